@@ -1,0 +1,52 @@
+"""Score visual explanations of image classifiers, and learn them.
+
+Names are imported when first used, so that the command line answers before torch is loaded.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sufficit.classifiers import Classifier
+    from sufficit.errors import UserError
+    from sufficit.heatmaps import normalize, resize
+    from sufficit.metrics.evaluate import Scores, evaluate
+    from sufficit.sources import Recipe, View
+
+_HOMES = {
+    "Classifier": "sufficit.classifiers",
+    "Recipe": "sufficit.sources",
+    "Scores": "sufficit.metrics.evaluate",
+    "UserError": "sufficit.errors",
+    "View": "sufficit.sources",
+    "evaluate": "sufficit.metrics.evaluate",
+    "normalize": "sufficit.heatmaps",
+    "resize": "sufficit.heatmaps",
+}
+
+__all__ = [
+    "Classifier",
+    "Recipe",
+    "Scores",
+    "UserError",
+    "View",
+    "evaluate",
+    "normalize",
+    "resize",
+]
+
+try:
+    __version__ = version("sufficit")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0+unknown"
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sufficit' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

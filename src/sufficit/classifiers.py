@@ -1,0 +1,213 @@
+"""Any image classifier as one object: images in 0..1 go in, logits and features come out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sufficit import layers, sources
+from sufficit.errors import UserError, unknown
+
+
+class Classifier:
+    """A model, the layer its features come from, and the mean and std it was trained with.
+
+    Whatever is done to the model is undone: its mode, hooks, weights, requires_grad and .grad are
+    the same after a call as before, also when the call raises.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    >>> classifier = Classifier(model, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
+    >>> features, logits = classifier.features(torch.rand(2, 3, 16, 16))
+    >>> features.shape, logits.shape, classifier.layer
+    (torch.Size([2, 8, 16, 16]), torch.Size([2, 8]), '0')
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layer: str | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        view: sources.View | None = None,
+        reshape: Callable[[Any], Tensor] | None = None,
+        recipe: sources.Recipe | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise UserError(f"model must be an nn.Module, got {type(model).__name__}")
+        self.model = model
+        self.layer = layer
+        self.mean, self.std = _check_mean_std(mean, std)
+        self.classes = tuple(classes) if classes is not None else None
+        self.view = view
+        self.reshape = reshape
+        self.recipe = recipe
+        if layer is not None and layer not in dict(model.named_modules()):
+            raise unknown("layer", layer, (name for name, _ in model.named_modules() if name))
+
+    @classmethod
+    def load(
+        cls, source: str | Path, *, weights: str | Path | None = "default", **options: Any
+    ) -> "Classifier":
+        """A classifier from torchvision:NAME, timm:NAME, transformers:NAME, or a saved one's path.
+
+        `weights` is "default" for the published ones, None for random ones, or a file of your own
+        (.safetensors, or a state dict in .pt or .pth). Options go to the model's constructor.
+        """
+        return cls._from_parts(sources.load(source, weights, options))
+
+    @classmethod
+    def _from_parts(cls, parts: sources.Parts) -> "Classifier":
+        return cls(
+            parts.model,
+            parts.layer,
+            parts.mean,
+            parts.std,
+            classes=parts.classes,
+            view=parts.view,
+            recipe=parts.recipe,
+        )
+
+    def save(self, folder: str | Path) -> Path:
+        """Write weights (safetensors) and description to a folder that `load` reads.
+
+        The architecture must have a name: `load` made this classifier, or `recipe` was given.
+        """
+        parts = sources.Parts(
+            self.model, self.recipe, self.layer, self.mean, self.std, self.classes, self.view
+        )
+        return sources.save(parts, Path(folder))
+
+    def to(
+        self,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format | None = None,
+    ) -> "Classifier":
+        """Move the model itself, as `nn.Module.to` does."""
+        self.model.to(device=device, dtype=dtype)
+        if memory_format is not None:
+            self.model.to(memory_format=memory_format)  # type: ignore[call-overload]  # torch stub
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's first parameter lies; the CPU where it has none."""
+        return next(self._tensors(), torch.empty(0)).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the model's first floating parameter; float32 where it has none."""
+        return next((t.dtype for t in self._tensors() if t.is_floating_point()), torch.float32)
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """Channels-last where the model's first convolution is."""
+        kernels = (t for t in self._tensors() if t.ndim == 4 and min(t.shape[:2]) > 1)
+        kernel = next((t for t in kernels if t.shape[2:] != (1, 1)), None)
+        if kernel is None or kernel.is_contiguous():
+            return torch.contiguous_format
+        last = kernel.is_contiguous(memory_format=torch.channels_last)
+        return torch.channels_last if last else torch.contiguous_format
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Logits of images in 0..1: [N,C,H,W] -> [N,classes]."""
+        with self.in_eval_mode():
+            return self.logits_of(self.normalize(images))
+
+    def features(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of the layer and logits, in one pass: [N,C,H,W] -> [N,K,h,w], [N,classes]."""
+        with self.in_eval_mode():
+            inputs = self.normalize(images)
+            layer = self.feature_layer(inputs)
+            with layers.tapped(self.model, layer) as seen:
+                logits = self.logits_of(inputs)
+        if not seen:
+            raise UserError(f"layer {layer!r} is not used in the forward pass: choose another layer")
+        return self.as_grid(seen[-1], inputs), logits
+
+    def feature_layer(self, inputs: Tensor) -> str:
+        """The layer given, or else the last one that still has a grid, found once by a small pass."""
+        if self.layer is None:
+            self.layer = layers.find(self.model, lambda: self.logits_of(inputs[:1]), inputs)
+        return self.layer
+
+    def as_grid(self, output: Any, inputs: Tensor) -> Tensor:
+        """A layer's output as [N,K,h,w], tokens laid out as the image is."""
+        return self.reshape(output) if self.reshape else layers.to_grid(output, inputs)
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Images in 0..1 as the model wants them: its device, mean, std and dtype."""
+        moved = images.to(self.device)
+        if not moved.is_floating_point():
+            raise UserError(f"images must be floats in 0..1, got {moved.dtype}: divide by 255 first")
+        if self.mean is None or self.std is None:
+            return moved.to(self.dtype)
+        if moved.shape[1] != len(self.mean):
+            raise UserError(
+                f"images have {moved.shape[1]} channels, mean and std have {len(self.mean)}: "
+                "give one number per channel"
+            )
+        mean, std = (moved.new_tensor(v)[:, None, None] for v in (self.mean, self.std))
+        return ((moved - mean) / std).to(self.dtype)
+
+    def logits_of(self, inputs: Tensor) -> Tensor:
+        """Logits of what `normalize` gave; the model must be in eval mode."""
+        return _as_logits(self.model(inputs))
+
+    @contextmanager
+    def in_eval_mode(self) -> Iterator[None]:
+        """Eval mode inside, every module's own mode again outside."""
+        training = [module for module in self.model.modules() if module.training]
+        try:
+            for module in training:
+                module.training = False
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+
+    def __repr__(self) -> str:
+        name = self.recipe.source if self.recipe else type(self.model).__name__
+        return f"Classifier({name}, layer={self.layer!r}, mean={self.mean}, std={self.std})"
+
+
+Pair = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
+
+
+def _check_mean_std(mean: Sequence[float] | None, std: Sequence[float] | None) -> Pair:
+    if mean is None and std is None:
+        return None, None
+    if mean is None or std is None:
+        raise UserError("give mean and std together, or neither for a model that takes 0..1")
+    means, stds = tuple(map(float, mean)), tuple(map(float, std))
+    if len(means) != len(stds) or not means:
+        raise UserError(f"mean and std must be of one length, got {len(means)} and {len(stds)}")
+    if min(stds) <= 0:
+        raise UserError(f"std must be above 0, got {stds}")
+    return means, stds
+
+
+def _as_logits(output: Any) -> Tensor:
+    """The logits in what a model returned: a tensor, or .logits, or the first of a tuple."""
+    if isinstance(output, dict):
+        output = output.get("logits", next(iter(output.values()), None))
+    elif hasattr(output, "logits"):
+        output = output.logits
+    elif isinstance(output, tuple | list) and output:
+        output = output[0]
+    if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2:
+        came = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise UserError(
+            f"the model must give logits [N,C] of two classes or more, got {came}: "
+            "wrap it in a module that returns them"
+        )
+    return output

@@ -1,0 +1,25 @@
+"""The one error users are meant to read, and the nearest known name for a mistyped one."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(ValueError):
+    """Something the caller can mend: what was wanted, what came, what to do."""
+
+
+class ModelRangeWarning(UserWarning):
+    """The run goes on, but something about model or heatmaps deserves a look."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """Name the nearest known word.
+
+    >>> str(unknown("fill", "blak", ["black", "blur"]))
+    "Unknown fill 'blak'. Did you mean 'black'? Known: black, blur"
+    """
+    names = list(known)
+    close = get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    shown = ", ".join(names[:40]) + (f", and {len(names) - 40} more" if len(names) > 40 else "")
+    return UserError(f"Unknown {kind} {name!r}.{hint} Known: {shown}")

@@ -1,0 +1,98 @@
+"""What stands in for hidden pixels: images [N,C,H,W] in 0..1 -> something that broadcasts to them."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sufficit.errors import UserError, unknown
+
+NOISE_SEED = 0
+
+
+def black(images: Tensor) -> Tensor:
+    """Zero everywhere: [1,C,1,1]."""
+    return images.new_zeros(1, images.shape[1], 1, 1)
+
+
+def mean(images: Tensor) -> Tensor:
+    """Each image's own mean colour: [N,C,1,1]."""
+    return images.mean((2, 3), keepdim=True)
+
+
+def blur(images: Tensor) -> Tensor:
+    """Each image under a Gaussian of a tenth of its shorter side: [N,C,H,W]."""
+    sigma = min(images.shape[-2:]) / 10
+    return _blur_along(_blur_along(images, sigma, 2), sigma, 3)
+
+
+def noise(images: Tensor) -> Tensor:
+    """One picture of uniform noise, the same for every image whatever the batch: [1,C,H,W]."""
+    generator = torch.Generator().manual_seed(NOISE_SEED)
+    return torch.rand(1, *images.shape[1:], generator=generator).to(images)
+
+
+FILLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "black": black,
+    "mean": mean,
+    "blur": blur,
+    "noise": noise,
+}
+
+
+def fill_for(images: Tensor, fill: str | Tensor, part: slice = slice(None)) -> Tensor:
+    """The fill of a batch of images by name, or the caller's own tensor's part that goes with it."""
+    if isinstance(fill, str):
+        return FILLS[fill](images)
+    own = fill.to(images)
+    if own.ndim <= 1:
+        own = own.reshape(1, -1, 1, 1)
+    if own.ndim == 4 and own.shape[0] > 1:
+        return own[part]
+    return own.reshape(1, *own.shape[-3:])
+
+
+def check_fill(fill: str | Tensor, images: Tensor) -> None:
+    """Raise unless the fill is a known name or a tensor that fits the images."""
+    if isinstance(fill, str):
+        if fill not in FILLS:
+            raise unknown("fill", fill, FILLS)
+        return
+    if not isinstance(fill, Tensor):
+        raise UserError(f"fill must be one of {', '.join(FILLS)} or a tensor, got {type(fill).__name__}")
+    n, c, h, w = images.shape
+    fits = (fill.ndim == 0 or fill.shape == (c,) or _broadcasts(fill, (c, h, w))) or (
+        fill.ndim == 4 and fill.shape[0] in (1, n) and _broadcasts(fill[0], (c, h, w))
+    )
+    if not fits:
+        raise UserError(
+            f"a fill tensor must be a number, [C], [C,H,W] or [N,C,H,W] = {[n, c, h, w]}, "
+            f"got {list(fill.shape)}"
+        )
+    if not torch.isfinite(fill).all():
+        raise UserError("a fill tensor must be finite, got NaN or infinite values")
+    if fill.min() < 0 or fill.max() > 1:
+        raise UserError(
+            f"a fill tensor must lie in 0..1 as images do, got {fill.min():.3g}..{fill.max():.3g}: "
+            "give it before normalisation"
+        )
+
+
+def _broadcasts(fill: Tensor, shape: tuple[int, ...]) -> bool:
+    return fill.ndim == 3 and all(a in (1, b) for a, b in zip(fill.shape, shape, strict=True))
+
+
+def _blur_along(images: Tensor, sigma: float, axis: int) -> Tensor:
+    radius = min(math.ceil(3 * sigma), images.shape[axis] - 1)
+    if radius == 0:
+        return images
+    offsets = torch.arange(-radius, radius + 1, dtype=torch.float32, device=images.device)
+    weights = torch.exp(-0.5 * (offsets / sigma) ** 2)
+    weights = (weights / weights.sum()).to(images.dtype)
+    pad = (0, 0, radius, radius) if axis == 2 else (radius, radius, 0, 0)
+    kernel = weights.view((1, 1, -1, 1) if axis == 2 else (1, 1, 1, -1))
+    n, c, h, w = images.shape
+    padded = F.pad(images, pad, mode="reflect").flatten(0, 1)[:, None]
+    return F.conv2d(padded, kernel).view(n, c, h, w)

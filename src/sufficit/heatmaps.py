@@ -1,0 +1,80 @@
+"""Heatmaps [N,H,W] in 0..1: brought to an image's size, stretched, and checked at the border."""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from sufficit.errors import UserError
+
+
+def normalize(heatmaps: Tensor) -> Tensor:
+    """Stretch each map to 0..1; a map with no spread becomes zeros: [N,H,W] -> [N,H,W].
+
+    >>> import torch
+    >>> normalize(torch.tensor([[[-1.0, 0.0], [2.0, 3.0]], [[7.0, 7.0], [7.0, 7.0]]]))
+    tensor([[[0.0000, 0.2500],
+             [0.7500, 1.0000]],
+    <BLANKLINE>
+            [[0.0000, 0.0000],
+             [0.0000, 0.0000]]])
+    """
+    low = heatmaps.amin((1, 2), keepdim=True)
+    spread = heatmaps.amax((1, 2), keepdim=True) - low
+    flat = spread <= 0
+    return ((heatmaps - low) / spread.masked_fill(flat, 1)).masked_fill(flat, 0)
+
+
+def resize(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bilinear, corners not aligned: [N,h,w] -> [N,H,W]."""
+    if tuple(heatmaps.shape[-2:]) == tuple(size):
+        return heatmaps
+    grown = F.interpolate(heatmaps[:, None].float(), size=size, mode="bilinear", align_corners=False)
+    return grown[:, 0]
+
+
+def check_heatmaps(heatmaps: Tensor, images: Tensor) -> None:
+    """Raise unless the heatmaps are finite, in 0..1, and one for each image at its size."""
+    if not isinstance(heatmaps, Tensor):
+        raise UserError(f"heatmaps must be a torch.Tensor, got {type(heatmaps).__name__}")
+    n, _, h, w = images.shape
+    if tuple(heatmaps.shape) != (n, h, w):
+        raise UserError(
+            f"heatmaps must be [N,H,W] = {[n, h, w]}, got {list(heatmaps.shape)}: "
+            f"{_shape_advice(heatmaps, (n, h, w))}"
+        )
+    if not heatmaps.is_floating_point():
+        raise UserError(f"heatmaps must be floats in 0..1, got {heatmaps.dtype}: call .float()")
+    check_range(heatmaps)
+
+
+def check_range(heatmaps: Tensor, names: list[str] | None = None) -> None:
+    """Raise unless every value is finite and in 0..1, naming the first image where one is not."""
+    low, high = heatmaps.flatten(1).aminmax(dim=1)
+    if heatmaps.shape[0] and not (low.isfinite() & high.isfinite()).all():
+        broken = (~heatmaps.flatten(1).isfinite()).any(1).nonzero().flatten().tolist()
+        shown = _named(broken, names)
+        raise UserError(f"heatmaps must be finite, got NaN or infinite values in {shown}")
+    outside = ((low < 0) | (high > 1)).nonzero().flatten().tolist()
+    if outside:
+        first = outside[0]
+        raise UserError(
+            f"heatmaps must lie in 0..1, got {low[first]:.4g}..{high[first]:.4g} in {_named(outside, names)}: "
+            "stretch each map with sufficit.normalize(heatmaps), or --normalize on the command line"
+        )
+
+
+def _named(indices: list[int], names: list[str] | None) -> str:
+    words = [names[i] if names else str(i) for i in indices[:5]]
+    more = f" and {len(indices) - 5} more" if len(indices) > 5 else ""
+    return f"image{'s' if len(indices) > 1 else ''} {', '.join(words)}{more}"
+
+
+def _shape_advice(heatmaps: Tensor, wanted: tuple[int, int, int]) -> str:
+    if heatmaps.ndim == 4 and heatmaps.shape[1] == 1:
+        return "drop the channel axis with heatmaps[:, 0]"
+    if heatmaps.ndim == 4:
+        return "reduce the channel axis, for example heatmaps.abs().sum(1), and normalise"
+    if heatmaps.ndim == 2 and wanted[0] == 1:
+        return "add the batch axis with heatmaps[None]"
+    if heatmaps.ndim == 3 and heatmaps.shape[0] == wanted[0]:
+        return f"bring them to size with sufficit.resize(heatmaps, {wanted[1:]})"
+    return "one heatmap for each image, at the image's size"

@@ -1,0 +1,114 @@
+"""The same numbers as `evaluate`, gathered batch by batch and over processes, as torchmetrics does."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric as TorchMetric
+from torchmetrics.utilities import dim_zero_cat
+
+from sufficit.classifiers import Classifier
+from sufficit.metrics.columns import COLUMNS
+from sufficit.metrics.evaluate import Scores, evaluate, make_plan, read
+from sufficit.types import Answers, ScoreKind
+
+_STATES = ("hits", "confidences", "shares", "targets", "calls")
+
+
+class Evaluation(TorchMetric):
+    """All eleven columns in one pass; `compute` gives the mean of each, `scores` one value an image.
+
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
+    >>> metric = MSI(Classifier(model), alpha_min=0.4)
+    >>> metric.update(torch.rand(2, 3, 4, 4), torch.rand(2, 4, 4), torch.tensor([0, 1]))
+    >>> sorted(metric.compute())
+    ['base_score', 'mask_penalty', 'msi']
+    """
+
+    is_differentiable = False
+    higher_is_better: bool | None = None
+    full_state_update = False
+    columns: ClassVar[tuple[str, ...]] = COLUMNS
+    hits: list[Tensor]
+    confidences: list[Tensor]
+    shares: list[Tensor]
+    targets: list[Tensor]
+    calls: list[Tensor]
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        *,
+        alpha_min: float | Literal["search"] = 0.5,
+        score: ScoreKind = "accuracy",
+        fill: str | Tensor = "black",
+        value_step: float = 0.01,
+        percent_step: float = 0.02,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.classifier = classifier
+        self.options: dict[str, Any] = {
+            "alpha_min": alpha_min,
+            "score": score,
+            "value_step": value_step,
+            "percent_step": percent_step,
+            "columns": self.columns,
+        }
+        self.plan = make_plan(**self.options)
+        self.fill = fill
+        self.batch_size = batch_size
+        for name in _STATES:
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def update(self, images: Tensor, heatmaps: Tensor, targets: Tensor | None = None) -> None:
+        """Score a batch: [N,C,H,W], [N,H,W], [N]."""
+        scores = evaluate(
+            self.classifier,
+            images,
+            heatmaps,
+            targets,
+            fill=self.fill,
+            batch_size=self.batch_size,
+            progress=False,
+            **self.options,
+        )
+        for name in _STATES:
+            getattr(self, name).append(getattr(scores.answers, name).to(self.device))
+
+    def compute(self) -> dict[str, Tensor]:
+        """Mean of each column, and alpha_min where it was searched for."""
+        scores = self.scores()
+        means = {name: torch.tensor(value) for name, value in scores.mean().items()}
+        if scores.search is not None:
+            means["alpha_min"] = torch.tensor(scores.alpha_min)
+        return means
+
+    def scores(self) -> Scores:
+        """All that `evaluate` would give for the images seen so far."""
+        state = {name: dim_zero_cat(getattr(self, name)).cpu() for name in _STATES}
+        answers = Answers(bands=self.plan.asks, weighed=self.plan.weighs, **state)
+        return read(answers, self.plan)
+
+
+class MSI(Evaluation):
+    """BaseScore, MaskPenalty and MSI."""
+
+    higher_is_better = True
+    columns = ("base_score", "mask_penalty", "msi")
+
+
+class InsertionDeletion(Evaluation):
+    """Insertion (higher is better) and deletion (lower is), by pixel value and by percentage."""
+
+    columns = ("insertion_pixel", "deletion_pixel", "insertion_percent", "deletion_percent")
+
+
+class Fidelity(Evaluation):
+    """Fid- (lower is better) and Fid+ (higher is), by pixel value and by percentage."""
+
+    columns = ("fid_minus_pixel", "fid_plus_pixel", "fid_minus_percent", "fid_plus_percent")
+
+

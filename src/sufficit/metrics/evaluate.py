@@ -1,0 +1,273 @@
+"""`evaluate`: ask for all bands at once, read every column back."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from sufficit.bands import EVERYTHING, grid
+from sufficit.classifiers import Classifier
+from sufficit.errors import UserError, unknown
+from sufficit.fills import check_fill
+from sufficit.heatmaps import check_heatmaps
+from sufficit.metrics.columns import COLUMNS, CURVES, METRICS, Schedule, msi
+from sufficit.predict import predict
+from sufficit.progress import bar
+from sufficit.types import Answers, Band, ScoreKind
+
+if TYPE_CHECKING:
+    import pandas
+
+ALPHA_GRID: tuple[float, ...] = tuple(i / 20 for i in range(1, 20))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is wanted, and the merged bands that all of it needs."""
+
+    schedules: tuple[Schedule, ...]  # one for each alpha_min tried
+    columns: tuple[str, ...] = COLUMNS
+    searching: bool = False
+
+    @property
+    def asks(self) -> tuple[Band, ...]:
+        """Every band the model must be asked, once."""
+        wanted = (METRICS[name].asks(s) for s in self.schedules for name in self.columns)
+        return tuple(dict.fromkeys([EVERYTHING, *(band for asked in wanted for band in asked)]))
+
+    @property
+    def weighs(self) -> tuple[Band, ...]:
+        """Every band whose size is wanted, once."""
+        wanted = (METRICS[name].weighs(s) for s in self.schedules for name in self.columns)
+        return tuple(dict.fromkeys(band for weighed in wanted for band in weighed))
+
+
+@dataclass(frozen=True)
+class AlphaSearch:
+    """MSI at every value of alpha_min that was tried."""
+
+    alphas: tuple[float, ...]
+    msi: Tensor  # [N,A]
+
+    @property
+    def means(self) -> Tensor:
+        """Mean MSI over the images at each value, NaN left out: [A]."""
+        return self.msi.nanmean(0)
+
+    @property
+    def best(self) -> float:
+        """The value with the highest mean MSI, the smaller of two that tie."""
+        return self.alphas[int(self.means.nan_to_num(-torch.inf).argmax())]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The score of each image along a grid."""
+
+    grid: tuple[float, ...]  # [P]
+    accuracy: Tensor  # [N,P]
+    confidence: Tensor  # [N,P]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One value an image for each column: `scores.msi`, `scores["msi"]`; all on the CPU."""
+
+    plan: Plan
+    answers: Answers
+    columns: dict[str, Tensor]  # each [N]
+    alpha_min: float
+    search: AlphaSearch | None = None
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name.startswith("__") or name == "columns":
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except UserError as error:
+            raise AttributeError(str(error)) from error
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.columns:
+            raise unknown("column", name, self.columns)
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(self.answers.targets)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value:.4f}" for name, value in self.mean().items())
+        return f"Scores(n={len(self)}, alpha_min={self.alpha_min:g}, {values})"
+
+    @property
+    def targets(self) -> Tensor:
+        """The class each image was scored for: [N]."""
+        return self.answers.targets
+
+    @property
+    def calls(self) -> Tensor:
+        """Model calls spent on each image: [N]."""
+        return self.answers.calls
+
+    @property
+    def clean(self) -> Tensor:
+        """Whether the model gives each whole image its target class: [N]."""
+        return self.answers.of([EVERYTHING], "accuracy")[:, 0]
+
+    def mean(self) -> dict[str, float]:
+        """Mean of each column; NaN values are left out (`nan_counts` says how many)."""
+        return {name: values.nanmean().item() for name, values in self.columns.items()}
+
+    def nan_counts(self) -> dict[str, int]:
+        """How many images have no value in each column, because the model answered NaN."""
+        return {name: int(values.isnan().sum()) for name, values in self.columns.items()}
+
+    def curves(self) -> dict[str, Curve]:
+        """The curves behind the columns, by name, as far as they were asked for."""
+        schedule = self._schedule()
+        found = {}
+        for name, (asks, axis) in CURVES.items():
+            asked = asks(schedule)
+            if set(asked) <= set(self.answers.bands):
+                accuracy, confidence = (self.answers.of(asked, kind) for kind in ("accuracy", "confidence"))
+                found[name] = Curve(getattr(schedule, axis), accuracy, confidence)
+        return found
+
+    def frame(self) -> "pandas.DataFrame":
+        """One row an image: target, whether the whole image is classified so, calls, all columns."""
+        import pandas
+
+        facts = {"target": self.targets, "clean_accuracy": self.clean, "calls": self.calls}
+        return pandas.DataFrame({name: v.numpy() for name, v in {**facts, **self.columns}.items()})
+
+    def _schedule(self) -> Schedule:
+        return next(s for s in self.plan.schedules if s.alpha_min == self.alpha_min)
+
+
+def evaluate(
+    classifier: Classifier,
+    images: Tensor,
+    heatmaps: Tensor,
+    targets: Tensor | None = None,
+    *,
+    alpha_min: float | Literal["search"] = 0.5,
+    score: ScoreKind = "accuracy",
+    fill: str | Tensor = "black",
+    value_step: float = 0.01,
+    percent_step: float = 0.02,
+    batch_size: int | None = None,
+    columns: Sequence[str] | None = None,
+    alphas: Sequence[float] = ALPHA_GRID,
+    progress: bool | None = None,
+) -> Scores:
+    """Score heatmaps in 0..1 of images in 0..1: [N,C,H,W], [N,H,W] -> one value an image and column.
+
+    Without targets the model's own prediction is the target. `alpha_min="search"` tries `alphas`
+    and takes the one with the best mean MSI. `columns` asks for some of the columns only. A progress
+    bar shows by itself in a terminal when the work takes long; progress=True or False decides it.
+
+    >>> model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 2))
+    >>> _ = torch.nn.init.zeros_(model[2].bias), torch.nn.init.eye_(model[2].weight)
+    >>> images = torch.zeros(1, 3, 4, 4)
+    >>> images[:, 1, 0, 0] = 1                              # the one pixel that makes it class 1
+    >>> scores = evaluate(Classifier(model), images, images[:, 1])
+    >>> scores.msi, scores.calls
+    (tensor([0.9275], dtype=torch.float64), tensor([33]))
+    """
+    check_images(images)
+    check_heatmaps(heatmaps, images)
+    targets = check_targets(targets, len(images))
+    check_fill(fill, images)
+    if batch_size is not None and batch_size < 1:
+        raise UserError(f"batch_size must be 1 or more, got {batch_size}: leave it out for the best one")
+    plan = make_plan(alpha_min, score, value_step, percent_step, columns, alphas)
+    with bar("scoring", progress) as tick:
+        answers = predict(
+            classifier,
+            images,
+            heatmaps,
+            targets,
+            plan.asks,
+            weigh=plan.weighs,
+            fill=fill,
+            batch_size=batch_size,
+            progress=tick,
+        )
+    return read(answers, plan)
+
+
+def make_plan(
+    alpha_min: float | Literal["search"] = 0.5,
+    score: ScoreKind = "accuracy",
+    value_step: float = 0.01,
+    percent_step: float = 0.02,
+    columns: Sequence[str] | None = None,
+    alphas: Sequence[float] = ALPHA_GRID,
+) -> Plan:
+    """Check what is wanted and lay it out."""
+    searching = alpha_min == "search"
+    if isinstance(alpha_min, str) and not searching:
+        raise UserError(f'alpha_min must be a number in 0..1 or "search", got {alpha_min!r}')
+    if score not in ("accuracy", "confidence"):
+        raise unknown("score", str(score), ("accuracy", "confidence"))
+    tried = tuple(sorted(set(map(float, alphas)))) if isinstance(alpha_min, str) else (float(alpha_min),)
+    if not tried or not all(0 <= alpha <= 1 for alpha in tried):
+        raise UserError(f"alpha_min must lie in 0..1, got {', '.join(map(str, tried)) or 'nothing'}")
+    grid(value_step), grid(percent_step)
+    wanted = tuple(columns) if columns is not None else COLUMNS
+    for name in wanted:
+        if name not in METRICS:
+            raise unknown("column", name, COLUMNS)
+    if searching and "msi" not in wanted:
+        raise UserError('alpha_min="search" maximises MSI: add "msi" to columns')
+    schedules = tuple(Schedule(alpha, score, value_step, percent_step) for alpha in tried)
+    return Plan(schedules, wanted, searching)
+
+
+def read(answers: Answers, plan: Plan) -> Scores:
+    """Every column of a plan from the model's answers."""
+    search = None
+    schedule = plan.schedules[0]
+    if plan.searching:
+        tried = torch.stack([msi(answers, s) for s in plan.schedules], dim=1)
+        search = AlphaSearch(tuple(s.alpha_min for s in plan.schedules), tried)
+        schedule = replace(schedule, alpha_min=search.best)
+    columns = {name: METRICS[name].formula(answers, schedule) for name in plan.columns}
+    return Scores(plan, answers, columns, schedule.alpha_min, search)
+
+
+def join(parts: Iterable[Scores]) -> Scores:
+    """The scores of several batches as one; a searched alpha_min is chosen anew over all."""
+    listed = list(parts)
+    return read(Answers.join([part.answers for part in listed]), listed[0].plan)
+
+
+def check_images(images: Tensor) -> None:
+    """Raise unless images are [N,C,H,W], finite and in 0..1."""
+    if not isinstance(images, Tensor) or images.ndim != 4 or 0 in images.shape:
+        came = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise UserError(f"images must be a tensor [N,C,H,W] with at least one image, got {came}")
+    if not images.is_floating_point():
+        raise UserError(f"images must be floats in 0..1, got {images.dtype}: divide by 255 first")
+    low, high = (value.item() for value in images.aminmax())
+    if not (low >= 0 and high <= 1):
+        raise UserError(
+            f"images must lie in 0..1, got {low:.4g}..{high:.4g}: give them before normalisation, "
+            "Classifier(mean=..., std=...) does the rest"
+        )
+
+
+def check_targets(targets: Tensor | Sequence[int] | None, n: int) -> Tensor | None:
+    """Targets as whole numbers [N], or None."""
+    if targets is None:
+        return None
+    found = torch.as_tensor(targets)
+    if found.shape != (n,):
+        raise UserError(f"targets must be [N] = [{n}], one class an image, got {list(found.shape)}")
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise UserError(f"targets must be class numbers, got {found.dtype}: call .long()")
+    if found.min() < 0:
+        raise UserError(f"targets must be 0 or more, got {int(found.min())}")
+    return found.long()

@@ -1,0 +1,39 @@
+"""A progress bar for whatever takes longer than a few seconds."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sufficit.types import Progress
+
+PATIENCE = 5.0  # seconds of silence before a bar shows by itself
+
+
+@contextmanager
+def bar(title: str, wanted: bool | None = None) -> Iterator[Progress | None]:
+    """A function (done, total) that draws a bar: at once, never, or (None) in a terminal when it takes long."""
+    if wanted is False or (wanted is None and not sys.stderr.isatty()):
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    bars = Bars(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True))
+    task = bars.add_task(title, total=None)
+    begun = time.monotonic()
+
+    def tick(done: int, total: int) -> None:
+        if wanted or time.monotonic() - begun > PATIENCE:
+            bars.start()
+        bars.update(task, completed=done, total=total)
+
+    if wanted:
+        bars.start()
+    try:
+        yield tick
+    finally:
+        if bars.live.is_started:
+            bars.stop()

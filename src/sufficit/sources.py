@@ -1,0 +1,237 @@
+"""Where models come from: torchvision, timm, transformers, the small net of the demo, a saved folder."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sufficit.errors import UserError, unknown
+from sufficit.files import writing
+
+DESCRIPTION = "classifier.json"
+WEIGHTS = "classifier.safetensors"
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class View:
+    """What the model sees of a picture: shorter side to `resize`, then the middle `crop`."""
+
+    resize: int
+    crop: tuple[int, int]
+    channels: int = 3
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to build the architecture again: "torchvision:resnet18" and its constructor's options."""
+
+    source: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a Classifier is made of."""
+
+    model: nn.Module
+    recipe: Recipe | None = None
+    layer: str | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    classes: tuple[str, ...] | None = None
+    view: View | None = None
+
+
+Builder = Callable[[str, bool, dict[str, Any]], Parts]
+
+
+def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]) -> Parts:
+    """Build a model by name, or read a saved one, and put weights of one's own into it."""
+    scheme, _, name = str(source).partition(":")
+    if scheme in SOURCES and name:
+        published = weights == "default"
+        parts = SOURCES[scheme](name, published, options)
+        if weights is not None and not published:
+            load_weights(parts.model, Path(weights))
+        return replace(parts, recipe=Recipe(str(source), options))
+    if Path(source).is_dir():
+        return _read(Path(source))
+    if Path(source).exists() or "/" in str(source):
+        raise UserError(
+            f"{source} is no folder with {DESCRIPTION} and {WEIGHTS}: for a file of weights give the "
+            'architecture by name and the file as weights, "torchvision:resnet18" and weights=FILE'
+        )
+    raise unknown("model", str(source), [f"{known}:NAME" for known in SOURCES] + ["a folder's PATH"])
+
+
+def save(parts: Parts, folder: Path) -> Path:
+    """Write description and weights; each file appears whole or not at all."""
+    from safetensors.torch import save_file
+
+    if parts.recipe is None:
+        raise UserError(
+            "this model's architecture has no name to save: make it with Classifier.load, or give "
+            'recipe=Recipe("torchvision:resnet18", {"num_classes": 10})'
+        )
+    description = asdict(replace(parts, model=None))  # type: ignore[arg-type]  # dropped below
+    del description["model"]
+    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in parts.model.state_dict().items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder / WEIGHTS) as path:
+        save_file(tensors, path)
+    with writing(folder / DESCRIPTION) as path:
+        path.write_text(json.dumps(description, indent=2) + "\n")
+    return folder
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Put a state dict from .safetensors, .pt or .pth into a model; no pickle is run."""
+    state = {key.removeprefix("module."): value for key, value in _read_state(path).items()}
+    wanted = model.state_dict()
+    missing = sorted(wanted.keys() - state.keys())
+    extra = sorted(state.keys() - wanted.keys())
+    wrong = [k for k in wanted.keys() & state.keys() if wanted[k].shape != state[k].shape]
+    if missing or extra or wrong:
+        first = wrong[0] if wrong else ""
+        shapes = f" ({first}: {list(wanted[first].shape)} wanted, {list(state[first].shape)} came)" if wrong else ""
+        raise UserError(
+            f"{path} does not fit the model: {len(missing)} missing {missing[:3]}, {len(extra)} unknown "
+            f"{extra[:3]}, {len(wrong)} of another shape{shapes}. Is it another architecture, or another "
+            "number of classes?"
+        )
+    model.load_state_dict(state)
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise UserError(f"no weights file at {path}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UserError(f"{path} could not be read as weights ({error}): give .safetensors, or a state dict") from error
+    for key in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise UserError(f"{path} holds no state dict (names to tensors): save model.state_dict()")
+    return state
+
+
+def _read(folder: Path) -> Parts:
+    try:
+        saved = json.loads((folder / DESCRIPTION).read_text())
+        recipe = Recipe(str(saved["recipe"]["source"]), dict(saved["recipe"]["options"]))
+        view = saved["view"] and View(
+            int(saved["view"]["resize"]),
+            (int(saved["view"]["crop"][0]), int(saved["view"]["crop"][1])),
+            int(saved["view"]["channels"]),
+        )
+        parts = load(recipe.source, None, recipe.options)
+        parts = Parts(
+            parts.model,
+            recipe,
+            saved["layer"],
+            saved["mean"] and tuple(saved["mean"]),
+            saved["std"] and tuple(saved["std"]),
+            saved["classes"] and tuple(saved["classes"]),
+            view,
+        )
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} has no {DESCRIPTION}: it is no saved classifier") from error
+    except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
+        raise UserError(f"{folder / DESCRIPTION} is damaged ({error!r}): save the classifier again") from error
+    load_weights(parts.model, folder / WEIGHTS)
+    return parts
+
+
+def _from_torchvision(name: str, published: bool, options: dict[str, Any]) -> Parts:
+    from torchvision import models
+
+    if name not in models.list_models(module=models):
+        raise unknown("torchvision model", name, models.list_models(module=models))
+    weights = models.get_model_weights(name).DEFAULT
+    given = None if not published or "num_classes" in options else weights
+    model = _fetch(name, lambda: models.get_model(name, weights=given, **options))
+    preset = weights.transforms()
+    crop = options.get("image_size", preset.crop_size[0])
+    view = View(max(crop, round(preset.resize_size[0] * crop / preset.crop_size[0])), (crop, crop))
+    classes = None if "num_classes" in options else tuple(weights.meta["categories"])
+    return Parts(model, None, None, tuple(preset.mean), tuple(preset.std), classes, view)
+
+
+def _from_timm(name: str, published: bool, options: dict[str, Any]) -> Parts:
+    timm = _extra("timm")
+    if not timm.is_model(name.partition(".")[0]):
+        raise unknown("timm model", name, timm.list_models())
+    model = _fetch(name, lambda: timm.create_model(name, pretrained=published, **options))
+    config = timm.data.resolve_model_data_config(model)
+    crop = (int(config["input_size"][1]), int(config["input_size"][2]))
+    view = View(round(min(crop) / float(config["crop_pct"])), crop, int(config["input_size"][0]))
+    names = model.pretrained_cfg.get("label_names") if hasattr(model, "pretrained_cfg") else None
+    return Parts(model, None, None, tuple(config["mean"]), tuple(config["std"]), names and tuple(names), view)
+
+
+def _from_transformers(name: str, published: bool, options: dict[str, Any]) -> Parts:
+    transformers = _extra("transformers")
+    auto = transformers.AutoModelForImageClassification
+    if published:
+        model = _fetch(name, lambda: auto.from_pretrained(name, use_safetensors=True, **options))
+    else:
+        config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, **options))
+        model = auto.from_config(config)
+    processor = _fetch(name, lambda: transformers.AutoImageProcessor.from_pretrained(name))
+    size = getattr(processor, "crop_size", None) or processor.size
+    side = int(size.get("shortest_edge") or size["height"])
+    crop = (int(size.get("height", side)), int(size.get("width", side)))
+    labels = tuple(str(label) for label in model.config.id2label.values())
+    mean, std = tuple(processor.image_mean), tuple(processor.image_std)
+    return Parts(model, None, None, mean, std, labels, View(side, crop))
+
+
+def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Parts:
+    from sufficit.smallnet import SMALL_NETS
+
+    if name not in SMALL_NETS:
+        raise unknown("sufficit model", name, SMALL_NETS)
+    if published and not options:
+        return _read(SMALL_NETS[name].folder)
+    return Parts(SMALL_NETS[name].build(**options))
+
+
+SOURCES: dict[str, Builder] = {
+    "torchvision": _from_torchvision,
+    "timm": _from_timm,
+    "transformers": _from_transformers,
+    "sufficit": _from_sufficit,
+}
+
+
+def _extra(package: str) -> ModuleType:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise UserError(f"{package} models need the extra: pip install 'sufficit[{package}]'") from error
+
+
+def _fetch(name: str, build: Callable[[], Any]) -> Any:
+    """Build a model, and say plainly when its weights could not be downloaded or options do not fit."""
+    try:
+        return build()
+    except TypeError as error:
+        raise UserError(f"{name} does not take these options: {error}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{name} could not be had ({str(error).splitlines()[0]}): check name and network, or give "
+            "weights=FILE, or weights=None for random ones"
+        ) from error

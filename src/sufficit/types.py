@@ -1,0 +1,62 @@
+"""The small frozen values that cross module borders.
+
+Letters used for shapes everywhere: N images, C classes, K channels, B bands, P points of a curve,
+A values of alpha_min, H W image, h w features.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+ScoreKind = Literal["accuracy", "confidence"]
+Progress = Callable[[int, int], None]
+"""Called as (done, total) while a long job runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The pixels a mask keeps: low < value <= high, or low <= rank / HW < high."""
+
+    axis: Literal["value", "rank"]
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the model said of each image seen through each band; NaN where it said NaN."""
+
+    bands: tuple[Band, ...]
+    hits: Tensor  # [N,B] 1 where the target class came first, else 0
+    confidences: Tensor  # [N,B] softmax of the target class
+    weighed: tuple[Band, ...]
+    shares: Tensor  # [N,len(weighed)] share of the pixels that lie in the band
+    targets: Tensor  # [N]
+    calls: Tensor  # [N] model calls spent on each image
+
+    def of(self, bands: Sequence[Band], kind: ScoreKind) -> Tensor:
+        """The answers to some of the bands, in their order: [N,len(bands)]."""
+        place = {band: i for i, band in enumerate(self.bands)}
+        scores = self.hits if kind == "accuracy" else self.confidences
+        return scores[:, [place[band] for band in bands]].double()
+
+    def share(self, band: Band) -> Tensor:
+        """Share of each image's pixels inside a weighed band: [N]."""
+        return self.shares[:, self.weighed.index(band)]
+
+    @staticmethod
+    def join(parts: Sequence["Answers"]) -> "Answers":
+        """The answers of several batches as one, in their order."""
+        first = parts[0]
+        return Answers(
+            first.bands,
+            torch.cat([part.hits for part in parts]),
+            torch.cat([part.confidences for part in parts]),
+            first.weighed,
+            torch.cat([part.shares for part in parts]),
+            torch.cat([part.targets for part in parts]),
+            torch.cat([part.calls for part in parts]),
+        )
