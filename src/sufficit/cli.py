@@ -1,0 +1,337 @@
+"""The command line: parse, call one function, print. Torch is imported by the commands alone."""
+
+import json
+import sys
+import warnings
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sufficit import __version__
+from sufficit.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from sufficit.classifiers import Classifier
+    from sufficit.results import Estimate
+    from sufficit.scoring import FolderScores
+
+app = typer.Typer(
+    name="sufficit",
+    help="Score visual explanations of image classifiers. Start with: sufficit demo",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+out = Console()
+err = Console(stderr=True)
+
+
+class Score(StrEnum):
+    """What a masked image scores."""
+
+    accuracy = "accuracy"
+    confidence = "confidence"
+
+
+class Precision(StrEnum):
+    """The dtype of the model's weights and inputs."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+class Targets(StrEnum):
+    """Which class an image is scored for."""
+
+    auto = "auto"
+    label = "label"
+    prediction = "prediction"
+
+
+class OnError(StrEnum):
+    """What an image that can't be scored does."""
+
+    skip = "skip"
+    stop = "stop"
+
+
+def main() -> None:
+    """Run the command line; what the user can mend is one line, not a traceback."""
+    warnings.showwarning = _show_warning
+    try:
+        app()
+    except UserError as error:
+        err.print("[bold red]Error:[/]", _literal(str(error)))
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Score visual explanations of image classifiers. Start with: sufficit demo"""
+    if version:
+        typer.echo(f"sufficit {__version__}")
+        raise typer.Exit
+
+
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        help="torchvision:NAME, timm:NAME, transformers:NAME, or the folder of a saved classifier."
+    ),
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
+WeightsOption = Annotated[
+    str,
+    typer.Option(help="default (published), none (random), or a .safetensors, .pt or .pth file."),
+]
+ClassesOption = Annotated[
+    int | None,
+    typer.Option("--num-classes", help="Number of classes, for weights of your own.", min=2),
+]
+LayerOption = Annotated[
+    str | None, typer.Option(help="Feature layer by name; found by itself for most models.")
+]
+SizeOption = Annotated[
+    str | None, typer.Option(help="What the model sees: 224 or 224x320 (height x width).")
+]
+
+
+@app.command()
+def evaluate(
+    model: ModelOption,
+    data: Annotated[Path, typer.Option(help="Folder of images; class folders give labels.")],
+    heatmaps: Annotated[Path, typer.Option(help="Heatmaps as .npz or .safetensors, keyed by image.")],
+    out_folder: Annotated[Path, typer.Option("--out", help="Where results go.")] = Path("sufficit-run"),
+    alpha_min: Annotated[str, typer.Option(help="A number in 0..1, or search.")] = "0.5",
+    score: Annotated[Score, typer.Option(help="What a masked image scores.")] = Score.accuracy,
+    fill: Annotated[str, typer.Option(help="black, mean, blur, noise, or an image file.")] = "black",
+    columns: Annotated[str | None, typer.Option(help="Some columns only, as in msi,base_score.")] = None,
+    targets: Annotated[Targets, typer.Option(help="auto: labels where there are any.")] = Targets.auto,
+    normalize: Annotated[bool, typer.Option(help="Stretch each heatmap to 0..1 first.")] = False,
+    value_step: Annotated[float, typer.Option(help="Step of the pixel-value curves.")] = 0.01,
+    percent_step: Annotated[float, typer.Option(help="Step of the percentage curves.")] = 0.02,
+    batch_size: Annotated[int | None, typer.Option(help="Masked images a model call.", min=1)] = None,
+    device: DeviceOption = "auto",
+    precision: Annotated[Precision, typer.Option(help="Of weights and inputs.")] = Precision.fp32,
+    weights: WeightsOption = "default",
+    num_classes: ClassesOption = None,
+    size: SizeOption = None,
+    on_error: Annotated[OnError, typer.Option(help="For unreadable images.")] = OnError.skip,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON only.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in --out.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also model calls and set-up.")] = False,
+) -> None:
+    """Score heatmaps of any method on your own model and images.
+
+    A heatmap covers what the model sees: the image after resizing and cropping to its input.
+
+    **Examples**
+
+    sufficit evaluate --model torchvision:resnet50 --data photos --heatmaps gradcam.npz
+
+    sufficit evaluate --model saved/birds --data birds/test --heatmaps lax.safetensors --alpha-min search
+
+    sufficit evaluate --model timm:vit_tiny_patch16_224 --data photos --heatmaps a.npz --json > scores.json
+    """
+    if (out_folder / "run.json").exists() and not overwrite:
+        raise UserError(f"{out_folder} holds an earlier run: choose another --out, or --overwrite it")
+    if out_folder.exists() and not out_folder.is_dir():
+        raise UserError(f"--out must be a folder, {out_folder} is a file")
+    from sufficit.scoring import Options, save_run, score_folder
+
+    options = Options(
+        alpha_min=_alpha_min(alpha_min),
+        score=score.value,
+        fill=fill,
+        value_step=value_step,
+        percent_step=percent_step,
+        batch_size=batch_size,
+        columns=_columns(columns),
+        targets=targets.value,
+        normalize=normalize,
+        on_error=on_error.value,
+        seed=seed,
+        progress=False if as_json else None,
+    )
+    classifier = _classifier(model, weights, num_classes, size, device, precision)
+    options = _with_fill(options, classifier)
+    result = score_folder(classifier, data, heatmaps, options)
+    config = {"model": model, "weights": weights, "data": str(data), "heatmaps": str(heatmaps)}
+    config |= {"size": size, "precision": precision.value, "num_classes": num_classes}
+    save_run(out_folder, result, classifier, config, options)
+    if as_json:
+        typer.echo(json.dumps(_report(result), indent=2))
+        return
+    _print_result(result, verbose, classifier)
+    out.print(f"Written to {out_folder}: scores.parquet, curves.parquet, curves.png, summary.json, run.json")
+
+
+@app.command()
+def demo(
+    out_folder: Annotated[Path, typer.Option("--out", help="Where the pictures go.")] = Path(
+        "sufficit-demo"
+    ),
+    images: Annotated[int, typer.Option(help="How many digits to score.", min=2, max=1000)] = 48,
+    seed: Annotated[int, typer.Option(help="Which digits.")] = 0,
+) -> None:
+    """Explain and score a small digit classifier: no download, about a minute on two cores.
+
+    **Examples**
+
+    sufficit demo
+
+    sufficit demo --images 200 --out my-demo
+    """
+    from sufficit.demo import run_demo
+
+    run_demo(out_folder, images, seed, out)
+
+
+def _literal(text: str) -> str:
+    """Text in which square brackets are no markup."""
+    return text.replace("[", r"\[")
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    err.print("[yellow]Warning:[/]", _literal(str(message)))
+
+
+def _alpha_min(text: str) -> float | Literal["search"]:
+    if text == "search":
+        return "search"
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UserError(f"--alpha-min must be a number in 0..1 or search, got {text!r}") from error
+
+
+def _columns(text: str | None) -> tuple[str, ...]:
+    from sufficit.metrics.columns import COLUMNS
+
+    return tuple(part.strip() for part in text.split(",")) if text else COLUMNS
+
+
+def _view(text: str) -> Any:
+    from sufficit.sources import View
+
+    try:
+        sides = [int(part) for part in text.lower().split("x")]
+        h, w = sides * 2 if len(sides) == 1 else sides
+    except ValueError as error:
+        raise UserError(f"--size must be like 224 or 224x320, got {text!r}") from error
+    if min(h, w) < 1:
+        raise UserError(f"--size must be positive, got {text!r}")
+    return View(max(h, w), (h, w))
+
+
+def _classifier(
+    model: str, weights: str, num_classes: int | None, size: str | None, device: str, precision: Precision
+) -> "Classifier":
+    import torch
+
+    from sufficit.classifiers import Classifier
+
+    chosen = _device(device)
+    options = {} if num_classes is None else {"num_classes": num_classes}
+    classifier = Classifier.load(model, weights=None if weights == "none" else weights, **options)
+    if size is not None:
+        classifier.view = _view(size)
+    if precision != Precision.fp32:
+        dtype = torch.bfloat16 if precision == Precision.bf16 else torch.float16
+        classifier.to(dtype=dtype)
+    layout = torch.channels_last if chosen.type == "cuda" else None
+    return classifier.to(chosen, memory_format=layout)
+
+
+def _device(name: str) -> Any:
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        if name.partition(":")[0] not in ("cpu", "cuda", "mps"):
+            raise unknown("device", name, ("auto", "cpu", "cuda", "cuda:1", "mps")) from error
+        raise UserError(f"device {name} can't be used here ({str(error).splitlines()[0]})") from error
+    return device
+
+
+def _with_fill(options: Any, classifier: "Classifier") -> Any:
+    """Read the fill from a file where it is no known name."""
+    from dataclasses import replace
+
+    from sufficit.data.images import BadPicture, read_picture
+    from sufficit.fills import FILLS
+
+    if options.fill in FILLS:
+        return options
+    if not Path(options.fill).is_file():
+        raise unknown("fill", options.fill, [*FILLS, "an image file"])
+    try:
+        return replace(options, fill=read_picture(Path(options.fill), classifier.view))
+    except BadPicture as error:
+        raise UserError(f"--fill {options.fill}: {error}") from error
+
+
+def _report(result: "FolderScores") -> dict[str, Any]:
+    from sufficit.results import as_json
+
+    scores = result.scores
+    return {
+        "n": len(scores),
+        "n_skipped": len(result.skipped),
+        "targets": result.target_kind,
+        "clean_accuracy": float(scores.clean.nanmean()),
+        "alpha_min": scores.alpha_min,
+        "model_calls": int(scores.calls.sum()),
+        "columns": as_json(result.summary),
+    }
+
+
+def _print_result(result: "FolderScores", verbose: bool, classifier: "Classifier") -> None:
+    scores = result.scores
+    title = f"{len(scores)} images, alpha_min {scores.alpha_min:g}"
+    out.print(summary_table(title + (" (searched)" if scores.search else ""), result.summary))
+    whose = "label" if result.target_kind == "label" else "own prediction"
+    out.print(f"Target: the {whose}; the whole images score {scores.clean.nanmean():.3f} accuracy.")
+    for skipped in result.skipped[:10]:
+        err.print("[yellow]Skipped[/]", _literal(f"{skipped.name}: {skipped.reason}"))
+    if result.skipped:
+        err.print(f"{len(result.skipped)} images skipped; run.json names all of them.")
+    if verbose:
+        calls = scores.calls
+        out.print(
+            f"Model calls: {int(calls.sum())} in all, {calls.min()} to {calls.max()} an image; "
+            f"{classifier!r} on {classifier.device}, {classifier.dtype}."
+        )
+
+
+def summary_table(title: str, summary: dict[str, "Estimate"]) -> Table:
+    """One row a column: direction, mean, interval."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("column")
+    table.add_column("better")
+    table.add_column("mean", justify="right")
+    table.add_column("95 % interval", justify="right")
+    for name, estimate in summary.items():
+        interval = "-" if estimate.low != estimate.low else f"{estimate.low:.3f} .. {estimate.high:.3f}"
+        nan = f" ({estimate.n_nan} NaN)" if estimate.n_nan else ""
+        arrow = "higher" if estimate.higher_is_better else "lower"
+        style = "bold" if name == "msi" else None
+        table.add_row(name, arrow, f"{estimate.mean:.3f}{nan}", interval, style=style)
+    return table
+
+
+if __name__ == "__main__":
+    main()

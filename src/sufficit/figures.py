@@ -1,0 +1,107 @@
+"""Pictures of scores: curves, heatmaps over images, sheets of masks."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sufficit.files import writing
+from sufficit.metrics.evaluate import Scores
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, SHOW, HIDE, QUIET = "#1f2937", "#0f766e", "#c2410c", "#9ca3af"
+TITLES = {
+    "insertion_pixel": "Insertion by pixel value",
+    "deletion_pixel": "Deletion by pixel value",
+    "insertion_percent": "Insertion by percentage",
+    "deletion_percent": "Deletion by percentage",
+}
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write a figure in the format of the path's suffix."""
+    with writing(path) as part:
+        figure.savefig(part, dpi=150, bbox_inches="tight", facecolor="white")
+
+
+def curves_figure(scores: Scores) -> "Figure":
+    """Each curve averaged over the images, and MSI over alpha_min where it was searched for."""
+    curves = scores.curves()
+    kind = scores.plan.schedules[0].score
+    panels = [name for name in TITLES if name in curves]
+    msi = "hide" in curves
+    figure, axes = _axes(len(panels) + msi + (scores.search is not None))
+    rest = iter(axes)
+    for name in panels:
+        axis, curve = next(rest), curves[name]
+        colour = SHOW if name.startswith("insertion") else HIDE
+        _mean_line(axis, curve.grid, getattr(curve, kind), colour, None)
+        share = name.endswith("percent")
+        _dress(axis, TITLES[name], "share of pixels" if share else "alpha", kind)
+    if msi:
+        axis = next(rest)
+        for name, label, colour in (("show", "Show(>α)", SHOW), ("hide", "Hide(>α)", HIDE)):
+            _mean_line(axis, curves[name].grid, getattr(curves[name], kind), colour, label)
+        axis.legend(frameon=False, fontsize=8)
+        _dress(axis, f"MSI's curves from alpha_min {scores.alpha_min:g}", "alpha", kind)
+    if scores.search is not None:
+        _search_panel(next(rest), scores)
+    figure.suptitle(f"Mean over {len(scores)} images", fontsize=10, color=INK)
+    figure.tight_layout()
+    return figure
+
+
+def overlay(image: Tensor, heatmap: Tensor) -> Tensor:
+    """A heatmap over its image: [C,H,W], [H,W] -> [H,W,3] in 0..1."""
+    from matplotlib import colormaps
+
+    grey = image.detach().cpu().float().mean(0, keepdim=True).expand(3, -1, -1).permute(1, 2, 0)
+    values = heatmap.detach().cpu().float()
+    coloured = colormaps["inferno"](values.numpy())[..., :3]
+    weight = 0.25 + 0.55 * values[..., None]
+    return (grey * (1 - weight) + torch.from_numpy(np.asarray(coloured)).float() * weight).clamp(0, 1)
+
+
+def _axes(panels: int) -> tuple["Figure", list["Axes"]]:
+    from matplotlib.figure import Figure
+
+    columns = min(3, max(1, panels))
+    rows = max(1, -(-panels // columns))
+    figure = Figure(figsize=(3.4 * columns, 2.7 * rows))
+    grid = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for spare in grid[panels:]:
+        spare.set_axis_off()
+    return figure, grid
+
+
+def _mean_line(
+    axis: "Axes", grid: tuple[float, ...], values: Tensor, colour: str, label: str | None
+) -> None:
+    mean = values.nanmean(0)
+    axis.plot(grid, mean, color=colour, label=label, linewidth=1.6)
+    axis.fill_between(grid, mean, color=colour, alpha=0.12, linewidth=0)
+
+
+def _search_panel(axis: "Axes", scores: Scores) -> None:
+    search = scores.search
+    if search is None:
+        return
+    axis.plot(search.alphas, search.means, color=INK, marker="o", markersize=3, linewidth=1.4)
+    axis.axvline(scores.alpha_min, color=QUIET, linestyle=":", linewidth=1)
+    _dress(axis, f"MSI over alpha_min, best at {scores.alpha_min:g}", "alpha_min", "mean MSI")
+    axis.set_ylim(auto=True)
+
+
+def _dress(axis: "Axes", title: str, across: str, up: str) -> None:
+    axis.set_title(title, fontsize=9, color=INK)
+    axis.set_xlabel(across, fontsize=8)
+    axis.set_ylabel(up, fontsize=8)
+    axis.tick_params(labelsize=7)
+    axis.set_xlim(0, 1)
+    axis.set_ylim(0, 1.02)
+    axis.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,161 @@
+"""Results on disk: rows, curves, a summary with intervals, and where the numbers come from."""
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sufficit.files import writing
+from sufficit.metrics.columns import METRICS
+from sufficit.metrics.evaluate import Scores
+
+Floats = npt.NDArray[np.float64]
+PACKAGES = ("sufficit", "torch", "torchvision", "torchmetrics", "numpy", "timm", "transformers")
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean of a column over images with its 95 % bootstrap interval; NaN values are counted."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    n_nan: int
+    higher_is_better: bool
+
+
+def bootstrap(values: Floats, *, resamples: int = RESAMPLES, seed: int = 0) -> tuple[Floats, Floats]:
+    """95 % percentile interval of the mean of each column, NaN left out: [N,columns] -> low, high.
+
+    One image has no interval: NaN.
+    """
+    n, columns = values.shape
+    if n < 2:
+        return np.full(columns, np.nan), np.full(columns, np.nan)
+    random = np.random.default_rng(seed)
+    filled, present = np.nan_to_num(values), np.isfinite(values).astype(np.float64)
+    means = []
+    for _ in range(0, resamples, 50):
+        counts = random.multinomial(n, np.full(n, 1 / n), size=50).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            means.append((counts @ filled) / (counts @ present))
+    low, high = np.nanquantile(np.concatenate(means)[:resamples], [0.025, 0.975], axis=0)
+    return low, high
+
+
+def summarise(scores: Scores, *, seed: int = 0) -> dict[str, Estimate]:
+    """Mean and interval of every column."""
+    names = list(scores.columns)
+    values = np.stack([scores[name].numpy() for name in names], axis=1).astype(np.float64)
+    low, high = bootstrap(values, seed=seed)
+    means, missing = scores.mean(), scores.nan_counts()
+    return {
+        name: Estimate(
+            means[name],
+            float(low[i]),
+            float(high[i]),
+            len(values) - missing[name],
+            missing[name],
+            METRICS[name].higher_is_better,
+        )
+        for i, name in enumerate(names)
+    }
+
+
+def provenance(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """What a number needs to be believed and repeated."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    return {
+        "config": dict(config),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "commit": _commit(),
+        "versions": {"python": platform.python_version()} | _versions(),
+        "device": {"type": device.type, "name": name or platform.machine(), "dtype": str(dtype)},
+    }
+
+
+def save_scores(
+    folder: Path, scores: Scores, names: Sequence[str], extra: Mapping[str, Sequence[Any]]
+) -> None:
+    """Write scores.parquet (a row an image) and curves.parquet (the curves of each image)."""
+    import pyarrow
+    from pyarrow import parquet
+
+    frame = scores.frame()
+    frame.insert(0, "image", list(names))
+    for column, values in extra.items():
+        frame[column] = list(values)
+    with writing(folder / "scores.parquet") as path:
+        frame.to_parquet(path, index=False)
+    columns: dict[str, Any] = {"image": list(names)}
+    grids = {}
+    for name, curve in scores.curves().items():
+        grids[name] = list(curve.grid)
+        for kind in ("accuracy", "confidence"):
+            columns[f"{name}_{kind}"] = list(getattr(curve, kind).float().numpy())
+    table = pyarrow.table(columns).replace_schema_metadata({"grids": json.dumps(grids)})
+    with writing(folder / "curves.parquet") as path:
+        parquet.write_table(table, path)
+
+
+def save_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON with a line's end; NaN becomes null."""
+    with writing(path) as part:
+        part.write_text(json.dumps(_plain(content), indent=2, ensure_ascii=False) + "\n")
+
+
+def as_json(summary: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:
+    """A summary as plain values, NaN as None."""
+    return {name: _plain(asdict(estimate)) for name, estimate in summary.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    """The commit of the source tree this package runs from; None when it was installed."""
+    here = Path(__file__)
+    try:
+        for check in (["ls-files", "--error-unmatch", here.name], ["rev-parse", "HEAD"]):
+            done = subprocess.run(
+                ["git", "-C", str(here.parent), *check], capture_output=True, text=True, check=True
+            )
+        changed = subprocess.run(
+            ["git", "-C", str(here.parent), "status", "--porcelain", "--untracked-files=no"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip() + ("+changes" if changed.stdout.strip() else "")

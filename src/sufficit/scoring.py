@@ -1,0 +1,255 @@
+"""Score a folder of images and a file of heatmaps: the whole chain. Read this file first."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from sufficit import figures
+from sufficit.classifiers import Classifier
+from sufficit.data.heatmaps import HeatmapFile
+from sufficit.data.images import BadPicture, Picture, find_pictures, labels_of, read_picture
+from sufficit.errors import UserError
+from sufficit.heatmaps import check_range, normalize, resize
+from sufficit.metrics.columns import COLUMNS
+from sufficit.metrics.evaluate import ALPHA_GRID, Scores, evaluate, join, make_plan
+from sufficit.progress import bar
+from sufficit.results import (
+    Estimate,
+    as_json,
+    provenance,
+    save_json,
+    save_scores,
+    summarise,
+)
+from sufficit.sources import View
+from sufficit.types import ScoreKind
+
+GROUP = 32  # images read, and scored, at a time
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to score: the options of `evaluate`, and what to do with targets and bad files."""
+
+    alpha_min: float | Literal["search"] = 0.5
+    score: ScoreKind = "accuracy"
+    fill: str | Tensor = "black"
+    value_step: float = 0.01
+    percent_step: float = 0.02
+    batch_size: int | None = None
+    columns: tuple[str, ...] = COLUMNS
+    alphas: tuple[float, ...] = ALPHA_GRID
+    targets: Literal["auto", "label", "prediction"] = "auto"
+    normalize: bool = False
+    on_error: Literal["skip", "stop"] = "skip"
+    seed: int = 0
+    progress: bool | None = None
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An image that was not scored, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class FolderScores:
+    """What came out of a folder."""
+
+    scores: Scores
+    names: tuple[str, ...]
+    summary: dict[str, Estimate]
+    skipped: tuple[Skipped, ...]
+    target_kind: str
+
+
+@dataclass(frozen=True)
+class _Item:
+    picture: Picture
+    label: int | None
+    image: Tensor  # [C,H,W]
+    heatmap: Tensor  # [H,W]
+
+
+@dataclass
+class _Reader:
+    """Reads images with their heatmaps, and keeps note of those it could not read."""
+
+    view: View | None
+    maps: HeatmapFile
+    keys: dict[str, str | None]
+    options: Options
+    skipped: list[Skipped] = field(default_factory=list)
+
+    def items(self, pictures: Iterable[tuple[Picture, int | None]]) -> list[_Item]:
+        return [item for picture, label in pictures if (item := self._item(picture, label))]
+
+    def _item(self, picture: Picture, label: int | None) -> _Item | None:
+        key = self.keys[picture.name]
+        try:
+            if key is None:
+                raise BadPicture(f"no heatmap: {self.maps.path.name} has no such key")
+            image = read_picture(picture.path, self.view)
+            return _Item(picture, label, image, self._heatmap(key, picture.name, image))
+        except (BadPicture, OSError) as error:
+            if self.options.on_error == "stop":
+                raise UserError(
+                    f"{picture.name}: {error}. Mend it, or go on without such images with --on-error skip"
+                ) from error
+            self.skipped.append(Skipped(picture.name, str(error)))
+            return None
+
+    def _heatmap(self, key: str, name: str, image: Tensor) -> Tensor:
+        heatmap = self.maps.read(key)[None]
+        if self.options.normalize and heatmap.isfinite().all():
+            heatmap = normalize(heatmap)
+        check_range(heatmap, [name])
+        return resize(heatmap, (image.shape[1], image.shape[2]))[0]
+
+
+def score_folder(
+    classifier: Classifier, data: Path, heatmaps: Path, options: Options | None = None
+) -> FolderScores:
+    """Score every image below a folder that has a heatmap in the file."""
+    options = options or Options()
+    make_plan(
+        options.alpha_min, options.score, options.value_step, options.percent_step, options.columns,
+        options.alphas,
+    )  # fmt: skip
+    pictures = find_pictures(data)
+    maps = HeatmapFile(heatmaps)
+    keys = maps.match([picture.name for picture in pictures])
+    if not any(keys.values()):
+        raise UserError(
+            f"none of the {len(pictures)} images has a heatmap in {heatmaps}: images are named like "
+            f"{pictures[0].name!r}, keys like {(maps.keys or ['(none)'])[0]!r}"
+        )
+    reader = _Reader(classifier.view, maps, keys, options)
+    labels = _labels(classifier, pictures, reader)
+    parts: list[Scores] = []
+    names: list[str] = []
+    with bar("scoring images", options.progress) as tick:
+        done = 0
+        for asked, items in _ahead(reader, pictures, labels):
+            if items:
+                parts.append(_score(classifier, items, labels is not None, options))
+                names.extend(item.picture.name for item in items)
+            done += asked
+            if tick:
+                tick(done, len(pictures))
+    if not parts:
+        first = reader.skipped[0]
+        raise UserError(
+            f"all {len(pictures)} images were skipped; the first, {first.name}: {first.reason}"
+        )
+    scores = join(parts)
+    kind = "prediction" if labels is None else "label"
+    summary = summarise(scores, seed=options.seed)
+    return FolderScores(scores, tuple(names), summary, tuple(reader.skipped), kind)
+
+
+def save_run(
+    folder: Path, result: FolderScores, classifier: Classifier, config: dict[str, Any], options: Options
+) -> None:
+    """Write scores.parquet, curves.parquet, summary.json, curves.png and, last, run.json."""
+    scores = result.scores
+    folder.mkdir(parents=True, exist_ok=True)
+    save_scores(folder, scores, result.names, {})
+    save_json(folder / "summary.json", as_json(result.summary))
+    figures.save(figures.curves_figure(scores), folder / "curves.png")
+    settings = asdict(options)
+    if isinstance(options.fill, Tensor):
+        settings["fill"] = f"own tensor {list(options.fill.shape)}"
+    run = provenance(config | {"options": settings}, classifier.device, classifier.dtype)
+    run |= {
+        "n": len(scores),
+        "n_skipped": len(result.skipped),
+        "skipped": [asdict(skipped) for skipped in result.skipped],
+        "targets": result.target_kind,
+        "clean_accuracy": float(scores.clean.nanmean()),
+        "alpha_min": scores.alpha_min,
+        "model_calls": int(scores.calls.sum()),
+        "seed": options.seed,
+    }
+    if scores.search:
+        run["search"] = {
+            "alphas": list(scores.search.alphas),
+            "mean_msi": scores.search.means.tolist(),
+        }
+    save_json(folder / "run.json", run)
+
+
+def _labels(
+    classifier: Classifier, pictures: Sequence[Picture], reader: _Reader
+) -> list[int] | None:
+    """Class numbers from folder names, unless the model's own predictions are wanted or all there is."""
+    wanted = reader.options.targets
+    if wanted == "prediction":
+        return None
+    labels = None
+    if any(picture.folder for picture in pictures):
+        labels = labels_of(pictures, classifier.classes, _num_classes(classifier, pictures, reader))
+    if labels is None and wanted == "label":
+        raise UserError("--targets label needs class folders: DATA/CLASS/image.png")
+    return labels
+
+
+def _num_classes(classifier: Classifier, pictures: Sequence[Picture], reader: _Reader) -> int:
+    """How many classes the model has: from its names, or by asking it once."""
+    if classifier.classes is not None:
+        return len(classifier.classes)
+    for picture in pictures:
+        try:
+            image = read_picture(picture.path, reader.view)
+        except (BadPicture, OSError):
+            continue
+        with torch.no_grad():
+            return classifier(image[None]).shape[1]
+    raise UserError(f"none of the {len(pictures)} images can be read")
+
+
+def _ahead(
+    reader: _Reader, pictures: Sequence[Picture], labels: Sequence[int] | None
+) -> Iterator[tuple[int, list[_Item]]]:
+    """Groups of images, the next one read in the background while this one is scored."""
+    pairs = list(zip(pictures, labels or [None] * len(pictures), strict=True))
+    groups = [pairs[i : i + GROUP] for i in range(0, len(pairs), GROUP)]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(reader.items, groups[0])
+        for group, following in zip(groups, [*groups[1:], None], strict=True):
+            items = waiting.result()
+            if following is not None:
+                waiting = pool.submit(reader.items, following)
+            yield len(group), items
+
+
+def _score(
+    classifier: Classifier, items: Sequence[_Item], labelled: bool, options: Options
+) -> Scores:
+    sizes = {tuple(item.image.shape): item.picture.name for item in items}
+    if len(sizes) > 1:
+        listed = ", ".join(f"{name} {list(size)}" for size, name in list(sizes.items())[:3])
+        raise UserError(f"images differ in size ({listed}) and the model names none: give --size")
+    targets = torch.tensor([item.label for item in items]) if labelled else None
+    return evaluate(
+        classifier,
+        torch.stack([item.image for item in items]),
+        torch.stack([item.heatmap for item in items]),
+        targets,
+        alpha_min=options.alpha_min,
+        score=options.score,
+        fill=options.fill,
+        value_step=options.value_step,
+        percent_step=options.percent_step,
+        batch_size=options.batch_size,
+        columns=options.columns,
+        alphas=options.alphas,
+        progress=False,
+    )
