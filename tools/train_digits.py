@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
         mean=(0.5,) * 3,
         std=(0.25,) * 3,
         classes=[str(digit) for digit in range(10)],
-        view=View(64, (64, 64)),
+        view=View((64, 64)),
         recipe=Recipe("sufficit:digits"),
     )
     held_out = synthetic_digits(2000, seed=0)

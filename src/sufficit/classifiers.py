@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sufficit import layers, sources
-from sufficit.errors import UserError, unknown
+from sufficit.errors import UserError
 
 
 class Classifier:
@@ -40,14 +40,12 @@ class Classifier:
         if not isinstance(model, nn.Module):
             raise UserError(f"model must be an nn.Module, got {type(model).__name__}")
         self.model = model
-        self.layer = layer
+        self.layer = layer if layer is None else layers.resolve(model, layer)
         self.mean, self.std = _check_mean_std(mean, std)
         self.classes = tuple(classes) if classes is not None else None
         self.view = view
         self.reshape = reshape
         self.recipe = recipe
-        if layer is not None and layer not in dict(model.named_modules()):
-            raise unknown("layer", layer, (name for name, _ in model.named_modules() if name))
 
     @classmethod
     def load(
@@ -78,7 +76,7 @@ class Classifier:
         The architecture must have a name: `load` made this classifier, or `recipe` was given.
         """
         parts = sources.Parts(
-            self.model, self.recipe, self.layer, self.mean, self.std, self.classes, self.view
+            self.bare, self.recipe, self.layer, self.mean, self.std, self.classes, self.view
         )
         return sources.save(parts, Path(folder))
 
@@ -93,6 +91,11 @@ class Classifier:
         if memory_format is not None:
             self.model.to(memory_format=memory_format)  # type: ignore[call-overload]  # torch stub
         return self
+
+    @property
+    def bare(self) -> nn.Module:
+        """The model inside torch.compile or DataParallel: there its layers have their names."""
+        return layers.unwrapped(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -124,8 +127,8 @@ class Classifier:
         with self.in_eval_mode():
             inputs = self.normalize(images)
             layer = self.feature_layer(inputs)
-            with layers.tapped(self.model, layer) as seen:
-                logits = self.logits_of(inputs)
+            with layers.tapped(self.bare, layer) as seen:
+                logits = self.plain_logits_of(inputs)
         if not seen:
             raise UserError(f"layer {layer!r} is not used in the forward pass: choose another layer")
         return self.as_grid(seen[-1], inputs), logits
@@ -133,7 +136,7 @@ class Classifier:
     def feature_layer(self, inputs: Tensor) -> str:
         """The layer given, or else the last one that still has a grid, found once by a small pass."""
         if self.layer is None:
-            self.layer = layers.find(self.model, lambda: self.logits_of(inputs[:1]), inputs)
+            self.layer = layers.find(self.bare, lambda: self.plain_logits_of(inputs[:1]), inputs)
         return self.layer
 
     def as_grid(self, output: Any, inputs: Tensor) -> Tensor:
@@ -159,6 +162,11 @@ class Classifier:
         """Logits of what `normalize` gave; the model must be in eval mode."""
         return _as_logits(self.model(inputs))
 
+    def plain_logits_of(self, inputs: Tensor) -> Tensor:
+        """The same from the bare model, uncompiled and on one device, so that hooks fire."""
+        with layers.uncompiled():
+            return _as_logits(self.bare(inputs))
+
     @contextmanager
     def in_eval_mode(self) -> Iterator[None]:
         """Eval mode inside, every module's own mode again outside."""
@@ -178,6 +186,35 @@ class Classifier:
     def __repr__(self) -> str:
         name = self.recipe.source if self.recipe else type(self.model).__name__
         return f"Classifier({name}, layer={self.layer!r}, mean={self.mean}, std={self.std})"
+
+
+def check_images(images: Tensor) -> None:
+    """Raise unless images are [N,C,H,W], finite and in 0..1."""
+    if not isinstance(images, Tensor) or images.ndim != 4 or 0 in images.shape:
+        came = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise UserError(f"images must be a tensor [N,C,H,W] with at least one image, got {came}")
+    if not images.is_floating_point():
+        raise UserError(f"images must be floats in 0..1, got {images.dtype}: divide by 255 first")
+    low, high = (value.item() for value in images.aminmax())
+    if not (low >= 0 and high <= 1):
+        raise UserError(
+            f"images must lie in 0..1, got {low:.4g}..{high:.4g}: give them before normalisation, "
+            "Classifier(mean=..., std=...) does the rest"
+        )
+
+
+def check_targets(targets: Tensor | Sequence[int] | None, n: int) -> Tensor | None:
+    """Targets as whole numbers [N], or None."""
+    if targets is None:
+        return None
+    found = torch.as_tensor(targets)
+    if found.shape != (n,):
+        raise UserError(f"targets must be [N] = [{n}], one class an image, got {list(found.shape)}")
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise UserError(f"targets must be class numbers, got {found.dtype}: call .long()")
+    if found.min() < 0:
+        raise UserError(f"targets must be 0 or more, got {int(found.min())}")
+    return found.long()
 
 
 Pair = tuple[tuple[float, ...] | None, tuple[float, ...] | None]

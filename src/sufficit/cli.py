@@ -230,7 +230,7 @@ def _view(text: str) -> Any:
         raise UserError(f"--size must be like 224 or 224x320, got {text!r}") from error
     if min(h, w) < 1:
         raise UserError(f"--size must be positive, got {text!r}")
-    return View(max(h, w), (h, w))
+    return View((h, w))
 
 
 def _classifier(

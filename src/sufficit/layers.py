@@ -1,6 +1,7 @@
 """Where a model's features are: find the layer, listen to it, lay its output out as a grid."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,17 +30,59 @@ class _Step:
 
 
 @contextmanager
-def tapped(model: nn.Module, layer: str) -> Iterator[list[Any]]:
-    """A list that receives the layer's output at each call; the hook is gone afterwards."""
-    modules = dict(model.named_modules())
-    if layer not in modules:
-        raise unknown("layer", layer, (name for name in modules if name))
-    seen: list[Any] = []
-    handle = modules[layer].register_forward_hook(lambda _, __, output: seen.append(output))
+def hooked(model: nn.Module, layer: str, hook: Callable[..., Any]) -> Iterator[None]:
+    """The hook sees the layer's output at each call, and is gone afterwards."""
+    module = unwrapped(model).get_submodule(resolve(model, layer))
+    handle = module.register_forward_hook(hook)
     try:
-        yield seen
+        yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def tapped(model: nn.Module, layer: str) -> Iterator[list[Any]]:
+    """A list that receives the layer's output at each call; the hook is gone afterwards."""
+    seen: list[Any] = []
+    with hooked(model, layer, lambda _, __, output: seen.append(output)):
+        yield seen
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Compiled code runs as it was written inside, so that hooks fire."""
+    if "torch._dynamo" not in sys.modules:  # nothing can have been compiled; spare the import
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile, DataParallel or DistributedDataParallel."""
+    while True:
+        if type(model).__name__ == "OptimizedModule":
+            model = model.get_submodule("_orig_mod")
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        else:
+            return model
+
+
+def resolve(model: nn.Module, layer: str) -> str:
+    """The layer's name in the bare model; it may be given as the wrapped model spells it.
+
+    >>> resolve(nn.DataParallel(nn.Sequential(nn.ReLU())), "module.0")
+    '0'
+    """
+    bare: dict[str, nn.Module] = {name: m for name, m in unwrapped(model).named_modules() if name}
+    if layer in bare:
+        return layer
+    wanted = dict(model.named_modules()).get(layer)
+    for name, module in bare.items():
+        if module is wanted:
+            return name
+    raise unknown("layer", layer, bare)
 
 
 def find(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> str:

@@ -1,5 +1,6 @@
 """Score a folder of images and a file of heatmaps: the whole chain. Read this file first."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -87,6 +88,7 @@ class _Reader:
     keys: dict[str, str | None]
     options: Options
     skipped: list[Skipped] = field(default_factory=list)
+    askew: list[str] = field(default_factory=list)
 
     def items(self, pictures: Iterable[tuple[Picture, int | None]]) -> list[_Item]:
         return [item for picture, label in pictures if (item := self._item(picture, label))]
@@ -111,6 +113,9 @@ class _Reader:
         if self.options.normalize and heatmap.isfinite().all():
             heatmap = normalize(heatmap)
         check_range(heatmap, [name])
+        ratio = heatmap.shape[1] / heatmap.shape[2] * image.shape[2] / image.shape[1]
+        if not 0.9 < ratio < 1.1:
+            self.askew.append(name)
         return resize(heatmap, (image.shape[1], image.shape[2]))[0]
 
 
@@ -148,6 +153,12 @@ def score_folder(
         first = reader.skipped[0]
         raise UserError(
             f"all {len(pictures)} images were skipped; the first, {first.name}: {first.reason}"
+        )
+    if reader.askew:
+        warnings.warn(
+            f"{len(reader.askew)} heatmaps (first {reader.askew[0]}) have other proportions than what the "
+            "model sees, and are stretched to it: were they made on the uncropped image?",
+            stacklevel=2,
         )
     scores = join(parts)
     kind = "prediction" if labels is None else "label"

@@ -16,15 +16,16 @@ from sufficit.files import writing
 
 DESCRIPTION = "classifier.json"
 WEIGHTS = "classifier.safetensors"
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
 class View:
-    """What the model sees of a picture: shorter side to `resize`, then the middle `crop`."""
+    """What the model sees of a picture: the middle `crop` (height, width), cut out after the shorter
+    side was brought to `resize`, or, without it, to the smallest size that covers the crop.
+    """
 
-    resize: int
     crop: tuple[int, int]
+    resize: int | None = None
     channels: int = 3
 
 
@@ -133,8 +134,8 @@ def _read(folder: Path) -> Parts:
         saved = json.loads((folder / DESCRIPTION).read_text())
         recipe = Recipe(str(saved["recipe"]["source"]), dict(saved["recipe"]["options"]))
         view = saved["view"] and View(
-            int(saved["view"]["resize"]),
             (int(saved["view"]["crop"][0]), int(saved["view"]["crop"][1])),
+            saved["view"]["resize"] and int(saved["view"]["resize"]),
             int(saved["view"]["channels"]),
         )
         parts = load(recipe.source, None, recipe.options)
@@ -165,9 +166,9 @@ def _from_torchvision(name: str, published: bool, options: dict[str, Any]) -> Pa
     model = _fetch(name, lambda: models.get_model(name, weights=given, **options))
     preset = weights.transforms()
     crop = options.get("image_size", preset.crop_size[0])
-    view = View(max(crop, round(preset.resize_size[0] * crop / preset.crop_size[0])), (crop, crop))
+    resize = max(crop, round(preset.resize_size[0] * crop / preset.crop_size[0]))
     classes = None if "num_classes" in options else tuple(weights.meta["categories"])
-    return Parts(model, None, None, tuple(preset.mean), tuple(preset.std), classes, view)
+    return Parts(model, None, None, tuple(preset.mean), tuple(preset.std), classes, View((crop, crop), resize))
 
 
 def _from_timm(name: str, published: bool, options: dict[str, Any]) -> Parts:
@@ -177,7 +178,7 @@ def _from_timm(name: str, published: bool, options: dict[str, Any]) -> Parts:
     model = _fetch(name, lambda: timm.create_model(name, pretrained=published, **options))
     config = timm.data.resolve_model_data_config(model)
     crop = (int(config["input_size"][1]), int(config["input_size"][2]))
-    view = View(round(min(crop) / float(config["crop_pct"])), crop, int(config["input_size"][0]))
+    view = View(crop, round(min(crop) / float(config["crop_pct"])), int(config["input_size"][0]))
     names = model.pretrained_cfg.get("label_names") if hasattr(model, "pretrained_cfg") else None
     return Parts(model, None, None, tuple(config["mean"]), tuple(config["std"]), names and tuple(names), view)
 
@@ -196,7 +197,7 @@ def _from_transformers(name: str, published: bool, options: dict[str, Any]) -> P
     crop = (int(size.get("height", side)), int(size.get("width", side)))
     labels = tuple(str(label) for label in model.config.id2label.values())
     mean, std = tuple(processor.image_mean), tuple(processor.image_std)
-    return Parts(model, None, None, mean, std, labels, View(side, crop))
+    return Parts(model, None, None, mean, std, labels, View(crop, side))
 
 
 def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Parts:

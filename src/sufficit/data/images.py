@@ -102,5 +102,12 @@ def read_picture(path: Path, view: View | None) -> Tensor:
     except Image.DecompressionBombWarning as error:
         raise BadPicture(f"too large to open safely ({error})") from error
     if view is not None and (picture.height, picture.width) != view.crop:
-        picture = V.center_crop(V.resize(picture, [view.resize]), list(view.crop))
+        picture = V.center_crop(V.resize(picture, _scaled(picture, view)), list(view.crop))
     return V.to_dtype(V.to_image(picture), torch.float32, scale=True).as_subclass(Tensor)
+
+
+def _scaled(picture: Image.Image, view: View) -> list[int]:
+    """Height and width before cropping."""
+    h, w = picture.height, picture.width
+    scale = view.resize / min(h, w) if view.resize else max(view.crop[0] / h, view.crop[1] / w)
+    return [max(1, round(h * scale)), max(1, round(w * scale))]

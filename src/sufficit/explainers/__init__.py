@@ -1,0 +1,18 @@
+"""Heatmaps of what a classifier looked at: `explain`, and the table of methods."""
+
+from sufficit.explainers.entry import Explainer, target_logits
+from sufficit.explainers.explaining import Method, OwnMethod, explain, explain_all
+from sufficit.explainers.finer import finer_cam
+from sufficit.explainers.table import CAMS, EXPLAINERS
+
+__all__ = [
+    "CAMS",
+    "EXPLAINERS",
+    "Explainer",
+    "Method",
+    "OwnMethod",
+    "explain",
+    "explain_all",
+    "finer_cam",
+    "target_logits",
+]

@@ -1,0 +1,39 @@
+"""Class activation maps from features and their gradients, each [N,K,h,w] -> [N,h,w]."""
+
+import torch
+from torch import Tensor
+
+
+def gradcam(features: Tensor, gradients: Tensor) -> Tensor:
+    """Channels weighed by their mean gradient (Selvaraju et al. 2017, equations 1 and 2).
+
+    >>> features = torch.tensor([[[[1.0, 2.0]], [[3.0, 5.0]]]])
+    >>> gradients = torch.tensor([[[[0.5, 1.5]], [[-1.0, 0.0]]]])
+    >>> gradcam(features, gradients)                        # 1 * (1, 2) - 0.5 * (3, 5)
+    tensor([[[-0.5000, -0.5000]]])
+    """
+    return _weighed(features, gradients.mean((2, 3)))
+
+
+def gradcam_plus_plus(features: Tensor, gradients: Tensor) -> Tensor:
+    """Channels weighed by their positive gradients (Chattopadhay et al. 2018, equation 19)."""
+    squares = gradients.square()
+    sums = features.sum((2, 3), keepdim=True)
+    shares = squares / (2 * squares + sums * squares * gradients + 1e-6)  # grad-cam's epsilon
+    return _weighed(features, (gradients.clamp(min=0) * shares).sum((2, 3)))
+
+
+def layercam(features: Tensor, gradients: Tensor) -> Tensor:
+    """Each cell weighed by its own positive gradient (Jiang et al. 2021, equation 6).
+
+    >>> features = torch.tensor([[[[1.0, 2.0]], [[3.0, 5.0]]]])
+    >>> gradients = torch.tensor([[[[0.5, 1.5]], [[-1.0, 1.0]]]])
+    >>> layercam(features, gradients)                       # (0.5, 3) + (0, 5)
+    tensor([[[0.5000, 8.0000]]])
+    """
+    return (gradients.clamp(min=0) * features).sum(1)
+
+
+def _weighed(features: Tensor, weights: Tensor) -> Tensor:
+    """The sum of the channels by weight: [N,K,h,w], [N,K] -> [N,h,w]."""
+    return torch.einsum("nkhw,nk->nhw", features, weights)

@@ -1,0 +1,250 @@
+"""`explain`: images in, heatmaps out; what several methods have in common is done once."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sufficit.classifiers import Classifier, check_images, check_targets
+from sufficit.errors import ModelRangeWarning, UserError, unknown
+from sufficit.explainers.entry import Explainer
+from sufficit.explainers.passes import Pass, look
+from sufficit.explainers.table import CAMS, EXPLAINERS
+from sufficit.heatmaps import check_heatmaps, normalize, resize
+from sufficit.progress import bar
+
+OwnMethod = Callable[[Classifier, Tensor, Tensor], Tensor]
+"""A method of the user's: (classifier, images, targets) -> heatmaps [N,H,W] in 0..1."""
+Method = str | Explainer | OwnMethod
+
+_BATCH_ELEMENTS = {"cuda": 2**25, "cpu": 2**22}
+_ROUNDING = 1e-6  # a map whose spread is a smaller share of its peak than this has none
+
+
+def explain(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor | None = None,
+    method: Method = "gradcam",
+    *,
+    layer: str | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Tensor:
+    """Heatmaps of images in 0..1: [N,C,H,W] -> [N,H,W] in 0..1, on the classifier's device.
+
+    `method` is a name of EXPLAINERS, an Explainer such as finer_cam("mean"), or a function of your
+    own, (classifier, images, targets) -> [N,H,W]. Without targets, the model's own prediction is
+    explained. `layer` is named as in model.named_modules(). `seed` is for "random".
+
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(1, 2, 1, bias=False), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> _ = model[0].weight.data.copy_(torch.tensor([1.0, -1.0])[:, None, None, None])
+    >>> images = torch.tensor([[[[0.0, 0.5], [0.25, 1.0]]]])
+    >>> explain(Classifier(model, layer="0"), images, torch.tensor([0]))[0]
+    tensor([[0.0000, 0.5000],
+            [0.2500, 1.0000]])
+    """
+    name = method if isinstance(method, str) else getattr(method, "__name__", "own method")
+    found = explain_all(
+        classifier,
+        images,
+        targets,
+        {name: method},
+        layer=layer,
+        batch_size=batch_size,
+        seed=seed,
+        progress=progress,
+    )
+    return found[name]
+
+
+def explain_all(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor | None = None,
+    methods: Sequence[str] | Mapping[str, Method] = CAMS,
+    *,
+    layer: str | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> dict[str, Tensor]:
+    """Heatmaps by several methods, each as `explain` gives it, for one forward pass in all.
+
+    Methods that look at gradients share the backward pass to the feature layer; Finer-CAM adds one
+    more, from the logits to that layer. `methods` are names, or names and methods.
+    """
+    check_images(images)
+    goals = check_targets(targets, len(images))
+    job = _Job(classifier, _wanted(methods), layer, seed)
+    size = _batch_size(images, classifier.device) if batch_size is None else batch_size
+    if size < 1:
+        raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
+    parts = []
+    with bar("explaining", progress) as tick:
+        for start in range(0, len(images), size):
+            part = slice(start, start + size)
+            parts.append(job.draw(images[part], None if goals is None else goals[part]))
+            if tick:
+                tick(min(start + size, len(images)), len(images))
+    heatmaps = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    heatmaps |= job.controls(images)
+    _judge({name: heatmaps[name] for name in job.watching})
+    return {name: heatmaps[name] for name in job.methods}
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The methods that are wanted, and how a batch is put through all of them."""
+
+    classifier: Classifier
+    methods: dict[str, Explainer | OwnMethod]
+    layer: str | None
+    seed: int
+
+    @property
+    def watching(self) -> dict[str, Explainer]:
+        """The methods that look at a forward pass."""
+        return {name: m for name, m in self._explainers().items() if m.needs != "images"}
+
+    def controls(self, images: Tensor) -> dict[str, Tensor]:
+        """The methods that look at the images alone, all at once: no batch may change them."""
+        here = images.to(self.classifier.device)
+        known = self._explainers().items()
+        return {name: m.draw(here, self.seed) for name, m in known if m.needs == "images"}
+
+    def draw(self, images: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
+        """The heatmaps of a batch by every method that is no control."""
+        here = images.to(self.classifier.device)
+        goals = None if targets is None else targets.to(self.classifier.device)
+        found: dict[str, Tensor] = {}
+        if self.watching:
+            seen = self._look(here)
+            goals = _goals(seen.logits, goals)
+            maps = _maps(seen, goals, self.watching)
+            found = {name: _finished(drawn, images) for name, drawn in maps.items()}
+        return found | self._own(here, goals)
+
+    def _explainers(self) -> dict[str, Explainer]:
+        return {name: m for name, m in self.methods.items() if isinstance(m, Explainer)}
+
+    def _look(self, images: Tensor) -> Pass:
+        entries = self.watching.values()
+        folds = {m.draw for m in entries if m.needs == "attention"}
+        if len(folds) > 1:
+            raise UserError("one method that folds attention at a time: ask for them one by one")
+        return look(
+            self.classifier,
+            images,
+            self.layer,
+            differentiate=any(m.needs == "gradients" for m in entries),
+            fold=next(iter(folds), None),
+        )
+
+    def _own(self, images: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
+        """The user's own methods, which get the model's prediction where no target was given."""
+        own = {name: m for name, m in self.methods.items() if not isinstance(m, Explainer)}
+        if not own:
+            return {}
+        if targets is None:
+            with torch.no_grad():
+                targets = self.classifier(images).argmax(1)
+        return {name: _checked(m, self.classifier, images, targets) for name, m in own.items()}
+
+
+def _wanted(methods: Sequence[str] | Mapping[str, Method]) -> dict[str, Explainer | OwnMethod]:
+    named = methods if isinstance(methods, Mapping) else {name: name for name in methods}
+    if not named:
+        raise UserError(f"give at least one method of {', '.join(EXPLAINERS)}")
+    return {name: _known(method) for name, method in named.items()}
+
+
+def _known(method: Method) -> Explainer | OwnMethod:
+    if isinstance(method, str):
+        if method not in EXPLAINERS:
+            raise unknown("method", method, EXPLAINERS)
+        return EXPLAINERS[method]
+    if not isinstance(method, Explainer) and not callable(method):
+        raise UserError(f"a method is a name or a function, got {type(method).__name__}")
+    return method
+
+
+def _batch_size(images: Tensor, device: torch.device) -> int:
+    elements = _BATCH_ELEMENTS.get(device.type, 2**22)
+    return max(1, min(512, elements // images[0].numel()))
+
+
+def _goals(logits: Tensor, targets: Tensor | None) -> Tensor:
+    """The targets, or the predictions where there are none: [N]."""
+    if targets is None:
+        return logits.detach().argmax(1)
+    if int(targets.max()) >= logits.shape[1]:
+        classes = logits.shape[1]
+        raise UserError(
+            f"targets must lie in 0..{classes - 1}, the model has {classes} classes, "
+            f"got {int(targets.max())}"
+        )
+    return targets
+
+
+def _maps(seen: Pass, targets: Tensor, methods: dict[str, Explainer]) -> dict[str, Tensor]:
+    """The maps of a pass by every method, at the features' size: [N,h,w]."""
+    with torch.inference_mode(False), torch.autocast(targets.device.type, enabled=False):
+        scores = dict.fromkeys(m.score for m in methods.values() if m.needs == "gradients")
+        gradients = {}
+        for i, score in enumerate(scores, 1):
+            with torch.enable_grad():
+                values = score(seen.logits, targets)
+            gradients[score] = seen.gradients(values, last=i == len(scores))
+        with torch.no_grad():
+            return {name: _map(seen, m, gradients.get(m.score)) for name, m in methods.items()}
+
+
+def _map(seen: Pass, method: Explainer, gradients: Tensor | None) -> Tensor:
+    if method.needs == "gradients":
+        return method.draw(seen.features, gradients)
+    if method.needs == "features":
+        return method.draw(seen.features)
+    assert seen.tokens is not None
+    return seen.tokens
+
+
+def _finished(maps: Tensor, images: Tensor) -> Tensor:
+    """Positive part, stretched, brought to size, stretched again: [N,h,w] -> [N,H,W]."""
+    positive = maps.float().clamp(min=0)
+    low, high = positive.amin((1, 2), keepdim=True), positive.amax((1, 2), keepdim=True)
+    flat = high - low <= _ROUNDING * high
+    stretched = normalize(positive.masked_fill(flat, 0))
+    h, w = images.shape[2:]
+    return normalize(resize(stretched, (h, w)))
+
+
+def _checked(method: OwnMethod, classifier: Classifier, images: Tensor, targets: Tensor) -> Tensor:
+    heatmaps = method(classifier, images, targets)
+    check_heatmaps(heatmaps, images)
+    return heatmaps.detach().to(classifier.device, torch.float32)
+
+
+def _judge(heatmaps: dict[str, Tensor]) -> None:
+    """Raise where a map is not finite; warn, once, where maps have no positive part."""
+    if not heatmaps:
+        return
+    peaks = torch.stack([maps.amax((1, 2)) for maps in heatmaps.values()]).cpu()  # [methods,N]
+    broken = peaks.isnan().any(0).nonzero().flatten().tolist()
+    if broken:
+        raise UserError(
+            f"the model gave NaN or infinite values for {len(broken)} of {peaks.shape[1]} images, "
+            f"the first is {broken[0]}: check its weights and precision"
+        )
+    empty = dict(zip(heatmaps, (peaks == 0).sum(1).tolist(), strict=True))
+    counts = ", ".join(f"{name} {count}" for name, count in empty.items() if count)
+    if counts:
+        warnings.warn(
+            f"heatmaps with no positive part are all zeros, of {peaks.shape[1]} images: {counts}",
+            ModelRangeWarning,
+            stacklevel=4,
+        )
