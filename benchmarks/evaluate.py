@@ -52,7 +52,9 @@ def timed(work: Callable[[], object], device: str) -> float:
     return time.perf_counter() - begun
 
 
-def side_by_side(jobs: dict[str, Callable[[], object]], device: str, rounds: int) -> dict[str, float]:
+def side_by_side(
+    jobs: dict[str, Callable[[], object]], device: str, rounds: int
+) -> dict[str, float]:
     """Median seconds of each job; the jobs take turns, after one round to warm up."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(rounds + 1):
@@ -140,7 +142,9 @@ class FakeExtractor:
         return nullcontext()
 
 
-def torchcam_job(model: nn.Module, images: Tensor, maps: Tensor, batch: int) -> Callable[[], object]:
+def torchcam_job(
+    model: nn.Module, images: Tensor, maps: Tensor, batch: int
+) -> Callable[[], object]:
     from functools import partial
 
     from torchcam.metrics import DeletionInsertionMetric
@@ -160,7 +164,10 @@ def quantus_job(model: nn.Module, images: Tensor, maps: Tensor, batch: int) -> C
     divisors = [d for d in range(1, side * side + 1) if side * side % d == 0]
     step = min(divisors, key=lambda d: abs(d - wanted))
     metric = quantus.PixelFlipping(
-        features_in_step=step, disable_warnings=True, display_progressbar=False, perturb_baseline="black"
+        features_in_step=step,
+        disable_warnings=True,
+        display_progressbar=False,
+        perturb_baseline="black",
     )
     x, a = images.float().cpu().numpy(), maps.cpu().numpy()[:, None]
     y = np.zeros(len(images), dtype=int)
@@ -211,7 +218,9 @@ def overhead(rounds: int, installed: list[str]) -> list[dict[str, object]]:
             masked["quantus"] = jobs["quantus"].masked  # type: ignore[attr-defined]
         seconds = side_by_side(jobs, "cpu", rounds)
         micro = {name: 1e6 * seconds[name] / masked[name] for name in jobs}
-        ratios = {f"over_{name}": micro["sufficit"] / micro[name] for name in jobs if name != "sufficit"}
+        ratios = {
+            f"over_{name}": micro["sufficit"] / micro[name] for name in jobs if name != "sufficit"
+        }
         rows.append({"pixels": side, "microseconds": micro, **ratios})
     return rows
 

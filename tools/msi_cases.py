@@ -1,6 +1,6 @@
 """The two cases MSI was made for, on the small net that ships with the package.
 
-    python tools/msi_cases.py docs/msi-cases.png
+python tools/msi_cases.py docs/msi-cases.png
 """
 
 import sys
@@ -67,7 +67,9 @@ def two_regions(classifier: Classifier, n: int = 96) -> Case:
     both = grown(digits.masks)
     one = both.clone()
     one[:, :, SIDE // 2 :] = 0
-    elsewhere = torch.stack([_first_pixels(b == 0, int(o.sum())) for b, o in zip(both, one, strict=True)])
+    elsewhere = torch.stack(
+        [_first_pixels(b == 0, int(o.sum())) for b, o in zip(both, one, strict=True)]
+    )
     fine = ~suffices(classifier, digits.images, torch.zeros_like(both), digits.labels)
     for shown in (one, both - one, 1 - one, 1 - (both - one)):
         fine &= suffices(classifier, digits.images, shown, digits.labels)
@@ -83,7 +85,9 @@ def _first_pixels(where: Tensor, count: int) -> Tensor:
 def score(classifier: Classifier, case: Case) -> dict[str, Scores]:
     """Every column for every kind of heatmap."""
     return {
-        name: evaluate(classifier, case.images, maps, case.labels, alpha_min=ALPHA_MIN, progress=False)
+        name: evaluate(
+            classifier, case.images, maps, case.labels, alpha_min=ALPHA_MIN, progress=False
+        )
         for name, maps in case.heatmaps.items()
     }
 
@@ -102,6 +106,7 @@ def figure(cases: list[tuple[str, Case, dict[str, Scores]]]) -> Figure:
 
 def _pictures(place: Figure, case: Case) -> None:
     axes = place.subplots(1, 1 + len(case.heatmaps))
+    place.subplots_adjust(left=0.02, right=0.98, wspace=0.06)
     axes[0].imshow(case.images[0].permute(1, 2, 0))
     axes[0].set_title("image", fontsize=9)
     for axis, (name, maps) in zip(axes[1:], case.heatmaps.items(), strict=True):
@@ -115,7 +120,9 @@ def _bars(place: Figure, scores: dict[str, Scores], n: int) -> None:
     axis = place.subplots()
     columns = list(next(iter(scores.values())).mean())
     height = 0.8 / len(scores)
-    colours = ("#0f766e", "#c2410c", "#9ca3af") if len(scores) == 2 else ("#c2410c", "#0f766e", "#9ca3af")
+    colours = (
+        ("#0f766e", "#c2410c", "#9ca3af") if len(scores) == 2 else ("#c2410c", "#0f766e", "#9ca3af")
+    )
     for i, (name, found) in enumerate(scores.items()):
         places = [row + i * height for row in range(len(columns))]
         axis.barh(places, found.mean().values(), height, label=name, color=colours[i])
@@ -126,7 +133,7 @@ def _bars(place: Figure, scores: dict[str, Scores], n: int) -> None:
     axis.invert_yaxis()
     axis.set_xlim(-0.7, 1.05)
     axis.set_title(f"mean over {n} images, alpha_min {ALPHA_MIN}", fontsize=8)
-    axis.legend(fontsize=8, frameon=False, loc="lower left")
+    axis.legend(fontsize=8, frameon=False, loc="upper left")
     axis.spines[["top", "right"]].set_visible(False)
     place.subplots_adjust(left=0.24, right=0.98, bottom=0.08, top=0.86)
 
@@ -137,7 +144,10 @@ def main(path: Path) -> None:
     cases = []
     for title, make in (
         ("(i) A focused and a bloated mask: only MSI tells them apart", large_mask),
-        ("(ii) Two sufficient regions: deletion takes one digit for background, MSI does not", two_regions),
+        (
+            "(ii) Two sufficient regions: deletion takes one digit for background, MSI does not",
+            two_regions,
+        ),
     ):
         case = make(classifier)
         scores = score(classifier, case)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sufficit.classifiers import Classifier
     from sufficit.errors import UserError
+    from sufficit.explainers import explain, explain_all
     from sufficit.heatmaps import normalize, resize
     from sufficit.metrics.evaluate import Scores, evaluate
     from sufficit.sources import Recipe, View
@@ -21,6 +22,8 @@ _HOMES = {
     "UserError": "sufficit.errors",
     "View": "sufficit.sources",
     "evaluate": "sufficit.metrics.evaluate",
+    "explain": "sufficit.explainers",
+    "explain_all": "sufficit.explainers",
     "normalize": "sufficit.heatmaps",
     "resize": "sufficit.heatmaps",
 }
@@ -32,6 +35,8 @@ __all__ = [
     "UserError",
     "View",
     "evaluate",
+    "explain",
+    "explain_all",
     "normalize",
     "resize",
 ]

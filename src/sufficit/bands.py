@@ -57,7 +57,9 @@ def grid(step: float) -> tuple[float, ...]:
     (0.0, 0.4, 0.8, 1.0)
     """
     if not 0 < step <= 1:
-        raise UserError(f"a step must lie in 0..1, above 0, got {step}: the defaults are 0.01 and 0.02")
+        raise UserError(
+            f"a step must lie in 0..1, above 0, got {step}: the defaults are 0.01 and 0.02"
+        )
     points = round(1 / step)
     if math.isclose(points * step, 1, abs_tol=1e-9):
         return tuple(i / points for i in range(points + 1))

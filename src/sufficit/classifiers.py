@@ -130,7 +130,9 @@ class Classifier:
             with layers.tapped(self.bare, layer) as seen:
                 logits = self.plain_logits_of(inputs)
         if not seen:
-            raise UserError(f"layer {layer!r} is not used in the forward pass: choose another layer")
+            raise UserError(
+                f"layer {layer!r} is not used in the forward pass: choose another layer"
+            )
         return self.as_grid(seen[-1], inputs), logits
 
     def feature_layer(self, inputs: Tensor) -> str:
@@ -147,7 +149,9 @@ class Classifier:
         """Images in 0..1 as the model wants them: its device, mean, std and dtype."""
         moved = images.to(self.device)
         if not moved.is_floating_point():
-            raise UserError(f"images must be floats in 0..1, got {moved.dtype}: divide by 255 first")
+            raise UserError(
+                f"images must be floats in 0..1, got {moved.dtype}: divide by 255 first"
+            )
         if self.mean is None or self.std is None:
             return moved.to(self.dtype)
         if moved.shape[1] != len(self.mean):

@@ -108,17 +108,29 @@ SizeOption = Annotated[
 def evaluate(
     model: ModelOption,
     data: Annotated[Path, typer.Option(help="Folder of images; class folders give labels.")],
-    heatmaps: Annotated[Path, typer.Option(help="Heatmaps as .npz or .safetensors, keyed by image.")],
-    out_folder: Annotated[Path, typer.Option("--out", help="Where results go.")] = Path("sufficit-run"),
+    heatmaps: Annotated[
+        Path, typer.Option(help="Heatmaps as .npz or .safetensors, keyed by image.")
+    ],
+    out_folder: Annotated[Path, typer.Option("--out", help="Where results go.")] = Path(
+        "sufficit-run"
+    ),
     alpha_min: Annotated[str, typer.Option(help="A number in 0..1, or search.")] = "0.5",
     score: Annotated[Score, typer.Option(help="What a masked image scores.")] = Score.accuracy,
-    fill: Annotated[str, typer.Option(help="black, mean, blur, noise, or an image file.")] = "black",
-    columns: Annotated[str | None, typer.Option(help="Some columns only, as in msi,base_score.")] = None,
-    targets: Annotated[Targets, typer.Option(help="auto: labels where there are any.")] = Targets.auto,
+    fill: Annotated[
+        str, typer.Option(help="black, mean, blur, noise, or an image file.")
+    ] = "black",
+    columns: Annotated[
+        str | None, typer.Option(help="Some columns only, as in msi,base_score.")
+    ] = None,
+    targets: Annotated[
+        Targets, typer.Option(help="auto: labels where there are any.")
+    ] = Targets.auto,
     normalize: Annotated[bool, typer.Option(help="Stretch each heatmap to 0..1 first.")] = False,
     value_step: Annotated[float, typer.Option(help="Step of the pixel-value curves.")] = 0.01,
     percent_step: Annotated[float, typer.Option(help="Step of the percentage curves.")] = 0.02,
-    batch_size: Annotated[int | None, typer.Option(help="Masked images a model call.", min=1)] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Masked images a model call.", min=1)
+    ] = None,
     device: DeviceOption = "auto",
     precision: Annotated[Precision, typer.Option(help="Of weights and inputs.")] = Precision.fp32,
     weights: WeightsOption = "default",
@@ -126,9 +138,13 @@ def evaluate(
     size: SizeOption = None,
     on_error: Annotated[OnError, typer.Option(help="For unreadable images.")] = OnError.skip,
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON only.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON only.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in --out.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also model calls and set-up.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also model calls and set-up.")
+    ] = False,
 ) -> None:
     """Score heatmaps of any method on your own model and images.
 
@@ -143,7 +159,9 @@ def evaluate(
     sufficit evaluate --model timm:vit_tiny_patch16_224 --data photos --heatmaps a.npz --json > scores.json
     """
     if (out_folder / "run.json").exists() and not overwrite:
-        raise UserError(f"{out_folder} holds an earlier run: choose another --out, or --overwrite it")
+        raise UserError(
+            f"{out_folder} holds an earlier run: choose another --out, or --overwrite it"
+        )
     if out_folder.exists() and not out_folder.is_dir():
         raise UserError(f"--out must be a folder, {out_folder} is a file")
     from sufficit.scoring import Options, save_run, score_folder
@@ -172,7 +190,101 @@ def evaluate(
         typer.echo(json.dumps(_report(result), indent=2))
         return
     _print_result(result, verbose, classifier)
-    out.print(f"Written to {out_folder}: scores.parquet, curves.parquet, curves.png, summary.json, run.json")
+    out.print(
+        f"Written to {out_folder}: scores.parquet, curves.parquet, curves.png, summary.json,"
+        " run.json"
+    )
+
+
+@app.command()
+def explain(
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    model: ModelOption,
+    method: Annotated[
+        str, typer.Option("--method", "-m", help="Methods by name, as in gradcam,layercam.")
+    ] = "gradcam",
+    target: Annotated[
+        str | None,
+        typer.Option(help="Class by number or name; the model's own prediction without."),
+    ] = None,
+    out_folder: Annotated[Path, typer.Option("--out", help="Where the pictures go.")] = Path(
+        "sufficit-explain"
+    ),
+    layer: LayerOption = None,
+    device: DeviceOption = "auto",
+    precision: Annotated[Precision, typer.Option(help="Of weights and inputs.")] = Precision.fp32,
+    weights: WeightsOption = "default",
+    num_classes: ClassesOption = None,
+    size: SizeOption = None,
+    seed: Annotated[int, typer.Option(help="Of the method random.")] = 0,
+) -> None:
+    """Draw heatmaps: overlays, one sheet of all, and files that `sufficit evaluate` reads.
+
+    **Examples**
+
+    sufficit explain cat.jpg --model torchvision:resnet50
+
+    sufficit explain photos --model timm:vit_tiny_patch16_224 --method gradcam,rollout
+
+    sufficit explain cat.jpg dog.jpg --model torchvision:resnet18 --method finer-cam --target "tabby"
+    """
+    if out_folder.exists() and not out_folder.is_dir():
+        raise UserError(f"--out must be a folder, {out_folder} is a file")
+    from sufficit.drawing import class_number, explain_pictures, pictures_of, save_drawn
+    from sufficit.explainers import EXPLAINERS
+
+    methods = [part.strip() for part in method.split(",") if part.strip()]
+    for name in methods:
+        if name not in EXPLAINERS:
+            raise unknown("method", name, EXPLAINERS)
+    pictures = pictures_of(images)
+    classifier = _classifier(model, weights, num_classes, size, device, precision)
+    number = None if target is None else class_number(target, classifier.classes)
+    drawn = explain_pictures(classifier, pictures, methods, number, layer=layer, seed=seed)
+    for path in save_drawn(out_folder, drawn, classifier.classes):
+        out.print(str(path), highlight=False)
+
+
+@app.command()
+def methods() -> None:
+    """List the explanation methods.
+
+    **Example**
+
+    sufficit methods
+    """
+    from sufficit.explainers import EXPLAINERS
+
+    table = Table("method", "what it draws", box=None)
+    for name, explainer in EXPLAINERS.items():
+        table.add_row(name, explainer.description)
+    out.print(table)
+
+
+@app.command()
+def models(
+    pattern: Annotated[str, typer.Argument(help="Only names that contain this.")] = "",
+) -> None:
+    """List the models that can be loaded by name.
+
+    **Examples**
+
+    sufficit models
+
+    sufficit models resnet
+    """
+    from sufficit.sources import known_models
+
+    table = Table("model", "about", box=None)
+    shown = [(name, about) for name, about in known_models() if pattern in name]
+    for name, about in shown:
+        table.add_row(name, about)
+    if not shown:
+        raise UserError(f"no model's name contains {pattern!r}: try sufficit models")
+    out.print(table)
+    out.print(
+        "Also transformers:NAME for any image classifier of the hub, and a saved one's folder."
+    )
 
 
 @app.command()
@@ -180,7 +292,7 @@ def demo(
     out_folder: Annotated[Path, typer.Option("--out", help="Where the pictures go.")] = Path(
         "sufficit-demo"
     ),
-    images: Annotated[int, typer.Option(help="How many digits to score.", min=2, max=1000)] = 48,
+    images: Annotated[int, typer.Option(help="How many digits to score.", min=2, max=1000)] = 32,
     seed: Annotated[int, typer.Option(help="Which digits.")] = 0,
 ) -> None:
     """Explain and score a small digit classifier: no download, about a minute on two cores.
@@ -234,7 +346,12 @@ def _view(text: str) -> Any:
 
 
 def _classifier(
-    model: str, weights: str, num_classes: int | None, size: str | None, device: str, precision: Precision
+    model: str,
+    weights: str,
+    num_classes: int | None,
+    size: str | None,
+    device: str,
+    precision: Precision,
 ) -> "Classifier":
     import torch
 
@@ -263,7 +380,9 @@ def _device(name: str) -> Any:
     except (RuntimeError, AssertionError) as error:
         if name.partition(":")[0] not in ("cpu", "cuda", "mps"):
             raise unknown("device", name, ("auto", "cpu", "cuda", "cuda:1", "mps")) from error
-        raise UserError(f"device {name} can't be used here ({str(error).splitlines()[0]})") from error
+        raise UserError(
+            f"device {name} can't be used here ({str(error).splitlines()[0]})"
+        ) from error
     return device
 
 
@@ -325,7 +444,9 @@ def summary_table(title: str, summary: dict[str, "Estimate"]) -> Table:
     table.add_column("mean", justify="right")
     table.add_column("95 % interval", justify="right")
     for name, estimate in summary.items():
-        interval = "-" if estimate.low != estimate.low else f"{estimate.low:.3f} .. {estimate.high:.3f}"
+        interval = (
+            "-" if estimate.low != estimate.low else f"{estimate.low:.3f} .. {estimate.high:.3f}"
+        )
         nan = f" ({estimate.n_nan} NaN)" if estimate.n_nan else ""
         arrow = "higher" if estimate.higher_is_better else "lower"
         style = "bold" if name == "msi" else None

@@ -1,5 +1,6 @@
 """Pictures of scores: curves, heatmaps over images, sheets of masks."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,8 +64,10 @@ def overlay(image: Tensor, heatmap: Tensor) -> Tensor:
     grey = image.detach().cpu().float().mean(0, keepdim=True).expand(3, -1, -1).permute(1, 2, 0)
     values = heatmap.detach().cpu().float()
     coloured = colormaps["inferno"](values.numpy())[..., :3]
-    weight = 0.25 + 0.55 * values[..., None]
-    return (grey * (1 - weight) + torch.from_numpy(np.asarray(coloured)).float() * weight).clamp(0, 1)
+    weight = 0.65 * values.sqrt()[..., None]
+    return (grey * (1 - weight) + torch.from_numpy(np.asarray(coloured)).float() * weight).clamp(
+        0, 1
+    )
 
 
 def _axes(panels: int) -> tuple["Figure", list["Axes"]]:
@@ -105,3 +108,39 @@ def _dress(axis: "Axes", title: str, across: str, up: str) -> None:
     axis.set_xlim(0, 1)
     axis.set_ylim(0, 1.02)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def sheet_figure(
+    images: Tensor,
+    heatmaps: dict[str, Tensor],
+    row_titles: Sequence[str],
+    captions: dict[str, Sequence[str]] | None = None,
+) -> "Figure":
+    """A row an image, a column a method: [N,C,H,W], each [N,H,W]; captions stand under the maps."""
+    from matplotlib.figure import Figure
+
+    rows, columns = len(images), 1 + len(heatmaps)
+    figure = Figure(figsize=(1.75 * columns, 2.05 * rows + 0.3), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axis in grid.flatten():
+        axis.set_xticks([])
+        axis.set_yticks([])
+        axis.spines[:].set_visible(False)
+    for i, image in enumerate(images):
+        _picture(grid[i][0], image)
+        grid[i][0].set_xlabel(row_titles[i], fontsize=7, color=INK)
+        for j, (name, maps) in enumerate(heatmaps.items(), 1):
+            grid[i][j].imshow(overlay(image, maps[i]))
+            if captions and name in captions:
+                grid[i][j].set_xlabel(captions[name][i], fontsize=7, color=INK)
+    for axis, title in zip(grid[0], ["image", *heatmaps], strict=True):
+        axis.set_title(title, fontsize=9, color=INK)
+    return figure
+
+
+def _picture(axis: "Axes", image: Tensor) -> None:
+    shown = image.detach().cpu().float()
+    if shown.shape[0] == 3:
+        axis.imshow(shown.permute(1, 2, 0))
+    else:
+        axis.imshow(shown.mean(0), cmap="gray", vmin=0, vmax=1)

@@ -61,7 +61,9 @@ def check_fill(fill: str | Tensor, images: Tensor) -> None:
             raise unknown("fill", fill, FILLS)
         return
     if not isinstance(fill, Tensor):
-        raise UserError(f"fill must be one of {', '.join(FILLS)} or a tensor, got {type(fill).__name__}")
+        raise UserError(
+            f"fill must be one of {', '.join(FILLS)} or a tensor, got {type(fill).__name__}"
+        )
     n, c, h, w = images.shape
     fits = (fill.ndim == 0 or fill.shape == (c,) or _broadcasts(fill, (c, h, w))) or (
         fill.ndim == 4 and fill.shape[0] in (1, n) and _broadcasts(fill[0], (c, h, w))

@@ -27,7 +27,9 @@ def resize(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
     """Bilinear, corners not aligned: [N,h,w] -> [N,H,W]."""
     if tuple(heatmaps.shape[-2:]) == tuple(size):
         return heatmaps
-    grown = F.interpolate(heatmaps[:, None].float(), size=size, mode="bilinear", align_corners=False)
+    grown = F.interpolate(
+        heatmaps[:, None].float(), size=size, mode="bilinear", align_corners=False
+    )
     return grown[:, 0]
 
 
@@ -57,8 +59,9 @@ def check_range(heatmaps: Tensor, names: list[str] | None = None) -> None:
     if outside:
         first = outside[0]
         raise UserError(
-            f"heatmaps must lie in 0..1, got {low[first]:.4g}..{high[first]:.4g} in {_named(outside, names)}: "
-            "stretch each map with sufficit.normalize(heatmaps), or --normalize on the command line"
+            f"heatmaps must lie in 0..1, got {low[first]:.4g}..{high[first]:.4g} in"
+            f" {_named(outside, names)}: stretch each map with sufficit.normalize(heatmaps), or"
+            " --normalize on the command line"
         )
 
 

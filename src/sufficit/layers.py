@@ -97,8 +97,9 @@ def find(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> str
         names = [f"{step.name} {list(step.shape)}" for step in steps if len(step.shape) >= 3]
         listed = "; ".join(names[-12:]) or ", ".join([s.name for s in steps][-12:])
         raise UserError(
-            "no layer with a spatial output was found: name one with layer=..., and for an unusual "
-            f"output give reshape=... too. Candidates: {listed or 'none (the model has no submodules)'}"
+            "no layer with a spatial output was found: name one with layer=..., and for an unusual"
+            " output give reshape=... too. Candidates:"
+            f" {listed or 'none (the model has no submodules)'}"
         )
     return layer
 
@@ -109,13 +110,16 @@ def to_grid(output: Any, inputs: Tensor) -> Tensor:
         output = output[0]
     if not isinstance(output, Tensor) or output.ndim not in (3, 4):
         came = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise UserError(f"features must be [N,K,h,w] or tokens [N,T,K], got {came}: give reshape=...")
+        raise UserError(
+            f"features must be [N,K,h,w] or tokens [N,T,K], got {came}: give reshape=..."
+        )
     if output.ndim == 4:
         return output.permute(0, 3, 1, 2) if _channels_last(output.shape, inputs) else output
     cells = _token_grid(output.shape[1], inputs)
     if cells is None:
         raise UserError(
-            f"{output.shape[1]} tokens do not form a grid over {list(inputs.shape[-2:])}: give reshape=..."
+            f"{output.shape[1]} tokens do not form a grid over {list(inputs.shape[-2:])}: give"
+            " reshape=..."
         )
     h, w = cells
     return output[:, -h * w :].transpose(1, 2).unflatten(2, (h, w))
@@ -197,6 +201,11 @@ def _token_grid(tokens: int, inputs: Tensor) -> tuple[int, int] | None:
     for prefix in range(min(9, tokens - 1)):
         cells = tokens - prefix
         h = round(math.sqrt(cells * height / width))
-        if h > 0 and cells % h == 0 and cells > 1 and abs(h * width - cells // h * height) < min(height, width):
+        if (
+            h > 0
+            and cells % h == 0
+            and cells > 1
+            and abs(h * width - cells // h * height) < min(height, width)
+        ):
             return h, cells // h
     return None

@@ -143,13 +143,16 @@ class _Loop:
     def _halve(self) -> None:
         if self.batch_size == 1:
             raise UserError(
-                "out of memory at batch size 1: use smaller images, a lower precision or another device"
+                "out of memory at batch size 1: use smaller images, a lower precision or another"
+                " device"
             )
         self.batch_size //= 2
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         warnings.warn(
-            f"out of memory: going on with batches of {self.batch_size}", RuntimeWarning, stacklevel=2
+            f"out of memory: going on with batches of {self.batch_size}",
+            RuntimeWarning,
+            stacklevel=2,
         )
 
 
@@ -160,7 +163,9 @@ class _Masker:
     one pass over memory for each mask.
     """
 
-    def __init__(self, inputs: Tensor, hidden: Tensor, rank: Tensor, layout: torch.memory_format) -> None:
+    def __init__(
+        self, inputs: Tensor, hidden: Tensor, rank: Tensor, layout: torch.memory_format
+    ) -> None:
         self.inputs = inputs.contiguous(memory_format=layout)
         self.hidden = hidden
         self.rank = rank
@@ -214,6 +219,6 @@ def _stretches(images: list[int], start: int, stop: int) -> list[tuple[int, int,
 def _check_targets(highest: int, logits: Tensor) -> None:
     if highest >= logits.shape[1]:
         raise UserError(
-            f"targets must lie in 0..{logits.shape[1] - 1}, the model has {logits.shape[1]} classes, "
-            f"got {highest}"
+            f"targets must lie in 0..{logits.shape[1] - 1}, the model has {logits.shape[1]}"
+            f" classes, got {highest}"
         )

@@ -36,7 +36,9 @@ class Estimate:
     higher_is_better: bool
 
 
-def bootstrap(values: Floats, *, resamples: int = RESAMPLES, seed: int = 0) -> tuple[Floats, Floats]:
+def bootstrap(
+    values: Floats, *, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[Floats, Floats]:
     """95 % percentile interval of the mean of each column, NaN left out: [N,columns] -> low, high.
 
     One image has no interval: NaN.
@@ -74,7 +76,9 @@ def summarise(scores: Scores, *, seed: int = 0) -> dict[str, Estimate]:
     }
 
 
-def provenance(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def provenance(
+    config: Mapping[str, Any], device: torch.device, dtype: torch.dtype
+) -> dict[str, Any]:
     """What a number needs to be believed and repeated."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     return {

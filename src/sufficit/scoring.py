@@ -103,7 +103,8 @@ class _Reader:
         except (BadPicture, OSError) as error:
             if self.options.on_error == "stop":
                 raise UserError(
-                    f"{picture.name}: {error}. Mend it, or go on without such images with --on-error skip"
+                    f"{picture.name}: {error}. Mend it, or go on without such images with"
+                    " --on-error skip"
                 ) from error
             self.skipped.append(Skipped(picture.name, str(error)))
             return None
@@ -133,8 +134,8 @@ def score_folder(
     keys = maps.match([picture.name for picture in pictures])
     if not any(keys.values()):
         raise UserError(
-            f"none of the {len(pictures)} images has a heatmap in {heatmaps}: images are named like "
-            f"{pictures[0].name!r}, keys like {(maps.keys or ['(none)'])[0]!r}"
+            f"none of the {len(pictures)} images has a heatmap in {heatmaps}: images are named like"
+            f" {pictures[0].name!r}, keys like {(maps.keys or ['(none)'])[0]!r}"
         )
     reader = _Reader(classifier.view, maps, keys, options)
     labels = _labels(classifier, pictures, reader)
@@ -156,8 +157,9 @@ def score_folder(
         )
     if reader.askew:
         warnings.warn(
-            f"{len(reader.askew)} heatmaps (first {reader.askew[0]}) have other proportions than what the "
-            "model sees, and are stretched to it: were they made on the uncropped image?",
+            f"{len(reader.askew)} heatmaps (first {reader.askew[0]}) have other proportions than"
+            " what the model sees, and are stretched to it: were they made on the uncropped"
+            " image?",
             stacklevel=2,
         )
     scores = join(parts)
@@ -167,7 +169,11 @@ def score_folder(
 
 
 def save_run(
-    folder: Path, result: FolderScores, classifier: Classifier, config: dict[str, Any], options: Options
+    folder: Path,
+    result: FolderScores,
+    classifier: Classifier,
+    config: dict[str, Any],
+    options: Options,
 ) -> None:
     """Write scores.parquet, curves.parquet, summary.json, curves.png and, last, run.json."""
     scores = result.scores

@@ -1,7 +1,7 @@
 """Where models come from: torchvision, timm, transformers, the small net of the demo, a saved folder."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -66,10 +66,13 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
         return _read(Path(source))
     if Path(source).exists() or "/" in str(source):
         raise UserError(
-            f"{source} is no folder with {DESCRIPTION} and {WEIGHTS}: for a file of weights give the "
-            'architecture by name and the file as weights, "torchvision:resnet18" and weights=FILE'
+            f"{source} is no folder with {DESCRIPTION} and {WEIGHTS}: for a file of weights give"
+            ' the architecture by name and the file as weights, "torchvision:resnet18" and'
+            " weights=FILE"
         )
-    raise unknown("model", str(source), [f"{known}:NAME" for known in SOURCES] + ["a folder's PATH"])
+    raise unknown(
+        "model", str(source), [f"{known}:NAME" for known in SOURCES] + ["a folder's PATH"]
+    )
 
 
 def save(parts: Parts, folder: Path) -> Path:
@@ -83,7 +86,10 @@ def save(parts: Parts, folder: Path) -> Path:
         )
     description = asdict(replace(parts, model=None))  # type: ignore[arg-type]  # dropped below
     del description["model"]
-    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in parts.model.state_dict().items()}
+    tensors = {
+        key: value.detach().cpu().contiguous().clone()
+        for key, value in parts.model.state_dict().items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
     with writing(folder / WEIGHTS) as path:
         save_file(tensors, path)
@@ -101,11 +107,15 @@ def load_weights(model: nn.Module, path: Path) -> None:
     wrong = [k for k in wanted.keys() & state.keys() if wanted[k].shape != state[k].shape]
     if missing or extra or wrong:
         first = wrong[0] if wrong else ""
-        shapes = f" ({first}: {list(wanted[first].shape)} wanted, {list(state[first].shape)} came)" if wrong else ""
+        shapes = (
+            f" ({first}: {list(wanted[first].shape)} wanted, {list(state[first].shape)} came)"
+            if wrong
+            else ""
+        )
         raise UserError(
-            f"{path} does not fit the model: {len(missing)} missing {missing[:3]}, {len(extra)} unknown "
-            f"{extra[:3]}, {len(wrong)} of another shape{shapes}. Is it another architecture, or another "
-            "number of classes?"
+            f"{path} does not fit the model: {len(missing)} missing {missing[:3]}, {len(extra)}"
+            f" unknown {extra[:3]}, {len(wrong)} of another shape{shapes}. Is it another"
+            " architecture, or another number of classes?"
         )
     model.load_state_dict(state)
 
@@ -120,7 +130,9 @@ def _read_state(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise UserError(f"{path} could not be read as weights ({error}): give .safetensors, or a state dict") from error
+        raise UserError(
+            f"{path} could not be read as weights ({error}): give .safetensors, or a state dict"
+        ) from error
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
@@ -151,7 +163,9 @@ def _read(folder: Path) -> Parts:
     except FileNotFoundError as error:
         raise UserError(f"{folder} has no {DESCRIPTION}: it is no saved classifier") from error
     except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
-        raise UserError(f"{folder / DESCRIPTION} is damaged ({error!r}): save the classifier again") from error
+        raise UserError(
+            f"{folder / DESCRIPTION} is damaged ({error!r}): save the classifier again"
+        ) from error
     load_weights(parts.model, folder / WEIGHTS)
     return parts
 
@@ -168,7 +182,15 @@ def _from_torchvision(name: str, published: bool, options: dict[str, Any]) -> Pa
     crop = options.get("image_size", preset.crop_size[0])
     resize = max(crop, round(preset.resize_size[0] * crop / preset.crop_size[0]))
     classes = None if "num_classes" in options else tuple(weights.meta["categories"])
-    return Parts(model, None, None, tuple(preset.mean), tuple(preset.std), classes, View((crop, crop), resize))
+    return Parts(
+        model,
+        None,
+        None,
+        tuple(preset.mean),
+        tuple(preset.std),
+        classes,
+        View((crop, crop), resize),
+    )
 
 
 def _from_timm(name: str, published: bool, options: dict[str, Any]) -> Parts:
@@ -180,7 +202,9 @@ def _from_timm(name: str, published: bool, options: dict[str, Any]) -> Parts:
     crop = (int(config["input_size"][1]), int(config["input_size"][2]))
     view = View(crop, round(min(crop) / float(config["crop_pct"])), int(config["input_size"][0]))
     names = model.pretrained_cfg.get("label_names") if hasattr(model, "pretrained_cfg") else None
-    return Parts(model, None, None, tuple(config["mean"]), tuple(config["std"]), names and tuple(names), view)
+    return Parts(
+        model, None, None, tuple(config["mean"]), tuple(config["std"]), names and tuple(names), view
+    )
 
 
 def _from_transformers(name: str, published: bool, options: dict[str, Any]) -> Parts:
@@ -218,11 +242,36 @@ SOURCES: dict[str, Builder] = {
 }
 
 
+def known_models() -> Iterator[tuple[str, str]]:
+    """Every model that has a name here, with a line about it."""
+    from torchvision import models
+
+    from sufficit.smallnet import SMALL_NETS
+
+    for name in SMALL_NETS:
+        yield f"sufficit:{name}", "ships with the package, for the demo"
+    for name in models.list_models(module=models):
+        meta = models.get_model_weights(name).DEFAULT.meta
+        yield f"torchvision:{name}", f"{meta['num_params'] / 1e6:.1f} million weights, ImageNet"
+    try:
+        timm = import_module("timm")
+    except ImportError:
+        yield "timm:NAME", "a thousand more with pip install 'sufficit[timm]'"
+        return
+    for name in timm.list_models():
+        yield (
+            f"timm:{name}",
+            "pretrained" if timm.is_model_pretrained(name) else "random weights only",
+        )
+
+
 def _extra(package: str) -> ModuleType:
     try:
         return import_module(package)
     except ImportError as error:
-        raise UserError(f"{package} models need the extra: pip install 'sufficit[{package}]'") from error
+        raise UserError(
+            f"{package} models need the extra: pip install 'sufficit[{package}]'"
+        ) from error
 
 
 def _fetch(name: str, build: Callable[[], Any]) -> Any:
@@ -233,6 +282,6 @@ def _fetch(name: str, build: Callable[[], Any]) -> Any:
         raise UserError(f"{name} does not take these options: {error}") from error
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{name} could not be had ({str(error).splitlines()[0]}): check name and network, or give "
-            "weights=FILE, or weights=None for random ones"
+            f"{name} could not be had ({str(error).splitlines()[0]}): check name and network, or"
+            " give weights=FILE, or weights=None for random ones"
         ) from error

@@ -74,7 +74,11 @@ def _place(stroke: Tensor, copies: int, generator: torch.Generator) -> Tensor:
     for copy in range(copies):
         side = int(torch.randint(20, min(room, 40) + 1, (1,), generator=generator))
         ink = F.interpolate(
-            stroke[None, None], size=(side, side), mode="bilinear", align_corners=False, antialias=True
+            stroke[None, None],
+            size=(side, side),
+            mode="bilinear",
+            align_corners=False,
+            antialias=True,
         )[0, 0]
         y = int(torch.randint(SIDE - side + 1, (1,), generator=generator))
         x = copy * room + int(torch.randint(room - side + 1, (1,), generator=generator))

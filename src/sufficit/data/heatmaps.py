@@ -30,8 +30,8 @@ class HeatmapFile:
             unique = [key for key in keys if taken[key] == 1]
             if keys and not unique:
                 raise UserError(
-                    f"key {keys[0]!r} of {self.path} fits {taken[keys[0]]} images ({name}, ...): use the "
-                    "path inside the folder as key"
+                    f"key {keys[0]!r} of {self.path} fits {taken[keys[0]]} images ({name}, ...):"
+                    " use the path inside the folder as key"
                 )
             found[name] = unique[0] if unique else None
         return found
@@ -43,7 +43,9 @@ class HeatmapFile:
         except (ValueError, OSError, KeyError) as error:
             raise UserError(f"heatmap {key!r} of {self.path} could not be read: {error}") from error
         if heatmap.ndim != 2 or 0 in heatmap.shape:
-            raise UserError(f"heatmap {key!r} of {self.path} must be [h,w], got {list(heatmap.shape)}")
+            raise UserError(
+                f"heatmap {key!r} of {self.path} must be [h,w], got {list(heatmap.shape)}"
+            )
         return heatmap.float()
 
 

@@ -56,8 +56,8 @@ def labels_of(
         return None
     if loose:
         raise UserError(
-            f"{len(loose)} images (first {loose[0]}) lie beside class folders ({folders[0]}, ...): move "
-            "them, or score the model's own predictions with --targets prediction"
+            f"{len(loose)} images (first {loose[0]}) lie beside class folders ({folders[0]}, ...):"
+            " move them, or score the model's own predictions with --targets prediction"
         )
     numbers = _class_numbers(folders, classes, num_classes)
     return [numbers[picture.folder] for picture in pictures if picture.folder is not None]
@@ -76,9 +76,9 @@ def _class_numbers(
         return {folder: number for number, folder in enumerate(folders)}
     strange = [folder for folder in folders if _plain(folder) not in known]
     raise UserError(
-        f"{len(folders)} class folders (first {strange[0]!r}) do not fit the model's {num_classes} "
-        "classes: name the folders as the model names its classes, or by class number, or score the "
-        "model's own predictions with --targets prediction"
+        f"{len(folders)} class folders (first {strange[0]!r}) do not fit the model's {num_classes}"
+        " classes: name the folders as the model names its classes, or by class number, or score"
+        " the model's own predictions with --targets prediction"
     )
 
 

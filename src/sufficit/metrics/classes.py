@@ -1,6 +1,5 @@
 """The same numbers as `evaluate`, gathered batch by batch and over processes, as torchmetrics does."""
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -110,5 +109,3 @@ class Fidelity(Evaluation):
     """Fid- (lower is better) and Fid+ (higher is), by pixel value and by percentage."""
 
     columns = ("fid_minus_pixel", "fid_plus_pixel", "fid_minus_percent", "fid_plus_percent")
-
-

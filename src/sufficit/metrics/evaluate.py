@@ -131,7 +131,9 @@ class Scores:
         for name, (asks, axis) in CURVES.items():
             asked = asks(schedule)
             if set(asked) <= set(self.answers.bands):
-                accuracy, confidence = (self.answers.of(asked, kind) for kind in ("accuracy", "confidence"))
+                accuracy, confidence = (
+                    self.answers.of(asked, kind) for kind in ("accuracy", "confidence")
+                )
                 found[name] = Curve(getattr(schedule, axis), accuracy, confidence)
         return found
 
@@ -181,7 +183,9 @@ def evaluate(
     targets = check_targets(targets, len(images))
     check_fill(fill, images)
     if batch_size is not None and batch_size < 1:
-        raise UserError(f"batch_size must be 1 or more, got {batch_size}: leave it out for the best one")
+        raise UserError(
+            f"batch_size must be 1 or more, got {batch_size}: leave it out for the best one"
+        )
     plan = make_plan(alpha_min, score, value_step, percent_step, columns, alphas)
     with bar("scoring", progress) as tick:
         answers = predict(
@@ -212,9 +216,15 @@ def make_plan(
         raise UserError(f'alpha_min must be a number in 0..1 or "search", got {alpha_min!r}')
     if score not in ("accuracy", "confidence"):
         raise unknown("score", str(score), ("accuracy", "confidence"))
-    tried = tuple(sorted(set(map(float, alphas)))) if isinstance(alpha_min, str) else (float(alpha_min),)
+    tried = (
+        tuple(sorted(set(map(float, alphas))))
+        if isinstance(alpha_min, str)
+        else (float(alpha_min),)
+    )
     if not tried or not all(0 <= alpha <= 1 for alpha in tried):
-        raise UserError(f"alpha_min must lie in 0..1, got {', '.join(map(str, tried)) or 'nothing'}")
+        raise UserError(
+            f"alpha_min must lie in 0..1, got {', '.join(map(str, tried)) or 'nothing'}"
+        )
     grid(value_step), grid(percent_step)
     wanted = tuple(columns) if columns is not None else COLUMNS
     for name in wanted:
