@@ -156,7 +156,7 @@ def torchcam_job(
 
 
 def quantus_job(model: nn.Module, images: Tensor, maps: Tensor, batch: int) -> Callable[[], object]:
-    """PixelFlipping in 50 steps; it flips channel-pixels, so its areas are not ours, its cost is."""
+    """PixelFlipping in about 50 steps; it flips channel-pixels: its areas are not ours."""
     import quantus
 
     side = images.shape[-1]

@@ -107,10 +107,10 @@ def figure(cases: list[tuple[str, Case, dict[str, Scores]]]) -> Figure:
 def _pictures(place: Figure, case: Case) -> None:
     axes = place.subplots(1, 1 + len(case.heatmaps))
     place.subplots_adjust(left=0.02, right=0.98, wspace=0.06)
-    axes[0].imshow(case.images[0].permute(1, 2, 0))
+    axes[0].imshow(case.images[0].permute(1, 2, 0).numpy())
     axes[0].set_title("image", fontsize=9)
     for axis, (name, maps) in zip(axes[1:], case.heatmaps.items(), strict=True):
-        axis.imshow(overlay(case.images[0], maps[0]))
+        axis.imshow(overlay(case.images[0], maps[0]).numpy())
         axis.set_title(name, fontsize=9)
     for axis in axes:
         axis.set_axis_off()

@@ -19,6 +19,7 @@ EPOCHS, PICTURES, BATCH, SEED = 25, 4000, 100, 0
 
 
 def main(folder: Path) -> None:
+    """Train, test on the held-out digits, save."""
     torch.manual_seed(SEED)
     model = SmallNet()
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=1e-3)

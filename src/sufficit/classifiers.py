@@ -89,7 +89,7 @@ class Classifier:
         """Move the model itself, as `nn.Module.to` does."""
         self.model.to(device=device, dtype=dtype)
         if memory_format is not None:
-            self.model.to(memory_format=memory_format)  # type: ignore[call-overload]  # torch stub
+            self.model.to(memory_format=memory_format)
         return self
 
     @property
@@ -136,7 +136,7 @@ class Classifier:
         return self.as_grid(seen[-1], inputs), logits
 
     def feature_layer(self, inputs: Tensor) -> str:
-        """The layer given, or else the last one that still has a grid, found once by a small pass."""
+        """The layer given, or else the last one that still has a grid, found once by a pass."""
         if self.layer is None:
             self.layer = layers.find(self.bare, lambda: self.plain_logits_of(inputs[:1]), inputs)
         return self.layer

@@ -154,9 +154,9 @@ def evaluate(
 
     sufficit evaluate --model torchvision:resnet50 --data photos --heatmaps gradcam.npz
 
-    sufficit evaluate --model saved/birds --data birds/test --heatmaps lax.safetensors --alpha-min search
+    sufficit evaluate --model saved/birds --data birds --heatmaps lax.safetensors --alpha-min search
 
-    sufficit evaluate --model timm:vit_tiny_patch16_224 --data photos --heatmaps a.npz --json > scores.json
+    sufficit evaluate --model timm:resnet50 --data photos --heatmaps a.npz --json > scores.json
     """
     if (out_folder / "run.json").exists() and not overwrite:
         raise UserError(
@@ -183,7 +183,8 @@ def evaluate(
     classifier = _classifier(model, weights, num_classes, size, device, precision)
     options = _with_fill(options, classifier)
     result = score_folder(classifier, data, heatmaps, options)
-    config = {"model": model, "weights": weights, "data": str(data), "heatmaps": str(heatmaps)}
+    config: dict[str, Any] = {"model": model, "weights": weights}
+    config |= {"data": str(data), "heatmaps": str(heatmaps)}
     config |= {"size": size, "precision": precision.value, "num_classes": num_classes}
     save_run(out_folder, result, classifier, config, options)
     if as_json:
@@ -226,7 +227,7 @@ def explain(
 
     sufficit explain photos --model timm:vit_tiny_patch16_224 --method gradcam,rollout
 
-    sufficit explain cat.jpg dog.jpg --model torchvision:resnet18 --method finer-cam --target "tabby"
+    sufficit explain a.jpg b.jpg --model torchvision:resnet18 --method finer-cam --target tabby
     """
     if out_folder.exists() and not out_folder.is_dir():
         raise UserError(f"--out must be a folder, {out_folder} is a file")
@@ -390,7 +391,7 @@ def _with_fill(options: Any, classifier: "Classifier") -> Any:
     """Read the fill from a file where it is no known name."""
     from dataclasses import replace
 
-    from sufficit.data.images import BadPicture, read_picture
+    from sufficit.data.images import BadPictureError, read_picture
     from sufficit.fills import FILLS
 
     if options.fill in FILLS:
@@ -399,7 +400,7 @@ def _with_fill(options: Any, classifier: "Classifier") -> Any:
         raise unknown("fill", options.fill, [*FILLS, "an image file"])
     try:
         return replace(options, fill=read_picture(Path(options.fill), classifier.view))
-    except BadPicture as error:
+    except BadPictureError as error:
         raise UserError(f"--fill {options.fill}: {error}") from error
 
 

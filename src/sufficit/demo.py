@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -81,8 +82,9 @@ def score_all(
 
 def demo_table(summaries: dict[str, dict[str, Estimate]], n: int) -> Table:
     """A row a method, best MSI first."""
-    table = Table(title=f"Means over {n} pictures, alpha_min 0.5", title_justify="left")
-    table.add_column("method")
+    title = f"Means over {n} pictures, alpha_min 0.5"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    table.add_column("method", no_wrap=True)
     for column, heading in HEADINGS.items():
         arrow = "↑" if summaries[TRUTH][column].higher_is_better else "↓"
         table.add_column(f"{heading} {arrow}", justify="right", no_wrap=True)

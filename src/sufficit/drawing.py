@@ -11,7 +11,7 @@ from torch import Tensor
 from sufficit import figures
 from sufficit.classifiers import Classifier
 from sufficit.data.heatmaps import write_heatmaps
-from sufficit.data.images import BadPicture, Picture, find_pictures, read_picture
+from sufficit.data.images import BadPictureError, Picture, find_pictures, read_picture
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import explain_all
 from sufficit.files import writing
@@ -112,7 +112,7 @@ def _read(pictures: Sequence[Picture], classifier: Classifier) -> Tensor:
     for picture in pictures:
         try:
             images.append(read_picture(picture.path, classifier.view))
-        except (BadPicture, OSError) as error:
+        except (BadPictureError, OSError) as error:
             raise UserError(f"{picture.path}: {error}") from error
     if len({image.shape for image in images}) > 1:
         raise UserError("images differ in size and the model names none: give --size")

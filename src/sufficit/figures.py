@@ -1,6 +1,6 @@
 """Pictures of scores: curves, heatmaps over images, sheets of masks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,8 @@ def curves_figure(scores: Scores) -> "Figure":
         _dress(axis, TITLES[name], "share of pixels" if share else "alpha", kind)
     if msi:
         axis = next(rest)
-        for name, label, colour in (("show", "Show(>α)", SHOW), ("hide", "Hide(>α)", HIDE)):
+        for name, colour in (("show", SHOW), ("hide", HIDE)):
+            label = rf"{name.title()}(>$\alpha$)"
             _mean_line(axis, curves[name].grid, getattr(curves[name], kind), colour, label)
         axis.legend(frameon=False, fontsize=8)
         _dress(axis, f"MSI's curves from alpha_min {scores.alpha_min:g}", "alpha", kind)
@@ -114,7 +115,7 @@ def sheet_figure(
     images: Tensor,
     heatmaps: dict[str, Tensor],
     row_titles: Sequence[str],
-    captions: dict[str, Sequence[str]] | None = None,
+    captions: Mapping[str, Sequence[str]] | None = None,
 ) -> "Figure":
     """A row an image, a column a method: [N,C,H,W], each [N,H,W]; captions stand under the maps."""
     from matplotlib.figure import Figure
@@ -130,7 +131,7 @@ def sheet_figure(
         _picture(grid[i][0], image)
         grid[i][0].set_xlabel(row_titles[i], fontsize=7, color=INK)
         for j, (name, maps) in enumerate(heatmaps.items(), 1):
-            grid[i][j].imshow(overlay(image, maps[i]))
+            grid[i][j].imshow(overlay(image, maps[i]).numpy())
             if captions and name in captions:
                 grid[i][j].set_xlabel(captions[name][i], fontsize=7, color=INK)
     for axis, title in zip(grid[0], ["image", *heatmaps], strict=True):
@@ -141,6 +142,6 @@ def sheet_figure(
 def _picture(axis: "Axes", image: Tensor) -> None:
     shown = image.detach().cpu().float()
     if shown.shape[0] == 3:
-        axis.imshow(shown.permute(1, 2, 0))
+        axis.imshow(shown.permute(1, 2, 0).numpy())
     else:
-        axis.imshow(shown.mean(0), cmap="gray", vmin=0, vmax=1)
+        axis.imshow(shown.mean(0).numpy(), cmap="gray", vmin=0, vmax=1)

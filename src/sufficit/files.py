@@ -14,7 +14,7 @@ def writing(path: Path) -> Iterator[Path]:
     part = path.with_name(f".{path.stem}.part-{os.getpid()}{path.suffix}")
     try:
         yield part
-        os.replace(part, path)
+        part.replace(path)
     except OSError as error:
         raise UserError(f"{path} could not be written: {error.strerror or error}") from error
     finally:

@@ -1,4 +1,4 @@
-"""What stands in for hidden pixels: images [N,C,H,W] in 0..1 -> something that broadcasts to them."""
+"""What stands in for hidden pixels: images [N,C,H,W] in 0..1 -> what broadcasts to them."""
 
 import math
 from collections.abc import Callable
@@ -43,7 +43,7 @@ FILLS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def fill_for(images: Tensor, fill: str | Tensor, part: slice = slice(None)) -> Tensor:
-    """The fill of a batch of images by name, or the caller's own tensor's part that goes with it."""
+    """The fill of a batch of images by name, or the part of one's own that goes with it."""
     if isinstance(fill, str):
         return FILLS[fill](images)
     own = fill.to(images)

@@ -122,7 +122,8 @@ def to_grid(output: Any, inputs: Tensor) -> Tensor:
             " reshape=..."
         )
     h, w = cells
-    return output[:, -h * w :].transpose(1, 2).unflatten(2, (h, w))
+    grid: Tensor = output[:, -h * w :].transpose(1, 2).unflatten(2, (h, w))
+    return grid
 
 
 def _trace(model: nn.Module, forward: Callable[[], object]) -> list[_Step]:

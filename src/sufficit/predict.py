@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -213,7 +214,7 @@ def _stretches(images: list[int], start: int, stop: int) -> list[tuple[int, int,
     """The stretches of one image in a batch of tasks: (image, first, last)."""
     cuts = [i for i in range(start + 1, stop) if images[i] != images[i - 1]]
     edges = [start, *cuts, stop]
-    return [(images[a], a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [(images[a], a, b) for a, b in pairwise(edges)]
 
 
 def _check_targets(highest: int, logits: Tensor) -> None:

@@ -12,7 +12,7 @@ PATIENCE = 5.0  # seconds of silence before a bar shows by itself
 
 @contextmanager
 def bar(title: str, wanted: bool | None = None) -> Iterator[Progress | None]:
-    """A function (done, total) that draws a bar: at once, never, or (None) in a terminal when it takes long."""
+    """A function (done, total) that draws a bar: at once, never, or None: when it takes long."""
     if wanted is False or (wanted is None and not sys.stderr.isatty()):
         yield None
         return

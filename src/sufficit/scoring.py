@@ -13,7 +13,7 @@ from torch import Tensor
 from sufficit import figures
 from sufficit.classifiers import Classifier
 from sufficit.data.heatmaps import HeatmapFile
-from sufficit.data.images import BadPicture, Picture, find_pictures, labels_of, read_picture
+from sufficit.data.images import BadPictureError, Picture, find_pictures, labels_of, read_picture
 from sufficit.errors import UserError
 from sufficit.heatmaps import check_range, normalize, resize
 from sufficit.metrics.columns import COLUMNS
@@ -97,10 +97,10 @@ class _Reader:
         key = self.keys[picture.name]
         try:
             if key is None:
-                raise BadPicture(f"no heatmap: {self.maps.path.name} has no such key")
+                raise BadPictureError(f"no heatmap: {self.maps.path.name} has no such key")
             image = read_picture(picture.path, self.view)
             return _Item(picture, label, image, self._heatmap(key, picture.name, image))
-        except (BadPicture, OSError) as error:
+        except (BadPictureError, OSError) as error:
             if self.options.on_error == "stop":
                 raise UserError(
                     f"{picture.name}: {error}. Mend it, or go on without such images with"
@@ -206,7 +206,7 @@ def save_run(
 def _labels(
     classifier: Classifier, pictures: Sequence[Picture], reader: _Reader
 ) -> list[int] | None:
-    """Class numbers from folder names, unless the model's own predictions are wanted or all there is."""
+    """Class numbers from folder names, unless the model's own predictions are wanted."""
     wanted = reader.options.targets
     if wanted == "prediction":
         return None
@@ -225,7 +225,7 @@ def _num_classes(classifier: Classifier, pictures: Sequence[Picture], reader: _R
     for picture in pictures:
         try:
             image = read_picture(picture.path, reader.view)
-        except (BadPicture, OSError):
+        except (BadPictureError, OSError):
             continue
         with torch.no_grad():
             return classifier(image[None]).shape[1]
@@ -236,7 +236,8 @@ def _ahead(
     reader: _Reader, pictures: Sequence[Picture], labels: Sequence[int] | None
 ) -> Iterator[tuple[int, list[_Item]]]:
     """Groups of images, the next one read in the background while this one is scored."""
-    pairs = list(zip(pictures, labels or [None] * len(pictures), strict=True))
+    known: Sequence[int | None] = labels or [None] * len(pictures)
+    pairs = list(zip(pictures, known, strict=True))
     groups = [pairs[i : i + GROUP] for i in range(0, len(pairs), GROUP)]
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(reader.items, groups[0])

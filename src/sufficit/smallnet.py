@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ class SmallNet(nn.Module):
                 nn.BatchNorm2d(m),
                 nn.ReLU(),
             )
-            for i, (k, m) in enumerate(zip(widths[:-1], widths[1:], strict=True))
+            for i, (k, m) in enumerate(pairwise(widths))
         ]
         self.features = nn.Sequential(*blocks)
         self.head = nn.Linear(4 * width, num_classes)

@@ -1,4 +1,4 @@
-"""Where models come from: torchvision, timm, transformers, the small net of the demo, a saved folder."""
+"""Where models come from: torchvision, timm, transformers, the demo's net, a saved folder."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -20,8 +20,9 @@ WEIGHTS = "classifier.safetensors"
 
 @dataclass(frozen=True)
 class View:
-    """What the model sees of a picture: the middle `crop` (height, width), cut out after the shorter
-    side was brought to `resize`, or, without it, to the smallest size that covers the crop.
+    """What the model sees of a picture: the middle `crop` (height, width).
+
+    The shorter side is brought to `resize` first, or, without it, to what just covers the crop.
     """
 
     crop: tuple[int, int]
@@ -275,7 +276,7 @@ def _extra(package: str) -> ModuleType:
 
 
 def _fetch(name: str, build: Callable[[], Any]) -> Any:
-    """Build a model, and say plainly when its weights could not be downloaded or options do not fit."""
+    """Build a model, and say plainly when it can't be downloaded or its options do not fit."""
     try:
         return build()
     except TypeError as error:

@@ -27,7 +27,7 @@ class Picture:
     folder: str | None
 
 
-class BadPicture(Exception):
+class BadPictureError(Exception):
     """A file that can't be read as a picture; the message says why."""
 
 
@@ -89,7 +89,7 @@ def _plain(name: str) -> str:
 def read_picture(path: Path, view: View | None) -> Tensor:
     """What the model sees of a file: [C,H,W] in 0..1."""
     if path.stat().st_size == 0:
-        raise BadPicture("the file is empty")
+        raise BadPictureError("the file is empty")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -98,12 +98,13 @@ def read_picture(path: Path, view: View | None) -> Tensor:
                 upright = ImageOps.exif_transpose(opened)
                 picture = upright.convert("L" if view and view.channels == 1 else "RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise BadPicture(f"not a readable image ({error})") from error
+        raise BadPictureError(f"not a readable image ({error})") from error
     except Image.DecompressionBombWarning as error:
-        raise BadPicture(f"too large to open safely ({error})") from error
+        raise BadPictureError(f"too large to open safely ({error})") from error
     if view is not None and (picture.height, picture.width) != view.crop:
         picture = V.center_crop(V.resize(picture, _scaled(picture, view)), list(view.crop))
-    return V.to_dtype(V.to_image(picture), torch.float32, scale=True).as_subclass(Tensor)
+    pixels: Tensor = V.to_dtype(V.to_image(picture), torch.float32, scale=True)
+    return pixels.as_subclass(Tensor)
 
 
 def _scaled(picture: Image.Image, view: View) -> list[int]:

@@ -12,13 +12,16 @@ def kpca_cam(features: Tensor) -> Tensor:
 
     As grad-cam (scikit-learn's KernelPCA) computes it: channels centred over the cells, kernel
     tanh(x.y / K + 1). A component has no sign of its own: here, as there, its entry farthest from
-    zero is positive. Features that are the same in every cell give zeros.
+    zero is positive. Features that are the same in every cell give zeros, NaN gives NaN.
     """
     kernels = centred_kernels(features)
+    broken = kernels[:, :1, 0].isnan()  # centring has spread it over the whole matrix
+    kernels = kernels.nan_to_num()
     components = top_eigenvectors(kernels)
-    eigenvalues = torch.einsum("np,npq,nq->n", components, kernels, components)
+    eigenvalues = torch.einsum("np,npq,nq->n", components, kernels, components)[:, None]
     flat = eigenvalues <= _FLAT * kernels.shape[1]
-    maps = (components * eigenvalues.clamp(min=0).sqrt()[:, None]).masked_fill(flat[:, None], 0)
+    maps = (components * eigenvalues.clamp(min=0).sqrt()).masked_fill(flat, 0)
+    maps = maps.masked_fill(broken, torch.nan)
     return maps.view(-1, *features.shape[2:]).to(features.dtype)
 
 
@@ -34,12 +37,24 @@ def centred_kernels(features: Tensor) -> Tensor:
 def top_eigenvectors(matrices: Tensor) -> Tensor:
     """Unit eigenvector of the largest eigenvalue, farthest entry positive: [N,P,P] -> [N,P].
 
-    Squaring a matrix again and again leaves v v^T of the largest eigenvalue; the column where v v^T
-    has its largest diagonal entry is v, with that entry positive. On a GPU a few products of small
-    matrices take far less time than a solver that does one matrix after the other.
-
     >>> top_eigenvectors(torch.tensor([[[0.0, 3.0], [3.0, -8.0]]]))        # eigenvalues 1 and -9
     tensor([[0.9487, 0.3162]])
+    """
+    solver = _by_solver if matrices.device.type == "cpu" else _by_squaring
+    vectors = solver(matrices)
+    farthest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
+    return torch.where(farthest < 0, -vectors, vectors)
+
+
+def _by_solver(matrices: Tensor) -> Tensor:
+    return torch.linalg.eigh(matrices).eigenvectors[:, :, -1]
+
+
+def _by_squaring(matrices: Tensor) -> Tensor:
+    """The same where a solver would take one matrix after the other, as on a GPU.
+
+    Squaring a matrix again and again leaves v v^T of the largest eigenvalue; the column where
+    v v^T has its largest diagonal entry is the best conditioned multiple of v.
     """
     # The shift makes every eigenvalue positive, so that the largest has the largest power.
     shifts = matrices.abs().sum(2).amax(1)

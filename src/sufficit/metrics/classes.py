@@ -1,4 +1,4 @@
-"""The same numbers as `evaluate`, gathered batch by batch and over processes, as torchmetrics does."""
+"""The same numbers as `evaluate`, batch by batch and over processes, as torchmetrics does."""
 
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +16,7 @@ _STATES = ("hits", "confidences", "shares", "targets", "calls")
 
 
 class Evaluation(TorchMetric):
-    """All eleven columns in one pass; `compute` gives the mean of each, `scores` one value an image.
+    """All eleven columns in one pass: `compute` gives their means, `scores` one value an image.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
     >>> metric = MSI(Classifier(model), alpha_min=0.4)

@@ -138,7 +138,7 @@ class Scores:
         return found
 
     def frame(self) -> "pandas.DataFrame":
-        """One row an image: target, whether the whole image is classified so, calls, all columns."""
+        """One row an image: target, whether the whole image is given it, calls, all columns."""
         import pandas
 
         facts = {"target": self.targets, "clean_accuracy": self.clean, "calls": self.calls}
@@ -164,14 +164,15 @@ def evaluate(
     alphas: Sequence[float] = ALPHA_GRID,
     progress: bool | None = None,
 ) -> Scores:
-    """Score heatmaps in 0..1 of images in 0..1: [N,C,H,W], [N,H,W] -> one value an image and column.
+    """Score heatmaps of images, both in 0..1: [N,C,H,W], [N,H,W] -> a value an image and column.
 
     Without targets the model's own prediction is the target. `alpha_min="search"` tries `alphas`
-    and takes the one with the best mean MSI. `columns` asks for some of the columns only. A progress
-    bar shows by itself in a terminal when the work takes long; progress=True or False decides it.
+    and takes the one with the best mean MSI. `columns` asks for some of the columns only. In a
+    terminal a progress bar shows by itself when it takes long; progress=True or False decides.
 
-    >>> model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 2))
-    >>> _ = torch.nn.init.zeros_(model[2].bias), torch.nn.init.eye_(model[2].weight)
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+    >>> _ = nn.init.zeros_(model[2].bias), nn.init.eye_(model[2].weight)
     >>> images = torch.zeros(1, 3, 4, 4)
     >>> images[:, 1, 0, 0] = 1                              # the one pixel that makes it class 1
     >>> scores = evaluate(Classifier(model), images, images[:, 1])

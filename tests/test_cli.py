@@ -1,0 +1,339 @@
+"""The command line as a stranger uses it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from sufficit import Classifier, evaluate, explain, resize
+from sufficit.cli import main
+from sufficit.data.digits import synthetic_digits
+from sufficit.data.heatmaps import write_heatmaps
+from sufficit.data.images import read_picture
+
+N = 6
+FAST = ["--value-step", "0.1", "--percent-step", "0.1"]
+
+
+class Run:
+    """What a command printed and how it ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, " ".join(err.split())
+
+
+@pytest.fixture
+def sufficit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def run(*words: object) -> Run:
+        monkeypatch.setattr(sys, "argv", ["sufficit", *map(str, words)])
+        monkeypatch.setattr("warnings.showwarning", None)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return Run(int(ended.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    """A folder of digits in class folders, and heatmaps of 16 x 16 for them."""
+    made = synthetic_digits(N, seed=4)
+    folder = tmp_path / "digits"
+    maps = {}
+    for i, (image, label) in enumerate(zip(made.images, made.labels.tolist(), strict=True)):
+        path = folder / str(label) / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((image * 255).byte().permute(1, 2, 0).numpy()).save(path)
+        maps[f"{label}/{i}.png"] = torch.rand(16, 16, generator=torch.Generator().manual_seed(i))
+    write_heatmaps(tmp_path / "maps.npz", maps)
+    return folder
+
+
+def scored(digits: Path, *more: object) -> list[object]:
+    """The words of an ordinary run."""
+    maps = digits.parent / "maps.npz"
+    out = digits.parent / "out"
+    return [
+        "evaluate", "--model", "sufficit:digits", "--data", digits, "--heatmaps", maps,
+        "--out", out, *FAST, *more,
+    ]  # fmt: skip
+
+
+def test_evaluate_writes_what_the_function_gives(sufficit, digits: Path) -> None:
+    run = sufficit(*scored(digits, "--verbose"))
+    assert run.code == 0, run.err
+    out = digits.parent / "out"
+    frame = pandas.read_parquet(out / "scores.parquet")
+    paths = sorted(digits.rglob("*.png"))
+    images = torch.stack([read_picture(path, None) for path in paths])
+    with np.load(digits.parent / "maps.npz") as stored:
+        maps = torch.stack([torch.from_numpy(stored[name]) for name in frame["image"]])
+    labels = torch.tensor([int(path.parent.name) for path in paths])
+    classifier = Classifier.load("sufficit:digits")
+    expected = evaluate(
+        classifier, images, resize(maps, (64, 64)), labels, value_step=0.1, percent_step=0.1
+    )
+    for name in expected.columns:
+        assert frame[name].to_numpy() == pytest.approx(expected[name].numpy(), abs=1e-6)
+    assert frame["target"].tolist() == labels.tolist()
+    record = json.loads((out / "run.json").read_text())
+    assert record["n"] == N
+    assert record["n_skipped"] == 0
+    assert record["targets"] == "label"
+    assert record["model_calls"] == int(expected.calls.sum())
+    assert record["config"]["options"]["value_step"] == 0.1
+    assert f"{int(expected.calls.sum())} in all" in run.out
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["msi"]["mean"] == pytest.approx(expected.mean()["msi"], abs=1e-6)
+    assert summary["msi"]["low"] <= summary["msi"]["mean"] <= summary["msi"]["high"]
+    with Image.open(out / "curves.png") as picture:
+        assert picture.width > 800
+    assert f"{expected.mean()['msi']:.3f}" in run.out
+
+
+def test_json_alone_is_printed(sufficit, digits: Path) -> None:
+    run = sufficit(*scored(digits, "--json", "--score", "confidence", "--fill", "mean"))
+    printed = json.loads(run.out)
+    assert printed["n"] == N
+    assert set(printed["columns"]["msi"]) >= {"mean", "low", "high", "n", "n_nan"}
+
+
+def test_alpha_min_can_be_searched(sufficit, digits: Path) -> None:
+    run = sufficit(*scored(digits, "--alpha-min", "search", "--columns", "msi,base_score"))
+    assert run.code == 0, run.err
+    record = json.loads((digits.parent / "out" / "run.json").read_text())
+    best = int(np.argmax(record["search"]["mean_msi"]))
+    assert record["alpha_min"] == record["search"]["alphas"][best]
+    assert "searched" in run.out
+    assert list(pandas.read_parquet(digits.parent / "out" / "scores.parquet"))[-2:] == [
+        "msi",
+        "base_score",
+    ]
+
+
+def test_images_without_class_folders_are_scored_for_the_models_prediction(
+    sufficit, digits: Path, tmp_path: Path
+) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for path in digits.rglob("*.png"):
+        path.rename(flat / path.name)
+    maps = {f"{i}": torch.rand(8, 8) for i in range(N)}
+    save_file(maps, tmp_path / "maps.safetensors")
+    words = scored(digits, "--columns", "msi")
+    words[words.index(digits)] = flat
+    words[words.index(tmp_path / "maps.npz")] = tmp_path / "maps.safetensors"
+    run = sufficit(*words)
+    assert run.code == 0, run.err
+    frame = pandas.read_parquet(tmp_path / "out" / "scores.parquet")
+    assert frame["clean_accuracy"].tolist() == [1.0] * N
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["targets"] == "prediction"
+
+
+def test_broken_images_are_named_and_counted_or_fatal(sufficit, digits: Path) -> None:
+    (digits / "3").mkdir(exist_ok=True)
+    (digits / "3" / "empty.png").write_bytes(b"")
+    (digits / "3" / "broken.png").write_bytes(b"GIF89a nonsense")
+    maps = digits.parent / "maps.npz"
+    with np.load(maps) as stored:
+        known = {name: torch.from_numpy(stored[name]) for name in stored.files}
+    ones = torch.ones(4, 4)
+    write_heatmaps(maps, known | {"3/empty.png": ones, "3/broken.png": ones})
+    stopped = sufficit(*scored(digits, "--on-error", "stop", "--columns", "msi"))
+    assert stopped.code == 2
+    assert "3/broken.png: not a readable image" in stopped.err
+    assert not (digits.parent / "out").exists()
+    run = sufficit(*scored(digits, "--columns", "msi"))
+    assert run.code == 0
+    assert "3/empty.png: the file is empty" in run.err
+    assert "2 images skipped" in run.err
+    record = json.loads((digits.parent / "out" / "run.json").read_text())
+    assert (record["n"], record["n_skipped"]) == (N, 2)
+    assert {row["name"] for row in record["skipped"]} == {"3/empty.png", "3/broken.png"}
+
+
+def test_an_image_without_a_heatmap_is_named(sufficit, digits: Path) -> None:
+    maps = digits.parent / "maps.npz"
+    with np.load(maps) as stored:
+        known = {name: torch.from_numpy(stored[name]) for name in stored.files}
+    missing = next(iter(known))
+    write_heatmaps(maps, {name: value for name, value in known.items() if name != missing})
+    run = sufficit(*scored(digits, "--columns", "msi"))
+    assert f"{missing}: no heatmap: maps.npz has no such key" in run.err
+    stopped = sufficit(*scored(digits, "--columns", "msi", "--on-error", "stop", "--overwrite"))
+    assert stopped.code == 2
+    assert missing in stopped.err
+
+
+def test_heatmaps_outside_0_to_1_are_refused_or_normalised(sufficit, digits: Path) -> None:
+    maps = digits.parent / "maps.npz"
+    with np.load(maps) as stored:
+        write_heatmaps(maps, {n: 5 * torch.from_numpy(stored[n]) - 1 for n in stored.files})
+    run = sufficit(*scored(digits, "--columns", "msi"))
+    assert run.code == 2
+    assert "heatmaps must lie in 0..1" in run.err
+    assert "--normalize" in run.err
+    assert sufficit(*scored(digits, "--columns", "msi", "--normalize")).code == 0
+
+
+@pytest.mark.filterwarnings("always:.*other proportions")
+def test_heatmaps_of_other_proportions_bring_a_warning(sufficit, digits: Path) -> None:
+    maps = digits.parent / "maps.npz"
+    with np.load(maps) as stored:
+        write_heatmaps(maps, {n: torch.from_numpy(stored[n])[:8] for n in stored.files})
+    run = sufficit(*scored(digits, "--columns", "msi"))
+    assert f"{N} heatmaps" in run.err
+    assert "other proportions" in run.err
+
+
+def test_an_earlier_run_is_not_overwritten_unasked(sufficit, digits: Path) -> None:
+    assert sufficit(*scored(digits, "--columns", "msi")).code == 0
+    before = (digits.parent / "out" / "run.json").read_text()
+    again = sufficit(*scored(digits, "--columns", "msi"))
+    assert again.code == 2
+    assert "holds an earlier run" in again.err
+    assert (digits.parent / "out" / "run.json").read_text() == before
+    assert sufficit(*scored(digits, "--columns", "msi", "--overwrite")).code == 0
+
+
+def test_a_fill_can_be_a_picture(sufficit, digits: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (64, 64), (0, 0, 0)).save(tmp_path / "black.png")
+    named = sufficit(*scored(digits, "--columns", "msi", "--json"))
+    own = sufficit(
+        *scored(digits, "--columns", "msi", "--json", "--overwrite"), "--fill", tmp_path / "black.png"
+    )
+    assert json.loads(own.out)["columns"] == json.loads(named.out)["columns"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--fill", "blak"], "Unknown fill 'blak'. Did you mean 'black'?"),
+        (["--columns", "mis"], "Unknown column 'mis'. Did you mean 'msi'?"),
+        (["--alpha-min", "high"], "--alpha-min must be a number in 0..1 or search"),
+        (["--alpha-min", "1.5"], "alpha_min must lie in 0..1"),
+        (["--device", "gpu"], "Unknown device 'gpu'"),
+        (["--size", "big"], "--size must be like 224"),
+        (["--heatmaps", "absent.npz"], "no heatmap file at absent.npz"),
+        (["--data", "absent"], "no folder of images at absent"),
+        (["--model", "torchvision:resnet19"], "Did you mean"),
+        (["--model", "resnet18"], "Unknown model 'resnet18'"),
+        (["--weights", "absent.pt"], "no weights file"),
+        (["--percent-step", "0"], "a step must lie in 0..1"),
+        (["--score", "acc"], "Invalid value for '--score'"),
+    ],
+)
+def test_wrong_arguments_get_one_clear_line(
+    sufficit, digits: Path, words: list[str], message: str
+) -> None:
+    run = sufficit(*scored(digits, *words))
+    assert run.code == 2
+    assert message in run.err
+    assert "Traceback" not in run.err
+    assert not (digits.parent / "out").exists()
+
+
+def test_explain_draws_and_evaluate_reads_what_it_wrote(
+    sufficit, digits: Path, tmp_path: Path
+) -> None:
+    run = sufficit(
+        "explain", digits, "--model", "sufficit:digits", "--method", "gradcam,center", "--out",
+        tmp_path / "drawn",
+    )  # fmt: skip
+    assert run.code == 0, run.err
+    paths = sorted(digits.rglob("*.png"))
+    images = torch.stack([read_picture(path, None) for path in paths])
+    expected = explain(Classifier.load("sufficit:digits"), images)
+    with np.load(tmp_path / "drawn" / "gradcam.npz") as stored:
+        for path, heatmap in zip(paths, expected, strict=True):
+            name = path.relative_to(digits).as_posix()
+            assert stored[name] == pytest.approx(heatmap.numpy(), abs=1e-5)
+    overlays = list((tmp_path / "drawn" / "overlays").iterdir())
+    assert len(overlays) == 2 * N
+    with Image.open(tmp_path / "drawn" / "sheet.png") as sheet:
+        assert sheet.height > 6 * sheet.width / 4
+    words = scored(digits, "--columns", "msi")
+    words[words.index(tmp_path / "maps.npz")] = tmp_path / "drawn" / "gradcam.npz"
+    assert sufficit(*words).code == 0
+
+
+def test_explain_takes_a_target_by_number_or_name(sufficit, digits: Path, tmp_path: Path) -> None:
+    image = next(digits.rglob("*.png"))
+    words = ["explain", image, "--model", "sufficit:digits", "--out", tmp_path / "d"]
+    assert sufficit(*words, "--target", "7").code == 0
+    with np.load(tmp_path / "d" / "gradcam.npz") as stored:
+        drawn = stored[image.name]
+    images = read_picture(image, None)[None]
+    classifier = Classifier.load("sufficit:digits")
+    assert drawn == pytest.approx(explain(classifier, images, torch.tensor([7]))[0].numpy(), abs=1e-5)
+    wrong = sufficit(*words, "--target", "seven")
+    assert wrong.code == 2
+    assert "Unknown class 'seven'" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--method", "grad-cam"], "Unknown method 'grad-cam'. Did you mean 'gradcam'?"),
+        (["--method", "rollout"], "rollout needs a transformer"),
+        (["--layer", "feature"], "Unknown layer 'feature'. Did you mean 'features'?"),
+        (["--target", "12"], "targets must lie in 0..9"),
+    ],
+)
+def test_wrong_arguments_to_explain_get_one_clear_line(
+    sufficit, digits: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    run = sufficit(
+        "explain", digits, "--model", "sufficit:digits", "--out", tmp_path / "d", *words
+    )
+    assert run.code == 2
+    assert message in run.err
+    assert not (tmp_path / "d").exists()
+
+
+def test_methods_and_models_are_listed(sufficit) -> None:
+    listed = sufficit("methods").out
+    assert "kpca-cam" in listed
+    assert "control" in listed
+    named = sufficit("models", "resnet18").out
+    assert "torchvision:resnet18" in named
+    assert "timm:resnet18" in named
+    assert sufficit("models", "resnet1800").code == 2
+
+
+def test_the_demo_runs_and_leaves_its_pictures(sufficit, tmp_path: Path) -> None:
+    run = sufficit("demo", "--images", "3", "--out", tmp_path / "demo")
+    assert run.code == 0, run.err
+    assert "true digit" in run.out
+    assert "MSI is near +1" in run.out
+    summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
+    assert summary["true digit"]["msi"]["mean"] > summary["random"]["msi"]["mean"]
+    for name in ("sheet.png", "curves.png"):
+        with Image.open(tmp_path / "demo" / name) as picture:
+            assert picture.width > 800
+
+
+def test_help_does_not_load_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['sufficit', '--help']\n"
+        "from sufficit.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "evaluate" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["evaluate", "explain", "demo", "methods", "models"])
+def test_every_command_has_examples(sufficit, command: str) -> None:
+    assert f"sufficit {command}" in sufficit(command, "--help").out

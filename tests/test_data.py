@@ -1,0 +1,194 @@
+"""Folders of pictures and files of heatmaps."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from sufficit import UserError, View
+from sufficit.data.digits import synthetic_digits
+from sufficit.data.heatmaps import HeatmapFile, write_heatmaps
+from sufficit.data.images import (
+    BadPictureError,
+    Picture,
+    find_pictures,
+    labels_of,
+    read_picture,
+)
+
+
+def paint(path: Path, size: tuple[int, int] = (8, 6), mode: str = "RGB") -> Path:
+    """A picture of (width, height) whose red grows to the right."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    w, h = size
+    values = np.zeros((h, w, 3), dtype=np.uint8)
+    values[..., 0] = np.linspace(0, 255, w, dtype=np.uint8)
+    Image.fromarray(values).convert(mode).save(path)
+    return path
+
+
+def test_pictures_are_found_in_order_with_their_class_folders(tmp_path: Path) -> None:
+    for name in ("b/2.png", "a/1.PNG", "a/deep/3.jpg"):
+        paint(tmp_path / name)
+    (tmp_path / "a" / "notes.txt").write_text("no picture")
+    found = [(p.name, p.folder) for p in find_pictures(tmp_path)]
+    assert found == [("a/1.PNG", "a"), ("a/deep/3.jpg", "a"), ("b/2.png", "b")]
+
+
+def test_a_folder_without_pictures_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no images in .*looked for .*\.png"):
+        find_pictures(tmp_path)
+    with pytest.raises(UserError, match="no folder of images"):
+        find_pictures(tmp_path / "absent")
+
+
+def pictures(*names: str) -> list[Picture]:
+    return [
+        Picture(Path(name), name, name.split("/", maxsplit=1)[0] if "/" in name else None)
+        for name in names
+    ]
+
+
+def test_labels_come_from_class_names_whatever_their_order() -> None:
+    classes = ["zebra", "house_cat", "dog"]
+    assert labels_of(pictures("dog/1.png", "House Cat/2.png"), classes, 3) == [2, 1]
+
+
+def test_labels_come_from_numbers_and_are_not_sorted_as_text() -> None:
+    assert labels_of(pictures("10/1.png", "9/2.png"), None, 11) == [10, 9]
+
+
+def test_labels_come_in_order_where_there_is_a_folder_for_each_class() -> None:
+    assert labels_of(pictures("x/1.png", "y/2.png", "x/3.png"), None, 2) == [0, 1, 0]
+
+
+def test_folders_that_fit_no_class_are_an_error() -> None:
+    with pytest.raises(UserError, match="do not fit the model's 10 classes"):
+        labels_of(pictures("x/1.png", "y/2.png"), None, 10)
+    with pytest.raises(UserError, match="lie beside class folders"):
+        labels_of(pictures("x/1.png", "2.png"), None, 2)
+
+
+def test_pictures_outside_folders_have_no_labels() -> None:
+    assert labels_of(pictures("1.png", "2.png"), None, 2) is None
+
+
+def test_a_picture_of_the_right_size_is_read_to_the_bit(tmp_path: Path) -> None:
+    path = paint(tmp_path / "a.png", (8, 6))
+    image = read_picture(path, View((6, 8)))
+    expected = torch.from_numpy(np.asarray(Image.open(path)).transpose(2, 0, 1).copy())
+    assert torch.equal((image * 255).round().to(torch.uint8), expected)
+    assert torch.allclose(image * 255, expected.float(), atol=1e-4)
+
+
+def test_a_picture_is_scaled_and_cropped_in_the_middle(tmp_path: Path) -> None:
+    path = paint(tmp_path / "a.png", (40, 20))
+    image = read_picture(path, View((10, 10), resize=20))
+    assert image.shape == (3, 10, 10)
+    # Columns 15..24 of 40 remain, and red grows linearly from 0 to 1 over the 40.
+    assert image[0, 5, 0].item() == pytest.approx(15 / 39, abs=0.01)
+    assert image[0, 5, 9].item() == pytest.approx(24 / 39, abs=0.01)
+    covered = read_picture(path, View((10, 10)))
+    assert covered[0, 5].mean().item() == pytest.approx(0.5, abs=0.02)
+    assert covered[0, 5, 9] - covered[0, 5, 0] > image[0, 5, 9] - image[0, 5, 0]
+
+
+def test_grey_models_read_one_channel(tmp_path: Path) -> None:
+    assert read_picture(paint(tmp_path / "a.png"), View((6, 8), channels=1)).shape == (1, 6, 8)
+
+
+def test_pictures_in_other_modes_become_colour(tmp_path: Path) -> None:
+    for mode in ("L", "P", "1"):
+        image = read_picture(paint(tmp_path / f"{mode}.png", mode=mode), None)
+        assert image.shape == (3, 6, 8)
+        assert 0 <= image.min() <= image.max() <= 1
+    rotated = Image.open(paint(tmp_path / "r.jpg"))
+    exif = rotated.getexif()
+    exif[0x0112] = 6
+    rotated.save(tmp_path / "r.jpg", exif=exif)
+    assert read_picture(tmp_path / "r.jpg", None).shape == (3, 8, 6)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b"", "empty"), (b"not an image", "not a readable image")]
+)
+def test_broken_pictures_say_why(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(content)
+    with pytest.raises(BadPictureError, match=reason):
+        read_picture(path, None)
+
+
+def test_a_truncated_picture_says_so(tmp_path: Path) -> None:
+    path = paint(tmp_path / "a.png", (300, 300))
+    path.write_bytes(path.read_bytes()[:-60])
+    with pytest.raises(BadPictureError, match="not a readable image"):
+        read_picture(path, None)
+
+
+def test_an_enormous_picture_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = paint(tmp_path / "a.png", (100, 100))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 6000)
+    with pytest.raises(BadPictureError, match="too large"):
+        read_picture(path, None)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_heatmaps_are_found_by_path_name_or_stem(tmp_path: Path, suffix: str) -> None:
+    maps = {"cat/1.png": torch.full((2, 3), 0.1), "2.png": torch.ones(2, 2), "3": torch.zeros(1, 1)}
+    path = tmp_path / f"maps{suffix}"
+    if suffix == ".npz":
+        write_heatmaps(path, maps)
+    else:
+        save_file(maps, path)
+    file = HeatmapFile(path)
+    found = file.match(["cat/1.png", "dog/2.png", "dog/3.jpg", "dog/4.png"])
+    assert found == {
+        "cat/1.png": "cat/1.png",
+        "dog/2.png": "2.png",
+        "dog/3.jpg": "3",
+        "dog/4.png": None,
+    }
+    assert torch.equal(file.read("cat/1.png"), maps["cat/1.png"])
+
+
+def test_a_key_that_fits_two_images_is_an_error(tmp_path: Path) -> None:
+    write_heatmaps(tmp_path / "m.npz", {"1.png": torch.ones(2, 2)})
+    with pytest.raises(UserError, match=r"'1.png' .* fits 2 images"):
+        HeatmapFile(tmp_path / "m.npz").match(["a/1.png", "b/1.png"])
+
+
+def test_heatmap_files_with_anything_else_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "o.npz", a=np.array([{"x": 1}], dtype=object))
+    with pytest.raises(UserError, match="could not be read"):
+        HeatmapFile(tmp_path / "o.npz").read("a")
+    np.savez(tmp_path / "c.npz", a=np.ones((3, 2, 2)))
+    with pytest.raises(UserError, match=r"must be \[h,w\], got \[3, 2, 2\]"):
+        HeatmapFile(tmp_path / "c.npz").read("a")
+    (tmp_path / "x.npz").write_bytes(b"nonsense")
+    with pytest.raises(UserError, match="could not be read as heatmaps"):
+        HeatmapFile(tmp_path / "x.npz")
+    (tmp_path / "x.txt").write_text("nonsense")
+    with pytest.raises(UserError, match=r"\.npz or \.safetensors"):
+        HeatmapFile(tmp_path / "x.txt")
+
+
+def test_synthetic_digits_repeat_by_seed_and_keep_the_held_out_apart() -> None:
+    one, two, other = (synthetic_digits(4, seed=s) for s in (5, 5, 6))
+    assert torch.equal(one.images, two.images)
+    assert not torch.equal(one.images, other.images)
+    train = synthetic_digits(4, seed=5, held_out=False)
+    assert not torch.equal(train.masks, one.masks)
+    # The mask lies on the bright strokes.
+    inside = (one.images.mean(1) * one.masks).sum() / one.masks.sum()
+    outside = (one.images.mean(1) * (1 - one.masks)).sum() / (1 - one.masks).sum()
+    assert inside > 0.7 > 0.5 > outside
+
+
+def test_two_copies_stand_in_two_halves() -> None:
+    masks = synthetic_digits(6, seed=2, copies=2).masks
+    assert (masks[:, :, :32].sum((1, 2)) > 20).all()
+    assert (masks[:, :, 32:].sum((1, 2)) > 20).all()

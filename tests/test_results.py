@@ -1,0 +1,114 @@
+"""Intervals, summaries and what is written to disk."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from pyarrow import parquet
+from scipy import stats
+from torch import nn
+
+from sufficit import Classifier, Scores, UserError, evaluate
+from sufficit.files import writing
+from sufficit.results import bootstrap, provenance, save_json, save_scores, summarise
+
+
+@pytest.fixture
+def scores() -> Scores:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
+    return evaluate(Classifier(model), torch.rand(12, 3, 8, 8), torch.rand(12, 8, 8))
+
+
+def test_intervals_agree_with_scipy() -> None:
+    values = np.random.default_rng(3).normal([0.0, 2.0], [1.0, 0.1], size=(80, 2))
+    low, high = bootstrap(values, resamples=20_000)
+    for i in range(2):
+        peer = stats.bootstrap(
+            (values[:, i],), np.mean, n_resamples=20_000, method="percentile", rng=1
+        ).confidence_interval
+        width = peer.high - peer.low
+        assert low[i] == pytest.approx(peer.low, abs=0.03 * width)
+        assert high[i] == pytest.approx(peer.high, abs=0.03 * width)
+
+
+def test_intervals_of_equal_values_are_that_value() -> None:
+    low, high = bootstrap(np.full((10, 1), 0.25))
+    assert low[0] == pytest.approx(0.25)
+    assert high[0] == pytest.approx(0.25)
+
+
+def test_nan_is_left_out_of_intervals_and_one_image_has_none() -> None:
+    values = np.random.default_rng(3).normal(size=(50, 1))
+    holed = np.concatenate([values, np.full((50, 1), np.nan)])
+    low, high = bootstrap(holed, resamples=4000)
+    whole_low, whole_high = bootstrap(values, resamples=4000)
+    assert low[0] == pytest.approx(whole_low[0], abs=0.05)
+    assert high[0] == pytest.approx(whole_high[0], abs=0.05)
+    assert np.isnan(bootstrap(np.ones((1, 2)))).all()
+
+
+def test_a_summary_repeats_and_holds_the_mean(scores: Scores) -> None:
+    summary = summarise(scores, seed=4)
+    assert summary == summarise(scores, seed=4)
+    for name, estimate in summary.items():
+        assert estimate.mean == pytest.approx(scores[name].mean().item())
+        assert estimate.low <= estimate.mean <= estimate.high
+        assert (estimate.n, estimate.n_nan) == (12, 0)
+    assert summary["msi"].higher_is_better
+    assert not summary["deletion_pixel"].higher_is_better
+
+
+def test_rows_and_curves_can_be_read_back(scores: Scores, tmp_path: Path) -> None:
+    names = [f"{i}.png" for i in range(12)]
+    save_scores(tmp_path, scores, names, {})
+    frame = pandas.read_parquet(tmp_path / "scores.parquet")
+    assert frame["image"].tolist() == names
+    assert np.array_equal(frame["msi"], scores.msi.numpy())
+    table = parquet.read_table(tmp_path / "curves.parquet")
+    grids = json.loads(table.schema.metadata[b"grids"])
+    stored = np.stack(table["insertion_pixel_confidence"].to_numpy())
+    # The stored curve gives the column again.
+    area = np.trapezoid(stored, grids["insertion_pixel"], axis=1)
+    confident = evaluate_confidence(scores)
+    assert area == pytest.approx(confident, abs=1e-6)
+    assert grids["hide"][0] == scores.alpha_min
+
+
+def evaluate_confidence(scores: Scores) -> np.ndarray:
+    curve = scores.curves()["insertion_pixel"]
+    return np.trapezoid(curve.confidence.numpy(), curve.grid, axis=1)
+
+
+def test_json_has_null_for_nan_and_names_in_any_script(tmp_path: Path) -> None:
+    save_json(tmp_path / "a.json", {"x": float("nan"), "名": [1.5, float("inf")]})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"x": None, "名": [1.5, None]}
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("before")
+    with pytest.raises(RuntimeError, match="in the middle"), writing(path) as part:
+        part.write_text("half")
+        raise RuntimeError("in the middle")
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_a_clear_error(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match=r"a\.txt could not be written: No space left"),
+        writing(tmp_path / "a.txt"),
+    ):
+        raise OSError(28, "No space left on device")
+
+
+def test_provenance_says_what_ran_where() -> None:
+    run = provenance({"seed": 1}, torch.device("cpu"), torch.float32)
+    assert run["config"] == {"seed": 1}
+    assert run["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert run["device"]["type"] == "cpu"
+    assert run["device"]["dtype"] == "torch.float32"
