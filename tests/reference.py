@@ -172,7 +172,17 @@ def small_net(channels: int = 3, size: tuple[int, int] = (8, 6), classes: int = 
     return model.eval()
 
 
-HEATMAPS = ("random", "saturated", "zeros", "ones", "half", "tied", "two_valued", "on_the_grid")
+HEATMAPS = (
+    "random",
+    "saturated",
+    "zeros",
+    "ones",
+    "half",
+    "tied",
+    "two_valued",
+    "on_the_grid",
+    "a_hair_off",
+)
 
 
 def heatmaps_like(kind: str, n: int, size: tuple[int, int], seed: int = 0) -> Tensor:
@@ -189,4 +199,9 @@ def heatmaps_like(kind: str, n: int, size: tuple[int, int], seed: int = 0) -> Te
         return (uniform * 10).round() / 10
     if kind == "two_valued":
         return torch.where(uniform > 0.6, 0.8, 0.3)
-    return (uniform * 100).round() / 100
+    hundredths = (uniform * 100).round() / 100
+    if kind == "on_the_grid":
+        return hundredths
+    # The float32 next to a hundredth, above or below it.
+    ends = torch.rand(n, *size, generator=generator).round()
+    return hundredths.nextafter(ends)

@@ -46,7 +46,7 @@ def run_demo(folder: Path, n: int, seed: int, console: Console) -> None:
         f"[bold]3[/] Asking {len(METHODS)} methods where it looked; the true place is known too."
     )
     heatmaps = explain_all(classifier, digits.images, digits.labels, METHODS)
-    heatmaps[TRUTH] = _near(digits.masks)
+    heatmaps[TRUTH] = around(digits.masks)
     console.print(
         "[bold]4[/] Showing and hiding what each heatmap marks, and asking the net again."
     )
@@ -115,7 +115,7 @@ def in_words(summaries: dict[str, dict[str, Estimate]], calls: int) -> str:
     )
 
 
-def _near(masks: Tensor) -> Tensor:
+def around(masks: Tensor) -> Tensor:
     """The digit and the four pixels around it: what the net needs to see of it."""
     return torch.nn.functional.max_pool2d(masks[:, None], 9, 1, 4)[:, 0]
 

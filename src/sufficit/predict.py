@@ -15,7 +15,7 @@ from sufficit.fills import fill_for
 from sufficit.types import Answers, Band, Progress
 
 _GROUP_ELEMENTS = 2**25  # of images held ready at once; masks are never stored
-_BATCH_ELEMENTS = {"cuda": 2**25, "cpu": 2**20}
+_BATCH_ELEMENTS = {"cuda": 2**27, "cpu": 2**20}
 
 
 @dataclass(frozen=True)

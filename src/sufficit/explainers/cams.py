@@ -19,7 +19,8 @@ def gradcam_plus_plus(features: Tensor, gradients: Tensor) -> Tensor:
     """Channels weighed by their positive gradients (Chattopadhay et al. 2018, equation 19)."""
     squares = gradients.square()
     sums = features.sum((2, 3), keepdim=True)
-    shares = squares / (2 * squares + sums * squares * gradients + 1e-6)  # grad-cam's epsilon
+    cubes = squares * gradients
+    shares = squares / (2 * squares + sums * cubes + 1e-6)  # grad-cam's epsilon
     return _weighed(features, (gradients.clamp(min=0) * shares).sum((2, 3)))
 
 

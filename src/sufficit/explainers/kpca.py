@@ -47,7 +47,9 @@ def top_eigenvectors(matrices: Tensor) -> Tensor:
 
 
 def _by_solver(matrices: Tensor) -> Tensor:
-    return torch.linalg.eigh(matrices).eigenvectors[:, :, -1]
+    _, vectors = torch.linalg.eigh(matrices)
+    last: Tensor = vectors[:, :, -1]
+    return last
 
 
 def _by_squaring(matrices: Tensor) -> Tensor:

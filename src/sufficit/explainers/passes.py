@@ -76,8 +76,9 @@ class _Leaf:
         """The tensor in the layer's own form: alone, or first of a tuple or list."""
         if isinstance(self.output, Tensor):
             return tensor
-        rest = [tensor, *self.output[1:]]
-        return rest if isinstance(self.output, list) else tuple(rest)
+        if hasattr(self.output, "_replace"):
+            return self.output._replace(**{self.output._fields[0]: tensor})
+        return type(self.output)([tensor, *self.output[1:]])
 
 
 def look(
