@@ -34,8 +34,10 @@ def hide(alpha_min: float, alpha: float) -> Band:
 
 def at_least(alpha: float) -> Band:
     """The pixels at or above alpha, which is what the mask penalty counts."""
-    below = torch.nextafter(torch.tensor(alpha), torch.tensor(-math.inf))
-    return Band("value", below.item(), math.inf)
+    if alpha <= 0:
+        return Band("value", -math.inf, math.inf)
+    at = torch.tensor(alpha, dtype=torch.float32)
+    return Band("value", at.nextafter(at - 1).item(), math.inf)
 
 
 def top(share: float) -> Band:
@@ -99,11 +101,11 @@ def runs(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
     by_rank = [i for i, band in enumerate(bands) if band.axis == "rank"]
     if by_value:
         edges = [[bands[i].high, bands[i].low] for i in by_value]
-        found[:, by_value] = _count_above(heatmaps, torch.tensor(edges))
+        found[:, by_value] = _count_above(heatmaps, torch.tensor(edges, dtype=torch.float32))
     if by_rank:
-        # A share of the pixels is rounded to the nearest whole pixel, halves up.
+        # To the nearest whole pixel, halves up; 0.29 * 50 is a half, whatever floats make of it.
         edges = [[bands[i].low, bands[i].high] for i in by_rank]
-        counts = [[math.floor(share * pixels + 0.5) for share in pair] for pair in edges]
+        counts = [[math.floor(round(share * pixels, 6) + 0.5) for share in pair] for pair in edges]
         found[:, by_rank] = torch.tensor(counts, device=heatmaps.device)
     empty = found[..., 0] >= found[..., 1]
     return found.masked_fill(empty[..., None], 0)

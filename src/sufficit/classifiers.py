@@ -164,12 +164,12 @@ class Classifier:
 
     def logits_of(self, inputs: Tensor) -> Tensor:
         """Logits of what `normalize` gave; the model must be in eval mode."""
-        return _as_logits(self.model(inputs))
+        return _as_logits(self.model(inputs), len(inputs))
 
     def plain_logits_of(self, inputs: Tensor) -> Tensor:
         """The same from the bare model, uncompiled and on one device, so that hooks fire."""
         with layers.uncompiled():
-            return _as_logits(self.bare(inputs))
+            return _as_logits(self.bare(inputs), len(inputs))
 
     @contextmanager
     def in_eval_mode(self) -> Iterator[None]:
@@ -237,7 +237,7 @@ def _check_mean_std(mean: Sequence[float] | None, std: Sequence[float] | None) -
     return means, stds
 
 
-def _as_logits(output: Any) -> Tensor:
+def _as_logits(output: Any, n: int) -> Tensor:
     """The logits in what a model returned: a tensor, or .logits, or the first of a tuple."""
     if isinstance(output, dict):
         output = output.get("logits", next(iter(output.values()), None))
@@ -245,7 +245,8 @@ def _as_logits(output: Any) -> Tensor:
         output = output.logits
     elif isinstance(output, tuple | list) and output:
         output = output[0]
-    if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2:
+    fits = isinstance(output, Tensor) and output.ndim == 2 and len(output) == n
+    if not fits or output.shape[1] < 2:
         came = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UserError(
             f"the model must give logits [N,C] of two classes or more, got {came}: "

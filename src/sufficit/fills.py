@@ -31,7 +31,8 @@ def blur(images: Tensor) -> Tensor:
 def noise(images: Tensor) -> Tensor:
     """One picture of uniform noise, the same for every image whatever the batch: [1,C,H,W]."""
     generator = torch.Generator().manual_seed(NOISE_SEED)
-    return torch.rand(1, *images.shape[1:], generator=generator).to(images)
+    shape = (1, *images.shape[1:])
+    return torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").to(images)
 
 
 FILLS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -54,11 +55,16 @@ def fill_for(images: Tensor, fill: str | Tensor, part: slice = slice(None)) -> T
     return own.reshape(1, *own.shape[-3:])
 
 
+def check_fill_name(fill: str | Tensor) -> None:
+    """Raise where a fill is given by a name that is not known."""
+    if isinstance(fill, str) and fill not in FILLS:
+        raise unknown("fill", fill, FILLS)
+
+
 def check_fill(fill: str | Tensor, images: Tensor) -> None:
     """Raise unless the fill is a known name or a tensor that fits the images."""
+    check_fill_name(fill)
     if isinstance(fill, str):
-        if fill not in FILLS:
-            raise unknown("fill", fill, FILLS)
         return
     if not isinstance(fill, Tensor):
         raise UserError(

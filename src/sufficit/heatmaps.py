@@ -30,7 +30,9 @@ def resize(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
     grown = F.interpolate(
         heatmaps[:, None].float(), size=size, mode="bilinear", align_corners=False
     )
-    return grown[:, 0]
+    # Rounding may carry a value past the ends that bilinear weights never pass.
+    low, high = (edge[:, None, None].float() for edge in heatmaps.flatten(1).aminmax(dim=1))
+    return grown[:, 0].clamp(low, high)
 
 
 def check_heatmaps(heatmaps: Tensor, images: Tensor) -> None:
@@ -59,7 +61,7 @@ def check_range(heatmaps: Tensor, names: list[str] | None = None) -> None:
     if outside:
         first = outside[0]
         raise UserError(
-            f"heatmaps must lie in 0..1, got {low[first]:.4g}..{high[first]:.4g} in"
+            f"heatmaps must lie in 0..1, got {low[first]:.9g}..{high[first]:.9g} in"
             f" {_named(outside, names)}: stretch each map with sufficit.normalize(heatmaps), or"
             " --normalize on the command line"
         )

@@ -105,7 +105,8 @@ class _Loop:
         found = inputs.new_empty(len(inputs), dtype=torch.long)
 
         def one(start: int, stop: int) -> None:
-            found[start:stop] = self.classifier.logits_of(inputs[start:stop]).argmax(1)
+            batch = inputs[start:stop].clone(memory_format=self.classifier.memory_format)
+            found[start:stop] = self.classifier.logits_of(batch).argmax(1)
 
         self._in_batches(len(inputs), one)
         return found
@@ -115,8 +116,8 @@ class _Loop:
         total = len(tasks.images)
         goals = targets[torch.tensor(tasks.images, device=targets.device)]
         highest = int(targets.max())
-        confidences = torch.empty(total, device=targets.device)
-        hits = torch.empty(total, device=targets.device)
+        confidences = torch.empty(total, dtype=torch.float32, device=targets.device)
+        hits = torch.empty_like(confidences)
 
         def one(start: int, stop: int) -> None:
             logits = self.classifier.logits_of(maker.masked(tasks, start, stop)).float()

@@ -1,5 +1,6 @@
 """The same numbers as `evaluate`, batch by batch and over processes, as torchmetrics does."""
 
+import zlib
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -8,6 +9,7 @@ from torchmetrics import Metric as TorchMetric
 from torchmetrics.utilities import dim_zero_cat
 
 from sufficit.classifiers import Classifier
+from sufficit.fills import check_fill_name
 from sufficit.metrics.columns import COLUMNS
 from sufficit.metrics.evaluate import Scores, evaluate, make_plan, read
 from sufficit.types import Answers, ScoreKind
@@ -48,6 +50,7 @@ class Evaluation(TorchMetric):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_fill_name(fill)
         self.classifier = classifier
         self.options: dict[str, Any] = {
             "alpha_min": alpha_min,
@@ -61,6 +64,10 @@ class Evaluation(TorchMetric):
         self.batch_size = batch_size
         for name in _STATES:
             self.add_state(name, default=[], dist_reduce_fx="cat")
+        # A MetricCollection merges metrics whose states agree on the first batch; this one tells
+        # apart those that only happen to.
+        setting = repr((self.plan, fill, id(classifier))).encode()
+        self.add_state("setting", torch.tensor(zlib.crc32(setting)), dist_reduce_fx="max")
 
     def update(self, images: Tensor, heatmaps: Tensor, targets: Tensor | None = None) -> None:
         """Score a batch: [N,C,H,W], [N,H,W], [N]."""
@@ -76,6 +83,24 @@ class Evaluation(TorchMetric):
         )
         for name in _STATES:
             getattr(self, name).append(getattr(scores.answers, name).to(self.device))
+
+    def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
+        """A process that saw no image joins in with none of them, in the shapes of the others."""
+        for name, empty in self._nothing().items():
+            if not len(getattr(self, name)):
+                setattr(self, name, [empty.to(self.device)])
+        super()._sync_dist(*args, **kwargs)
+
+    def _nothing(self) -> dict[str, Tensor]:
+        asked, weighed = len(self.plan.asks), len(self.plan.weighs)
+        none = torch.empty(0, dtype=torch.long)
+        return {
+            "hits": torch.empty(0, asked),
+            "confidences": torch.empty(0, asked),
+            "shares": torch.empty(0, weighed, dtype=torch.float64),
+            "targets": none,
+            "calls": none,
+        }
 
     def compute(self) -> dict[str, Tensor]:
         """Mean of each column, and alpha_min where it was searched for."""

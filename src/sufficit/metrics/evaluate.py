@@ -213,7 +213,7 @@ def make_plan(
 ) -> Plan:
     """Check what is wanted and lay it out."""
     searching = alpha_min == "search"
-    if isinstance(alpha_min, str) and not searching:
+    if not isinstance(alpha_min, int | float) and not searching:
         raise UserError(f'alpha_min must be a number in 0..1 or "search", got {alpha_min!r}')
     if score not in ("accuracy", "confidence"):
         raise unknown("score", str(score), ("accuracy", "confidence"))
