@@ -168,7 +168,9 @@ def test_logits_are_found_in_what_models_return(kind: str) -> None:
     class Model(nn.Module):
         def forward(self, images: Tensor) -> Any:
             logits = images[:, :2, 0, 0]
-            return {"object": Output(logits), "dict": {"logits": logits}, "tuple": (logits, 1)}[kind]
+            return {"object": Output(logits), "dict": {"logits": logits}, "tuple": (logits, 1)}[
+                kind
+            ]
 
     images = torch.rand(2, 3, 4, 4)
     assert torch.equal(Classifier(Model())(images), images[:, :2, 0, 0])

@@ -208,7 +208,9 @@ def test_a_fill_can_be_a_picture(sufficit, digits: Path, tmp_path: Path) -> None
     Image.new("RGB", (64, 64), (0, 0, 0)).save(tmp_path / "black.png")
     named = sufficit(*scored(digits, "--columns", "msi", "--json"))
     own = sufficit(
-        *scored(digits, "--columns", "msi", "--json", "--overwrite"), "--fill", tmp_path / "black.png"
+        *scored(digits, "--columns", "msi", "--json", "--overwrite"),
+        "--fill",
+        tmp_path / "black.png",
     )
     assert json.loads(own.out)["columns"] == json.loads(named.out)["columns"]
 
@@ -273,7 +275,9 @@ def test_explain_takes_a_target_by_number_or_name(sufficit, digits: Path, tmp_pa
         drawn = stored[image.name]
     images = read_picture(image, None)[None]
     classifier = Classifier.load("sufficit:digits")
-    assert drawn == pytest.approx(explain(classifier, images, torch.tensor([7]))[0].numpy(), abs=1e-5)
+    assert drawn == pytest.approx(
+        explain(classifier, images, torch.tensor([7]))[0].numpy(), abs=1e-5
+    )
     wrong = sufficit(*words, "--target", "seven")
     assert wrong.code == 2
     assert "Unknown class 'seven'" in wrong.err
@@ -291,9 +295,7 @@ def test_explain_takes_a_target_by_number_or_name(sufficit, digits: Path, tmp_pa
 def test_wrong_arguments_to_explain_get_one_clear_line(
     sufficit, digits: Path, tmp_path: Path, words: list[str], message: str
 ) -> None:
-    run = sufficit(
-        "explain", digits, "--model", "sufficit:digits", "--out", tmp_path / "d", *words
-    )
+    run = sufficit("explain", digits, "--model", "sufficit:digits", "--out", tmp_path / "d", *words)
     assert run.code == 2
     assert message in run.err
     assert not (tmp_path / "d").exists()

@@ -91,9 +91,14 @@ def test_json_has_null_for_nan_and_names_in_any_script(tmp_path: Path) -> None:
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("before")
-    with pytest.raises(RuntimeError, match="in the middle"), writing(path) as part:
-        part.write_text("half")
-        raise RuntimeError("in the middle")
+
+    def break_off() -> None:
+        with writing(path) as part:
+            part.write_text("half")
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        break_off()
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -1,6 +1,6 @@
 """Draw the README's picture: three digits, every method, MSI under each.
 
-    python tools/readme_picture.py docs/demo.png
+python tools/readme_picture.py docs/demo.png
 """
 
 import sys

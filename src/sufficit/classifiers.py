@@ -245,11 +245,10 @@ def _as_logits(output: Any, n: int) -> Tensor:
         output = output.logits
     elif isinstance(output, tuple | list) and output:
         output = output[0]
-    fits = isinstance(output, Tensor) and output.ndim == 2 and len(output) == n
-    if not fits or output.shape[1] < 2:
-        came = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise UserError(
-            f"the model must give logits [N,C] of two classes or more, got {came}: "
-            "wrap it in a module that returns them"
-        )
-    return output
+    if isinstance(output, Tensor) and output.ndim == 2 and len(output) == n and output.shape[1] > 1:
+        return output
+    came = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    raise UserError(
+        f"the model must give logits [N,C] = [{n},C] of two classes or more, got {came}: "
+        "wrap it in a module that returns them"
+    )
