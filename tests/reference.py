@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-torch.set_num_threads(1)  # nets this small lose more to waiting threads than they gain
 
 COLUMNS = (
     "insertion_pixel",
@@ -172,36 +171,22 @@ def small_net(channels: int = 3, size: tuple[int, int] = (8, 6), classes: int = 
     return model.eval()
 
 
-HEATMAPS = (
-    "random",
-    "saturated",
-    "zeros",
-    "ones",
-    "half",
-    "tied",
-    "two_valued",
-    "on_the_grid",
-    "a_hair_off",
-)
+HEATMAPS = {
+    "random": lambda values, _: values,
+    "saturated": lambda values, _: (3 * values - 1).clamp(0, 1),
+    "zeros": lambda values, _: torch.zeros_like(values),
+    "ones": lambda values, _: torch.ones_like(values),
+    "half": lambda values, _: torch.full_like(values, 0.5),
+    "tied": lambda values, _: (values * 10).round() / 10,
+    "two_valued": lambda values, _: torch.where(values > 0.6, 0.8, 0.3),
+    "on_the_grid": lambda values, _: (values * 100).round() / 100,
+    # The float32 next to a hundredth, above or below it.
+    "a_hair_off": lambda values, coins: ((values * 100).round() / 100).nextafter(coins.round()),
+}
 
 
 def heatmaps_like(kind: str, n: int, size: tuple[int, int], seed: int = 0) -> Tensor:
     """Heatmaps of one kind: [n,*size]."""
     generator = torch.Generator().manual_seed(seed + 1)
-    uniform = torch.rand(n, *size, generator=generator)
-    if kind == "random":
-        return uniform
-    if kind == "saturated":
-        return (3 * uniform - 1).clamp(0, 1)
-    if kind in ("zeros", "ones", "half"):
-        return torch.full_like(uniform, {"zeros": 0.0, "ones": 1.0, "half": 0.5}[kind])
-    if kind == "tied":
-        return (uniform * 10).round() / 10
-    if kind == "two_valued":
-        return torch.where(uniform > 0.6, 0.8, 0.3)
-    hundredths = (uniform * 100).round() / 100
-    if kind == "on_the_grid":
-        return hundredths
-    # The float32 next to a hundredth, above or below it.
-    ends = torch.rand(n, *size, generator=generator).round()
-    return hundredths.nextafter(ends)
+    values, coins = (torch.rand(n, *size, generator=generator) for _ in range(2))
+    return HEATMAPS[kind](values, coins)

@@ -1,6 +1,7 @@
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -273,6 +274,14 @@ def test_an_alpha_min_that_is_no_number_is_refused(classifier, images, heatmaps)
 def test_an_alpha_min_of_another_type_is_refused(classifier, images, heatmaps, alpha_min):
     with says("alpha_min", "number", "search"):
         evaluate(classifier, images, heatmaps, alpha_min=alpha_min)
+
+
+@pytest.mark.parametrize("alpha_min", [np.float32(0.25), np.float64(0.25), torch.tensor(0.25)])
+def test_a_number_of_numpy_or_torch_is_a_number(classifier, images, heatmaps, alpha_min):
+    wanted = evaluate(classifier, images, heatmaps, alpha_min=0.25, columns=["msi"])
+    scores = evaluate(classifier, images, heatmaps, alpha_min=alpha_min, columns=["msi"])
+    assert scores.alpha_min == 0.25
+    assert torch.equal(scores.msi, wanted.msi)
 
 
 def test_a_search_over_nothing_or_outside_0_to_1_is_refused(classifier, images, heatmaps):

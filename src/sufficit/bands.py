@@ -58,9 +58,9 @@ def grid(step: float) -> tuple[float, ...]:
     >>> grid(0.4)
     (0.0, 0.4, 0.8, 1.0)
     """
-    if not 0 < step <= 1:
+    if not 1e-4 <= step <= 1:
         raise UserError(
-            f"a step must lie in 0..1, above 0, got {step}: the defaults are 0.01 and 0.02"
+            f"a step must lie in 0..1, at least 0.0001, got {step}: the defaults are 0.01 and 0.02"
         )
     points = round(1 / step)
     if math.isclose(points * step, 1, abs_tol=1e-9):
@@ -112,8 +112,8 @@ def runs(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
 
 
 def shares(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
-    """Share of the pixels that each band keeps: [N,H,W] -> [N,B]."""
-    start, stop = runs(heatmaps, bands).unbind(-1)
+    """Share of the pixels that each band keeps, on the CPU: [N,H,W] -> [N,B]."""
+    start, stop = runs(heatmaps, bands).cpu().unbind(-1)
     return (stop - start).double() / heatmaps[0].numel()
 
 

@@ -20,11 +20,28 @@ _BATCH_ELEMENTS = {"cuda": 2**27, "cpu": 2**20}
 
 @dataclass(frozen=True)
 class _Tasks:
-    """The distinct masks of a group of images, sorted by image."""
+    """Masks to ask the model for, sorted by image."""
 
     images: list[int]  # [T] which image
     starts: Tensor  # [T] on the device
     stops: Tensor  # [T] on the device
+
+
+@dataclass(frozen=True)
+class _Distinct:
+    """The distinct masks of a group of images, sorted by image."""
+
+    images: Tensor  # [T] which image
+    starts: Tensor  # [T]
+    stops: Tensor  # [T]
+    hides: Tensor  # [T] whether the mask hides anything
+    place: Tensor  # [N,B] where each band's answer is, on the CPU
+    calls: Tensor  # [N] masks of each image, on the CPU
+
+    def tasks(self) -> _Tasks:
+        """Those that hide something."""
+        asked = self.hides
+        return _Tasks(self.images[asked].tolist(), self.starts[asked], self.stops[asked])
 
 
 def predict(
@@ -42,7 +59,7 @@ def predict(
     """Ask the model of every image through every band: [N,C,H,W], [N,H,W] -> [N,B].
 
     Masks that coincide are asked once. `weigh` names bands whose size alone is wanted. Without
-    targets, the model's own predictions are the targets, at one more call an image.
+    targets, the model's own predictions are the targets.
     """
     loop = _Loop(classifier, batch_size or auto_batch_size(images, classifier.device))
     parts: list[Answers] = []
@@ -86,75 +103,83 @@ class _Loop:
         inputs = self.classifier.normalize(images)
         hidden = self.classifier.normalize(filler.expand(-1, images.shape[1], -1, -1))
         maps = heatmaps.to(inputs.device, torch.float32)
-        own = targets is None
-        goals = self._own_targets(inputs) if targets is None else targets.to(inputs.device)
-        tasks, place, calls = _distinct(runs(maps, bands), maps[0].numel())
+        whole = self._whole(inputs)
+        goals = whole.argmax(1) if targets is None else targets.to(inputs.device)
+        _check_targets(goals, whole)
+        distinct = _distinct(runs(maps, bands), maps[0].numel())
         maker = _Masker(inputs, hidden, ranks(maps), self.classifier.memory_format)
-        hits, confidences = self._ask(maker, tasks, goals)
+        hits, confidences = self._ask(maker, distinct, goals, whole)
         return Answers(
             tuple(bands),
-            hits.cpu()[place],
-            confidences.cpu()[place],
+            hits.cpu()[distinct.place],
+            confidences.cpu()[distinct.place],
             tuple(weigh),
-            shares(maps, weigh).cpu(),
+            shares(maps, weigh),
             goals.cpu(),
-            calls + int(own),
+            distinct.calls,
         )
 
-    def _own_targets(self, inputs: Tensor) -> Tensor:
-        found = inputs.new_empty(len(inputs), dtype=torch.long)
+    def _whole(self, inputs: Tensor) -> Tensor:
+        """Logits of the images as they are: [N,C,H,W] -> [N,classes]."""
+        parts: list[Tensor] = []
 
         def one(start: int, stop: int) -> None:
             batch = inputs[start:stop].clone(memory_format=self.classifier.memory_format)
-            found[start:stop] = self.classifier.logits_of(batch).argmax(1)
+            parts.append(self.classifier.logits_of(batch).float())
 
         self._in_batches(len(inputs), one)
-        return found
+        return torch.cat(parts)
 
-    def _ask(self, maker: "_Masker", tasks: _Tasks, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether the target came first, and its softmax, for each task: [T], [T]."""
-        total = len(tasks.images)
-        goals = targets[torch.tensor(tasks.images, device=targets.device)]
-        highest = int(targets.max())
-        confidences = torch.empty(total, dtype=torch.float32, device=targets.device)
-        hits = torch.empty_like(confidences)
+    def _ask(
+        self, maker: "_Masker", distinct: "_Distinct", targets: Tensor, whole: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Whether the target came first, and its softmax, for each distinct mask: [T], [T].
+
+        The answers for masks that hide nothing are known already.
+        """
+        hits, confidences = (found[distinct.images] for found in _judge(whole, targets))
+        asked = distinct.hides.nonzero()[:, 0]
+        tasks = distinct.tasks()
+        goals = targets[distinct.images[asked]]
 
         def one(start: int, stop: int) -> None:
             logits = self.classifier.logits_of(maker.masked(tasks, start, stop)).float()
-            _check_targets(highest, logits)
-            goal = goals[start:stop, None]
-            confidence = logits.softmax(1).gather(1, goal)[:, 0]
-            hit = (logits.argmax(1) == goal[:, 0]).float()
-            confidences[start:stop] = confidence
-            hits[start:stop] = hit.masked_fill(confidence.isnan(), torch.nan)
+            hit, confidence = _judge(logits, goals[start:stop])
+            hits[asked[start:stop]] = hit
+            confidences[asked[start:stop]] = confidence
 
-        self._in_batches(total, one)
+        self._in_batches(len(asked), one, maker.drop)
         return hits, confidences
 
-    def _in_batches(self, total: int, one: Callable[[int, int], None]) -> None:
+    def _in_batches(
+        self, total: int, one: Callable[[int, int], None], drop: Callable[[], None] = lambda: None
+    ) -> None:
+        """Call `one` on every stretch of a batch's size; when memory runs out, drop and halve."""
         start = 0
         while start < total:
             stop = min(start + self.batch_size, total)
             try:
                 one(start, stop)
-            except torch.OutOfMemoryError:
-                self._halve()
+                start = stop
                 continue
-            start = stop
+            except torch.OutOfMemoryError:
+                pass  # what the model held is freed once the exception is gone
+            drop()
+            self._halve(stop - start)
 
-    def _halve(self) -> None:
-        if self.batch_size == 1:
+    def _halve(self, failed: int) -> None:
+        if failed == 1:
             raise UserError(
                 "out of memory at batch size 1: use smaller images, a lower precision or another"
                 " device"
             )
-        self.batch_size //= 2
+        self.batch_size = failed // 2
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         warnings.warn(
             f"out of memory: going on with batches of {self.batch_size}",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=7,
         )
 
 
@@ -188,6 +213,10 @@ class _Masker:
             torch.lerp(hidden, self.inputs[image], mask, out=batch[here])
         return batch
 
+    def drop(self) -> None:
+        """Let the buffers go, so that smaller ones can be made."""
+        self.buffers = None
+
     def _buffers(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
         if self.buffers is None or len(self.buffers[0]) < size:
             self.buffers = None
@@ -198,17 +227,18 @@ class _Masker:
         return self.buffers
 
 
-def _distinct(found: Tensor, pixels: int) -> tuple[_Tasks, Tensor, Tensor]:
-    """Tasks for the distinct runs [N,B,2], where each band's answer will be [N,B], calls [N]."""
+def _distinct(found: Tensor, pixels: int) -> _Distinct:
+    """The distinct runs among those of every image and band: [N,B,2]."""
     n, width = len(found), pixels + 1
     image = torch.arange(n, device=found.device)[:, None]
     codes = (image * width + found[..., 0]) * width + found[..., 1]
     distinct, place = codes.unique(return_inverse=True)
     owner = distinct // width**2
+    starts, stops = distinct // width % width, distinct % width
+    hides = (starts > 0) | (stops < pixels)
     dtype = torch.float32 if pixels <= 2**24 else torch.float64
-    starts, stops = (distinct // width % width).to(dtype), (distinct % width).to(dtype)
     calls = owner.bincount(minlength=n).cpu()
-    return _Tasks(owner.tolist(), starts, stops), place.cpu(), calls
+    return _Distinct(owner, starts.to(dtype), stops.to(dtype), hides, place.cpu(), calls)
 
 
 def _stretches(images: list[int], start: int, stop: int) -> list[tuple[int, int, int]]:
@@ -218,9 +248,16 @@ def _stretches(images: list[int], start: int, stop: int) -> list[tuple[int, int,
     return [(images[a], a, b) for a, b in pairwise(edges)]
 
 
-def _check_targets(highest: int, logits: Tensor) -> None:
-    if highest >= logits.shape[1]:
+def _judge(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether the target came first, and its softmax, or NaN twice: [N,C] -> [N], [N]."""
+    confidence = logits.softmax(1).gather(1, targets[:, None])[:, 0]
+    hit = (logits.argmax(1) == targets).float()
+    return hit.masked_fill(confidence.isnan(), torch.nan), confidence
+
+
+def _check_targets(targets: Tensor, logits: Tensor) -> None:
+    highest, classes = int(targets.max()), logits.shape[1]
+    if highest >= classes:
         raise UserError(
-            f"targets must lie in 0..{logits.shape[1] - 1}, the model has {logits.shape[1]}"
-            f" classes, got {highest}"
+            f"targets must lie in 0..{classes - 1}, the model has {classes} classes, got {highest}"
         )

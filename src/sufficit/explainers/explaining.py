@@ -49,17 +49,8 @@ def explain(
             [0.2500, 1.0000]])
     """
     name = method if isinstance(method, str) else getattr(method, "__name__", "own method")
-    found = explain_all(
-        classifier,
-        images,
-        targets,
-        {name: method},
-        layer=layer,
-        batch_size=batch_size,
-        seed=seed,
-        progress=progress,
-    )
-    return found[name]
+    methods = _wanted({name: method})
+    return _heatmaps(classifier, images, targets, methods, layer, batch_size, seed, progress)[name]
 
 
 def explain_all(
@@ -78,9 +69,23 @@ def explain_all(
     Methods that look at gradients share the backward pass to the feature layer; Finer-CAM adds one
     more, from the logits to that layer. `methods` are names, or names and methods.
     """
+    wanted = _wanted(methods)
+    return _heatmaps(classifier, images, targets, wanted, layer, batch_size, seed, progress)
+
+
+def _heatmaps(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor | None,
+    methods: dict[str, Explainer | OwnMethod],
+    layer: str | None,
+    batch_size: int | None,
+    seed: int,
+    progress: bool | None,
+) -> dict[str, Tensor]:
     check_images(images)
     goals = check_targets(targets, len(images))
-    job = _Job(classifier, _wanted(methods), layer, seed)
+    job = _Job(classifier, methods, layer, seed)
     size = _batch_size(images, classifier.device) if batch_size is None else batch_size
     if size < 1:
         raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
@@ -91,10 +96,10 @@ def explain_all(
             parts.append(job.draw(images[part], None if goals is None else goals[part]))
             if tick:
                 tick(min(start + size, len(images)), len(images))
-    heatmaps = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    heatmaps |= job.controls(images)
-    _judge({name: heatmaps[name] for name in job.watching})
-    return {name: heatmaps[name] for name in job.methods}
+    found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    found |= job.controls(images)
+    _judge({name: found[name] for name in job.watching})
+    return {name: found[name] for name in methods}
 
 
 @dataclass(frozen=True)
@@ -113,9 +118,9 @@ class _Job:
 
     def controls(self, images: Tensor) -> dict[str, Tensor]:
         """The methods that look at the images alone, all at once: no batch may change them."""
-        here = images.to(self.classifier.device)
-        known = self._explainers().items()
-        return {name: m.draw(here, self.seed) for name, m in known if m.needs == "images"}
+        known = {name: m for name, m in self._explainers().items() if m.needs == "images"}
+        drawn = {name: m.draw(images, self.seed) for name, m in known.items()}
+        return {name: maps.to(self.classifier.device) for name, maps in drawn.items()}
 
     def draw(self, images: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
         """The heatmaps of a batch by every method that is no control."""
@@ -123,10 +128,11 @@ class _Job:
         goals = None if targets is None else targets.to(self.classifier.device)
         found: dict[str, Tensor] = {}
         if self.watching:
-            seen = self._look(here)
-            goals = _goals(seen.logits, goals)
-            maps = _maps(seen, goals, self.watching)
-            found = {name: _finished(drawn, images) for name, drawn in maps.items()}
+            with torch.inference_mode(False):
+                seen = self._look(here)
+                goals = _goals(seen.logits, goals)
+                maps = _maps(seen, goals, self.watching)
+                found = {name: _finished(drawn, images) for name, drawn in maps.items()}
         return found | self._own(here, goals)
 
     def _explainers(self) -> dict[str, Explainer]:
@@ -188,12 +194,12 @@ def _goals(logits: Tensor, targets: Tensor | None) -> Tensor:
             f"targets must lie in 0..{classes - 1}, the model has {classes} classes, "
             f"got {int(targets.max())}"
         )
-    return targets
+    return targets.clone() if targets.is_inference() else targets
 
 
 def _maps(seen: Pass, targets: Tensor, methods: dict[str, Explainer]) -> dict[str, Tensor]:
     """The maps of a pass by every method, at the features' size: [N,h,w]."""
-    with torch.inference_mode(False), torch.autocast(targets.device.type, enabled=False):
+    with torch.autocast(targets.device.type, enabled=False):
         scores = dict.fromkeys(m.score for m in methods.values() if m.needs == "gradients")
         gradients = {}
         for i, score in enumerate(scores, 1):

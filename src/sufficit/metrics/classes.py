@@ -1,6 +1,7 @@
 """The same numbers as `evaluate`, batch by batch and over processes, as torchmetrics does."""
 
 import zlib
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,7 +12,7 @@ from torchmetrics.utilities import dim_zero_cat
 from sufficit.classifiers import Classifier
 from sufficit.fills import check_fill_name
 from sufficit.metrics.columns import COLUMNS
-from sufficit.metrics.evaluate import Scores, evaluate, make_plan, read
+from sufficit.metrics.evaluate import ALPHA_GRID, Scores, evaluate, make_plan, read
 from sufficit.types import Answers, ScoreKind
 
 _STATES = ("hits", "confidences", "shares", "targets", "calls")
@@ -47,6 +48,7 @@ class Evaluation(TorchMetric):
         value_step: float = 0.01,
         percent_step: float = 0.02,
         batch_size: int | None = None,
+        alphas: Sequence[float] = ALPHA_GRID,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -58,6 +60,7 @@ class Evaluation(TorchMetric):
             "value_step": value_step,
             "percent_step": percent_step,
             "columns": self.columns,
+            "alphas": tuple(alphas),
         }
         self.plan = make_plan(**self.options)
         self.fill = fill
@@ -95,8 +98,8 @@ class Evaluation(TorchMetric):
         asked, weighed = len(self.plan.asks), len(self.plan.weighs)
         none = torch.empty(0, dtype=torch.long)
         return {
-            "hits": torch.empty(0, asked),
-            "confidences": torch.empty(0, asked),
+            "hits": torch.empty(0, asked, dtype=torch.float32),
+            "confidences": torch.empty(0, asked, dtype=torch.float32),
             "shares": torch.empty(0, weighed, dtype=torch.float64),
             "targets": none,
             "calls": none,
@@ -111,7 +114,7 @@ class Evaluation(TorchMetric):
         return means
 
     def scores(self) -> Scores:
-        """All that `evaluate` would give for the images seen so far."""
+        """All that `evaluate` would give for the images this process has seen so far."""
         state = {name: dim_zero_cat(getattr(self, name)).cpu() for name in _STATES}
         answers = Answers(bands=self.plan.asks, weighed=self.plan.weighs, **state)
         return read(answers, self.plan)

@@ -177,7 +177,7 @@ def evaluate(
     >>> images[:, 1, 0, 0] = 1                              # the one pixel that makes it class 1
     >>> scores = evaluate(Classifier(model), images, images[:, 1])
     >>> scores.msi, scores.calls
-    (tensor([0.9275], dtype=torch.float64), tensor([33]))
+    (tensor([0.9275], dtype=torch.float64), tensor([32]))
     """
     check_images(images)
     check_heatmaps(heatmaps, images)
@@ -212,29 +212,39 @@ def make_plan(
     alphas: Sequence[float] = ALPHA_GRID,
 ) -> Plan:
     """Check what is wanted and lay it out."""
-    searching = alpha_min == "search"
-    if not isinstance(alpha_min, int | float) and not searching:
-        raise UserError(f'alpha_min must be a number in 0..1 or "search", got {alpha_min!r}')
+    searching = isinstance(alpha_min, str) and alpha_min == "search"
+    tried = tuple(sorted({_alpha(a) for a in (alphas if searching else [alpha_min])}))
+    if not tried:
+        raise UserError("alphas must name at least one alpha_min in 0..1 to try, got none")
     if score not in ("accuracy", "confidence"):
         raise unknown("score", str(score), ("accuracy", "confidence"))
-    tried = (
-        tuple(sorted(set(map(float, alphas))))
-        if isinstance(alpha_min, str)
-        else (float(alpha_min),)
-    )
-    if not tried or not all(0 <= alpha <= 1 for alpha in tried):
-        raise UserError(
-            f"alpha_min must lie in 0..1, got {', '.join(map(str, tried)) or 'nothing'}"
-        )
     grid(value_step), grid(percent_step)
-    wanted = tuple(columns) if columns is not None else COLUMNS
-    for name in wanted:
-        if name not in METRICS:
-            raise unknown("column", name, COLUMNS)
+    wanted = _known_columns(columns)
     if searching and "msi" not in wanted:
         raise UserError('alpha_min="search" maximises MSI: add "msi" to columns')
     schedules = tuple(Schedule(alpha, score, value_step, percent_step) for alpha in tried)
     return Plan(schedules, wanted, searching)
+
+
+def _alpha(value: object) -> float:
+    """A number in 0..1 from whatever calls itself a number."""
+    try:
+        alpha = float(value)  # type: ignore[arg-type]  # refused below
+    except (TypeError, ValueError) as error:
+        raise UserError(f'alpha_min must be a number in 0..1 or "search", got {value!r}') from error
+    if not 0 <= alpha <= 1:
+        raise UserError(f"alpha_min must lie in 0..1, got {alpha:g}")
+    return alpha
+
+
+def _known_columns(columns: Sequence[str] | None) -> tuple[str, ...]:
+    wanted = COLUMNS if columns is None else (columns,) if isinstance(columns, str) else columns
+    for name in wanted:
+        if name not in METRICS:
+            raise unknown("column", name, COLUMNS)
+    if not wanted:
+        raise UserError("columns must name at least one column, or be left out for all")
+    return tuple(wanted)
 
 
 def read(answers: Answers, plan: Plan) -> Scores:
