@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-
 COLUMNS = (
     "insertion_pixel",
     "deletion_pixel",

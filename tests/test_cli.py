@@ -184,6 +184,21 @@ def test_heatmaps_outside_0_to_1_are_refused_or_normalised(sufficit, digits: Pat
     assert sufficit(*scored(digits, "--columns", "msi", "--normalize")).code == 0
 
 
+def test_a_heatmap_with_nan_is_named_and_counted_or_fatal(sufficit, digits: Path) -> None:
+    maps = digits.parent / "maps.npz"
+    with np.load(maps) as stored:
+        known = {name: torch.from_numpy(stored[name]) for name in stored.files}
+    broken = next(iter(known))
+    known[broken][0, 0] = torch.nan
+    write_heatmaps(maps, known)
+    run = sufficit(*scored(digits, "--columns", "msi"))
+    assert run.code == 0
+    assert f"{broken}: its heatmap has NaN or infinite values" in run.err
+    stopped = sufficit(*scored(digits, "--columns", "msi", "--on-error", "stop", "--overwrite"))
+    assert stopped.code == 2
+    assert broken in stopped.err
+
+
 @pytest.mark.filterwarnings("always:.*other proportions")
 def test_heatmaps_of_other_proportions_bring_a_warning(sufficit, digits: Path) -> None:
     maps = digits.parent / "maps.npz"

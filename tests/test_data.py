@@ -144,30 +144,37 @@ def test_heatmaps_are_found_by_path_name_or_stem(tmp_path: Path, suffix: str) ->
         write_heatmaps(path, maps)
     else:
         save_file(maps, path)
-    file = HeatmapFile(path)
-    found = file.match(["cat/1.png", "dog/2.png", "dog/3.jpg", "dog/4.png"])
+    with HeatmapFile(path) as file:
+        found = file.match(["cat/1.png", "dog/2.png", "dog/3.jpg", "dog/4.png"])
+        read = file.read("cat/1.png")
     assert found == {
         "cat/1.png": "cat/1.png",
         "dog/2.png": "2.png",
         "dog/3.jpg": "3",
         "dog/4.png": None,
     }
-    assert torch.equal(file.read("cat/1.png"), maps["cat/1.png"])
+    assert torch.equal(read, maps["cat/1.png"])
 
 
 def test_a_key_that_fits_two_images_is_an_error(tmp_path: Path) -> None:
     write_heatmaps(tmp_path / "m.npz", {"1.png": torch.ones(2, 2)})
-    with pytest.raises(UserError, match=r"'1.png' .* fits 2 images"):
-        HeatmapFile(tmp_path / "m.npz").match(["a/1.png", "b/1.png"])
+    with (
+        HeatmapFile(tmp_path / "m.npz") as file,
+        pytest.raises(UserError, match=r"'1.png' .* fits 2 images"),
+    ):
+        file.match(["a/1.png", "b/1.png"])
 
 
 def test_heatmap_files_with_anything_else_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "o.npz", a=np.array([{"x": 1}], dtype=object))
-    with pytest.raises(UserError, match="could not be read"):
-        HeatmapFile(tmp_path / "o.npz").read("a")
+    with HeatmapFile(tmp_path / "o.npz") as file, pytest.raises(UserError, match="pickle"):
+        file.read("a")
     np.savez(tmp_path / "c.npz", a=np.ones((3, 2, 2)))
-    with pytest.raises(UserError, match=r"must be \[h,w\], got \[3, 2, 2\]"):
-        HeatmapFile(tmp_path / "c.npz").read("a")
+    with (
+        HeatmapFile(tmp_path / "c.npz") as file,
+        pytest.raises(UserError, match=r"must be \[h,w\], got \[3, 2, 2\]"),
+    ):
+        file.read("a")
     (tmp_path / "x.npz").write_bytes(b"nonsense")
     with pytest.raises(UserError, match="could not be read as heatmaps"):
         HeatmapFile(tmp_path / "x.npz")

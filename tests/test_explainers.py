@@ -29,7 +29,7 @@ from sufficit.explainers import (
 )
 from sufficit.explainers.cams import gradcam, gradcam_plus_plus, layercam
 from sufficit.explainers.finer import mean_contrast, nearest_classes, weighted_contrast
-from sufficit.explainers.kpca import _by_solver, _by_squaring, centred_kernels, kpca_cam
+from sufficit.explainers.kpca import _by_powers, _by_solver, centred_kernels, kpca_cam
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # grad-cam's own imports are not ours to mend
@@ -248,9 +248,9 @@ def test_the_gpu_way_to_eigenvectors_equals_the_solver() -> None:
     kernels = centred_kernels(
         torch.randn(16, 8, 7, 7, generator=torch.Generator().manual_seed(0)) * 2
     )
-    solved, squared = _by_solver(kernels), _by_squaring(kernels)
-    assert torch.allclose((solved * squared).sum(1).abs(), torch.ones(16, dtype=torch.double))
-    assert torch.allclose(solved.abs(), squared.abs(), atol=1e-6)
+    solved, raised = _by_solver(kernels), _by_powers(kernels)
+    assert torch.allclose((solved * raised).sum(1).abs(), torch.ones(16, dtype=torch.double))
+    assert torch.allclose(solved.abs(), raised.abs(), atol=1e-6)
 
 
 def test_features_without_spread_give_zeros_by_kpca() -> None:

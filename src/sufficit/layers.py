@@ -75,14 +75,23 @@ def resolve(model: nn.Module, layer: str) -> str:
     >>> resolve(nn.DataParallel(nn.Sequential(nn.ReLU())), "module.0")
     '0'
     """
-    bare: dict[str, nn.Module] = {name: m for name, m in unwrapped(model).named_modules() if name}
-    if layer in bare:
+    bare = unwrapped(model)
+    if layer and _holds(bare, layer):
         return layer
     wanted = dict(model.named_modules()).get(layer)
-    for name, module in bare.items():
-        if module is wanted:
-            return name
-    raise unknown("layer", layer, bare)
+    inside: dict[str, nn.Module] = {name: m for name, m in bare.named_modules() if name}
+    found = [name for name, module in inside.items() if module is wanted]
+    if not found:
+        raise unknown("layer", layer, inside)
+    return found[0]
+
+
+def _holds(model: nn.Module, layer: str) -> bool:
+    try:
+        model.get_submodule(layer)
+    except AttributeError:
+        return False
+    return True
 
 
 def find(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> str:

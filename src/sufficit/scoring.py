@@ -51,6 +51,11 @@ class Options:
     seed: int = 0
     progress: bool | None = None
 
+    def scoring(self) -> dict[str, Any]:
+        """What of this makes a plan."""
+        names = ("alpha_min", "score", "value_step", "percent_step", "columns", "alphas")
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True)
 class Skipped:
@@ -111,7 +116,9 @@ class _Reader:
 
     def _heatmap(self, key: str, name: str, image: Tensor) -> Tensor:
         heatmap = self.maps.read(key)[None]
-        if self.options.normalize and heatmap.isfinite().all():
+        if not heatmap.isfinite().all():
+            raise BadPictureError("its heatmap has NaN or infinite values")
+        if self.options.normalize:
             heatmap = normalize(heatmap)
         check_range(heatmap, [name])
         ratio = heatmap.shape[1] / heatmap.shape[2] * image.shape[2] / image.shape[1]
@@ -125,43 +132,13 @@ def score_folder(
 ) -> FolderScores:
     """Score every image below a folder that has a heatmap in the file."""
     options = options or Options()
-    make_plan(
-        options.alpha_min, options.score, options.value_step, options.percent_step, options.columns,
-        options.alphas,
-    )  # fmt: skip
+    make_plan(**options.scoring())  # what is wrong with it is said before anything is read
     pictures = find_pictures(data)
-    maps = HeatmapFile(heatmaps)
-    keys = maps.match([picture.name for picture in pictures])
-    if not any(keys.values()):
-        raise UserError(
-            f"none of the {len(pictures)} images has a heatmap in {heatmaps}: images are named like"
-            f" {pictures[0].name!r}, keys like {(maps.keys or ['(none)'])[0]!r}"
-        )
-    reader = _Reader(classifier.view, maps, keys, options)
-    labels = _labels(classifier, pictures, reader)
-    parts: list[Scores] = []
-    names: list[str] = []
-    with bar("scoring images", options.progress) as tick:
-        done = 0
-        for asked, items in _ahead(reader, pictures, labels):
-            if items:
-                parts.append(_score(classifier, items, labels is not None, options))
-                names.extend(item.picture.name for item in items)
-            done += asked
-            if tick:
-                tick(done, len(pictures))
-    if not parts:
-        first = reader.skipped[0]
-        raise UserError(
-            f"all {len(pictures)} images were skipped; the first, {first.name}: {first.reason}"
-        )
-    if reader.askew:
-        warnings.warn(
-            f"{len(reader.askew)} heatmaps (first {reader.askew[0]}) have other proportions than"
-            " what the model sees, and are stretched to it: were they made on the uncropped"
-            " image?",
-            stacklevel=2,
-        )
+    with HeatmapFile(heatmaps) as maps:
+        reader = _Reader(classifier.view, maps, _keys(maps, pictures), options)
+        labels = _labels(classifier, pictures, reader)
+        names, parts = _score_all(classifier, pictures, labels, reader)
+    _remark(reader, len(parts), len(pictures))
     scores = join(parts)
     kind = "prediction" if labels is None else "label"
     summary = summarise(scores, seed=options.seed)
@@ -201,6 +178,53 @@ def save_run(
             "mean_msi": scores.search.means.tolist(),
         }
     save_json(folder / "run.json", run)
+
+
+def _keys(maps: HeatmapFile, pictures: Sequence[Picture]) -> dict[str, str | None]:
+    keys = maps.match([picture.name for picture in pictures])
+    if not any(keys.values()):
+        raise UserError(
+            f"none of the {len(pictures)} images has a heatmap in {maps.path}: images are named"
+            f" like {pictures[0].name!r}, keys like {(maps.keys or ['(none)'])[0]!r}"
+        )
+    return keys
+
+
+def _score_all(
+    classifier: Classifier,
+    pictures: Sequence[Picture],
+    labels: Sequence[int] | None,
+    reader: _Reader,
+) -> tuple[list[str], list[Scores]]:
+    """The names of the images that were scored, and their scores group by group."""
+    names: list[str] = []
+    parts: list[Scores] = []
+    done = 0
+    with bar("scoring images", reader.options.progress) as tick:
+        for asked, items in _ahead(reader, pictures, labels):
+            if items:
+                parts.append(_score(classifier, items, labels is not None, reader.options))
+                names.extend(item.picture.name for item in items)
+            done += asked
+            if tick:
+                tick(done, len(pictures))
+    return names, parts
+
+
+def _remark(reader: _Reader, scored: int, images: int) -> None:
+    """Say what was odd, and raise where nothing could be scored."""
+    if not scored:
+        first = reader.skipped[0]
+        raise UserError(
+            f"all {images} images were skipped; the first, {first.name}: {first.reason}"
+        )
+    if reader.askew:
+        warnings.warn(
+            f"{len(reader.askew)} heatmaps (first {reader.askew[0]}) have other proportions than"
+            " what the model sees, and are stretched to it: were they made on the uncropped"
+            " image?",
+            stacklevel=3,
+        )
 
 
 def _labels(
@@ -261,13 +285,8 @@ def _score(
         torch.stack([item.image for item in items]),
         torch.stack([item.heatmap for item in items]),
         targets,
-        alpha_min=options.alpha_min,
-        score=options.score,
         fill=options.fill,
-        value_step=options.value_step,
-        percent_step=options.percent_step,
         batch_size=options.batch_size,
-        columns=options.columns,
-        alphas=options.alphas,
         progress=False,
+        **options.scoring(),
     )

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,12 +14,22 @@ from sufficit.errors import UserError
 
 
 class HeatmapFile:
-    """The arrays of a file, read one at a time; keys may be paths, file names or stems."""
+    """The arrays of a file, read one at a time; keys may be paths, file names or stems.
+
+    It is open inside `with HeatmapFile(path) as maps`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.keys, self._read = _open(path)
+        self._closing = ExitStack()
+        self.keys, self._read = _open(path, self._closing)
         self._known = frozenset(self.keys)
+
+    def __enter__(self) -> "HeatmapFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
 
     def match(self, names: Sequence[str]) -> dict[str, str | None]:
         """The key of each image: its path in the folder, or what is unique of its name and stem."""
@@ -64,17 +75,18 @@ def _forms(name: str) -> list[str]:
     return list(dict.fromkeys([name, path.with_suffix("").as_posix(), path.name, path.stem]))
 
 
-def _open(path: Path) -> tuple[list[str], Callable[[str], Tensor]]:
+def _open(path: Path, closing: ExitStack) -> tuple[list[str], Callable[[str], Tensor]]:
+    """The keys of a file, and how to read one of them."""
     if not path.is_file():
         raise UserError(f"no heatmap file at {path}")
     try:
         if path.suffix == ".npz":
-            archive = np.load(path, allow_pickle=False)
+            archive = closing.enter_context(np.load(path, allow_pickle=False))
             return list(archive.files), lambda key: torch.from_numpy(_floats(archive[key]))
         if path.suffix == ".safetensors":
             from safetensors import safe_open
 
-            opened = safe_open(path, framework="pt")
+            opened = closing.enter_context(safe_open(path, framework="pt"))
             return list(opened.keys()), opened.get_tensor
     except Exception as error:
         raise UserError(f"{path} could not be read as heatmaps: {error}") from error

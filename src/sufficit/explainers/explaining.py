@@ -85,7 +85,8 @@ def _heatmaps(
 ) -> dict[str, Tensor]:
     check_images(images)
     goals = check_targets(targets, len(images))
-    job = _Job(classifier, methods, layer, seed)
+    highest = -1 if goals is None else int(goals.max())
+    job = _Job(classifier, methods, layer, seed, highest)
     size = _batch_size(images, classifier.device) if batch_size is None else batch_size
     if size < 1:
         raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
@@ -110,6 +111,7 @@ class _Job:
     methods: dict[str, Explainer | OwnMethod]
     layer: str | None
     seed: int
+    highest: int  # of the targets, read once: on a GPU each reading waits for all that was asked
 
     @property
     def watching(self) -> dict[str, Explainer]:
@@ -130,9 +132,10 @@ class _Job:
         if self.watching:
             with torch.inference_mode(False):
                 seen = self._look(here)
-                goals = _goals(seen.logits, goals)
+                goals = self._goals(seen.logits, goals)
                 maps = _maps(seen, goals, self.watching)
-                found = {name: _finished(drawn, images) for name, drawn in maps.items()}
+                grown = _finished(torch.cat(list(maps.values())), images).chunk(len(maps))
+                found = dict(zip(maps, grown, strict=True))
         return found | self._own(here, goals)
 
     def _explainers(self) -> dict[str, Explainer]:
@@ -150,6 +153,18 @@ class _Job:
             differentiate=any(m.needs == "gradients" for m in entries),
             fold=next(iter(folds), None),
         )
+
+    def _goals(self, logits: Tensor, targets: Tensor | None) -> Tensor:
+        """The targets, or the predictions where there are none: [N]."""
+        if targets is None:
+            return logits.detach().argmax(1)
+        classes = logits.shape[1]
+        if self.highest >= classes:
+            raise UserError(
+                f"targets must lie in 0..{classes - 1}, the model has {classes} classes, "
+                f"got {self.highest}"
+            )
+        return targets.clone() if targets.is_inference() else targets
 
     def _own(self, images: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
         """The user's own methods, which get the model's prediction where no target was given."""
@@ -182,19 +197,6 @@ def _known(method: Method) -> Explainer | OwnMethod:
 def _batch_size(images: Tensor, device: torch.device) -> int:
     elements = _BATCH_ELEMENTS.get(device.type, 2**22)
     return max(1, min(512, elements // images[0].numel()))
-
-
-def _goals(logits: Tensor, targets: Tensor | None) -> Tensor:
-    """The targets, or the predictions where there are none: [N]."""
-    if targets is None:
-        return logits.detach().argmax(1)
-    if int(targets.max()) >= logits.shape[1]:
-        classes = logits.shape[1]
-        raise UserError(
-            f"targets must lie in 0..{classes - 1}, the model has {classes} classes, "
-            f"got {int(targets.max())}"
-        )
-    return targets.clone() if targets.is_inference() else targets
 
 
 def _maps(seen: Pass, targets: Tensor, methods: dict[str, Explainer]) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-_SQUARINGS = 24  # the 2^24th power: a gap of one millionth between two eigenvalues is seen
+_ROUNDS = 10  # of a fourth power each: a gap of 0.00001 between two eigenvalues is seen
 _FLAT = 1e-12  # an eigenvalue below this share of the cells is rounding
 
 
@@ -40,7 +40,7 @@ def top_eigenvectors(matrices: Tensor) -> Tensor:
     >>> top_eigenvectors(torch.tensor([[[0.0, 3.0], [3.0, -8.0]]]))        # eigenvalues 1 and -9
     tensor([[0.9487, 0.3162]])
     """
-    solver = _by_solver if matrices.device.type == "cpu" else _by_squaring
+    solver = _by_solver if matrices.device.type == "cpu" else _by_powers
     vectors = solver(matrices)
     farthest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
     return torch.where(farthest < 0, -vectors, vectors)
@@ -52,32 +52,25 @@ def _by_solver(matrices: Tensor) -> Tensor:
     return last
 
 
-def _by_squaring(matrices: Tensor) -> Tensor:
+def _by_powers(matrices: Tensor) -> Tensor:
     """The same where a solver would take one matrix after the other, as on a GPU.
 
-    Squaring a matrix again and again leaves v v^T of the largest eigenvalue; the column where
-    v v^T has its largest diagonal entry is the best conditioned multiple of v.
+    A high power of a matrix is v v^T of the largest eigenvalue; the column where v v^T has its
+    largest diagonal entry is the best conditioned multiple of v. Nothing here waits for the device.
     """
     # The shift makes every eigenvalue positive, so that the largest has the largest power.
     shifts = matrices.abs().sum(2).amax(1)
     powers = _unit_trace(matrices + torch.diag_embed(shifts[:, None].expand(matrices.shape[:2])))
-    for _ in range(_SQUARINGS):
-        powers = powers @ powers
-        if bool((_traces(powers) > 1 - 1e-12).all()):  # of rank one
-            break
-        powers = _unit_trace(powers)
+    for _ in range(_ROUNDS):
+        powers = _unit_trace(torch.linalg.matrix_power(powers, 4))
     farthest = powers.diagonal(dim1=1, dim2=2).argmax(1)
     columns = powers[torch.arange(len(powers), device=powers.device), :, farthest]
     return torch.nn.functional.normalize(columns, eps=torch.finfo(columns.dtype).tiny)
 
 
 def _unit_trace(matrices: Tensor) -> Tensor:
-    tiny = torch.finfo(matrices.dtype).tiny
-    return matrices / _traces(matrices).clamp(min=tiny)[:, None, None]
-
-
-def _traces(matrices: Tensor) -> Tensor:
-    return matrices.diagonal(dim1=1, dim2=2).sum(1)
+    traces = matrices.diagonal(dim1=1, dim2=2).sum(1)
+    return matrices / traces.clamp(min=torch.finfo(matrices.dtype).tiny)[:, None, None]
 
 
 def _exact(device: torch.device) -> torch.dtype:

@@ -94,8 +94,6 @@ def look(
     Up to the layer nothing is recorded for gradients; from there on, only if `differentiate`.
     """
     with torch.inference_mode(False), classifier.in_eval_mode():
-        if differentiate:
-            _refuse_inference_tensors(classifier.bare)
         inputs = classifier.normalize(images)
         inputs = inputs.clone() if inputs.is_inference() else inputs
         name = layers.resolve(classifier.model, layer) if layer else None
@@ -129,7 +127,7 @@ def _run(
         if watch:
             stack.enter_context(torch_attention(classifier.bare))
             stack.enter_context(watch)
-        logits = classifier.plain_logits_of(inputs).float()
+        logits = _logits(classifier, inputs)
     if leaf.output is None:
         raise UserError(f"layer {layer!r} is not used in the forward pass: choose another layer")
     features = _grid(classifier, inputs, leaf, leaf.tensor.detach()).float()
@@ -181,11 +179,16 @@ def _uncached_autocast() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
-def _refuse_inference_tensors(model: nn.Module) -> None:
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    name = next((name for name, tensor in tensors if tensor.is_inference()), None)
-    if name:
+def _logits(classifier: Classifier, inputs: Tensor) -> Tensor:
+    try:
+        return classifier.plain_logits_of(inputs).float()
+    except RuntimeError as error:
+        bare = classifier.bare
+        tensors = [*bare.named_parameters(), *bare.named_buffers()]
+        made = next((name for name, tensor in tensors if tensor.is_inference()), None)
+        if made is None:
+            raise
         raise UserError(
-            f"{name} was made under torch.inference_mode, so nothing can be differentiated through "
+            f"{made} was made under torch.inference_mode, so nothing can be differentiated through "
             "it: build and load the model outside (torch.no_grad does no harm)"
-        )
+        ) from error
