@@ -349,6 +349,52 @@ def test_a_damaged_description_is_a_clear_error(tmp_path: Path) -> None:
         Classifier.load(tmp_path)
 
 
+OWN = """
+from torch import nn
+from sufficit import Classifier
+
+def model(width=2):
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, width))
+
+def classifier():
+    return Classifier(model(), mean=(0.1,) * 3, std=(2.0,) * 3, classes=["a", "b"])
+
+def nothing():
+    return 3
+"""
+
+
+def test_a_function_of_ones_own_makes_a_classifier(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    images = torch.rand(2, 3, 2, 2)
+    assert Classifier.load(f"python:{path}:model", width=5)(images).shape == (2, 5)
+    loaded = Classifier.load(f"python:{path}:classifier")
+    assert (loaded.mean, loaded.classes) == ((0.1,) * 3, ("a", "b"))
+    for name, message in [
+        (f"{path}:absent", "found no such function"),
+        (f"{path}:nothing", "must return an nn.Module or a Classifier, got int"),
+        (f"{tmp_path}/absent.py:model", "no Python file"),
+        ("absent_module:model", "no module 'absent_module'"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            Classifier.load(f"python:{name}")
+
+
+def test_a_saved_classifier_runs_no_code(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    own = Classifier.load(f"python:{tmp_path}/own.py:model")
+    with pytest.raises(UserError, match="no name to save"):
+        own.save(tmp_path / "saved")
+    Classifier.load("sufficit:digits").save(tmp_path)
+    path = tmp_path / "classifier.json"
+    saved = json.loads(path.read_text())
+    saved["recipe"]["source"] = f"python:{tmp_path}/own.py:model"
+    path.write_text(json.dumps(saved))
+    with pytest.raises(UserError, match="names code to run, which is refused"):
+        Classifier.load(tmp_path)
+
+
 def test_the_shipped_net_reads_held_out_digits() -> None:
     from sufficit.data.digits import synthetic_digits
 

@@ -53,6 +53,9 @@ class Classifier:
     ) -> "Classifier":
         """A classifier from torchvision:NAME, timm:NAME, transformers:NAME, or a saved one's path.
 
+        Also from a function of your own that returns a model or a classifier:
+        python:FILE.py:FUNCTION or python:MODULE:FUNCTION. It is run.
+
         `weights` is "default" for the published ones, None for random ones, or a file of your own
         (.safetensors, or a state dict in .pt or .pth). Options go to the model's constructor.
         """

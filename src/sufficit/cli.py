@@ -84,7 +84,8 @@ def root(
 ModelOption = Annotated[
     str,
     typer.Option(
-        help="torchvision:NAME, timm:NAME, transformers:NAME, or the folder of a saved classifier."
+        help="torchvision:NAME, timm:NAME, transformers:NAME, a saved classifier's folder, or your"
+        " own python:FILE.py:FUNCTION."
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
@@ -283,9 +284,7 @@ def models(
     if not shown:
         raise UserError(f"no model's name contains {pattern!r}: try sufficit models")
     out.print(table)
-    out.print(
-        "Also transformers:NAME for any image classifier of the hub, and a saved one's folder."
-    )
+    out.print("Also transformers:NAME from the hub, a saved one's folder, python:FILE.py:FUNCTION.")
 
 
 @app.command()

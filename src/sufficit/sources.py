@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,7 +63,8 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
         parts = SOURCES[scheme](name, published, options)
         if weights is not None and not published:
             load_weights(parts.model, Path(weights))
-        return replace(parts, recipe=Recipe(str(source), options))
+        # A saved classifier must not run code when it is read again, so this one has no recipe.
+        return parts if scheme == "python" else replace(parts, recipe=Recipe(str(source), options))
     if Path(source).is_dir():
         return _read(Path(source))
     if Path(source).exists() or "/" in str(source):
@@ -151,6 +153,8 @@ def _read(folder: Path) -> Parts:
             saved["view"]["resize"] and int(saved["view"]["resize"]),
             int(saved["view"]["channels"]),
         )
+        if recipe.source.startswith("python:"):
+            raise UserError(f"{folder / DESCRIPTION} names code to run, which is refused")
         parts = load(recipe.source, None, recipe.options)
         parts = Parts(
             parts.model,
@@ -235,11 +239,43 @@ def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Parts
     return Parts(SMALL_NETS[name].build(**options))
 
 
+def _from_python(name: str, published: bool, options: dict[str, Any]) -> Parts:
+    """Call a function of the user's own: FILE.py:FUNCTION or MODULE:FUNCTION."""
+    place, _, function = name.rpartition(":")
+    build = getattr(_own_module(place), function, None)
+    if not callable(build):
+        raise UserError(f"python:{name} must be python:FILE.py:FUNCTION, found no such function")
+    made = build(**options)
+    if isinstance(made, nn.Module):
+        return Parts(made)
+    if not isinstance(getattr(made, "model", None), nn.Module):
+        raise UserError(
+            f"{function} must return an nn.Module or a Classifier, got {type(made).__name__}"
+        )
+    return Parts(made.model, None, made.layer, made.mean, made.std, made.classes, made.view)
+
+
+def _own_module(place: str) -> ModuleType:
+    path = Path(place)
+    if path.suffix != ".py":
+        try:
+            return import_module(place)
+        except (ImportError, ValueError) as error:
+            raise UserError(f"no module {place!r} to import: {error}") from error
+    spec = spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise UserError(f"no Python file at {place}")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 SOURCES: dict[str, Builder] = {
     "torchvision": _from_torchvision,
     "timm": _from_timm,
     "transformers": _from_transformers,
     "sufficit": _from_sufficit,
+    "python": _from_python,
 }
 
 
