@@ -202,7 +202,7 @@ def check_images(images: Tensor) -> None:
         raise UserError(f"images must be a tensor [N,C,H,W] with at least one image, got {came}")
     if not images.is_floating_point():
         raise UserError(f"images must be floats in 0..1, got {images.dtype}: divide by 255 first")
-    low, high = (value.item() for value in images.aminmax())
+    low, high = torch.stack(images.aminmax()).tolist()
     if not (low >= 0 and high <= 1):
         raise UserError(
             f"images must lie in 0..1, got {low:.4g}..{high:.4g}: give them before normalisation, "

@@ -1,12 +1,12 @@
 """Class activation maps from features and their gradients, each [N,K,h,w] -> [N,h,w]."""
 
-import torch
 from torch import Tensor
 
 
 def gradcam(features: Tensor, gradients: Tensor) -> Tensor:
     """Channels weighed by their mean gradient (Selvaraju et al. 2017, equations 1 and 2).
 
+    >>> import torch
     >>> features = torch.tensor([[[[1.0, 2.0]], [[3.0, 5.0]]]])
     >>> gradients = torch.tensor([[[[0.5, 1.5]], [[-1.0, 0.0]]]])
     >>> gradcam(features, gradients)                        # 1 * (1, 2) - 0.5 * (3, 5)
@@ -27,6 +27,7 @@ def gradcam_plus_plus(features: Tensor, gradients: Tensor) -> Tensor:
 def layercam(features: Tensor, gradients: Tensor) -> Tensor:
     """Each cell weighed by its own positive gradient (Jiang et al. 2021, equation 6).
 
+    >>> import torch
     >>> features = torch.tensor([[[[1.0, 2.0]], [[3.0, 5.0]]]])
     >>> gradients = torch.tensor([[[[0.5, 1.5]], [[-1.0, 1.0]]]])
     >>> layercam(features, gradients)                       # (0.5, 3) + (0, 5)
@@ -37,4 +38,4 @@ def layercam(features: Tensor, gradients: Tensor) -> Tensor:
 
 def _weighed(features: Tensor, weights: Tensor) -> Tensor:
     """The sum of the channels by weight: [N,K,h,w], [N,K] -> [N,h,w]."""
-    return torch.einsum("nkhw,nk->nhw", features, weights)
+    return (features * weights[:, :, None, None]).sum(1)  # a product of matrices may be in TF32

@@ -84,9 +84,10 @@ def _heatmaps(
     progress: bool | None,
 ) -> dict[str, Tensor]:
     check_images(images)
-    goals = check_targets(targets, len(images))
-    highest = -1 if goals is None else int(goals.max())
-    job = _Job(classifier, methods, layer, seed, highest)
+    with torch.inference_mode(False):
+        given = None if targets is None else torch.as_tensor(targets).cpu().clone()
+    goals = check_targets(given, len(images))
+    job = _Job(classifier, methods, layer, seed)
     size = _batch_size(images, classifier.device) if batch_size is None else batch_size
     if size < 1:
         raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
@@ -97,10 +98,15 @@ def _heatmaps(
             parts.append(job.draw(images[part], None if goals is None else goals[part]))
             if tick:
                 tick(min(start + size, len(images)), len(images))
-    found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    found |= job.controls(images)
-    _judge({name: found[name] for name in job.watching})
-    return {name: found[name] for name in methods}
+    return job.joined(parts, images)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The heatmaps of one batch."""
+
+    watched: Tensor | None  # [methods,N,H,W] by the methods that look at a forward pass
+    own: dict[str, Tensor]  # [N,H,W] by the user's own
 
 
 @dataclass(frozen=True)
@@ -111,32 +117,51 @@ class _Job:
     methods: dict[str, Explainer | OwnMethod]
     layer: str | None
     seed: int
-    highest: int  # of the targets, read once: on a GPU each reading waits for all that was asked
 
     @property
     def watching(self) -> dict[str, Explainer]:
         """The methods that look at a forward pass."""
         return {name: m for name, m in self._explainers().items() if m.needs != "images"}
 
-    def controls(self, images: Tensor) -> dict[str, Tensor]:
+    @property
+    def own(self) -> dict[str, OwnMethod]:
+        """The user's own methods."""
+        return {name: m for name, m in self.methods.items() if not isinstance(m, Explainer)}
+
+    def draw(self, images: Tensor, targets: Tensor | None) -> _Part:
+        """The heatmaps of a batch by every method that is no control."""
+        if not self.watching and not self.own:
+            return _Part(None, {})
+        here = images.to(self.classifier.device)
+        watched = None
+        with torch.inference_mode(False):
+            # Before the pass: a copy to a GPU waits until all that was asked before is done.
+            goals = None if targets is None else targets.to(self.classifier.device)
+            if self.watching:
+                seen = self._look(here)
+                _check_range(targets, seen.logits)
+                goals = seen.logits.detach().argmax(1) if goals is None else goals
+                maps = torch.stack(_maps(seen, goals, list(self.watching.values())))
+                watched = _finished(maps.flatten(0, 1), images).view(len(maps), *images[:, 0].shape)
+        return _Part(watched, self._own(here, goals))
+
+    def joined(self, parts: list[_Part], images: Tensor) -> dict[str, Tensor]:
+        """The heatmaps of all batches, in the order the methods were asked for."""
+        found = self._controls(images)
+        watched = [part.watched for part in parts if part.watched is not None]
+        if watched:
+            maps = watched[0] if len(watched) == 1 else torch.cat(watched, dim=1)
+            found |= dict(zip(self.watching, maps, strict=True))
+            _judge(list(self.watching), maps)
+        for name in parts[0].own:
+            found[name] = torch.cat([part.own[name] for part in parts])
+        return {name: found[name] for name in self.methods}
+
+    def _controls(self, images: Tensor) -> dict[str, Tensor]:
         """The methods that look at the images alone, all at once: no batch may change them."""
         known = {name: m for name, m in self._explainers().items() if m.needs == "images"}
         drawn = {name: m.draw(images, self.seed) for name, m in known.items()}
         return {name: maps.to(self.classifier.device) for name, maps in drawn.items()}
-
-    def draw(self, images: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
-        """The heatmaps of a batch by every method that is no control."""
-        here = images.to(self.classifier.device)
-        goals = None if targets is None else targets.to(self.classifier.device)
-        found: dict[str, Tensor] = {}
-        if self.watching:
-            with torch.inference_mode(False):
-                seen = self._look(here)
-                goals = self._goals(seen.logits, goals)
-                maps = _maps(seen, goals, self.watching)
-                grown = _finished(torch.cat(list(maps.values())), images).chunk(len(maps))
-                found = dict(zip(maps, grown, strict=True))
-        return found | self._own(here, goals)
 
     def _explainers(self) -> dict[str, Explainer]:
         return {name: m for name, m in self.methods.items() if isinstance(m, Explainer)}
@@ -154,27 +179,15 @@ class _Job:
             fold=next(iter(folds), None),
         )
 
-    def _goals(self, logits: Tensor, targets: Tensor | None) -> Tensor:
-        """The targets, or the predictions where there are none: [N]."""
-        if targets is None:
-            return logits.detach().argmax(1)
-        classes = logits.shape[1]
-        if self.highest >= classes:
-            raise UserError(
-                f"targets must lie in 0..{classes - 1}, the model has {classes} classes, "
-                f"got {self.highest}"
-            )
-        return targets.clone() if targets.is_inference() else targets
-
     def _own(self, images: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
-        """The user's own methods, which get the model's prediction where no target was given."""
-        own = {name: m for name, m in self.methods.items() if not isinstance(m, Explainer)}
-        if not own:
+        """What the user's own methods draw; they get the prediction where no target was given."""
+        if not self.own:
             return {}
         if targets is None:
             with torch.no_grad():
                 targets = self.classifier(images).argmax(1)
-        return {name: _checked(m, self.classifier, images, targets) for name, m in own.items()}
+        drawn = {name: m(self.classifier, images, targets) for name, m in self.own.items()}
+        return {name: _checked(maps, images) for name, maps in drawn.items()}
 
 
 def _wanted(methods: Sequence[str] | Mapping[str, Method]) -> dict[str, Explainer | OwnMethod]:
@@ -199,17 +212,26 @@ def _batch_size(images: Tensor, device: torch.device) -> int:
     return max(1, min(512, elements // images[0].numel()))
 
 
-def _maps(seen: Pass, targets: Tensor, methods: dict[str, Explainer]) -> dict[str, Tensor]:
-    """The maps of a pass by every method, at the features' size: [N,h,w]."""
+def _check_range(targets: Tensor | None, logits: Tensor) -> None:
+    """Raise for a class that the model does not have; the targets are still on the CPU."""
+    highest, classes = -1 if targets is None else int(targets.max()), logits.shape[1]
+    if highest >= classes:
+        raise UserError(
+            f"targets must lie in 0..{classes - 1}, the model has {classes} classes, got {highest}"
+        )
+
+
+def _maps(seen: Pass, targets: Tensor, methods: list[Explainer]) -> list[Tensor]:
+    """The maps of a pass by every method, at the features' size: each [N,h,w]."""
     with torch.autocast(targets.device.type, enabled=False):
-        scores = dict.fromkeys(m.score for m in methods.values() if m.needs == "gradients")
+        scores = list(dict.fromkeys(m.score for m in methods if m.needs == "gradients"))
         gradients = {}
-        for i, score in enumerate(scores, 1):
+        for score in scores:
             with torch.enable_grad():
                 values = score(seen.logits, targets)
-            gradients[score] = seen.gradients(values, last=i == len(scores))
+            gradients[score] = seen.gradients(values, last=score is scores[-1])
         with torch.no_grad():
-            return {name: _map(seen, m, gradients.get(m.score)) for name, m in methods.items()}
+            return [_map(seen, method, gradients.get(method.score)) for method in methods]
 
 
 def _map(seen: Pass, method: Explainer, gradients: Tensor | None) -> Tensor:
@@ -223,36 +245,33 @@ def _map(seen: Pass, method: Explainer, gradients: Tensor | None) -> Tensor:
 
 def _finished(maps: Tensor, images: Tensor) -> Tensor:
     """Positive part, stretched, brought to size, stretched again: [N,h,w] -> [N,H,W]."""
-    positive = maps.float().clamp(min=0)
-    low, high = positive.amin((1, 2), keepdim=True), positive.amax((1, 2), keepdim=True)
-    flat = high - low <= _ROUNDING * high
-    stretched = normalize(positive.masked_fill(flat, 0))
+    positive = maps.clamp(min=0)
+    low, high = (end[:, None, None] for end in positive.flatten(1).aminmax(dim=1))
+    spread = high - low
+    spread = spread.masked_fill(spread <= _ROUNDING * high, torch.inf)  # such maps become zeros
     h, w = images.shape[2:]
-    return normalize(resize(stretched, (h, w)))
+    return normalize(resize((positive - low) / spread, (h, w)))
 
 
-def _checked(method: OwnMethod, classifier: Classifier, images: Tensor, targets: Tensor) -> Tensor:
-    heatmaps = method(classifier, images, targets)
+def _checked(heatmaps: Tensor, images: Tensor) -> Tensor:
     check_heatmaps(heatmaps, images)
-    return heatmaps.detach().to(classifier.device, torch.float32)
+    return heatmaps.detach().to(images.device, torch.float32)
 
 
-def _judge(heatmaps: dict[str, Tensor]) -> None:
+def _judge(names: list[str], heatmaps: Tensor) -> None:
     """Raise where a map is not finite; warn, once, where maps have no positive part."""
-    if not heatmaps:
-        return
-    peaks = torch.stack([maps.amax((1, 2)) for maps in heatmaps.values()]).cpu()  # [methods,N]
+    peaks = heatmaps.amax((2, 3)).cpu()  # [methods,N]
     broken = peaks.isnan().any(0).nonzero().flatten().tolist()
     if broken:
         raise UserError(
             f"the model gave NaN or infinite values for {len(broken)} of {peaks.shape[1]} images, "
             f"the first is {broken[0]}: check its weights and precision"
         )
-    empty = dict(zip(heatmaps, (peaks == 0).sum(1).tolist(), strict=True))
-    counts = ", ".join(f"{name} {count}" for name, count in empty.items() if count)
+    empty = (peaks == 0).sum(1).tolist()
+    counts = ", ".join(f"{name} {n}" for name, n in zip(names, empty, strict=True) if n)
     if counts:
         warnings.warn(
             f"heatmaps with no positive part are all zeros, of {peaks.shape[1]} images: {counts}",
             ModelRangeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
