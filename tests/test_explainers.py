@@ -781,6 +781,18 @@ def test_target_logits() -> None:
     assert target_logits(logits, torch.tensor([1, 0])).tolist() == [2.0, 3.0]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_what_the_cpu_gives() -> None:
+    images, targets = pictures(), torch.tensor([0, 1, 2])
+    wanted = explain_all(small(), images, targets, [*CAMS, "random", "center"])
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            found = explain_all(small().to("cuda"), images, targets, list(wanted))
+        for name, maps in found.items():
+            assert maps.device.type == "cuda"
+            assert torch.allclose(maps.cpu(), wanted[name], atol=1e-3), name
+
+
 def resident() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
