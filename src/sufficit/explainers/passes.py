@@ -1,7 +1,7 @@
 """One forward pass, seen at one layer, and the gradients that come back to that layer."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +122,7 @@ def _run(
     watch = AttentionFold(len(inputs), fold) if fold else None
     with ExitStack() as stack:
         stack.enter_context(recording)
-        stack.enter_context(_uncached_autocast())
+        stack.enter_context(layers.uncached_autocast())
         stack.enter_context(layers.hooked(classifier.bare, layer, leaf))
         if watch:
             stack.enter_context(torch_attention(classifier.bare))
@@ -166,17 +166,6 @@ def _cells(
     pooled = mean_pooled(classifier.bare)
     row = class_row(tokens, tokens.shape[1] - h * w, watch.pool, pooled)
     return classifier.as_grid(row[:, :, None], inputs)[:, 0]
-
-
-@contextmanager
-def _uncached_autocast() -> Iterator[None]:
-    """No cast made here is kept: it would lack the gradients that a caller in training needs."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
 
 
 def _logits(classifier: Classifier, inputs: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sufficit.bands import EVERYTHING, grid
-from sufficit.classifiers import Classifier
+from sufficit.classifiers import Classifier, check_images, check_targets
 from sufficit.errors import UserError, unknown
 from sufficit.fills import check_fill
 from sufficit.heatmaps import check_heatmaps
@@ -263,32 +263,3 @@ def join(parts: Iterable[Scores]) -> Scores:
     """The scores of several batches as one; a searched alpha_min is chosen anew over all."""
     listed = list(parts)
     return read(Answers.join([part.answers for part in listed]), listed[0].plan)
-
-
-def check_images(images: Tensor) -> None:
-    """Raise unless images are [N,C,H,W], finite and in 0..1."""
-    if not isinstance(images, Tensor) or images.ndim != 4 or 0 in images.shape:
-        came = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise UserError(f"images must be a tensor [N,C,H,W] with at least one image, got {came}")
-    if not images.is_floating_point():
-        raise UserError(f"images must be floats in 0..1, got {images.dtype}: divide by 255 first")
-    low, high = (value.item() for value in images.aminmax())
-    if not (low >= 0 and high <= 1):
-        raise UserError(
-            f"images must lie in 0..1, got {low:.4g}..{high:.4g}: give them before normalisation, "
-            "Classifier(mean=..., std=...) does the rest"
-        )
-
-
-def check_targets(targets: Tensor | Sequence[int] | None, n: int) -> Tensor | None:
-    """Targets as whole numbers [N], or None."""
-    if targets is None:
-        return None
-    found = torch.as_tensor(targets)
-    if found.shape != (n,):
-        raise UserError(f"targets must be [N] = [{n}], one class an image, got {list(found.shape)}")
-    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        raise UserError(f"targets must be class numbers, got {found.dtype}: call .long()")
-    if found.min() < 0:
-        raise UserError(f"targets must be 0 or more, got {int(found.min())}")
-    return found.long()
