@@ -58,17 +58,6 @@ def uncompiled() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def uncached_autocast() -> Iterator[None]:
-    """No cast made here is kept: it would lack the gradients that a caller in training needs."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
-
-
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside torch.compile, DataParallel or DistributedDataParallel."""
     while True:
@@ -163,7 +152,7 @@ def _trace(model: nn.Module, forward: Callable[[], object]) -> list[_Step]:
         for name, module in model.named_modules():
             if name:
                 listen(name, module)
-        with torch.no_grad(), uncached_autocast():
+        with torch.no_grad():
             forward()
     finally:
         for handle in handles:

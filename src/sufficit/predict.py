@@ -12,7 +12,6 @@ from sufficit.bands import ranks, runs, shares
 from sufficit.classifiers import Classifier
 from sufficit.errors import UserError
 from sufficit.fills import fill_for
-from sufficit.layers import uncached_autocast
 from sufficit.types import Answers, Band, Progress
 
 _GROUP_ELEMENTS = 2**25  # of images held ready at once; masks are never stored
@@ -65,7 +64,7 @@ def predict(
     loop = _Loop(classifier, batch_size or auto_batch_size(images, classifier.device))
     parts: list[Answers] = []
     group = max(1, min(64, _GROUP_ELEMENTS // images[0].numel()))
-    with torch.no_grad(), uncached_autocast(), classifier.in_eval_mode():
+    with torch.no_grad(), classifier.in_eval_mode():
         for start in range(0, len(images), group):
             part = slice(start, start + group)
             device_images = images[part].to(classifier.device, torch.float32)

@@ -122,7 +122,6 @@ def _run(
     watch = AttentionFold(len(inputs), fold) if fold else None
     with ExitStack() as stack:
         stack.enter_context(recording)
-        stack.enter_context(layers.uncached_autocast())
         stack.enter_context(layers.hooked(classifier.bare, layer, leaf))
         if watch:
             stack.enter_context(torch_attention(classifier.bare))
