@@ -15,7 +15,7 @@ from sufficit.fills import fill_for
 from sufficit.types import Answers, Band, Progress
 
 _GROUP_ELEMENTS = 2**25  # of images held ready at once; masks are never stored
-_BATCH_ELEMENTS = {"cuda": 2**27, "cpu": 2**20}
+_BATCH_ELEMENTS = {"cuda": 2**27, "cpu": 2**19}
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ def predict(
 
 
 def auto_batch_size(images: Tensor, device: torch.device) -> int:
-    """A power of two that keeps the device busy: about a million numbers on a CPU, 32 on a GPU."""
+    """A power of two that keeps a GPU busy, or stays in a CPU's cache."""
     elements = _BATCH_ELEMENTS.get(device.type, 2**22)
-    fitting = max(1, elements // images[0].numel())
+    fitting = max(4, elements // images[0].numel())
     return min(4096, 1 << (fitting.bit_length() - 1))
 
 
