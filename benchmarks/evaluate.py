@@ -10,7 +10,6 @@ mean something only on an otherwise idle GPU.
 import argparse
 import gc
 import json
-import platform
 import resource
 import statistics
 import subprocess
@@ -27,6 +26,7 @@ from torchvision import models
 
 from sufficit import Classifier, evaluate
 from sufficit.metrics import COLUMNS
+from sufficit.results import provenance
 
 PERCENT = ("insertion_percent", "deletion_percent")
 
@@ -98,13 +98,13 @@ def bare(classifier: Classifier, side: int, count: int, batch: int) -> Callable[
 def against_bare(device: str, rounds: int) -> dict[str, object]:
     """(a) The eleven columns over the bare forward passes at their best batch size."""
     n, side = (64, 224) if device == "cuda" else (2, 224)
-    batches = (64, 128, 256, 512) if device == "cuda" else (2, 4, 8, 16, 32)
+    batches = (128, 256, 512, 1024, 2048) if device == "cuda" else (2, 4, 8, 16, 32)
     classifier = big_classifier(device)
     images, maps = torch.rand(n, 3, side, side), smooth_maps(n, side)
     images, maps = images.to(device), maps.to(device)
     targets = torch.zeros(n, dtype=torch.long, device=device)
     calls = int(evaluate(classifier, images, maps, targets).calls.sum())
-    trial = min(calls, 2048 if device == "cuda" else 64)
+    trial = min(calls, 4096 if device == "cuda" else 64)
     tries = {str(b): bare(classifier, side, trial, b) for b in batches}
     best = min(found := side_by_side(tries, device, 2), key=lambda name: found[name])
     jobs: dict[str, Callable[[], object]] = {
@@ -340,9 +340,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     installed = peers()
     results: dict[str, object] = {
-        "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        **provenance(vars(arguments), torch.device(arguments.device), torch.float32),
         "threads": torch.get_num_threads(),
         "rounds": arguments.rounds,
     }

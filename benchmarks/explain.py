@@ -9,7 +9,6 @@ on the same machine, the seconds only where none does.
 
 import argparse
 import json
-import platform
 import statistics
 import time
 import warnings
@@ -22,6 +21,7 @@ from torchvision import models
 
 from sufficit import Classifier
 from sufficit.explainers import CAMS, explain_all
+from sufficit.results import provenance
 
 GOAL = 1.3
 VITS = {"deit_tiny": {"num_heads": 3, "hidden_dim": 192, "mlp_dim": 768}}
@@ -144,13 +144,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     medians = {name: statistics.median(values) for name, values in times.items()}
     base = medians["bare forward and backward"]
     return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        **provenance(vars(arguments), classifier.device, classifier.dtype),
         "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
         "model": arguments.model,
         "layer": layer,
-        "dtype": str(classifier.dtype),
         "batch": arguments.batch,
         "pixels": arguments.size,
         "rounds": arguments.rounds,
@@ -164,7 +161,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
 
 def show(found: dict[str, object]) -> None:
     what = f"{found['batch']} images of {found['pixels']} px"
-    print(f"{found['model']} on {found['device']}, {what}\n")
+    print(f"{found['model']} on {found['device']['name']}, {what}\n")
     print("| job | median ms | fastest ms | median over bare |\n|---|---|---|---|")
     ratios = found["over_bare"]
     for name, times in found["seconds"].items():

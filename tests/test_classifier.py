@@ -10,12 +10,14 @@ import pytest
 import timm
 import torch
 import transformers
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision import models
 from torchvision.models import VisionTransformer
 
 from sufficit import Classifier, Recipe, UserError, View, evaluate
+from sufficit.data.images import read_picture
 from sufficit.smallnet import SmallNet
 
 
@@ -25,7 +27,7 @@ def small_vit(size: int = 32) -> nn.Module:
     )
 
 
-def transformers_vit() -> nn.Module:
+def transformers_vit(classes: int = 5) -> nn.Module:
     config = transformers.ViTConfig(
         image_size=32,
         patch_size=8,
@@ -33,7 +35,7 @@ def transformers_vit() -> nn.Module:
         num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=24,
-        num_labels=5,
+        num_labels=classes,
     )
     return transformers.ViTForImageClassification(config)
 
@@ -258,10 +260,29 @@ def test_a_model_without_a_name_says_how_to_be_saved(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
-def test_torchvision_models_come_with_their_preprocessing() -> None:
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    """An oblong picture with something in it."""
+    noise = torch.rand(5, 7, 3, generator=torch.Generator().manual_seed(0))
+    small = Image.fromarray((noise * 255).byte().numpy())
+    small.resize((331, 247), Image.Resampling.BICUBIC).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+def seen_by(classifier: Classifier, photo: Path) -> Tensor:
+    return classifier.normalize(read_picture(photo, classifier.view)[None])[0]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "efficientnet_b0", "swin_t"])
+def test_torchvision_models_see_what_torchvision_shows_them(name: str, photo: Path) -> None:
+    classifier = Classifier.load(f"torchvision:{name}", weights=None)
+    transforms = models.get_model_weights(name).DEFAULT.transforms()
+    expected = transforms(Image.open(photo).convert("RGB"))
+    assert torch.allclose(seen_by(classifier, photo), expected, atol=1e-5)
+
+
+def test_torchvision_models_know_their_classes() -> None:
     classifier = Classifier.load("torchvision:resnet18", weights=None)
-    assert classifier.mean == (0.485, 0.456, 0.406)
-    assert classifier.view == View((224, 224), 256)
     assert classifier.classes is not None
     assert classifier.classes[1] == "goldfish"
     own = Classifier.load("torchvision:resnet18", weights=None, num_classes=7)
@@ -269,10 +290,39 @@ def test_torchvision_models_come_with_their_preprocessing() -> None:
     assert own(torch.rand(1, 3, 32, 32)).shape == (1, 7)
 
 
-def test_timm_models_come_with_their_preprocessing() -> None:
-    classifier = Classifier.load("timm:vit_tiny_patch16_224", weights=None)
-    assert classifier.mean == (0.5, 0.5, 0.5)
-    assert classifier.view == View((224, 224), 249)
+@pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224", "convnext_atto"])
+def test_timm_models_see_what_timm_shows_them(name: str, photo: Path) -> None:
+    classifier = Classifier.load(f"timm:{name}", weights=None)
+    config = timm.data.resolve_model_data_config(classifier.model)
+    expected = timm.data.create_transform(**config)(Image.open(photo).convert("RGB"))
+    assert torch.allclose(seen_by(classifier, photo), expected, atol=1e-5)
+
+
+def processors() -> dict[str, Any]:
+    return {
+        "stretched": transformers.ViTImageProcessor(size={"height": 32, "width": 40}),
+        "cropped": transformers.CLIPImageProcessor(
+            size={"shortest_edge": 40}, crop_size={"height": 32, "width": 32}
+        ),
+        "by share": transformers.ConvNextImageProcessor(size={"shortest_edge": 32}),
+        "by share, large": transformers.ConvNextImageProcessor(size={"shortest_edge": 384}),
+    }
+
+
+@pytest.mark.parametrize("kind", list(processors()))
+def test_transformers_models_see_what_their_processor_shows_them(
+    kind: str, photo: Path, tmp_path: Path
+) -> None:
+    processor = processors()[kind]
+    transformers_vit().save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    classifier = Classifier.load(f"transformers:{tmp_path}")
+    picture = Image.open(photo).convert("RGB")
+    expected = processor(picture, return_tensors="pt")["pixel_values"][0]
+    found = seen_by(classifier, photo)
+    assert found.shape == expected.shape
+    # They resize tensors or pictures, which round pixels differently.
+    assert (found - expected).abs().mean() < 0.02
 
 
 def test_transformers_models_are_read_from_a_folder(tmp_path: Path) -> None:
@@ -280,12 +330,35 @@ def test_transformers_models_are_read_from_a_folder(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
     classifier = Classifier.load(f"transformers:{tmp_path}")
-    assert classifier.view == View((32, 32), 32)
-    assert classifier.mean == (0.5, 0.5, 0.5)
     images = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
         expected = model.eval()((images - 0.5) / 0.5).logits
         assert torch.allclose(classifier(images), expected, atol=1e-6)
+    own = Classifier.load(f"transformers:{tmp_path}", weights=None, num_classes=3)
+    assert own(images).shape == (2, 3)
+
+
+def test_transformers_classes_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """Configurations on disk have their numbers sorted as text: 0, 1, 10, 11, 2."""
+    config = transformers_vit(12).config
+    config.id2label = {i: f"class {i}" for i in sorted(range(12), key=str)}
+    config.save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    classifier = Classifier.load(f"transformers:{tmp_path}", weights=None)
+    assert classifier.classes == tuple(f"class {i}" for i in range(12))
+
+
+@pytest.mark.parametrize("source", ["torchvision:resnet18", "timm:resnet10t", "sufficit:digits"])
+def test_random_weights_are_not_given_unasked(source: str) -> None:
+    with pytest.raises(UserError, match=r"no published weights for 7 classes.*weights=FILE"):
+        Classifier.load(source, num_classes=7)
+
+
+def test_a_saved_classifier_takes_no_options(tmp_path: Path) -> None:
+    Classifier.load("sufficit:digits").save(tmp_path)
+    for options in ({"weights": None}, {"num_classes": 3}):
+        with pytest.raises(UserError, match="takes no options and no weights"):
+            Classifier.load(tmp_path, **options)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
@@ -364,6 +437,22 @@ def nothing():
 """
 
 
+def test_a_reshape_of_ones_own_is_kept_but_not_saved(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        OWN
+        + """
+def reshaped():
+    return Classifier(model(), layer="0", reshape=lambda out: out.view(-1, 3, 2, 2))
+"""
+    )
+    loaded = Classifier.load(f"python:{tmp_path}/own.py:reshaped")
+    images = torch.rand(1, 3, 2, 2)
+    assert torch.equal(loaded.features(images)[0], images)
+    loaded.recipe = Recipe("sufficit:digits")
+    with pytest.raises(UserError, match="reshape is a function, which is not saved"):
+        loaded.save(tmp_path / "saved")
+
+
 def test_a_function_of_ones_own_makes_a_classifier(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text(OWN)
@@ -389,10 +478,38 @@ def test_a_saved_classifier_runs_no_code(tmp_path: Path) -> None:
     Classifier.load("sufficit:digits").save(tmp_path)
     path = tmp_path / "classifier.json"
     saved = json.loads(path.read_text())
-    saved["recipe"]["source"] = f"python:{tmp_path}/own.py:model"
-    path.write_text(json.dumps(saved))
-    with pytest.raises(UserError, match="names code to run, which is refused"):
-        Classifier.load(tmp_path)
+    for recipe in (
+        {"source": f"python:{tmp_path}/own.py:model", "options": {}},
+        {"source": f"transformers:{tmp_path}", "options": {"trust_remote_code": True}},
+        {"source": str(tmp_path), "options": {}},
+    ):
+        path.write_text(json.dumps(saved | {"recipe": recipe}))
+        with pytest.raises(UserError, match="names code to run, or no known architecture"):
+            Classifier.load(tmp_path)
+
+
+def test_what_writes_over_the_features_does_not_change_them() -> None:
+    torch.manual_seed(0)
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), *head)
+    images = torch.rand(1, 3, 8, 8)
+    features, _ = Classifier(model, layer="0").features(images)
+    assert torch.equal(features, model[0](images))
+    assert features.min() < 0
+
+
+def test_the_layer_found_by_itself_follows_the_size_of_the_images() -> None:
+    classifier = Classifier(models.resnet18())
+    assert classifier.features(torch.rand(1, 3, 32, 32))[0].shape[1:] == (256, 2, 2)
+    assert classifier.features(torch.rand(1, 3, 64, 64))[0].shape[1:] == (512, 2, 2)
+    chosen = Classifier(models.resnet18(), layer="layer2")
+    assert chosen.features(torch.rand(1, 3, 64, 64))[0].shape[1:] == (128, 8, 8)
+
+
+def test_half_precision_images_are_normalised_in_full() -> None:
+    classifier = Classifier(SmallNet(), mean=(0.485,) * 3, std=(0.229,) * 3)
+    images = torch.rand(1, 3, 8, 8).bfloat16()
+    assert torch.equal(classifier.normalize(images), classifier.normalize(images.float()))
 
 
 def test_the_shipped_net_reads_held_out_digits() -> None:

@@ -57,6 +57,15 @@ def digits(tmp_path: Path) -> Path:
     return folder
 
 
+def loaded(digits: Path, names: list[str]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Images, heatmaps at their size, and labels, in the order of the names."""
+    images = torch.stack([read_picture(digits / name, None) for name in names])
+    with np.load(digits.parent / "maps.npz") as stored:
+        maps = torch.stack([torch.from_numpy(stored[name]) for name in names])
+    labels = torch.tensor([int(name.split("/")[0]) for name in names])
+    return images, resize(maps, (64, 64)), labels
+
+
 def scored(digits: Path, *more: object) -> list[object]:
     """The words of an ordinary run."""
     maps = digits.parent / "maps.npz"
@@ -72,15 +81,9 @@ def test_evaluate_writes_what_the_function_gives(sufficit, digits: Path) -> None
     assert run.code == 0, run.err
     out = digits.parent / "out"
     frame = pandas.read_parquet(out / "scores.parquet")
-    paths = sorted(digits.rglob("*.png"))
-    images = torch.stack([read_picture(path, None) for path in paths])
-    with np.load(digits.parent / "maps.npz") as stored:
-        maps = torch.stack([torch.from_numpy(stored[name]) for name in frame["image"]])
-    labels = torch.tensor([int(path.parent.name) for path in paths])
+    images, maps, labels = loaded(digits, frame["image"].tolist())
     classifier = Classifier.load("sufficit:digits")
-    expected = evaluate(
-        classifier, images, resize(maps, (64, 64)), labels, value_step=0.1, percent_step=0.1
-    )
+    expected = evaluate(classifier, images, maps, labels, value_step=0.1, percent_step=0.1)
     for name in expected.columns:
         assert frame[name].to_numpy() == pytest.approx(expected[name].numpy(), abs=1e-6)
     assert frame["target"].tolist() == labels.tolist()
@@ -103,7 +106,14 @@ def test_json_alone_is_printed(sufficit, digits: Path) -> None:
     run = sufficit(*scored(digits, "--json", "--score", "confidence", "--fill", "mean"))
     printed = json.loads(run.out)
     assert printed["n"] == N
-    assert set(printed["columns"]["msi"]) >= {"mean", "low", "high", "n", "n_nan"}
+    frame = pandas.read_parquet(digits.parent / "out" / "scores.parquet")
+    assert printed["columns"]["msi"]["mean"] == pytest.approx(frame["msi"].mean())
+    images, maps, labels = loaded(digits, frame["image"].tolist())
+    expected = evaluate(
+        Classifier.load("sufficit:digits"), images, maps, labels,
+        score="confidence", fill="mean", value_step=0.1, percent_step=0.1,
+    )  # fmt: skip
+    assert printed["columns"]["msi"]["mean"] == pytest.approx(expected.mean()["msi"], abs=1e-6)
 
 
 def test_alpha_min_can_be_searched(sufficit, digits: Path) -> None:
@@ -273,7 +283,7 @@ def test_explain_draws_and_evaluate_reads_what_it_wrote(
         for path, heatmap in zip(paths, expected, strict=True):
             name = path.relative_to(digits).as_posix()
             assert stored[name] == pytest.approx(heatmap.numpy(), abs=1e-5)
-    overlays = list((tmp_path / "drawn" / "overlays").iterdir())
+    overlays = list((tmp_path / "drawn" / "overlays").rglob("*.png"))
     assert len(overlays) == 2 * N
     with Image.open(tmp_path / "drawn" / "sheet.png") as sheet:
         assert sheet.height > 6 * sheet.width / 4
@@ -296,6 +306,83 @@ def test_explain_takes_a_target_by_number_or_name(sufficit, digits: Path, tmp_pa
     wrong = sufficit(*words, "--target", "seven")
     assert wrong.code == 2
     assert "Unknown class 'seven'" in wrong.err
+
+
+def test_groups_change_nothing(sufficit, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Order, names, skipped images and the search are over all groups together."""
+    (digits / "0").mkdir(exist_ok=True)
+    (digits / "0" / "empty.png").write_bytes(b"")
+    words = scored(digits, "--alpha-min", "search", "--columns", "msi", "--overwrite")
+    found = []
+    for size in (64, 2):
+        monkeypatch.setattr("sufficit.scoring.GROUP", size)
+        assert sufficit(*words).code == 0
+        record = json.loads((digits.parent / "out" / "run.json").read_text())
+        frame = pandas.read_parquet(digits.parent / "out" / "scores.parquet")
+        found.append((record["alpha_min"], record["skipped"], record["search"], frame))
+    assert found[0][:3] == found[1][:3]
+    pandas.testing.assert_frame_equal(found[0][3], found[1][3])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_precision_and_device_reach_the_model(sufficit, digits: Path, precision: str) -> None:
+    full = sufficit(*scored(digits, "--json", "--columns", "fid_minus_percent"))
+    words = ["--precision", precision, "--device", "cpu", "--batch-size", "5", "--size", "64x64"]
+    half = sufficit(
+        *scored(digits, "--json", "--columns", "fid_minus_percent", "--overwrite", *words)
+    )
+    means = [json.loads(r.out)["columns"]["fid_minus_percent"]["mean"] for r in (full, half)]
+    assert means[0] != means[1]
+    assert means[0] == pytest.approx(means[1], abs=0.05)
+    record = json.loads((digits.parent / "out" / "run.json").read_text())
+    kind = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[precision]
+    assert record["device"]["dtype"] == kind
+
+
+def test_explain_takes_a_target_by_name(sufficit, digits: Path, tmp_path: Path) -> None:
+    classifier = Classifier.load("sufficit:digits")
+    names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    classifier.classes = tuple(names)
+    classifier.save(tmp_path / "named")
+    image = next(digits.rglob("*.png"))
+    run = sufficit(
+        "explain",
+        image,
+        "--model",
+        tmp_path / "named",
+        "--target",
+        "Seven",
+        "--out",
+        tmp_path / "d",
+    )
+    assert run.code == 0, run.err
+    with np.load(tmp_path / "d" / "gradcam.npz") as stored:
+        drawn = stored[image.name]
+    expected = explain(classifier, read_picture(image, None)[None], torch.tensor([7]))[0]
+    assert drawn == pytest.approx(expected.numpy(), abs=1e-5)
+
+
+def test_many_images_go_on_several_sheets(
+    sufficit, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sufficit.drawing.SHEET_ROWS", 4)
+    words = ["--method", "center", "--out", tmp_path / "d"]
+    assert sufficit("explain", digits, "--model", "sufficit:digits", *words).code == 0
+    with (
+        Image.open(tmp_path / "d" / "sheet.png") as first,
+        Image.open(tmp_path / "d" / "sheet-2.png") as second,
+    ):
+        assert first.height > 1.5 * second.height  # four rows and two
+
+
+def test_a_grey_model_of_ones_own_reads_grey(sufficit, digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from sufficit.smallnet import SmallNet\ndef grey(): return SmallNet(channels=1)\n"
+    )
+    words = scored(digits, "--columns", "msi", "--model", f"python:{tmp_path}/own.py:grey")
+    for size in ([], ["--size", "32"]):
+        run = sufficit(*words, *size, "--overwrite")
+        assert run.code == 0, run.err
 
 
 @pytest.mark.parametrize(
@@ -327,7 +414,7 @@ def test_methods_and_models_are_listed(sufficit) -> None:
 
 
 def test_the_demo_runs_and_leaves_its_pictures(sufficit, tmp_path: Path) -> None:
-    run = sufficit("demo", "--images", "3", "--out", tmp_path / "demo")
+    run = sufficit("demo", "--images", "2", "--out", tmp_path / "demo")
     assert run.code == 0, run.err
     assert "true digit" in run.out
     assert "MSI is near +1" in run.out

@@ -65,6 +65,11 @@ def test_labels_come_in_order_where_there_is_a_folder_for_each_class() -> None:
     assert labels_of(pictures("x/1.png", "y/2.png", "x/3.png"), None, 2) == [0, 1, 0]
 
 
+def test_folders_in_order_are_no_match_for_a_model_that_names_its_classes() -> None:
+    with pytest.raises(UserError, match=r"first 'cats'.*\(dog, cat, \.\.\.\)"):
+        labels_of(pictures("cats/1.png", "dogs/2.png"), ["dog", "cat"], 2)
+
+
 def test_folders_that_fit_no_class_are_an_error() -> None:
     with pytest.raises(UserError, match="do not fit the model's 10 classes"):
         labels_of(pictures("x/1.png", "y/2.png"), None, 10)
@@ -129,6 +134,24 @@ def test_a_truncated_picture_says_so(tmp_path: Path) -> None:
         read_picture(path, None)
 
 
+def test_deep_pixels_are_scaled_or_refused(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)
+    Image.fromarray(ramp).save(tmp_path / "deep.png")
+    image = read_picture(tmp_path / "deep.png", None)
+    assert image[0].numpy() == pytest.approx(ramp / 65535, abs=0.003)
+    Image.fromarray(np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)).save(
+        tmp_path / "float.tiff"
+    )
+    with pytest.raises(BadPictureError, match="mode F have no known range"):
+        read_picture(tmp_path / "float.tiff", None)
+
+
+def test_a_sliver_is_not_blown_up(tmp_path: Path) -> None:
+    Image.new("RGB", (300_000, 2)).save(tmp_path / "sliver.png")
+    with pytest.raises(BadPictureError, match="too large"):
+        read_picture(tmp_path / "sliver.png", View((224, 224), 256))
+
+
 def test_an_enormous_picture_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = paint(tmp_path / "a.png", (100, 100))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 6000)
@@ -154,6 +177,25 @@ def test_heatmaps_are_found_by_path_name_or_stem(tmp_path: Path, suffix: str) ->
         "dog/4.png": None,
     }
     assert torch.equal(read, maps["cat/1.png"])
+
+
+def test_an_exact_key_is_never_ambiguous(tmp_path: Path) -> None:
+    names = ["cat.png", "sub/cat.png", "file"]
+    maps = {name: torch.full((2, 2), i / 10) for i, name in enumerate(names)}
+    write_heatmaps(tmp_path / "m.npz", maps)
+    with HeatmapFile(tmp_path / "m.npz") as file:
+        assert file.match(names) == {name: name for name in names}
+        assert all(torch.equal(file.read(name), maps[name]) for name in names)
+
+
+def test_a_damaged_archive_is_a_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "m.npz"
+    write_heatmaps(path, {"a": torch.rand(40, 40)})
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    with HeatmapFile(path) as file, pytest.raises(UserError, match=r"'a' .* could not be read"):
+        file.read("a")
 
 
 def test_a_key_that_fits_two_images_is_an_error(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torchvision import models
 
 from sufficit import Classifier, UserError
-from sufficit.errors import ModelRangeWarning
+from sufficit.errors import EmptyHeatmapWarning
 from sufficit.explainers import (
     CAMS,
     EXPLAINERS,
@@ -467,7 +467,7 @@ def test_maps_with_no_positive_part_are_zeros_with_one_warning_that_counts_them(
     weights = torch.stack([torch.ones(1, 4, 4), -torch.ones(1, 4, 4)])
     images = pictures(5, 4, 1)
     targets = torch.tensor([0, 1, 0, 1, 1])
-    with pytest.warns(ModelRangeWarning) as caught:
+    with pytest.warns(EmptyHeatmapWarning) as caught:
         found = explain_all(linear(weights), images, targets, ["gradcam", "layercam"], batch_size=2)
     assert len(caught) == 1
     assert "of 5 images: gradcam 3, layercam 3" in str(caught[0].message)
@@ -479,7 +479,7 @@ def test_maps_with_no_positive_part_are_zeros_with_one_warning_that_counts_them(
 def test_a_map_whose_spread_is_rounding_has_none() -> None:
     images = torch.full((1, 1, 4, 4), 0.5)
     images[0, 0, 0, 0] += 1e-7
-    with pytest.warns(ModelRangeWarning, match="gradcam 1"):
+    with pytest.warns(EmptyHeatmapWarning, match="gradcam 1"):
         found = explain(linear(torch.ones(2, 1, 4, 4)), images)
     assert torch.equal(found, torch.zeros(1, 4, 4))
 

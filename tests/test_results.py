@@ -12,6 +12,7 @@ from scipy import stats
 from torch import nn
 
 from sufficit import Classifier, Scores, UserError, evaluate
+from sufficit.figures import curves_figure
 from sufficit.files import writing
 from sufficit.results import bootstrap, provenance, save_json, save_scores, summarise
 
@@ -64,7 +65,7 @@ def test_a_summary_repeats_and_holds_the_mean(scores: Scores) -> None:
 
 def test_rows_and_curves_can_be_read_back(scores: Scores, tmp_path: Path) -> None:
     names = [f"{i}.png" for i in range(12)]
-    save_scores(tmp_path, scores, names, {})
+    save_scores(tmp_path, scores, names)
     frame = pandas.read_parquet(tmp_path / "scores.parquet")
     assert frame["image"].tolist() == names
     assert np.array_equal(frame["msi"], scores.msi.numpy())
@@ -117,3 +118,31 @@ def test_provenance_says_what_ran_where() -> None:
     assert run["versions"]["torch"] == torch.__version__.split("+")[0]
     assert run["device"]["type"] == "cpu"
     assert run["device"]["dtype"] == "torch.float32"
+
+
+def test_the_search_panel_shows_negative_scores() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
+    searched = evaluate(
+        Classifier(model), torch.rand(6, 3, 8, 8), torch.rand(6, 8, 8), alpha_min="search"
+    )
+    assert searched.search is not None
+    panel = curves_figure(searched).axes[5]
+    low, high = panel.get_ylim()
+    assert low < searched.search.means.min() < 0
+    assert high > searched.search.means.max()
+    assert panel.lines[0].get_ydata() == pytest.approx(searched.search.means.numpy())
+
+
+def test_progress_is_told_while_one_group_is_scored() -> None:
+    told: list[tuple[float, float]] = []
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
+    images = torch.rand(3, 3, 8, 8)
+    evaluate(
+        Classifier(model), images, images[:, 0], batch_size=50,
+        progress=lambda done, total: told.append((done, total)),
+    )  # fmt: skip
+    done = [share for share, _ in told]
+    assert len(done) > 5
+    assert done == sorted(done)
+    assert told[-1] == (3, 3)

@@ -1,4 +1,4 @@
-"""Score visual explanations of image classifiers, and learn them.
+"""Score and draw visual explanations of image classifiers.
 
 Names are imported when first used, so that the command line answers before torch is loaded.
 """

@@ -41,6 +41,7 @@ class Classifier:
             raise UserError(f"model must be an nn.Module, got {type(model).__name__}")
         self.model = model
         self.layer = layer if layer is None else layers.resolve(model, layer)
+        self._found_at: tuple[int, int] | None = None  # the input size it was found by itself at
         self.mean, self.std = _check_mean_std(mean, std)
         self.classes = tuple(classes) if classes is not None else None
         self.view = view
@@ -70,6 +71,7 @@ class Classifier:
             parts.std,
             classes=parts.classes,
             view=parts.view,
+            reshape=parts.reshape,
             recipe=parts.recipe,
         )
 
@@ -79,7 +81,14 @@ class Classifier:
         The architecture must have a name: `load` made this classifier, or `recipe` was given.
         """
         parts = sources.Parts(
-            self.bare, self.recipe, self.layer, self.mean, self.std, self.classes, self.view
+            self.bare,
+            self.recipe,
+            self.layer,
+            self.mean,
+            self.std,
+            self.classes,
+            self.view,
+            self.reshape,
         )
         return sources.save(parts, Path(folder))
 
@@ -111,6 +120,13 @@ class Classifier:
         return next((t.dtype for t in self._tensors() if t.is_floating_point()), torch.float32)
 
     @property
+    def channels(self) -> int:
+        """How many channels the model's first convolution takes, if that is one; else three."""
+        convolutions = (m for m in self.bare.modules() if isinstance(m, nn.Conv2d))
+        first = next(convolutions, None)
+        return 1 if first is not None and first.in_channels == 1 else 3
+
+    @property
     def memory_format(self) -> torch.memory_format:
         """Channels-last where the model's first convolution is."""
         kernels = (t for t in self._tensors() if t.ndim == 4 and min(t.shape[:2]) > 1)
@@ -139,8 +155,10 @@ class Classifier:
         return self.as_grid(seen[-1], inputs), logits
 
     def feature_layer(self, inputs: Tensor) -> str:
-        """The layer given, or else the last one that still has a grid, found once by a pass."""
-        if self.layer is None:
+        """The layer given, or else the last one that still has a grid at this size of input."""
+        size = (inputs.shape[2], inputs.shape[3])
+        if self.layer is None or self._found_at not in (None, size):
+            self._found_at = size
             self.layer = layers.find(self.bare, lambda: self.plain_logits_of(inputs[:1]), inputs)
         return self.layer
 
@@ -155,6 +173,7 @@ class Classifier:
             raise UserError(
                 f"images must be floats in 0..1, got {moved.dtype}: divide by 255 first"
             )
+        moved = moved.float() if moved.dtype in (torch.bfloat16, torch.float16) else moved
         if self.mean is None or self.std is None:
             return moved.to(self.dtype)
         if moved.shape[1] != len(self.mean):

@@ -5,7 +5,7 @@ import sys
 import warnings
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -165,29 +165,31 @@ def evaluate(
         )
     if out_folder.exists() and not out_folder.is_dir():
         raise UserError(f"--out must be a folder, {out_folder} is a file")
+    from sufficit.parsing import alpha_from, classifier_from, columns_from, fill_from
     from sufficit.scoring import Options, save_run, score_folder
 
+    alpha, wanted = alpha_from(alpha_min), columns_from(columns)
+    classifier = classifier_from(model, weights, num_classes, size, device, precision)
     options = Options(
-        alpha_min=_alpha_min(alpha_min),
+        alpha_min=alpha,
         score=score.value,
-        fill=fill,
+        fill=fill_from(fill, classifier),
         value_step=value_step,
         percent_step=percent_step,
         batch_size=batch_size,
-        columns=_columns(columns),
+        columns=wanted,
         targets=targets.value,
         normalize=normalize,
         on_error=on_error.value,
         seed=seed,
         progress=False if as_json else None,
     )
-    classifier = _classifier(model, weights, num_classes, size, device, precision)
-    options = _with_fill(options, classifier)
     result = score_folder(classifier, data, heatmaps, options)
     config: dict[str, Any] = {"model": model, "weights": weights}
     config |= {"data": str(data), "heatmaps": str(heatmaps)}
     config |= {"size": size, "precision": precision.value, "num_classes": num_classes}
     save_run(out_folder, result, classifier, config, options)
+    _print_skipped(result)
     if as_json:
         typer.echo(json.dumps(_report(result), indent=2))
         return
@@ -234,13 +236,14 @@ def explain(
         raise UserError(f"--out must be a folder, {out_folder} is a file")
     from sufficit.drawing import class_number, explain_pictures, pictures_of, save_drawn
     from sufficit.explainers import EXPLAINERS
+    from sufficit.parsing import classifier_from
 
     methods = [part.strip() for part in method.split(",") if part.strip()]
     for name in methods:
         if name not in EXPLAINERS:
             raise unknown("method", name, EXPLAINERS)
     pictures = pictures_of(images)
-    classifier = _classifier(model, weights, num_classes, size, device, precision)
+    classifier = classifier_from(model, weights, num_classes, size, device, precision)
     number = None if target is None else class_number(target, classifier.classes)
     drawn = explain_pictures(classifier, pictures, methods, number, layer=layer, seed=seed)
     for path in save_drawn(out_folder, drawn, classifier.classes):
@@ -317,92 +320,6 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     err.print("[yellow]Warning:[/]", _literal(str(message)))
 
 
-def _alpha_min(text: str) -> float | Literal["search"]:
-    if text == "search":
-        return "search"
-    try:
-        return float(text)
-    except ValueError as error:
-        raise UserError(f"--alpha-min must be a number in 0..1 or search, got {text!r}") from error
-
-
-def _columns(text: str | None) -> tuple[str, ...]:
-    from sufficit.metrics.columns import COLUMNS
-
-    return tuple(part.strip() for part in text.split(",")) if text else COLUMNS
-
-
-def _view(text: str) -> Any:
-    from sufficit.sources import View
-
-    try:
-        sides = [int(part) for part in text.lower().split("x")]
-        h, w = sides * 2 if len(sides) == 1 else sides
-    except ValueError as error:
-        raise UserError(f"--size must be like 224 or 224x320, got {text!r}") from error
-    if min(h, w) < 1:
-        raise UserError(f"--size must be positive, got {text!r}")
-    return View((h, w))
-
-
-def _classifier(
-    model: str,
-    weights: str,
-    num_classes: int | None,
-    size: str | None,
-    device: str,
-    precision: Precision,
-) -> "Classifier":
-    import torch
-
-    from sufficit.classifiers import Classifier
-
-    chosen = _device(device)
-    options = {} if num_classes is None else {"num_classes": num_classes}
-    classifier = Classifier.load(model, weights=None if weights == "none" else weights, **options)
-    if size is not None:
-        classifier.view = _view(size)
-    if precision != Precision.fp32:
-        dtype = torch.bfloat16 if precision == Precision.bf16 else torch.float16
-        classifier.to(dtype=dtype)
-    layout = torch.channels_last if chosen.type == "cuda" else None
-    return classifier.to(chosen, memory_format=layout)
-
-
-def _device(name: str) -> Any:
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        if name.partition(":")[0] not in ("cpu", "cuda", "mps"):
-            raise unknown("device", name, ("auto", "cpu", "cuda", "cuda:1", "mps")) from error
-        raise UserError(
-            f"device {name} can't be used here ({str(error).splitlines()[0]})"
-        ) from error
-    return device
-
-
-def _with_fill(options: Any, classifier: "Classifier") -> Any:
-    """Read the fill from a file where it is no known name."""
-    from dataclasses import replace
-
-    from sufficit.data.images import BadPictureError, read_picture
-    from sufficit.fills import FILLS
-
-    if options.fill in FILLS:
-        return options
-    if not Path(options.fill).is_file():
-        raise unknown("fill", options.fill, [*FILLS, "an image file"])
-    try:
-        return replace(options, fill=read_picture(Path(options.fill), classifier.view))
-    except BadPictureError as error:
-        raise UserError(f"--fill {options.fill}: {error}") from error
-
-
 def _report(result: "FolderScores") -> dict[str, Any]:
     from sufficit.results import as_json
 
@@ -418,16 +335,19 @@ def _report(result: "FolderScores") -> dict[str, Any]:
     }
 
 
+def _print_skipped(result: "FolderScores") -> None:
+    for skipped in result.skipped[:10]:
+        err.print("[yellow]Skipped[/]", _literal(f"{skipped.name}: {skipped.reason}"))
+    if result.skipped:
+        err.print(f"{len(result.skipped)} images skipped; run.json names all of them.")
+
+
 def _print_result(result: "FolderScores", verbose: bool, classifier: "Classifier") -> None:
     scores = result.scores
     title = f"{len(scores)} images, alpha_min {scores.alpha_min:g}"
     out.print(summary_table(title + (" (searched)" if scores.search else ""), result.summary))
     whose = "label" if result.target_kind == "label" else "own prediction"
     out.print(f"Target: the {whose}; the whole images score {scores.clean.nanmean():.3f} accuracy.")
-    for skipped in result.skipped[:10]:
-        err.print("[yellow]Skipped[/]", _literal(f"{skipped.name}: {skipped.reason}"))
-    if result.skipped:
-        err.print(f"{len(result.skipped)} images skipped; run.json names all of them.")
     if verbose:
         calls = scores.calls
         out.print(

@@ -12,7 +12,7 @@ def area(values: Tensor, grid: Sequence[float]) -> Tensor:
     >>> area(torch.tensor([[0.0, 1.0, 1.0]]), (0.0, 0.5, 1.0))
     tensor([0.7500], dtype=torch.float64)
     """
-    widths = torch.tensor(grid, dtype=torch.float64).diff()
+    widths = torch.tensor(grid, dtype=torch.float64, device=values.device).diff()
     middles = (values[:, 1:] + values[:, :-1]).double() / 2
     return (middles * widths).sum(1)
 

@@ -142,7 +142,7 @@ def _save(
     for name, found in scores.items():
         place = folder / name.replace(" ", "-")
         place.mkdir(exist_ok=True)
-        save_scores(place, found, images, {})
+        save_scores(place, found, images)
     save_json(folder / "summary.json", {name: as_json(found) for name, found in summaries.items()})
     config = {"methods": list(scores), "data": "synthetic digits", "model": "sufficit:digits"}
     run = provenance(config, classifier.device, classifier.dtype)

@@ -11,12 +11,19 @@ from torch import Tensor
 from sufficit import figures
 from sufficit.classifiers import Classifier
 from sufficit.data.heatmaps import write_heatmaps
-from sufficit.data.images import BadPictureError, Picture, find_pictures, read_picture
+from sufficit.data.images import (
+    BadPictureError,
+    Picture,
+    find_pictures,
+    plain_name,
+    quiet_reading,
+    read_picture,
+)
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import explain_all
 from sufficit.files import writing
 
-SHEET_ROWS = 40
+SHEET_ROWS = 24
 
 
 @dataclass(frozen=True)
@@ -48,14 +55,16 @@ def pictures_of(paths: Sequence[Path]) -> list[Picture]:
 
 def class_number(target: str, classes: Sequence[str] | None) -> int:
     """A class by number or by name."""
+    if classes and target in classes:
+        return list(classes).index(target)
     if target.isdecimal():
         return int(target)
     if classes is None:
         raise UserError(f"the model names no classes: give --target as a number, got {target!r}")
-    plain = [name.lower() for name in classes]
-    if target.lower() not in plain:
+    plain = [plain_name(name) for name in classes]
+    if plain_name(target) not in plain:
         raise unknown("class", target, classes)
-    return plain.index(target.lower())
+    return plain.index(plain_name(target))
 
 
 def explain_pictures(
@@ -69,7 +78,8 @@ def explain_pictures(
     progress: bool | None = None,
 ) -> Drawn:
     """Read the files and draw every method's heatmap for them."""
-    images = _read(pictures, classifier)
+    with quiet_reading():
+        images = _read(pictures, classifier)
     targets = None if target is None else torch.full((len(images),), target)
     with torch.no_grad():
         batches = [classifier(batch).float().softmax(1).cpu() for batch in images.split(64)]
@@ -92,12 +102,21 @@ def save_drawn(folder: Path, drawn: Drawn, classes: Sequence[str] | None) -> lis
         write_heatmaps(path, dict(zip(drawn.names, maps, strict=True)))
         written.append(path)
         for name, image, heatmap in zip(drawn.names, drawn.images, maps, strict=True):
-            _save_overlay(overlays / f"{name.replace('/', '_')}.{method}.png", image, heatmap)
-    rows = slice(0, SHEET_ROWS)
-    titles = [top_line(p, classes) for p in drawn.probabilities[rows]]
-    shown = {name: maps[rows] for name, maps in drawn.heatmaps.items()}
-    figures.save(figures.sheet_figure(drawn.images[rows], shown, titles), folder / "sheet.png")
-    return [folder / "sheet.png", *written, overlays]
+            _save_overlay(overlays / f"{name}.{method}.png", image, heatmap)
+    return [*_save_sheets(folder, drawn, classes), *written, overlays]
+
+
+def _save_sheets(folder: Path, drawn: Drawn, classes: Sequence[str] | None) -> list[Path]:
+    """sheet.png, and sheet-2.png and so on for more images than fit on one."""
+    paths = []
+    for start in range(0, len(drawn.names), SHEET_ROWS):
+        rows = slice(start, start + SHEET_ROWS)
+        titles = [top_line(p, classes) for p in drawn.probabilities[rows]]
+        shown = {name: maps[rows] for name, maps in drawn.heatmaps.items()}
+        number = 1 + start // SHEET_ROWS
+        paths.append(folder / ("sheet.png" if number == 1 else f"sheet-{number}.png"))
+        figures.save(figures.sheet_figure(drawn.images[rows], shown, titles), paths[-1])
+    return paths
 
 
 def top_line(probabilities: Tensor, classes: Sequence[str] | None, count: int = 3) -> str:
@@ -123,5 +142,6 @@ def _save_overlay(path: Path, image: Tensor, heatmap: Tensor) -> None:
     from PIL import Image
 
     pixels = (figures.overlay(image, heatmap) * 255).round().to(torch.uint8).numpy()
+    path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path) as part:
         Image.fromarray(pixels).save(part)

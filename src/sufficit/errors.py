@@ -8,8 +8,8 @@ class UserError(ValueError):
     """Something the caller can mend: what was wanted, what came, what to do."""
 
 
-class ModelRangeWarning(UserWarning):
-    """The run goes on, but something about model or heatmaps deserves a look."""
+class EmptyHeatmapWarning(UserWarning):
+    """Some heatmaps have no positive part: a method found nothing for the class."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

@@ -98,7 +98,8 @@ def _search_panel(axis: "Axes", scores: Scores) -> None:
     axis.plot(search.alphas, search.means, color=INK, marker="o", markersize=3, linewidth=1.4)
     axis.axvline(scores.alpha_min, color=QUIET, linestyle=":", linewidth=1)
     _dress(axis, f"MSI over alpha_min, best at {scores.alpha_min:g}", "alpha_min", "mean MSI")
-    axis.set_ylim(auto=True)
+    low, high = float(search.means.min()), float(search.means.max())
+    axis.set_ylim(low - 0.1 * (high - low) - 0.01, high + 0.1 * (high - low) + 0.01)
 
 
 def _dress(axis: "Axes", title: str, across: str, up: str) -> None:

@@ -30,7 +30,7 @@ def blur(images: Tensor) -> Tensor:
 
 def noise(images: Tensor) -> Tensor:
     """One picture of uniform noise, the same for every image whatever the batch: [1,C,H,W]."""
-    generator = torch.Generator().manual_seed(NOISE_SEED)
+    generator = torch.Generator(device="cpu").manual_seed(NOISE_SEED)
     shape = (1, *images.shape[1:])
     return torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").to(images)
 
@@ -47,12 +47,11 @@ def fill_for(images: Tensor, fill: str | Tensor, part: slice = slice(None)) -> T
     """The fill of a batch of images by name, or the part of one's own that goes with it."""
     if isinstance(fill, str):
         return FILLS[fill](images)
-    own = fill.to(images)
-    if own.ndim <= 1:
-        own = own.reshape(1, -1, 1, 1)
-    if own.ndim == 4 and own.shape[0] > 1:
-        return own[part]
-    return own.reshape(1, *own.shape[-3:])
+    if fill.ndim <= 1:
+        return fill.reshape(1, -1, 1, 1).to(images)
+    if fill.ndim == 4 and fill.shape[0] > 1:
+        return fill[part].to(images)
+    return fill.reshape(1, *fill.shape[-3:]).to(images)
 
 
 def check_fill_name(fill: str | Tensor) -> None:

@@ -17,6 +17,7 @@ def normalize(heatmaps: Tensor) -> Tensor:
             [[0.0000, 0.0000],
              [0.0000, 0.0000]]])
     """
+    heatmaps = heatmaps if heatmaps.is_floating_point() else heatmaps.float()
     low = heatmaps.amin((1, 2), keepdim=True)
     spread = heatmaps.amax((1, 2), keepdim=True) - low
     flat = spread <= 0

@@ -42,10 +42,19 @@ def hooked(model: nn.Module, layer: str, hook: Callable[..., Any]) -> Iterator[N
 
 @contextmanager
 def tapped(model: nn.Module, layer: str) -> Iterator[list[Any]]:
-    """A list that receives the layer's output at each call; the hook is gone afterwards."""
+    """A list that receives a copy of the layer's output at each call.
+
+    A copy, because what comes next may write over the output.
+    """
     seen: list[Any] = []
-    with hooked(model, layer, lambda _, __, output: seen.append(output)):
+    with hooked(model, layer, lambda _, __, output: seen.append(_copy(output))):
         yield seen
+
+
+def _copy(output: Any) -> Any:
+    if isinstance(output, tuple | list) and output:
+        return _copy(output[0])
+    return output.clone() if isinstance(output, Tensor) else output
 
 
 @contextmanager

@@ -61,7 +61,8 @@ def predict(
     Masks that coincide are asked once. `weigh` names bands whose size alone is wanted. Without
     targets, the model's own predictions are the targets.
     """
-    loop = _Loop(classifier, batch_size or auto_batch_size(images, classifier.device))
+    size = batch_size or auto_batch_size(images, classifier.device)
+    loop = _Loop(classifier, size)
     parts: list[Answers] = []
     group = max(1, min(64, _GROUP_ELEMENTS // images[0].numel()))
     with torch.no_grad(), classifier.in_eval_mode():
@@ -70,10 +71,21 @@ def predict(
             device_images = images[part].to(classifier.device, torch.float32)
             filler = fill_for(device_images, fill, part)
             wanted = None if targets is None else targets[part]
+            loop.tick = _ticker(progress, start, len(device_images), len(images))
             parts.append(loop.group(device_images, filler, heatmaps[part], wanted, bands, weigh))
-            if progress:
-                progress(min(start + group, len(images)), len(images))
     return Answers.join(parts)
+
+
+def _ticker(
+    progress: Progress | None, before: int, here: int, total: int
+) -> Callable[[float], None]:
+    """Tells the progress in images from the share of this group's masks that is done."""
+
+    def tick(share: float) -> None:
+        if progress:
+            progress(before + share * here, total)
+
+    return tick
 
 
 def auto_batch_size(images: Tensor, device: torch.device) -> int:
@@ -89,6 +101,7 @@ class _Loop:
     def __init__(self, classifier: Classifier, batch_size: int) -> None:
         self.classifier = classifier
         self.batch_size = batch_size
+        self.tick: Callable[[float], None] = lambda share: None
 
     def group(
         self,
@@ -125,7 +138,8 @@ class _Loop:
 
         def one(start: int, stop: int) -> None:
             batch = inputs[start:stop].clone(memory_format=self.classifier.memory_format)
-            parts.append(self.classifier.logits_of(batch).float())
+            # A copy, because a compiled model may hand out the same memory at each call.
+            parts.append(self.classifier.logits_of(batch).float().clone())
 
         self._in_batches(len(inputs), one)
         return torch.cat(parts)
@@ -147,6 +161,7 @@ class _Loop:
             hit, confidence = _judge(logits, goals[start:stop])
             hits[asked[start:stop]] = hit
             confidences[asked[start:stop]] = confidence
+            self.tick(stop / len(asked))
 
         self._in_batches(len(asked), one, maker.drop)
         return hits, confidences

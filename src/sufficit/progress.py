@@ -11,8 +11,14 @@ PATIENCE = 5.0  # seconds of silence before a bar shows by itself
 
 
 @contextmanager
-def bar(title: str, wanted: bool | None = None) -> Iterator[Progress | None]:
-    """A function (done, total) that draws a bar: at once, never, or None: when it takes long."""
+def bar(title: str, wanted: bool | Progress | None = None) -> Iterator[Progress | None]:
+    """A function (done, total) that draws a bar: at once, never, or (None) when it takes long.
+
+    A function of the caller's own is handed through.
+    """
+    if callable(wanted):
+        yield wanted
+        return
     if wanted is False or (wanted is None and not sys.stderr.isatty()):
         yield None
         return
@@ -31,7 +37,7 @@ def bar(title: str, wanted: bool | None = None) -> Iterator[Progress | None]:
     task = bars.add_task(title, total=None)
     begun = time.monotonic()
 
-    def tick(done: int, total: int) -> None:
+    def tick(done: float, total: float) -> None:
         if wanted or time.monotonic() - begun > PATIENCE:
             bars.start()
         bars.update(task, completed=done, total=total)

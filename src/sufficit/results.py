@@ -91,17 +91,13 @@ def provenance(
     }
 
 
-def save_scores(
-    folder: Path, scores: Scores, names: Sequence[str], extra: Mapping[str, Sequence[Any]]
-) -> None:
+def save_scores(folder: Path, scores: Scores, names: Sequence[str]) -> None:
     """Write scores.parquet (a row an image) and curves.parquet (the curves of each image)."""
     import pyarrow
     from pyarrow import parquet
 
     frame = scores.frame()
     frame.insert(0, "image", list(names))
-    for column, values in extra.items():
-        frame[column] = list(values)
     with writing(folder / "scores.parquet") as path:
         frame.to_parquet(path, index=False)
     columns: dict[str, Any] = {"image": list(names)}

@@ -12,8 +12,15 @@ from torch import Tensor
 
 from sufficit import figures
 from sufficit.classifiers import Classifier
-from sufficit.data.heatmaps import HeatmapFile
-from sufficit.data.images import BadPictureError, Picture, find_pictures, labels_of, read_picture
+from sufficit.data.heatmaps import HeatmapError, HeatmapFile
+from sufficit.data.images import (
+    BadPictureError,
+    Picture,
+    find_pictures,
+    labels_of,
+    quiet_reading,
+    read_picture,
+)
 from sufficit.errors import UserError
 from sufficit.heatmaps import check_range, normalize, resize
 from sufficit.metrics.columns import COLUMNS
@@ -28,7 +35,7 @@ from sufficit.results import (
     summarise,
 )
 from sufficit.sources import View
-from sufficit.types import ScoreKind
+from sufficit.types import Progress, ScoreKind
 
 GROUP = 32  # images read, and scored, at a time
 
@@ -105,7 +112,7 @@ class _Reader:
                 raise BadPictureError(f"no heatmap: {self.maps.path.name} has no such key")
             image = read_picture(picture.path, self.view)
             return _Item(picture, label, image, self._heatmap(key, picture.name, image))
-        except (BadPictureError, OSError) as error:
+        except (BadPictureError, HeatmapError, OSError) as error:
             if self.options.on_error == "stop":
                 raise UserError(
                     f"{picture.name}: {error}. Mend it, or go on without such images with"
@@ -133,6 +140,8 @@ def score_folder(
     """Score every image below a folder that has a heatmap in the file."""
     options = options or Options()
     make_plan(**options.scoring())  # what is wrong with it is said before anything is read
+    if isinstance(options.fill, Tensor) and options.fill.ndim > 3:
+        raise UserError("a fill for a folder is one for all images: a number, [C] or [C,H,W]")
     pictures = find_pictures(data)
     with HeatmapFile(heatmaps) as maps:
         reader = _Reader(classifier.view, maps, _keys(maps, pictures), options)
@@ -155,7 +164,7 @@ def save_run(
     """Write scores.parquet, curves.parquet, summary.json, curves.png and, last, run.json."""
     scores = result.scores
     folder.mkdir(parents=True, exist_ok=True)
-    save_scores(folder, scores, result.names, {})
+    save_scores(folder, scores, result.names)
     save_json(folder / "summary.json", as_json(result.summary))
     figures.save(figures.curves_figure(scores), folder / "curves.png")
     settings = asdict(options)
@@ -167,6 +176,7 @@ def save_run(
         "n_skipped": len(result.skipped),
         "skipped": [asdict(skipped) for skipped in result.skipped],
         "targets": result.target_kind,
+        "class_folders": _folder_targets(result),
         "clean_accuracy": float(scores.clean.nanmean()),
         "alpha_min": scores.alpha_min,
         "model_calls": int(scores.calls.sum()),
@@ -178,6 +188,14 @@ def save_run(
             "mean_msi": scores.search.means.tolist(),
         }
     save_json(folder / "run.json", run)
+
+
+def _folder_targets(result: FolderScores) -> dict[str, int]:
+    """Which class number each class folder was taken for."""
+    if result.target_kind != "label":
+        return {}
+    targets = result.scores.targets.tolist()
+    return {name.split("/")[0]: k for name, k in zip(result.names, targets, strict=True)}
 
 
 def _keys(maps: HeatmapFile, pictures: Sequence[Picture]) -> dict[str, str | None]:
@@ -200,15 +218,24 @@ def _score_all(
     names: list[str] = []
     parts: list[Scores] = []
     done = 0
-    with bar("scoring images", reader.options.progress) as tick:
+    with bar("scoring images", reader.options.progress) as tick, quiet_reading():
         for asked, items in _ahead(reader, pictures, labels):
             if items:
-                parts.append(_score(classifier, items, labels is not None, reader.options))
+                inner = _within(tick, done, asked, len(pictures))
+                labelled = labels is not None
+                parts.append(_score(classifier, items, labelled, reader.options, inner))
                 names.extend(item.picture.name for item in items)
             done += asked
             if tick:
                 tick(done, len(pictures))
     return names, parts
+
+
+def _within(tick: Progress | None, done: int, asked: int, total: int) -> Progress | bool:
+    """The progress of one group as part of the whole."""
+    if tick is None:
+        return False
+    return lambda part, whole: tick(done + asked * part / whole, total)
 
 
 def _remark(reader: _Reader, scored: int, images: int) -> None:
@@ -273,7 +300,11 @@ def _ahead(
 
 
 def _score(
-    classifier: Classifier, items: Sequence[_Item], labelled: bool, options: Options
+    classifier: Classifier,
+    items: Sequence[_Item],
+    labelled: bool,
+    options: Options,
+    progress: Progress | bool,
 ) -> Scores:
     sizes = {tuple(item.image.shape): item.picture.name for item in items}
     if len(sizes) > 1:
@@ -287,6 +318,6 @@ def _score(
         targets,
         fill=options.fill,
         batch_size=options.batch_size,
-        progress=False,
+        progress=progress,
         **options.scoring(),
     )

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from PIL.Image import Resampling
 from torch import Tensor, nn
 
 from sufficit.errors import UserError, unknown
@@ -21,14 +22,17 @@ WEIGHTS = "classifier.safetensors"
 
 @dataclass(frozen=True)
 class View:
-    """What the model sees of a picture: the middle `crop` (height, width).
+    """What the model sees of a picture: the middle `crop` (height, width), or all of it.
 
-    The shorter side is brought to `resize` first, or, without it, to what just covers the crop.
+    The shorter side is brought to `resize` first, or, without it, to what just covers the crop;
+    with `stretch` the whole picture is brought to the crop's size, whatever its proportions.
     """
 
-    crop: tuple[int, int]
+    crop: tuple[int, int] | None = None
     resize: int | None = None
     channels: int = 3
+    stretch: bool = False
+    interpolation: str = "bilinear"
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Parts:
     std: tuple[float, ...] | None = None
     classes: tuple[str, ...] | None = None
     view: View | None = None
+    reshape: Callable[[Any], Tensor] | None = None
 
 
 Builder = Callable[[str, bool, dict[str, Any]], Parts]
@@ -66,6 +71,8 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
         # A saved classifier must not run code when it is read again, so this one has no recipe.
         return parts if scheme == "python" else replace(parts, recipe=Recipe(str(source), options))
     if Path(source).is_dir():
+        if options or weights != "default":
+            raise UserError(f"{source} is a saved classifier: it takes no options and no weights")
         return _read(Path(source))
     if Path(source).exists() or "/" in str(source):
         raise UserError(
@@ -87,8 +94,10 @@ def save(parts: Parts, folder: Path) -> Path:
             "this model's architecture has no name to save: make it with Classifier.load, or give "
             'recipe=Recipe("torchvision:resnet18", {"num_classes": 10})'
         )
+    if parts.reshape is not None:
+        raise UserError("reshape is a function, which is not saved: choose a layer that needs none")
     description = asdict(replace(parts, model=None))  # type: ignore[arg-type]  # dropped below
-    del description["model"]
+    del description["model"], description["reshape"]
     tensors = {
         key: value.detach().cpu().contiguous().clone()
         for key, value in parts.model.state_dict().items()
@@ -148,13 +157,8 @@ def _read(folder: Path) -> Parts:
     try:
         saved = json.loads((folder / DESCRIPTION).read_text())
         recipe = Recipe(str(saved["recipe"]["source"]), dict(saved["recipe"]["options"]))
-        view = saved["view"] and View(
-            (int(saved["view"]["crop"][0]), int(saved["view"]["crop"][1])),
-            saved["view"]["resize"] and int(saved["view"]["resize"]),
-            int(saved["view"]["channels"]),
-        )
-        if recipe.source.startswith("python:"):
-            raise UserError(f"{folder / DESCRIPTION} names code to run, which is refused")
+        view = saved["view"] and _read_view(saved["view"])
+        _refuse_code(recipe, folder)
         parts = load(recipe.source, None, recipe.options)
         parts = Parts(
             parts.model,
@@ -175,58 +179,104 @@ def _read(folder: Path) -> Parts:
     return parts
 
 
+def _read_view(saved: dict[str, Any]) -> View:
+    crop, resize = saved["crop"], saved["resize"]
+    return View(
+        crop and (int(crop[0]), int(crop[1])),
+        resize and int(resize),
+        int(saved["channels"]),
+        bool(saved["stretch"]),
+        str(saved["interpolation"]),
+    )
+
+
+def _refuse_code(recipe: Recipe, folder: Path) -> None:
+    """A description from a stranger may name an architecture, and nothing that runs."""
+    scheme, _, name = recipe.source.partition(":")
+    runs = scheme == "python" or recipe.options.keys() & {"trust_remote_code", "code_revision"}
+    if runs or scheme not in SOURCES or not name:
+        raise UserError(
+            f"{folder / DESCRIPTION} names code to run, or no known architecture, which is refused:"
+            f" {recipe.source} {recipe.options or ''}"
+        )
+
+
+def _refuse_random(name: str, published: bool, options: dict[str, Any]) -> None:
+    if published and "num_classes" in options:
+        raise UserError(
+            f"{name} has no published weights for {options['num_classes']} classes: give your own"
+            " with weights=FILE, or weights=None for random ones"
+        )
+
+
 def _from_torchvision(name: str, published: bool, options: dict[str, Any]) -> Parts:
     from torchvision import models
 
     if name not in models.list_models(module=models):
         raise unknown("torchvision model", name, models.list_models(module=models))
+    _refuse_random(name, published, options)
     weights = models.get_model_weights(name).DEFAULT
-    given = None if not published or "num_classes" in options else weights
+    given = weights if published else None
     model = _fetch(name, lambda: models.get_model(name, weights=given, **options))
     preset = weights.transforms()
     crop = options.get("image_size", preset.crop_size[0])
     resize = max(crop, round(preset.resize_size[0] * crop / preset.crop_size[0]))
+    view = View((crop, crop), resize, interpolation=preset.interpolation.value)
     classes = None if "num_classes" in options else tuple(weights.meta["categories"])
-    return Parts(
-        model,
-        None,
-        None,
-        tuple(preset.mean),
-        tuple(preset.std),
-        classes,
-        View((crop, crop), resize),
-    )
+    mean, std = tuple(preset.mean), tuple(preset.std)
+    return Parts(model, None, None, mean, std, classes, view)
 
 
 def _from_timm(name: str, published: bool, options: dict[str, Any]) -> Parts:
     timm = _extra("timm")
     if not timm.is_model(name.partition(".")[0]):
         raise unknown("timm model", name, timm.list_models())
+    _refuse_random(name, published, options)
     model = _fetch(name, lambda: timm.create_model(name, pretrained=published, **options))
     config = timm.data.resolve_model_data_config(model)
-    crop = (int(config["input_size"][1]), int(config["input_size"][2]))
-    view = View(crop, round(min(crop) / float(config["crop_pct"])), int(config["input_size"][0]))
-    names = model.pretrained_cfg.get("label_names") if hasattr(model, "pretrained_cfg") else None
-    return Parts(
-        model, None, None, tuple(config["mean"]), tuple(config["std"]), names and tuple(names), view
+    channels, h, w = (int(side) for side in config["input_size"])
+    view = View(
+        (h, w),
+        int(min(h, w) / float(config["crop_pct"])),
+        channels,
+        config["crop_mode"] == "squash",
+        str(config["interpolation"]),
     )
+    names = model.pretrained_cfg.get("label_names") if hasattr(model, "pretrained_cfg") else None
+    mean, std = tuple(config["mean"]), tuple(config["std"])
+    return Parts(model, None, None, mean, std, names and tuple(names), view)
 
 
 def _from_transformers(name: str, published: bool, options: dict[str, Any]) -> Parts:
     transformers = _extra("transformers")
     auto = transformers.AutoModelForImageClassification
+    _refuse_random(name, published, options)
+    given = {"num_labels" if key == "num_classes" else key: v for key, v in options.items()}
     if published:
-        model = _fetch(name, lambda: auto.from_pretrained(name, use_safetensors=True, **options))
+        model = _fetch(name, lambda: auto.from_pretrained(name, use_safetensors=True, **given))
     else:
-        config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, **options))
+        config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, **given))
         model = auto.from_config(config)
     processor = _fetch(name, lambda: transformers.AutoImageProcessor.from_pretrained(name))
-    size = getattr(processor, "crop_size", None) or processor.size
-    side = int(size.get("shortest_edge") or size["height"])
-    crop = (int(size.get("height", side)), int(size.get("width", side)))
-    labels = tuple(str(label) for label in model.config.id2label.values())
+    labels = tuple(str(model.config.id2label[i]) for i in range(model.config.num_labels))
     mean, std = tuple(processor.image_mean), tuple(processor.image_std)
-    return Parts(model, None, None, mean, std, labels, View(crop, side))
+    return Parts(model, None, None, mean, std, labels, _processor_view(processor))
+
+
+def _processor_view(processor: Any) -> View:
+    """What a processor of transformers does to a picture, as far as a View can say it."""
+    size, crop = dict(processor.size), dict(getattr(processor, "crop_size", None) or {})
+    how = Resampling(getattr(processor, "resample", None) or 2).name.lower()
+    if size.get("shortest_edge") is None:
+        return View((int(size["height"]), int(size["width"])), stretch=True, interpolation=how)
+    edge = int(size["shortest_edge"])
+    share = getattr(processor, "crop_pct", None)  # ConvNeXt's
+    if share and edge >= 384:
+        return View((edge, edge), stretch=True, interpolation=how)
+    if share:
+        return View((edge, edge), int(edge / share), interpolation=how)
+    h, w = int(crop.get("height", edge)), int(crop.get("width", edge))
+    return View((h, w), edge, interpolation=how)
 
 
 def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Parts:
@@ -234,7 +284,8 @@ def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Parts
 
     if name not in SMALL_NETS:
         raise unknown("sufficit model", name, SMALL_NETS)
-    if published and not options:
+    _refuse_random(name, published, options)
+    if published:
         return _read(SMALL_NETS[name].folder)
     return Parts(SMALL_NETS[name].build(**options))
 
@@ -252,7 +303,8 @@ def _from_python(name: str, published: bool, options: dict[str, Any]) -> Parts:
         raise UserError(
             f"{function} must return an nn.Module or a Classifier, got {type(made).__name__}"
         )
-    return Parts(made.model, None, made.layer, made.mean, made.std, made.classes, made.view)
+    told = (made.layer, made.mean, made.std, made.classes, made.view, made.reshape)
+    return Parts(made.model, None, *told)
 
 
 def _own_module(place: str) -> ModuleType:
@@ -317,7 +369,7 @@ def _fetch(name: str, build: Callable[[], Any]) -> Any:
         return build()
     except TypeError as error:
         raise UserError(f"{name} does not take these options: {error}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"{name} could not be had ({str(error).splitlines()[0]}): check name and network, or"
             " give weights=FILE, or weights=None for random ones"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 ScoreKind = Literal["accuracy", "confidence"]
-Progress = Callable[[int, int], None]
+Progress = Callable[[float, float], None]
 """Called as (done, total) while a long job runs."""
 
 

@@ -1,16 +1,23 @@
 """Heatmap files: .npz or .safetensors, one array [h,w] an image, keyed by the image's name."""
 
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import Any
+from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sufficit.errors import UserError
+from sufficit.files import writing
+
+
+class HeatmapError(UserError):
+    """One heatmap of a file that can't be used; the others may be."""
 
 
 class HeatmapFile:
@@ -37,6 +44,9 @@ class HeatmapFile:
         taken = Counter(form for written in forms.values() for form in written)
         found: dict[str, str | None] = {}
         for name, written in forms.items():
+            if name in self._known:
+                found[name] = name
+                continue
             keys = [form for form in written if form in self._known]
             unique = [key for key in keys if taken[key] == 1]
             if keys and not unique:
@@ -51,10 +61,12 @@ class HeatmapFile:
         """One heatmap: [h,w] float32."""
         try:
             heatmap = self._read(key)
-        except (ValueError, OSError, KeyError) as error:
-            raise UserError(f"heatmap {key!r} of {self.path} could not be read: {error}") from error
+        except (ValueError, OSError, KeyError, EOFError, BadZipFile, zlib.error) as error:
+            raise HeatmapError(
+                f"heatmap {key!r} of {self.path} could not be read: {error}"
+            ) from error
         if heatmap.ndim != 2 or 0 in heatmap.shape:
-            raise UserError(
+            raise HeatmapError(
                 f"heatmap {key!r} of {self.path} must be [h,w], got {list(heatmap.shape)}"
             )
         return heatmap.float()
@@ -62,11 +74,10 @@ class HeatmapFile:
 
 def write_heatmaps(path: Path, heatmaps: dict[str, Tensor]) -> None:
     """Write heatmaps by image name to a .npz that HeatmapFile reads."""
-    from sufficit.files import writing
-
-    with writing(path) as part, part.open("wb") as file:
-        arrays: dict[str, Any] = {name: value.cpu().numpy() for name, value in heatmaps.items()}
-        np.savez_compressed(file, **arrays)
+    with writing(path) as part, ZipFile(part, "w", ZIP_DEFLATED) as archive:
+        for name, value in heatmaps.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, value.cpu().numpy(), allow_pickle=False)
 
 
 def _forms(name: str) -> list[str]:

@@ -1,13 +1,16 @@
 """Folders of pictures: find them, give them labels, read them as the model sees them."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
+from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as V
 
 from sufficit.errors import UserError
@@ -67,48 +70,93 @@ def _class_numbers(
     folders: Sequence[str], classes: Sequence[str] | None, num_classes: int
 ) -> dict[str, int]:
     """Class folders by the model's own names, by number, or in order where there are as many."""
-    known = {_plain(name): number for number, name in enumerate(classes or ())}
-    if known and all(_plain(folder) in known for folder in folders):
-        return {folder: known[_plain(folder)] for folder in folders}
+    known = {plain_name(name): number for number, name in enumerate(classes or ())}
+    if known and all(plain_name(folder) in known for folder in folders):
+        return {folder: known[plain_name(folder)] for folder in folders}
     if all(folder.isdecimal() and int(folder) < num_classes for folder in folders):
         return {folder: int(folder) for folder in folders}
-    if len(folders) == num_classes:
+    if not known and len(folders) == num_classes:
         return {folder: number for number, folder in enumerate(folders)}
-    strange = [folder for folder in folders if _plain(folder) not in known]
+    strange = [folder for folder in folders if plain_name(folder) not in known]
+    named = f" ({', '.join(list(classes)[:4])}, ...)" if classes else ""
     raise UserError(
-        f"{len(folders)} class folders (first {strange[0]!r}) do not fit the model's {num_classes}"
-        " classes: name the folders as the model names its classes, or by class number, or score"
-        " the model's own predictions with --targets prediction"
+        f"{len(folders)} class folders (first {strange[0]!r}) do not fit the model's"
+        f" {num_classes} classes{named}: name the folders as the model names its classes, or by"
+        " class number, or score the model's own predictions with --targets prediction"
     )
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """A class's name without what people write differently."""
     return name.lower().replace("_", " ").replace("-", " ").strip()
 
 
 def read_picture(path: Path, view: View | None) -> Tensor:
     """What the model sees of a file: [C,H,W] in 0..1."""
+    view = view or View()
     if path.stat().st_size == 0:
         raise BadPictureError("the file is empty")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            warnings.simplefilter("ignore", UserWarning)  # odd metadata does not matter here
-            with Image.open(path) as opened:
-                upright = ImageOps.exif_transpose(opened)
-                picture = upright.convert("L" if view and view.channels == 1 else "RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise BadPictureError(f"not a readable image ({error})") from error
-    except Image.DecompressionBombWarning as error:
+        with Image.open(path) as opened:
+            _refuse_size(*opened.size)
+            picture = _eight_bits(ImageOps.exif_transpose(opened))
+            seen = _seen(picture.convert("L" if view.channels == 1 else "RGB"), view)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadPictureError(f"too large to open safely ({error})") from error
-    if view is not None and (picture.height, picture.width) != view.crop:
-        picture = V.center_crop(V.resize(picture, _scaled(picture, view)), list(view.crop))
-    pixels: Tensor = V.to_dtype(V.to_image(picture), torch.float32, scale=True)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise BadPictureError(f"not a readable image ({error})") from error
+    pixels: Tensor = V.to_dtype(V.to_image(seen), torch.float32, scale=True)
     return pixels.as_subclass(Tensor)
 
 
+@contextmanager
+def quiet_reading() -> Iterator[None]:
+    """No remarks about odd metadata and large pictures: what matters is an error of its own.
+
+    Filters belong to the whole process, so they are set around a run and not around each file.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
+
+
+def _refuse_size(width: int, height: int) -> None:
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and width * height > limit:
+        raise BadPictureError(
+            f"too large to open safely ({width} x {height}, the limit is {limit} pixels)"
+        )
+
+
+def _eight_bits(picture: Image.Image) -> Image.Image:
+    """16-bit grey as 8-bit; other deep pixels have no range that could be known."""
+    if picture.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(picture) / 257).round().astype(np.uint8))
+    if picture.mode in ("I", "F"):
+        raise BadPictureError(f"pixels of mode {picture.mode} have no known range: save as 8 bit")
+    return picture
+
+
+def _seen(picture: Image.Image, view: View) -> Image.Image:
+    """A picture resized and cropped as the view says."""
+    if view.crop is None or (picture.height, picture.width) == view.crop:
+        return picture
+    how = InterpolationMode(view.interpolation)
+    size = _scaled(picture, view)
+    _refuse_size(*size)
+    resized = V.resize(picture, size, interpolation=how)
+    cropped: Image.Image = V.center_crop(resized, list(view.crop))
+    return cropped
+
+
 def _scaled(picture: Image.Image, view: View) -> list[int]:
-    """Height and width before cropping."""
+    """Height and width before cropping, rounded as torchvision does it."""
     h, w = picture.height, picture.width
-    scale = view.resize / min(h, w) if view.resize else max(view.crop[0] / h, view.crop[1] / w)
-    return [max(1, round(h * scale)), max(1, round(w * scale))]
+    crop = view.crop or (h, w)
+    if view.stretch:
+        return list(crop)
+    if view.resize is None:
+        scale = max(crop[0] / h, crop[1] / w)
+        return [max(crop[0], round(h * scale)), max(crop[1], round(w * scale))]
+    longer = int(view.resize * max(h, w) / min(h, w))
+    return [view.resize, longer] if h <= w else [longer, view.resize]

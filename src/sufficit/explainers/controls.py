@@ -9,7 +9,8 @@ from sufficit.heatmaps import normalize
 def random(images: Tensor, seed: int = 0) -> Tensor:
     """Uniform noise in each pixel, the same on every device: [N,C,H,W] -> [N,H,W]."""
     n, _, h, w = images.shape
-    noise = torch.rand(n, h, w, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    noise = torch.rand(n, h, w, generator=generator, dtype=torch.float32, device="cpu")
     return noise.to(images.device)
 
 

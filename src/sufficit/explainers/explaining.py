@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sufficit.classifiers import Classifier, check_images, check_targets
-from sufficit.errors import ModelRangeWarning, UserError, unknown
+from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
 from sufficit.explainers.entry import Explainer
 from sufficit.explainers.passes import Pass, look
 from sufficit.explainers.table import CAMS, EXPLAINERS
@@ -272,6 +272,6 @@ def _judge(names: list[str], heatmaps: Tensor) -> None:
     if counts:
         warnings.warn(
             f"heatmaps with no positive part are all zeros, of {peaks.shape[1]} images: {counts}",
-            ModelRangeWarning,
+            EmptyHeatmapWarning,
             stacklevel=5,
         )

@@ -30,7 +30,7 @@ def finer_cam(
     alpha = STRENGTHS[reading] if strength is None else strength
     contrast = weighted_contrast if reading == "weighted" else mean_contrast
     score = partial(contrast, strength=alpha, nearest=nearest)
-    line = "Grad-CAM of the target's logit against those of the three nearest classes"
+    line = f"Grad-CAM of the target's logit against those of the {nearest} nearest classes"
     return Explainer(line, "gradients", gradcam, score)
 
 

@@ -10,6 +10,7 @@ from torchmetrics import Metric as TorchMetric
 from torchmetrics.utilities import dim_zero_cat
 
 from sufficit.classifiers import Classifier
+from sufficit.errors import UserError
 from sufficit.fills import check_fill_name
 from sufficit.metrics.columns import COLUMNS
 from sufficit.metrics.evaluate import ALPHA_GRID, Scores, evaluate, make_plan, read
@@ -115,6 +116,10 @@ class Evaluation(TorchMetric):
 
     def scores(self) -> Scores:
         """All that `evaluate` would give for the images this process has seen so far."""
+        if not len(self.targets):
+            raise UserError(
+                "no images were scored yet: call update(images, heatmaps, targets) first"
+            )
         state = {name: dim_zero_cat(getattr(self, name)).cpu() for name in _STATES}
         answers = Answers(bands=self.plan.asks, weighed=self.plan.weighs, **state)
         return read(answers, self.plan)

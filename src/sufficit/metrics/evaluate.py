@@ -15,7 +15,7 @@ from sufficit.heatmaps import check_heatmaps
 from sufficit.metrics.columns import COLUMNS, CURVES, METRICS, Schedule, msi
 from sufficit.predict import predict
 from sufficit.progress import bar
-from sufficit.types import Answers, Band, ScoreKind
+from sufficit.types import Answers, Band, Progress, ScoreKind
 
 if TYPE_CHECKING:
     import pandas
@@ -162,13 +162,14 @@ def evaluate(
     batch_size: int | None = None,
     columns: Sequence[str] | None = None,
     alphas: Sequence[float] = ALPHA_GRID,
-    progress: bool | None = None,
+    progress: bool | Progress | None = None,
 ) -> Scores:
     """Score heatmaps of images, both in 0..1: [N,C,H,W], [N,H,W] -> a value an image and column.
 
     Without targets the model's own prediction is the target. `alpha_min="search"` tries `alphas`
     and takes the one with the best mean MSI. `columns` asks for some of the columns only. In a
-    terminal a progress bar shows by itself when it takes long; progress=True or False decides.
+    terminal a progress bar shows by itself when it takes long; progress=True or False
+    decides, and a function is told (done, total).
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
@@ -218,7 +219,8 @@ def make_plan(
         raise UserError("alphas must name at least one alpha_min in 0..1 to try, got none")
     if score not in ("accuracy", "confidence"):
         raise unknown("score", str(score), ("accuracy", "confidence"))
-    grid(value_step), grid(percent_step)
+    for step in (value_step, percent_step):
+        grid(step)  # refuses a step that makes none
     wanted = _known_columns(columns)
     if searching and "msi" not in wanted:
         raise UserError('alpha_min="search" maximises MSI: add "msi" to columns')
