@@ -323,7 +323,7 @@ def measure_peak(device: str, bands: int) -> None:
 
 
 def show(results: dict[str, object]) -> None:
-    print(json.dumps(results, indent=2))
+    print(json.dumps(results, indent=2, default=str))
 
 
 def main() -> None:
@@ -355,7 +355,7 @@ def main() -> None:
     results["d_peak_mib"] = peak_memory(arguments.device)
     show(results)
     if arguments.out:
-        arguments.out.write_text(json.dumps(results, indent=2) + "\n")
+        arguments.out.write_text(json.dumps(results, indent=2, default=str) + "\n")
 
 
 if __name__ == "__main__":

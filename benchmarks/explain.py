@@ -188,7 +188,7 @@ def main() -> None:
     found = measure(arguments)
     show(found)
     if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=2) + "\n")
+        arguments.out.write_text(json.dumps(found, indent=2, default=str) + "\n")
 
 
 if __name__ == "__main__":
