@@ -461,13 +461,32 @@ def test_a_function_of_ones_own_makes_a_classifier(tmp_path: Path) -> None:
     loaded = Classifier.load(f"python:{path}:classifier")
     assert (loaded.mean, loaded.classes) == ((0.1,) * 3, ("a", "b"))
     for name, message in [
-        (f"{path}:absent", "found no such function"),
+        (f"{path}:absent", "has no function 'absent'"),
         (f"{path}:nothing", "must return an nn.Module or a Classifier, got int"),
         (f"{tmp_path}/absent.py:model", "no Python file"),
-        ("absent_module:model", "no module 'absent_module'"),
+        ("absent_module:model", "absent_module raised ModuleNotFoundError"),
     ]:
         with pytest.raises(UserError, match=message):
             Classifier.load(f"python:{name}")
+
+
+def test_a_file_of_ones_own_may_import_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_own.py").write_text("WIDTH = 4")
+    (tmp_path / "own_with_neighbour.py").write_text("""
+from __future__ import annotations
+from dataclasses import dataclass
+from torch import nn
+from neighbour_of_own import WIDTH
+
+@dataclass
+class Settings:
+    width: int = WIDTH
+
+def model():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, Settings().width))
+""")
+    loaded = Classifier.load(f"python:{tmp_path}/own_with_neighbour.py:model")
+    assert loaded(torch.rand(1, 3, 2, 2)).shape == (1, 4)
 
 
 def test_a_saved_classifier_runs_no_code(tmp_path: Path) -> None:

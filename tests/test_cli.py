@@ -303,7 +303,8 @@ def test_explain_takes_a_target_by_number_or_name(sufficit, digits: Path, tmp_pa
     assert drawn == pytest.approx(
         explain(classifier, images, torch.tensor([7]))[0].numpy(), abs=1e-5
     )
-    wrong = sufficit(*words, "--target", "seven")
+    assert "holds an earlier run" in sufficit(*words).err
+    wrong = sufficit(*words, "--target", "seven", "--overwrite")
     assert wrong.code == 2
     assert "Unknown class 'seven'" in wrong.err
 
@@ -403,11 +404,134 @@ def test_wrong_arguments_to_explain_get_one_clear_line(
     assert not (tmp_path / "d").exists()
 
 
+def test_explain_and_evaluate_mean_the_same_class_in_class_folders(
+    sufficit, digits: Path, tmp_path: Path
+) -> None:
+    swapped = tmp_path / "swapped" / "7"
+    swapped.mkdir(parents=True)
+    image = next(path for path in digits.rglob("*.png") if path.parent.name != "7")
+    image.rename(swapped / image.name)
+    words = [swapped.parent, "--model", "sufficit:digits", "--out", tmp_path / "d"]
+    assert sufficit("explain", *words).code == 0
+    record = json.loads((tmp_path / "d" / "run.json").read_text())
+    assert record["targets"] == {f"7/{image.name}": 7}
+    assert sufficit("explain", *words, "--overwrite", "--targets", "prediction").code == 0
+    record = json.loads((tmp_path / "d" / "run.json").read_text())
+    assert record["targets"] != {f"7/{image.name}": 7}
+    run = sufficit(
+        "evaluate", "--model", "sufficit:digits", "--data", swapped.parent, "--heatmaps",
+        tmp_path / "d" / "gradcam.npz", "--out", tmp_path / "e", *FAST,
+    )  # fmt: skip
+    assert "0.0% right" in run.out
+    assert "misses most labels" in run.err
+
+
+def test_explain_skips_what_it_cannot_read_or_stops(sufficit, digits: Path, tmp_path: Path) -> None:
+    (digits / "3").mkdir(exist_ok=True)
+    (digits / "3" / "empty.png").write_bytes(b"")
+    words = [digits, "--model", "sufficit:digits", "--method", "center", "--out", tmp_path / "d"]
+    stopped = sufficit("explain", *words, "--on-error", "stop")
+    assert stopped.code == 2
+    assert "3/empty.png: the file is empty" in stopped.err
+    assert not (tmp_path / "d").exists()
+    run = sufficit("explain", *words)
+    assert run.code == 0
+    assert "1 images skipped" in run.err
+    assert json.loads((tmp_path / "d" / "run.json").read_text())["n"] == N
+
+
+@pytest.mark.parametrize("command", ["evaluate", "explain", "demo"])
+def test_results_that_can_go_nowhere_are_refused_before_any_work(
+    sufficit, digits: Path, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "file").write_text("x")
+    words = {
+        "evaluate": scored(digits),
+        "explain": ["explain", digits, "--model", "sufficit:digits"],
+        "demo": ["demo", "--images", "1000"],
+    }[command]
+    places = [tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")]
+    if command != "demo":
+        places.append(digits / "inside")
+    for place in places:
+        run = sufficit(*words, "--out", place)
+        assert run.code == 2, place
+        assert "can't be a folder" in run.err or "lies inside" in run.err
+    assert (tmp_path / "file").read_text() == "x"
+    assert not (digits / "inside").exists()
+
+
+OWN = """
+import torch
+from torch import nn
+from sufficit import Classifier, View
+
+class Nanny(nn.Module):
+    def forward(self, images):
+        return images[:, :2, 0, 0] * torch.nan
+
+class Picky(nn.Module):
+    def forward(self, images):
+        raise RuntimeError("wants another size")
+
+def nanny(): return Classifier(Nanny(), view=View((8, 8)))
+def picky(): return Picky()
+def broken(): raise KeyError("weights")
+"""
+
+
+@pytest.mark.filterwarnings("always:the model answered NaN")
+def test_a_model_that_answers_nan_is_told_and_makes_valid_json(
+    sufficit, digits: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    model = ["--model", f"python:{tmp_path}/own.py:nanny", "--targets", "prediction"]
+    run = sufficit(*scored(digits, *model, "--json"))
+    assert run.code == 0, run.err
+    assert f"NaN for {N} of {N} whole images" in run.err
+    printed = json.loads(run.out, parse_constant=pytest.fail)
+    assert printed["columns"]["msi"]["mean"] is None
+    assert printed["columns"]["msi"]["n_nan"] == N
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "message"),
+    [
+        ("picky", 1, "RuntimeError: wants another size"),
+        ("broken", 2, "raised KeyError: 'weights'"),
+        ("absent", 2, "has no function 'absent'"),
+    ],
+)
+def test_what_the_users_own_model_raises_is_no_traceback(
+    sufficit, digits: Path, tmp_path: Path, function: str, code: int, message: str
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    run = sufficit(*scored(digits, "--model", f"python:{tmp_path}/own.py:{function}"))
+    assert run.code == code
+    assert message in run.err
+    assert "Traceback" not in run.err
+
+
+@pytest.mark.filterwarnings("always:the model has random weights")
+def test_random_weights_are_told_and_the_same_each_time(
+    sufficit, digits: Path, tmp_path: Path
+) -> None:
+    words = [digits, "--model", "sufficit:digits", "--weights", "none", "--size", "64"]
+    drawn = []
+    for name in ("a", "b"):
+        run = sufficit("explain", *words, "--method", "kpca-cam", "--out", tmp_path / name)
+        assert "random weights" in run.err
+        with np.load(tmp_path / name / "kpca-cam.npz") as stored:
+            drawn.append({key: stored[key] for key in stored.files})
+    assert drawn[0].keys() == drawn[1].keys()
+    assert all(np.array_equal(drawn[0][key], drawn[1][key]) for key in drawn[0])
+
+
 def test_methods_and_models_are_listed(sufficit) -> None:
     listed = sufficit("methods").out
     assert "kpca-cam" in listed
     assert "control" in listed
-    named = sufficit("models", "resnet18").out
+    named = sufficit("models", "ResNet18").out
     assert "torchvision:resnet18" in named
     assert "timm:resnet18" in named
     assert sufficit("models", "resnet1800").code == 2

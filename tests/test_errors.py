@@ -410,3 +410,44 @@ def test_what_is_no_module_is_no_classifier():
 def test_mean_and_std_that_do_not_go_together_are_refused(mean, std, words):
     with says(words):
         Classifier(small_net(), mean=mean, std=std)
+
+
+def test_likely_slips_are_answered_in_words(classifier, images, heatmaps):
+    from sufficit import explain, explain_all, normalize, resize
+
+    with says("wrap the model first", "Classifier"):
+        evaluate(classifier.model, images, heatmaps)
+    with says("wrap the model first"):
+        explain(classifier.model, images)
+    with says("must be a Classifier", "str"):
+        evaluate("resnet18", images, heatmaps)
+    with says(r"\[N,C,H,W\]", "ndarray", "from_numpy"):
+        evaluate(classifier, images.numpy(), heatmaps)
+    with says("batch axis", r"images\[None\]"):
+        classifier(images[0])
+    channels_last = torch.rand(2, 12, 10, 3)
+    with says("permute"):
+        evaluate(classifier, channels_last, torch.rand(2, 12, 10))
+    with says("targets must be class numbers"):
+        evaluate(classifier, images, heatmaps, ["cat"] * len(images))
+    with says("one number per channel"):
+        Classifier(classifier.model, mean=0.5, std=0.5)
+    with says("batch_size"):
+        evaluate(classifier, images, heatmaps, batch_size=1.5)
+    for change in (normalize, lambda maps: resize(maps, (4, 4))):
+        with says(r"\[N,h,w\]"):
+            change(heatmaps[0])
+    named = explain_all(classifier, images, methods="center")
+    assert list(named) == ["center"]
+
+
+def test_the_plan_of_all_columns_has_as_many_bands_as_the_docs_say():
+    from sufficit.metrics.evaluate import make_plan
+
+    assert len(make_plan(0.5).asks) == 354
+    scores = evaluate(
+        Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 40 * 40, 2))),
+        torch.rand(1, 3, 40, 40),
+        torch.rand(1, 40, 40),
+    )
+    assert scores.calls.item() <= 349

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from sufficit.explainers import explain, explain_all
     from sufficit.heatmaps import normalize, resize
     from sufficit.metrics.evaluate import Scores, evaluate
-    from sufficit.sources import Recipe, View
+    from sufficit.parts import Recipe, View
 
 _HOMES = {
     "Classifier": "sufficit.classifiers",
-    "Recipe": "sufficit.sources",
+    "Recipe": "sufficit.parts",
     "Scores": "sufficit.metrics.evaluate",
     "UserError": "sufficit.errors",
-    "View": "sufficit.sources",
+    "View": "sufficit.parts",
     "evaluate": "sufficit.metrics.evaluate",
     "explain": "sufficit.explainers",
     "explain_all": "sufficit.explainers",

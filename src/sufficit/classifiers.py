@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sufficit import layers, sources
 from sufficit.errors import UserError
+from sufficit.parts import Parts, Recipe, View, save
 
 
 class Classifier:
@@ -33,9 +34,9 @@ class Classifier:
         std: Sequence[float] | None = None,
         *,
         classes: Sequence[str] | None = None,
-        view: sources.View | None = None,
+        view: View | None = None,
         reshape: Callable[[Any], Tensor] | None = None,
-        recipe: sources.Recipe | None = None,
+        recipe: Recipe | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise UserError(f"model must be an nn.Module, got {type(model).__name__}")
@@ -63,7 +64,7 @@ class Classifier:
         return cls._from_parts(sources.load(source, weights, options))
 
     @classmethod
-    def _from_parts(cls, parts: sources.Parts) -> "Classifier":
+    def _from_parts(cls, parts: Parts) -> "Classifier":
         return cls(
             parts.model,
             parts.layer,
@@ -80,7 +81,7 @@ class Classifier:
 
         The architecture must have a name: `load` made this classifier, or `recipe` was given.
         """
-        parts = sources.Parts(
+        parts = Parts(
             self.bare,
             self.recipe,
             self.layer,
@@ -90,7 +91,7 @@ class Classifier:
             self.view,
             self.reshape,
         )
-        return sources.save(parts, Path(folder))
+        return save(parts, Path(folder))
 
     def to(
         self,
@@ -168,6 +169,8 @@ class Classifier:
 
     def normalize(self, images: Tensor) -> Tensor:
         """Images in 0..1 as the model wants them: its device, mean, std and dtype."""
+        if not isinstance(images, Tensor) or images.ndim != 4:
+            check_images(images)
         moved = images.to(self.device)
         if not moved.is_floating_point():
             raise UserError(
@@ -214,11 +217,29 @@ class Classifier:
         return f"Classifier({name}, layer={self.layer!r}, mean={self.mean}, std={self.std})"
 
 
+def check_classifier(classifier: Classifier) -> None:
+    """Raise where a bare model was given."""
+    if isinstance(classifier, nn.Module):
+        raise UserError("wrap the model first: Classifier(model, mean=(...), std=(...))")
+    if not isinstance(classifier, Classifier):
+        raise UserError(f"classifier must be a Classifier, got {type(classifier).__name__}")
+
+
 def check_images(images: Tensor) -> None:
     """Raise unless images are [N,C,H,W], finite and in 0..1."""
-    if not isinstance(images, Tensor) or images.ndim != 4 or 0 in images.shape:
-        came = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise UserError(f"images must be a tensor [N,C,H,W] with at least one image, got {came}")
+    if not isinstance(images, Tensor):
+        hint = ": torch.from_numpy makes one" if hasattr(images, "__array__") else ""
+        raise UserError(f"images must be a tensor [N,C,H,W], got {type(images).__name__}{hint}")
+    if images.ndim != 4 or 0 in images.shape:
+        hint = ": add the batch axis with images[None]" if images.ndim == 3 else ""
+        raise UserError(
+            f"images must be [N,C,H,W] with at least one image, got {list(images.shape)}{hint}"
+        )
+    if images.shape[3] in (1, 3) and images.shape[1] > 4:
+        raise UserError(
+            f"images must be [N,C,H,W], got {list(images.shape)}: images.permute(0, 3, 1, 2) turns"
+            " channels-last ones round"
+        )
     if not images.is_floating_point():
         raise UserError(f"images must be floats in 0..1, got {images.dtype}: divide by 255 first")
     low, high = torch.stack(images.aminmax()).tolist()
@@ -233,7 +254,10 @@ def check_targets(targets: Tensor | Sequence[int] | None, n: int) -> Tensor | No
     """Targets as whole numbers [N], or None."""
     if targets is None:
         return None
-    found = torch.as_tensor(targets)
+    try:
+        found = torch.as_tensor(targets)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"targets must be class numbers [N] = [{n}]: {error}") from error
     if found.shape != (n,):
         raise UserError(f"targets must be [N] = [{n}], one class an image, got {list(found.shape)}")
     if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
@@ -251,7 +275,12 @@ def _check_mean_std(mean: Sequence[float] | None, std: Sequence[float] | None) -
         return None, None
     if mean is None or std is None:
         raise UserError("give mean and std together, or neither for a model that takes 0..1")
-    means, stds = tuple(map(float, mean)), tuple(map(float, std))
+    try:
+        means, stds = tuple(map(float, mean)), tuple(map(float, std))
+    except TypeError as error:
+        raise UserError(
+            f"mean and std must be one number per channel, got {mean!r}: write (0.5, 0.5, 0.5)"
+        ) from error
     if len(means) != len(stds) or not means:
         raise UserError(f"mean and std must be of one length, got {len(means)} and {len(stds)}")
     if min(stds) <= 0:

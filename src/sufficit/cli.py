@@ -1,6 +1,7 @@
 """The command line: parse, call one function, print. Torch is imported by the commands alone."""
 
 import json
+import os
 import sys
 import warnings
 from enum import StrEnum
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from sufficit import __version__
 from sufficit.errors import UserError, unknown
+from sufficit.files import check_output
 
 if TYPE_CHECKING:
     from sufficit.classifiers import Classifier
@@ -69,6 +71,14 @@ def main() -> None:
     except UserError as error:
         err.print("[bold red]Error:[/]", _literal(str(error)))
         sys.exit(2)
+    except Exception as error:
+        if os.environ.get("SUFFICIT_TRACEBACK"):
+            raise
+        err.print("[bold red]Error:[/]", _literal(f"{type(error).__name__}: {error}"))
+        err.print(
+            "This came from the model, a library or Sufficit; SUFFICIT_TRACEBACK=1 shows where."
+        )
+        sys.exit(1)
 
 
 @app.callback(invoke_without_command=True)
@@ -138,7 +148,7 @@ def evaluate(
     num_classes: ClassesOption = None,
     size: SizeOption = None,
     on_error: Annotated[OnError, typer.Option(help="For unreadable images.")] = OnError.skip,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.", min=0)] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON only.")
     ] = False,
@@ -159,12 +169,7 @@ def evaluate(
 
     sufficit evaluate --model timm:resnet50 --data photos --heatmaps a.npz --json > scores.json
     """
-    if (out_folder / "run.json").exists() and not overwrite:
-        raise UserError(
-            f"{out_folder} holds an earlier run: choose another --out, or --overwrite it"
-        )
-    if out_folder.exists() and not out_folder.is_dir():
-        raise UserError(f"--out must be a folder, {out_folder} is a file")
+    check_output(out_folder, [data], overwrite=overwrite)
     from sufficit.parsing import alpha_from, classifier_from, columns_from, fill_from
     from sufficit.scoring import Options, save_run, score_folder
 
@@ -189,9 +194,9 @@ def evaluate(
     config |= {"data": str(data), "heatmaps": str(heatmaps)}
     config |= {"size": size, "precision": precision.value, "num_classes": num_classes}
     save_run(out_folder, result, classifier, config, options)
-    _print_skipped(result)
+    _print_skipped({skipped.name: skipped.reason for skipped in result.skipped})
     if as_json:
-        typer.echo(json.dumps(_report(result), indent=2))
+        typer.echo(json.dumps(_report(result), indent=2, allow_nan=False))
         return
     _print_result(result, verbose, classifier)
     out.print(
@@ -209,8 +214,11 @@ def explain(
     ] = "gradcam",
     target: Annotated[
         str | None,
-        typer.Option(help="Class by number or name; the model's own prediction without."),
+        typer.Option(help="One class for all images, by number or name."),
     ] = None,
+    targets: Annotated[
+        Targets, typer.Option(help="Without --target. auto: labels where there are any.")
+    ] = Targets.auto,
     out_folder: Annotated[Path, typer.Option("--out", help="Where the pictures go.")] = Path(
         "sufficit-explain"
     ),
@@ -220,7 +228,9 @@ def explain(
     weights: WeightsOption = "default",
     num_classes: ClassesOption = None,
     size: SizeOption = None,
-    seed: Annotated[int, typer.Option(help="Of the method random.")] = 0,
+    on_error: Annotated[OnError, typer.Option(help="For unreadable images.")] = OnError.skip,
+    seed: Annotated[int, typer.Option(help="Of the method random.", min=0)] = 0,
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in --out.")] = False,
 ) -> None:
     """Draw heatmaps: overlays, one sheet of all, and files that `sufficit evaluate` reads.
 
@@ -232,9 +242,8 @@ def explain(
 
     sufficit explain a.jpg b.jpg --model torchvision:resnet18 --method finer-cam --target tabby
     """
-    if out_folder.exists() and not out_folder.is_dir():
-        raise UserError(f"--out must be a folder, {out_folder} is a file")
-    from sufficit.drawing import class_number, explain_pictures, pictures_of, save_drawn
+    check_output(out_folder, images, overwrite=overwrite)
+    from sufficit.drawing import Wanted, class_number, explain_pictures, pictures_of, save_drawn
     from sufficit.explainers import EXPLAINERS
     from sufficit.parsing import classifier_from
 
@@ -244,10 +253,18 @@ def explain(
             raise unknown("method", name, EXPLAINERS)
     pictures = pictures_of(images)
     classifier = classifier_from(model, weights, num_classes, size, device, precision)
-    number = None if target is None else class_number(target, classifier.classes)
-    drawn = explain_pictures(classifier, pictures, methods, number, layer=layer, seed=seed)
-    for path in save_drawn(out_folder, drawn, classifier.classes):
-        out.print(str(path), highlight=False)
+    wanted: Wanted = targets.value
+    if target is not None:
+        wanted = class_number(target, classifier.classes)
+    drawn = explain_pictures(
+        classifier, pictures, methods, wanted, layer=layer, seed=seed, on_error=on_error.value
+    )
+    config: dict[str, Any] = {"model": model, "weights": weights, "methods": methods}
+    config["target"] = wanted
+    config |= {"layer": layer or classifier.layer, "size": size, "seed": seed}
+    _print_skipped(drawn.skipped)
+    for path in save_drawn(out_folder, drawn, classifier, config):
+        out.print(str(path), highlight=False, markup=False)
 
 
 @app.command()
@@ -281,7 +298,7 @@ def models(
     from sufficit.sources import known_models
 
     table = Table("model", "about", box=None)
-    shown = [(name, about) for name, about in known_models() if pattern in name]
+    shown = [(name, about) for name, about in known_models() if pattern.lower() in name.lower()]
     for name, about in shown:
         table.add_row(name, about)
     if not shown:
@@ -296,9 +313,9 @@ def demo(
         "sufficit-demo"
     ),
     images: Annotated[int, typer.Option(help="How many digits to score.", min=2, max=1000)] = 32,
-    seed: Annotated[int, typer.Option(help="Which digits.")] = 0,
+    seed: Annotated[int, typer.Option(help="Which digits.", min=0)] = 0,
 ) -> None:
-    """Explain and score a small digit classifier: no download, about a minute on two cores.
+    """Explain and score a small digit classifier: no download, about two minutes on two cores.
 
     **Examples**
 
@@ -306,6 +323,7 @@ def demo(
 
     sufficit demo --images 200 --out my-demo
     """
+    check_output(out_folder)
     from sufficit.demo import run_demo
 
     run_demo(out_folder, images, seed, out)
@@ -321,10 +339,10 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def _report(result: "FolderScores") -> dict[str, Any]:
-    from sufficit.results import as_json
+    from sufficit.results import as_json, plain
 
     scores = result.scores
-    return {
+    report: dict[str, Any] = {
         "n": len(scores),
         "n_skipped": len(result.skipped),
         "targets": result.target_kind,
@@ -333,21 +351,27 @@ def _report(result: "FolderScores") -> dict[str, Any]:
         "model_calls": int(scores.calls.sum()),
         "columns": as_json(result.summary),
     }
+    return {name: plain(value) for name, value in report.items()}
 
 
-def _print_skipped(result: "FolderScores") -> None:
-    for skipped in result.skipped[:10]:
-        err.print("[yellow]Skipped[/]", _literal(f"{skipped.name}: {skipped.reason}"))
-    if result.skipped:
-        err.print(f"{len(result.skipped)} images skipped; run.json names all of them.")
+def _print_skipped(skipped: dict[str, str]) -> None:
+    for name, reason in list(skipped.items())[:10]:
+        err.print("[yellow]Skipped[/]", _literal(f"{name}: {reason}"))
+    if skipped:
+        err.print(f"{len(skipped)} images skipped; run.json names all of them.")
 
 
 def _print_result(result: "FolderScores", verbose: bool, classifier: "Classifier") -> None:
     scores = result.scores
     title = f"{len(scores)} images, alpha_min {scores.alpha_min:g}"
     out.print(summary_table(title + (" (searched)" if scores.search else ""), result.summary))
-    whose = "label" if result.target_kind == "label" else "own prediction"
-    out.print(f"Target: the {whose}; the whole images score {scores.clean.nanmean():.3f} accuracy.")
+    clean = float(scores.clean.nanmean())
+    if result.target_kind == "label":
+        out.print(f"Scored for the labels; of the whole images the model gets {clean:.1%} right.")
+        if clean < 0.5:
+            err.print("[yellow]Warning:[/] it misses most labels: is this the model's own task?")
+    else:
+        out.print("Scored for the model's own predictions.")
     if verbose:
         calls = scores.calls
         out.print(

@@ -43,7 +43,8 @@ def run_demo(folder: Path, n: int, seed: int, console: Console) -> None:
         f"[bold]2[/] A small net that ships with Sufficit reads {right:.0%} of them rightly."
     )
     console.print(
-        f"[bold]3[/] Asking {len(METHODS)} methods where it looked; the true place is known too."
+        f"[bold]3[/] Asking {len(METHODS)} methods where it looked, and comparing with the digit's"
+        " true place and four pixels around it."
     )
     heatmaps = explain_all(classifier, digits.images, digits.labels, METHODS)
     heatmaps[TRUTH] = around(digits.masks)
@@ -137,7 +138,7 @@ def _save(
     sheet = figures.sheet_figure(digits.images[shown], maps, titles, captions)
     figures.save(sheet, folder / "sheet.png")
     best = names[0]
-    figures.save(figures.curves_figure(scores[best]), folder / "curves.png")
+    figures.save(figures.curves_figure(scores[best], best), folder / "curves.png")
     images = [f"digit-{i:04d}" for i in range(len(digits.labels))]
     for name, found in scores.items():
         place = folder / name.replace(" ", "-")

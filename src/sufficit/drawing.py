@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from sufficit.data.images import (
     BadPictureError,
     Picture,
     find_pictures,
+    labels_of,
     plain_name,
     quiet_reading,
     read_picture,
@@ -22,8 +24,11 @@ from sufficit.data.images import (
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import explain_all
 from sufficit.files import writing
+from sufficit.results import provenance, save_json
 
 SHEET_ROWS = 24
+Wanted = int | Literal["auto", "label", "prediction"]
+"""The class to explain: one for all, each picture's label, or the model's prediction."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Drawn:
     heatmaps: dict[str, Tensor]  # method -> [N,H,W]
     targets: Tensor  # [N]
     probabilities: Tensor  # [N,classes]
+    skipped: dict[str, str]  # name -> why
 
 
 def pictures_of(paths: Sequence[Path]) -> list[Picture]:
@@ -71,29 +77,52 @@ def explain_pictures(
     classifier: Classifier,
     pictures: Sequence[Picture],
     methods: Sequence[str],
-    target: int | None = None,
+    target: Wanted = "auto",
     *,
     layer: str | None = None,
     seed: int = 0,
+    on_error: Literal["skip", "stop"] = "skip",
     progress: bool | None = None,
 ) -> Drawn:
-    """Read the files and draw every method's heatmap for them."""
+    """Read the files and draw every method's heatmap for them.
+
+    The class explained is one for all, or each picture's label (its class folder), or the model's
+    prediction; "auto" takes labels where all pictures lie in class folders.
+    """
     with quiet_reading():
-        images = _read(pictures, classifier)
-    targets = None if target is None else torch.full((len(images),), target)
+        kept, images, skipped = _read(pictures, classifier, on_error)
     with torch.no_grad():
         batches = [classifier(batch).float().softmax(1).cpu() for batch in images.split(64)]
     probabilities = torch.cat(batches)
-    goals = probabilities.argmax(1) if targets is None else targets
+    goals = _goals(classifier, kept, probabilities, target)
     heatmaps = explain_all(
         classifier, images, goals, methods, layer=layer, seed=seed, progress=progress
     )
     shown = {name: maps.cpu() for name, maps in heatmaps.items()}
-    return Drawn(tuple(p.name for p in pictures), images, shown, goals, probabilities)
+    return Drawn(tuple(p.name for p in kept), images, shown, goals, probabilities, skipped)
 
 
-def save_drawn(folder: Path, drawn: Drawn, classes: Sequence[str] | None) -> list[Path]:
-    """Write sheet.png, METHOD.npz for each method and overlays/IMAGE.METHOD.png for each pair."""
+def _goals(
+    classifier: Classifier,
+    pictures: Sequence[Picture],
+    probabilities: Tensor,
+    target: Wanted,
+) -> Tensor:
+    """The class to explain for each picture: [N]."""
+    if isinstance(target, int):
+        return torch.full((len(pictures),), target)
+    if target == "prediction":
+        return probabilities.argmax(1)
+    labels = labels_of(pictures, classifier.classes, probabilities.shape[1])
+    if labels is None and target == "label":
+        raise UserError("--targets label needs class folders: FOLDER/CLASS/image.png")
+    return probabilities.argmax(1) if labels is None else torch.tensor(labels)
+
+
+def save_drawn(
+    folder: Path, drawn: Drawn, classifier: Classifier, config: dict[str, Any]
+) -> list[Path]:
+    """Write sheet.png, METHOD.npz, overlays/IMAGE.METHOD.png and, last, run.json."""
     overlays = folder / "overlays"
     overlays.mkdir(parents=True, exist_ok=True)
     written = []
@@ -103,7 +132,14 @@ def save_drawn(folder: Path, drawn: Drawn, classes: Sequence[str] | None) -> lis
         written.append(path)
         for name, image, heatmap in zip(drawn.names, drawn.images, maps, strict=True):
             _save_overlay(overlays / f"{name}.{method}.png", image, heatmap)
-    return [*_save_sheets(folder, drawn, classes), *written, overlays]
+    sheets = _save_sheets(folder, drawn, classifier.classes)
+    run = provenance(config, classifier.device, classifier.dtype) | {
+        "n": len(drawn.names),
+        "targets": dict(zip(drawn.names, drawn.targets.tolist(), strict=True)),
+        "skipped": drawn.skipped,
+    }
+    save_json(folder / "run.json", run)
+    return [*sheets, *written, overlays, folder / "run.json"]
 
 
 def _save_sheets(folder: Path, drawn: Drawn, classes: Sequence[str] | None) -> list[Path]:
@@ -111,7 +147,8 @@ def _save_sheets(folder: Path, drawn: Drawn, classes: Sequence[str] | None) -> l
     paths = []
     for start in range(0, len(drawn.names), SHEET_ROWS):
         rows = slice(start, start + SHEET_ROWS)
-        titles = [top_line(p, classes) for p in drawn.probabilities[rows]]
+        facts = zip(drawn.names, drawn.probabilities, drawn.targets.tolist(), strict=True)
+        titles = [row_title(*fact, classes) for fact in list(facts)[rows]]
         shown = {name: maps[rows] for name, maps in drawn.heatmaps.items()}
         number = 1 + start // SHEET_ROWS
         paths.append(folder / ("sheet.png" if number == 1 else f"sheet-{number}.png"))
@@ -119,23 +156,43 @@ def _save_sheets(folder: Path, drawn: Drawn, classes: Sequence[str] | None) -> l
     return paths
 
 
-def top_line(probabilities: Tensor, classes: Sequence[str] | None, count: int = 3) -> str:
-    """The likeliest classes with their probabilities, a line each: [classes] -> text."""
-    values, numbers = probabilities.topk(min(count, len(probabilities)))
-    words = [classes[int(k)] if classes else f"class {int(k)}" for k in numbers]
-    return "\n".join(f"{word[:22]} {value:.2f}" for word, value in zip(words, values, strict=True))
+def row_title(name: str, probabilities: Tensor, target: int, classes: Sequence[str] | None) -> str:
+    """File, likeliest classes with probabilities, and the class explained if it is another."""
+    numbers: list[int] = probabilities.topk(min(3, len(probabilities))).indices.tolist()
+    lines = [f"{_class_name(k, classes)[:22]} {probabilities[k]:.2f}" for k in numbers]
+    if target != numbers[0]:
+        word = _class_name(target, classes)[:14]
+        lines.append(f"explained: {word} {probabilities[target]:.2f}")
+    return "\n".join([name if len(name) <= 28 else f"...{name[-25:]}", *lines])
 
 
-def _read(pictures: Sequence[Picture], classifier: Classifier) -> Tensor:
+def _class_name(number: int, classes: Sequence[str] | None) -> str:
+    return classes[number] if classes else f"class {number}"
+
+
+def _read(
+    pictures: Sequence[Picture], classifier: Classifier, on_error: Literal["skip", "stop"]
+) -> tuple[list[Picture], Tensor, dict[str, str]]:
+    """The pictures that can be read, their images, and why the others can't."""
+    kept: list[Picture] = []
     images: list[Tensor] = []
+    skipped: dict[str, str] = {}
     for picture in pictures:
         try:
             images.append(read_picture(picture.path, classifier.view))
+            kept.append(picture)
         except (BadPictureError, OSError) as error:
-            raise UserError(f"{picture.path}: {error}") from error
+            if on_error == "stop":
+                raise UserError(
+                    f"{picture.name}: {error}. Mend it, or go on without it with --on-error skip"
+                ) from error
+            skipped[picture.name] = str(error)
+    if not images:
+        name, why = next(iter(skipped.items()))
+        raise UserError(f"none of {len(pictures)} images can be read; the first, {name}: {why}")
     if len({image.shape for image in images}) > 1:
         raise UserError("images differ in size and the model names none: give --size")
-    return torch.stack(images)
+    return kept, torch.stack(images), skipped
 
 
 def _save_overlay(path: Path, image: Tensor, heatmap: Tensor) -> None:

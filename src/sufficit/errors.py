@@ -19,7 +19,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     "Unknown fill 'blak'. Did you mean 'black'? Known: black, blur"
     """
     names = list(known)
-    close = get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    shown = ", ".join(names[:40]) + (f", and {len(names) - 40} more" if len(names) > 40 else "")
+    lower = {other.lower(): other for other in reversed(names)}
+    close = get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    hint = f" Did you mean {lower[close[0]]!r}?" if close else ""
+    shown = ", ".join(names[:20]) + (f", and {len(names) - 20} more" if len(names) > 20 else "")
     return UserError(f"Unknown {kind} {name!r}.{hint} Known: {shown}")

@@ -30,7 +30,7 @@ def save(figure: "Figure", path: Path) -> None:
         figure.savefig(part, dpi=150, bbox_inches="tight", facecolor="white")
 
 
-def curves_figure(scores: Scores) -> "Figure":
+def curves_figure(scores: Scores, title: str = "") -> "Figure":
     """Each curve averaged over the images, and MSI over alpha_min where it was searched for."""
     curves = scores.curves()
     kind = scores.plan.schedules[0].score
@@ -53,7 +53,8 @@ def curves_figure(scores: Scores) -> "Figure":
         _dress(axis, f"MSI's curves from alpha_min {scores.alpha_min:g}", "alpha", kind)
     if scores.search is not None:
         _search_panel(next(rest), scores)
-    figure.suptitle(f"Mean over {len(scores)} images", fontsize=10, color=INK)
+    words = f"{title}: mean over {len(scores)} images".removeprefix(": ")
+    figure.suptitle(words, fontsize=10, color=INK)
     figure.tight_layout()
     return figure
 

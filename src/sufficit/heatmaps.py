@@ -17,6 +17,7 @@ def normalize(heatmaps: Tensor) -> Tensor:
             [[0.0000, 0.0000],
              [0.0000, 0.0000]]])
     """
+    _check_maps(heatmaps)
     heatmaps = heatmaps if heatmaps.is_floating_point() else heatmaps.float()
     low = heatmaps.amin((1, 2), keepdim=True)
     spread = heatmaps.amax((1, 2), keepdim=True) - low
@@ -26,6 +27,7 @@ def normalize(heatmaps: Tensor) -> Tensor:
 
 def resize(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
     """Bilinear, corners not aligned: [N,h,w] -> [N,H,W]."""
+    _check_maps(heatmaps)
     if tuple(heatmaps.shape[-2:]) == tuple(size):
         return heatmaps
     grown = F.interpolate(
@@ -34,6 +36,12 @@ def resize(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
     # Rounding may carry a value past the ends that bilinear weights never pass.
     low, high = (edge[:, None, None].float() for edge in heatmaps.flatten(1).aminmax(dim=1))
     return grown[:, 0].clamp(low, high)
+
+
+def _check_maps(heatmaps: Tensor) -> None:
+    if not isinstance(heatmaps, Tensor) or heatmaps.ndim != 3:
+        came = list(heatmaps.shape) if isinstance(heatmaps, Tensor) else type(heatmaps).__name__
+        raise UserError(f"heatmaps must be a tensor [N,h,w], got {came}")
 
 
 def check_heatmaps(heatmaps: Tensor, images: Tensor) -> None:

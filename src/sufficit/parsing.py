@@ -1,5 +1,6 @@
 """What the words on the command line stand for; imported by the commands alone, with torch."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -12,7 +13,7 @@ from sufficit.data.images import BadPictureError, read_picture
 from sufficit.errors import UserError, unknown
 from sufficit.fills import FILLS
 from sufficit.metrics.columns import COLUMNS
-from sufficit.sources import View
+from sufficit.parts import View
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -29,7 +30,7 @@ def alpha_from(text: str) -> float | Literal["search"]:
 
 def columns_from(text: str | None) -> tuple[str, ...]:
     """The columns named with commas between them, or all."""
-    return tuple(part.strip() for part in text.split(",")) if text else COLUMNS
+    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else COLUMNS
 
 
 def classifier_from(
@@ -44,6 +45,8 @@ def classifier_from(
     chosen = device_from(device)
     options = {} if num_classes is None else {"num_classes": num_classes}
     classifier = Classifier.load(model, weights=None if weights == "none" else weights, **options)
+    if weights == "none":
+        warnings.warn("the model has random weights: its scores mean nothing", stacklevel=2)
     classifier.view = classifier.view or View(channels=classifier.channels)
     if size is not None:
         classifier.view = replace(classifier.view, crop=size_from(size), resize=None)

@@ -53,8 +53,11 @@ def bootstrap(
         counts = random.multinomial(n, np.full(n, 1 / n), size=50).astype(np.float64)
         with np.errstate(invalid="ignore"):
             means.append((counts @ filled) / (counts @ present))
-    low, high = np.nanquantile(np.concatenate(means)[:resamples], [0.025, 0.975], axis=0)
-    return low, high
+    drawn = np.concatenate(means)[:resamples]
+    edges = np.full((2, columns), np.nan)
+    seen = np.isfinite(drawn).any(axis=0)
+    edges[:, seen] = np.nanquantile(drawn[:, seen], [0.025, 0.975], axis=0)
+    return edges[0], edges[1]
 
 
 def summarise(scores: Scores, *, seed: int = 0) -> dict[str, Estimate]:
@@ -114,19 +117,20 @@ def save_scores(folder: Path, scores: Scores, names: Sequence[str]) -> None:
 def save_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON with a line's end; NaN becomes null."""
     with writing(path) as part:
-        part.write_text(json.dumps(_plain(content), indent=2, ensure_ascii=False) + "\n")
+        part.write_text(json.dumps(plain(content), indent=2, ensure_ascii=False) + "\n")
 
 
 def as_json(summary: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:
     """A summary as plain values, NaN as None."""
-    return {name: _plain(asdict(estimate)) for name, estimate in summary.items()}
+    return {name: plain(asdict(estimate)) for name, estimate in summary.items()}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Values that JSON knows: NaN and infinity become None, paths text."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not np.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value

@@ -25,6 +25,7 @@ from sufficit.errors import UserError
 from sufficit.heatmaps import check_range, normalize, resize
 from sufficit.metrics.columns import COLUMNS
 from sufficit.metrics.evaluate import ALPHA_GRID, Scores, evaluate, join, make_plan
+from sufficit.parts import View
 from sufficit.progress import bar
 from sufficit.results import (
     Estimate,
@@ -34,7 +35,6 @@ from sufficit.results import (
     save_scores,
     summarise,
 )
-from sufficit.sources import View
 from sufficit.types import Progress, ScoreKind
 
 GROUP = 32  # images read, and scored, at a time
@@ -149,6 +149,13 @@ def score_folder(
         names, parts = _score_all(classifier, pictures, labels, reader)
     _remark(reader, len(parts), len(pictures))
     scores = join(parts)
+    broken = int(scores.clean.isnan().sum())
+    if broken:
+        warnings.warn(
+            f"the model answered NaN for {broken} of {len(scores)} whole images: they are left out"
+            " of the means; try another --precision",
+            stacklevel=2,
+        )
     kind = "prediction" if labels is None else "label"
     summary = summarise(scores, seed=options.seed)
     return FolderScores(scores, tuple(names), summary, tuple(reader.skipped), kind)

@@ -1,71 +1,39 @@
 """Where models come from: torchvision, timm, transformers, the demo's net, a saved folder."""
 
 import json
+import sys
+import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from PIL.Image import Resampling
-from torch import Tensor, nn
+from torch import nn
 
 from sufficit.errors import UserError, unknown
-from sufficit.files import writing
+from sufficit.parts import DESCRIPTION, WEIGHTS, Parts, Recipe, View, load_weights, read_view
 
-DESCRIPTION = "classifier.json"
-WEIGHTS = "classifier.safetensors"
-
-
-@dataclass(frozen=True)
-class View:
-    """What the model sees of a picture: the middle `crop` (height, width), or all of it.
-
-    The shorter side is brought to `resize` first, or, without it, to what just covers the crop;
-    with `stretch` the whole picture is brought to the crop's size, whatever its proportions.
-    """
-
-    crop: tuple[int, int] | None = None
-    resize: int | None = None
-    channels: int = 3
-    stretch: bool = False
-    interpolation: str = "bilinear"
+RANDOM_SEED = 0  # random weights are the same at every load
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How to build the architecture again: "torchvision:resnet18" and its constructor's options."""
-
-    source: str
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a Classifier is made of."""
-
-    model: nn.Module
-    recipe: Recipe | None = None
-    layer: str | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    classes: tuple[str, ...] | None = None
-    view: View | None = None
-    reshape: Callable[[Any], Tensor] | None = None
-
-
+Made = TypeVar("Made")
 Builder = Callable[[str, bool, dict[str, Any]], Parts]
 
 
 def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]) -> Parts:
     """Build a model by name, or read a saved one, and put weights of one's own into it."""
     scheme, _, name = str(source).partition(":")
+    weights = None if weights == "none" else weights
     if scheme in SOURCES and name:
         published = weights == "default"
-        parts = SOURCES[scheme](name, published, options)
+        with torch.random.fork_rng():
+            torch.manual_seed(RANDOM_SEED)
+            parts = SOURCES[scheme](name, published, options)
         if weights is not None and not published:
             load_weights(parts.model, Path(weights))
         # A saved classifier must not run code when it is read again, so this one has no recipe.
@@ -80,84 +48,18 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
             ' the architecture by name and the file as weights, "torchvision:resnet18" and'
             " weights=FILE"
         )
+    if not name and str(source) in _torchvision_names():
+        raise UserError(f"Unknown model {source!r}. Did you mean 'torchvision:{source}'?")
     raise unknown(
         "model", str(source), [f"{known}:NAME" for known in SOURCES] + ["a folder's PATH"]
     )
-
-
-def save(parts: Parts, folder: Path) -> Path:
-    """Write description and weights; each file appears whole or not at all."""
-    from safetensors.torch import save_file
-
-    if parts.recipe is None:
-        raise UserError(
-            "this model's architecture has no name to save: make it with Classifier.load, or give "
-            'recipe=Recipe("torchvision:resnet18", {"num_classes": 10})'
-        )
-    if parts.reshape is not None:
-        raise UserError("reshape is a function, which is not saved: choose a layer that needs none")
-    description = asdict(replace(parts, model=None))  # type: ignore[arg-type]  # dropped below
-    del description["model"], description["reshape"]
-    tensors = {
-        key: value.detach().cpu().contiguous().clone()
-        for key, value in parts.model.state_dict().items()
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    with writing(folder / WEIGHTS) as path:
-        save_file(tensors, path)
-    with writing(folder / DESCRIPTION) as path:
-        path.write_text(json.dumps(description, indent=2) + "\n")
-    return folder
-
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Put a state dict from .safetensors, .pt or .pth into a model; no pickle is run."""
-    state = {key.removeprefix("module."): value for key, value in _read_state(path).items()}
-    wanted = model.state_dict()
-    missing = sorted(wanted.keys() - state.keys())
-    extra = sorted(state.keys() - wanted.keys())
-    wrong = [k for k in wanted.keys() & state.keys() if wanted[k].shape != state[k].shape]
-    if missing or extra or wrong:
-        first = wrong[0] if wrong else ""
-        shapes = (
-            f" ({first}: {list(wanted[first].shape)} wanted, {list(state[first].shape)} came)"
-            if wrong
-            else ""
-        )
-        raise UserError(
-            f"{path} does not fit the model: {len(missing)} missing {missing[:3]}, {len(extra)}"
-            f" unknown {extra[:3]}, {len(wrong)} of another shape{shapes}. Is it another"
-            " architecture, or another number of classes?"
-        )
-    model.load_state_dict(state)
-
-
-def _read_state(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise UserError(f"no weights file at {path}")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise UserError(
-            f"{path} could not be read as weights ({error}): give .safetensors, or a state dict"
-        ) from error
-    for key in ("state_dict", "model"):
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
-            state = state[key]
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise UserError(f"{path} holds no state dict (names to tensors): save model.state_dict()")
-    return state
 
 
 def _read(folder: Path) -> Parts:
     try:
         saved = json.loads((folder / DESCRIPTION).read_text())
         recipe = Recipe(str(saved["recipe"]["source"]), dict(saved["recipe"]["options"]))
-        view = saved["view"] and _read_view(saved["view"])
+        view = saved["view"] and read_view(saved["view"])
         _refuse_code(recipe, folder)
         parts = load(recipe.source, None, recipe.options)
         parts = Parts(
@@ -179,17 +81,6 @@ def _read(folder: Path) -> Parts:
     return parts
 
 
-def _read_view(saved: dict[str, Any]) -> View:
-    crop, resize = saved["crop"], saved["resize"]
-    return View(
-        crop and (int(crop[0]), int(crop[1])),
-        resize and int(resize),
-        int(saved["channels"]),
-        bool(saved["stretch"]),
-        str(saved["interpolation"]),
-    )
-
-
 def _refuse_code(recipe: Recipe, folder: Path) -> None:
     """A description from a stranger may name an architecture, and nothing that runs."""
     scheme, _, name = recipe.source.partition(":")
@@ -209,11 +100,17 @@ def _refuse_random(name: str, published: bool, options: dict[str, Any]) -> None:
         )
 
 
+def _torchvision_names() -> list[str]:
+    from torchvision import models
+
+    return list(models.list_models(module=models))
+
+
 def _from_torchvision(name: str, published: bool, options: dict[str, Any]) -> Parts:
     from torchvision import models
 
-    if name not in models.list_models(module=models):
-        raise unknown("torchvision model", name, models.list_models(module=models))
+    if name not in _torchvision_names():
+        raise unknown("torchvision model", name, _torchvision_names())
     _refuse_random(name, published, options)
     weights = models.get_model_weights(name).DEFAULT
     given = weights if published else None
@@ -293,10 +190,12 @@ def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Parts
 def _from_python(name: str, published: bool, options: dict[str, Any]) -> Parts:
     """Call a function of the user's own: FILE.py:FUNCTION or MODULE:FUNCTION."""
     place, _, function = name.rpartition(":")
+    if not place:
+        raise UserError(f"python:{name} names no function: write python:FILE.py:FUNCTION")
     build = getattr(_own_module(place), function, None)
     if not callable(build):
-        raise UserError(f"python:{name} must be python:FILE.py:FUNCTION, found no such function")
-    made = build(**options)
+        raise UserError(f"{place} has no function {function!r}")
+    made = _own(f"{function} of {place}", lambda: build(**options))
     if isinstance(made, nn.Module):
         return Parts(made)
     if not isinstance(getattr(made, "model", None), nn.Module):
@@ -308,18 +207,33 @@ def _from_python(name: str, published: bool, options: dict[str, Any]) -> Parts:
 
 
 def _own_module(place: str) -> ModuleType:
+    """The user's module, whose own folder it may import from."""
     path = Path(place)
     if path.suffix != ".py":
-        try:
-            return import_module(place)
-        except (ImportError, ValueError) as error:
-            raise UserError(f"no module {place!r} to import: {error}") from error
+        return _own(place, lambda: import_module(place))
     spec = spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise UserError(f"no Python file at {place}")
     module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules.setdefault(path.stem, module)
+    sys.path.insert(0, str(path.parent.resolve()))
+    loader = spec.loader
+    try:
+        _own(place, lambda: loader.exec_module(module))
+    finally:
+        sys.path.pop(0)
     return module
+
+
+def _own(what: str, run: Callable[[], Made]) -> Made:
+    """Run code of the user's, and say in one line what it raised and where."""
+    try:
+        return run()
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(
+            f"{what} raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+        ) from error
 
 
 SOURCES: dict[str, Builder] = {
@@ -339,7 +253,7 @@ def known_models() -> Iterator[tuple[str, str]]:
 
     for name in SMALL_NETS:
         yield f"sufficit:{name}", "ships with the package, for the demo"
-    for name in models.list_models(module=models):
+    for name in _torchvision_names():
         meta = models.get_model_weights(name).DEFAULT.meta
         yield f"torchvision:{name}", f"{meta['num_params'] / 1e6:.1f} million weights, ImageNet"
     try:
@@ -372,5 +286,5 @@ def _fetch(name: str, build: Callable[[], Any]) -> Any:
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"{name} could not be had ({str(error).splitlines()[0]}): check name and network, or"
-            " give weights=FILE, or weights=None for random ones"
+            " give weights of your own: weights=FILE, --weights FILE, or none for random ones"
         ) from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sufficit.classifiers import Classifier, check_images, check_targets
+from sufficit.classifiers import Classifier, check_classifier, check_images, check_targets
 from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
 from sufficit.explainers.entry import Explainer
 from sufficit.explainers.passes import Pass, look
@@ -83,6 +83,7 @@ def _heatmaps(
     seed: int,
     progress: bool | None,
 ) -> dict[str, Tensor]:
+    check_classifier(classifier)
     check_images(images)
     with torch.inference_mode(False):
         given = None if targets is None else torch.as_tensor(targets).cpu().clone()
@@ -191,6 +192,7 @@ class _Job:
 
 
 def _wanted(methods: Sequence[str] | Mapping[str, Method]) -> dict[str, Explainer | OwnMethod]:
+    methods = [methods] if isinstance(methods, str) else methods
     named = methods if isinstance(methods, Mapping) else {name: name for name in methods}
     if not named:
         raise UserError(f"give at least one method of {', '.join(EXPLAINERS)}")

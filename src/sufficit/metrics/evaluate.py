@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sufficit.bands import EVERYTHING, grid
-from sufficit.classifiers import Classifier, check_images, check_targets
+from sufficit.classifiers import Classifier, check_classifier, check_images, check_targets
 from sufficit.errors import UserError, unknown
 from sufficit.fills import check_fill
 from sufficit.heatmaps import check_heatmaps
@@ -180,11 +180,12 @@ def evaluate(
     >>> scores.msi, scores.calls
     (tensor([0.9275], dtype=torch.float64), tensor([32]))
     """
+    check_classifier(classifier)
     check_images(images)
     check_heatmaps(heatmaps, images)
     targets = check_targets(targets, len(images))
     check_fill(fill, images)
-    if batch_size is not None and batch_size < 1:
+    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
         raise UserError(
             f"batch_size must be 1 or more, got {batch_size}: leave it out for the best one"
         )

@@ -1,0 +1,134 @@
+"""What a classifier is made of, and how it lies on disk: a description and safetensors."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sufficit.errors import UserError
+from sufficit.files import check_output, writing
+
+DESCRIPTION = "classifier.json"
+WEIGHTS = "classifier.safetensors"
+
+
+@dataclass(frozen=True)
+class View:
+    """What the model sees of a picture: the middle `crop` (height, width), or all of it.
+
+    The shorter side is brought to `resize` first, or, without it, to what just covers the crop;
+    with `stretch` the whole picture is brought to the crop's size, whatever its proportions.
+    """
+
+    crop: tuple[int, int] | None = None
+    resize: int | None = None
+    channels: int = 3
+    stretch: bool = False
+    interpolation: str = "bilinear"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to build the architecture again: "torchvision:resnet18" and its constructor's options."""
+
+    source: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a Classifier is made of."""
+
+    model: nn.Module
+    recipe: Recipe | None = None
+    layer: str | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    classes: tuple[str, ...] | None = None
+    view: View | None = None
+    reshape: Callable[[Any], Tensor] | None = None
+
+
+def save(parts: Parts, folder: Path) -> Path:
+    """Write description and weights; each file appears whole or not at all."""
+    from safetensors.torch import save_file
+
+    if parts.recipe is None:
+        raise UserError(
+            "this model's architecture has no name to save: make it with Classifier.load, or give "
+            'recipe=Recipe("torchvision:resnet18", {"num_classes": 10})'
+        )
+    if parts.reshape is not None:
+        raise UserError("reshape is a function, which is not saved: choose a layer that needs none")
+    description = asdict(replace(parts, model=None))  # type: ignore[arg-type]  # dropped below
+    del description["model"], description["reshape"]
+    tensors = {
+        key: value.detach().cpu().contiguous().clone()
+        for key, value in parts.model.state_dict().items()
+    }
+    check_output(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder / WEIGHTS) as path:
+        save_file(tensors, path)
+    with writing(folder / DESCRIPTION) as path:
+        path.write_text(json.dumps(description, indent=2) + "\n")
+    return folder
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Put a state dict from .safetensors, .pt or .pth into a model; no pickle is run."""
+    state = {key.removeprefix("module."): value for key, value in _read_state(path).items()}
+    wanted = model.state_dict()
+    missing = sorted(wanted.keys() - state.keys())
+    extra = sorted(state.keys() - wanted.keys())
+    wrong = [k for k in wanted.keys() & state.keys() if wanted[k].shape != state[k].shape]
+    if missing or extra or wrong:
+        first = wrong[0] if wrong else ""
+        shapes = (
+            f" ({first}: {list(wanted[first].shape)} wanted, {list(state[first].shape)} came)"
+            if wrong
+            else ""
+        )
+        raise UserError(
+            f"{path} does not fit the model: {len(missing)} missing {missing[:3]}, {len(extra)}"
+            f" unknown {extra[:3]}, {len(wrong)} of another shape{shapes}. Is it another"
+            " architecture, or another number of classes?"
+        )
+    model.load_state_dict(state)
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise UserError(f"no weights file at {path}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UserError(
+            f"{path} could not be read as weights ({error}): give .safetensors, or a state dict"
+        ) from error
+    for key in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise UserError(f"{path} holds no state dict (names to tensors): save model.state_dict()")
+    return state
+
+
+def read_view(saved: dict[str, Any]) -> View:
+    """A view as `save` wrote it."""
+    crop, resize = saved["crop"], saved["resize"]
+    return View(
+        crop and (int(crop[0]), int(crop[1])),
+        resize and int(resize),
+        int(saved["channels"]),
+        bool(saved["stretch"]),
+        str(saved["interpolation"]),
+    )
