@@ -66,7 +66,7 @@ def overlay(image: Tensor, heatmap: Tensor) -> Tensor:
     grey = image.detach().cpu().float().mean(0, keepdim=True).expand(3, -1, -1).permute(1, 2, 0)
     values = heatmap.detach().cpu().float()
     coloured = colormaps["inferno"](values.numpy())[..., :3]
-    weight = 0.65 * values.sqrt()[..., None]
+    weight = 0.7 * values[..., None]
     return (grey * (1 - weight) + torch.from_numpy(np.asarray(coloured)).float() * weight).clamp(
         0, 1
     )
