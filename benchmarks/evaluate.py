@@ -11,10 +11,8 @@ import argparse
 import gc
 import json
 import resource
-import statistics
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +25,7 @@ from torchvision import models
 from sufficit import Classifier, evaluate
 from sufficit.metrics import COLUMNS
 from sufficit.results import provenance
+from timing import medians, side_by_side
 
 PERCENT = ("insertion_percent", "deletion_percent")
 
@@ -40,29 +39,6 @@ class Nothing(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return images[:, 0, 0, :2] * self.scale
-
-
-def timed(work: Callable[[], object], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
-    work()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun
-
-
-def side_by_side(
-    jobs: dict[str, Callable[[], object]], device: str, rounds: int
-) -> dict[str, float]:
-    """Median seconds of each job; the jobs take turns, after one round to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for turn in range(rounds + 1):
-        for name, job in jobs.items():
-            seconds = timed(job, device)
-            if turn:
-                times[name].append(seconds)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def smooth_maps(n: int, side: int) -> Tensor:
@@ -106,12 +82,12 @@ def against_bare(device: str, rounds: int) -> dict[str, object]:
     calls = int(evaluate(classifier, images, maps, targets).calls.sum())
     trial = min(calls, 4096 if device == "cuda" else 64)
     tries = {str(b): bare(classifier, side, trial, b) for b in batches}
-    best = min(found := side_by_side(tries, device, 2), key=lambda name: found[name])
+    best = min(found := medians(side_by_side(tries, device, 2)), key=lambda name: found[name])
     jobs: dict[str, Callable[[], object]] = {
         "evaluate": lambda: evaluate(classifier, images, maps, targets),
         "bare": bare(classifier, side, calls, int(best)),
     }
-    seconds = side_by_side(jobs, device, rounds)
+    seconds = medians(side_by_side(jobs, device, rounds))
     return {
         "model": "ResNet50 bf16 channels-last" if device == "cuda" else "ResNet18 fp32",
         "pixels": side,
@@ -216,7 +192,7 @@ def overhead(rounds: int, installed: list[str]) -> list[dict[str, object]]:
         if "quantus" in installed:
             jobs["quantus"] = quantus_job(model, images, maps, 64)
             masked["quantus"] = jobs["quantus"].masked  # type: ignore[attr-defined]
-        seconds = side_by_side(jobs, "cpu", rounds)
+        seconds = medians(side_by_side(jobs, "cpu", rounds))
         micro = {name: 1e6 * seconds[name] / masked[name] for name in jobs}
         ratios = {
             f"over_{name}": micro["sufficit"] / micro[name] for name in jobs if name != "sufficit"
@@ -290,7 +266,7 @@ def against_peers(rounds: int, installed: list[str]) -> dict[str, object]:
         jobs["deletion by quantus, fp32"] = quantus_job(model, images, maps, 256)
         single = ours_job(Classifier(model), images, maps, ("deletion_percent",))
         jobs["deletion by sufficit, fp32"] = single
-    seconds = side_by_side(jobs, "cuda", rounds)
+    seconds = medians(side_by_side(jobs, "cuda", rounds))
     return {"images": n, "pixels": side, "seconds": seconds}
 
 

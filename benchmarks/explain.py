@@ -9,8 +9,6 @@ on the same machine, the seconds only where none does.
 
 import argparse
 import json
-import statistics
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +20,10 @@ from torchvision import models
 from sufficit import Classifier
 from sufficit.explainers import CAMS, explain_all
 from sufficit.results import provenance
+from timing import Job, medians, side_by_side
 
 GOAL = 1.3
 VITS = {"deit_tiny": {"num_heads": 3, "hidden_dim": 192, "mlp_dim": 768}}
-Job = Callable[[], object]
 
 
 def make_model(name: str) -> nn.Module:
@@ -92,27 +90,6 @@ def grad_cam_package(model: nn.Module, layer: str, inputs: Tensor) -> dict[str, 
     return {name: one(kind) for name, kind in zip(CAMS, kinds, strict=True)}
 
 
-def timed(work: Job, device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
-    work()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun
-
-
-def side_by_side(jobs: dict[str, Job], device: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each job in each round; the jobs take turns, after one round to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for turn in range(rounds + 1):
-        for name, job in jobs.items():
-            seconds = timed(job, device)
-            if turn:
-                times[name].append(seconds)
-    return times
-
-
 def farthest(ours: dict[str, Tensor], peers: dict[str, Job]) -> dict[str, float]:
     """The largest difference between our heatmaps and grad-cam's, method by method."""
     theirs = {name: torch.as_tensor(job()) for name, job in peers.items()}
@@ -141,8 +118,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     if peers:
         jobs["grad-cam, five CAMs"] = lambda: [job() for job in peers.values()]
     times = side_by_side(jobs, device, arguments.rounds)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    base = medians["bare forward and backward"]
+    typical = medians(times)
+    base = typical["bare forward and backward"]
     return {
         **provenance(vars(arguments), classifier.device, classifier.dtype),
         "threads": torch.get_num_threads(),
@@ -153,8 +130,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
         "rounds": arguments.rounds,
         "seed": 0,
         "seconds": times,
-        "median_seconds": medians,
-        "over_bare": {name: value / base for name, value in medians.items()},
+        "median_seconds": typical,
+        "over_bare": {name: value / base for name, value in typical.items()},
         "farthest_from_grad_cam": farthest(explain_all(classifier, images, targets), peers),
     }
 
@@ -165,7 +142,7 @@ def show(found: dict[str, object]) -> None:
     print("| job | median ms | fastest ms | median over bare |\n|---|---|---|---|")
     ratios = found["over_bare"]
     for name, times in found["seconds"].items():
-        median, fastest = 1000 * statistics.median(times), 1000 * min(times)
+        median, fastest = 1000 * found["median_seconds"][name], 1000 * min(times)
         print(f"| {name} | {median:.1f} | {fastest:.1f} | {ratios[name]:.2f} |")
     five = ratios["sufficit, five CAMs"]
     print(f"\nfive CAMs over bare: {five:.2f} (goal {GOAL}: {'met' if five <= GOAL else 'missed'})")
