@@ -688,7 +688,7 @@ def test_wrong_images_and_targets_are_refused() -> None:
     classifier = small()
     with pytest.raises(UserError, match=r"images must lie in 0\.\.1, got"):
         explain(classifier, pictures() * 255)
-    with pytest.raises(UserError, match=r"images must be a tensor \[N,C,H,W\]"):
+    with pytest.raises(UserError, match=r"images must be \[N,C,H,W\]"):
         explain(classifier, pictures()[0])
     with pytest.raises(UserError, match="the model has 5 classes, got 5"):
         explain(classifier, pictures(), torch.tensor([0, 1, 5]))
