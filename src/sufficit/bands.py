@@ -111,12 +111,6 @@ def runs(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
     return found.masked_fill(empty[..., None], 0)
 
 
-def shares(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
-    """Share of the pixels that each band keeps, on the CPU: [N,H,W] -> [N,B]."""
-    start, stop = runs(heatmaps, bands).cpu().unbind(-1)
-    return (stop - start).double() / heatmaps[0].numel()
-
-
 def _count_above(heatmaps: Tensor, edges: Tensor) -> Tensor:
     """How many pixels lie above each edge: [N,H,W], [...] -> [N,...]."""
     values = heatmaps.flatten(1).sort(dim=1).values

@@ -340,18 +340,9 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 def _report(result: "FolderScores") -> dict[str, Any]:
     from sufficit.results import as_json, plain
+    from sufficit.scoring import run_facts
 
-    scores = result.scores
-    report: dict[str, Any] = {
-        "n": len(scores),
-        "n_skipped": len(result.skipped),
-        "targets": result.target_kind,
-        "clean_accuracy": float(scores.clean.nanmean()),
-        "alpha_min": scores.alpha_min,
-        "model_calls": int(scores.calls.sum()),
-        "columns": as_json(result.summary),
-    }
-    return {name: plain(value) for name, value in report.items()}
+    return {**plain(run_facts(result)), "columns": as_json(result.summary)}
 
 
 def _print_skipped(skipped: dict[str, str]) -> None:

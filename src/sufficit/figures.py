@@ -53,7 +53,8 @@ def curves_figure(scores: Scores, title: str = "") -> "Figure":
         _dress(axis, f"MSI's curves from alpha_min {scores.alpha_min:g}", "alpha", kind)
     if scores.search is not None:
         _search_panel(next(rest), scores)
-    words = f"{title}: mean over {len(scores)} images".removeprefix(": ")
+    mean = f"mean over {len(scores)} images"
+    words = f"{title}: {mean}" if title else mean.capitalize()
     figure.suptitle(words, fontsize=10, color=INK)
     figure.tight_layout()
     return figure

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sufficit.bands import ranks, runs, shares
+from sufficit.bands import ranks, runs
 from sufficit.classifiers import Classifier
 from sufficit.errors import UserError
 from sufficit.fills import fill_for
@@ -119,7 +119,8 @@ class _Loop:
         whole = self._whole(inputs)
         goals = whole.argmax(1) if targets is None else targets.to(inputs.device)
         _check_targets(goals, whole)
-        distinct = _distinct(runs(maps, bands), maps[0].numel())
+        spans = runs(maps, [*bands, *weigh])
+        distinct = _distinct(spans[:, : len(bands)], maps[0].numel())
         maker = _Masker(inputs, hidden, ranks(maps), self.classifier.memory_format)
         hits, confidences = self._ask(maker, distinct, goals, whole)
         return Answers(
@@ -127,7 +128,7 @@ class _Loop:
             hits.cpu()[distinct.place],
             confidences.cpu()[distinct.place],
             tuple(weigh),
-            shares(maps, weigh),
+            _shares(spans[:, len(bands) :], maps[0].numel()),
             goals.cpu(),
             distinct.calls,
         )
@@ -254,6 +255,12 @@ def _distinct(found: Tensor, pixels: int) -> _Distinct:
     dtype = torch.float32 if pixels <= 2**24 else torch.float64
     calls = owner.bincount(minlength=n).cpu()
     return _Distinct(owner, starts.to(dtype), stops.to(dtype), hides, place.cpu(), calls)
+
+
+def _shares(spans: Tensor, pixels: int) -> Tensor:
+    """Share of the pixels that each run keeps, on the CPU: [N,B,2] -> [N,B]."""
+    start, stop = spans.cpu().unbind(-1)
+    return (stop - start).double() / pixels
 
 
 def _stretches(images: list[int], start: int, stop: int) -> list[tuple[int, int, int]]:

@@ -178,15 +178,9 @@ def save_run(
     if isinstance(options.fill, Tensor):
         settings["fill"] = f"own tensor {list(options.fill.shape)}"
     run = provenance(config | {"options": settings}, classifier.device, classifier.dtype)
-    run |= {
-        "n": len(scores),
-        "n_skipped": len(result.skipped),
+    run |= run_facts(result) | {
         "skipped": [asdict(skipped) for skipped in result.skipped],
-        "targets": result.target_kind,
         "class_folders": _folder_targets(result),
-        "clean_accuracy": float(scores.clean.nanmean()),
-        "alpha_min": scores.alpha_min,
-        "model_calls": int(scores.calls.sum()),
         "seed": options.seed,
     }
     if scores.search:
@@ -195,6 +189,19 @@ def save_run(
             "mean_msi": scores.search.means.tolist(),
         }
     save_json(folder / "run.json", run)
+
+
+def run_facts(result: FolderScores) -> dict[str, Any]:
+    """What a reader of the means must know beside them."""
+    scores = result.scores
+    return {
+        "n": len(scores),
+        "n_skipped": len(result.skipped),
+        "targets": result.target_kind,
+        "clean_accuracy": float(scores.clean.nanmean()),
+        "alpha_min": scores.alpha_min,
+        "model_calls": int(scores.calls.sum()),
+    }
 
 
 def _folder_targets(result: FolderScores) -> dict[str, int]:
