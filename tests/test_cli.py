@@ -238,6 +238,8 @@ def test_a_fill_can_be_a_picture(sufficit, digits: Path, tmp_path: Path) -> None
         tmp_path / "black.png",
     )
     assert json.loads(own.out)["columns"] == json.loads(named.out)["columns"]
+    record = json.loads((digits.parent / "out" / "run.json").read_text())
+    assert record["config"]["fill"] == str(tmp_path / "black.png")
 
 
 @pytest.mark.parametrize(

@@ -430,6 +430,8 @@ def test_likely_slips_are_answered_in_words(classifier, images, heatmaps):
         evaluate(classifier, channels_last, torch.rand(2, 12, 10))
     with says("targets must be class numbers"):
         evaluate(classifier, images, heatmaps, ["cat"] * len(images))
+    with says("targets must be class numbers"):
+        explain(classifier, images, ["cat"] * len(images))
     with says("one number per channel"):
         Classifier(classifier.model, mean=0.5, std=0.5)
     with says("batch_size"):

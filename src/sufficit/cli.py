@@ -191,7 +191,7 @@ def evaluate(
     )
     result = score_folder(classifier, data, heatmaps, options)
     config: dict[str, Any] = {"model": model, "weights": weights}
-    config |= {"data": str(data), "heatmaps": str(heatmaps)}
+    config |= {"data": str(data), "heatmaps": str(heatmaps), "fill": fill}
     config |= {"size": size, "precision": precision.value, "num_classes": num_classes}
     save_run(out_folder, result, classifier, config, options)
     _print_skipped({skipped.name: skipped.reason for skipped in result.skipped})

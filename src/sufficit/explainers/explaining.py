@@ -85,9 +85,9 @@ def _heatmaps(
 ) -> dict[str, Tensor]:
     check_classifier(classifier)
     check_images(images)
+    given = check_targets(targets, len(images))
     with torch.inference_mode(False):
-        given = None if targets is None else torch.as_tensor(targets).cpu().clone()
-    goals = check_targets(given, len(images))
+        goals = None if given is None else given.cpu().clone()
     job = _Job(classifier, methods, layer, seed)
     size = _batch_size(images, classifier.device) if batch_size is None else batch_size
     if size < 1:
