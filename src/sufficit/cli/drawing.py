@@ -1,0 +1,83 @@
+"""`sufficit explain`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sufficit.cli.app import app, out, print_skipped
+from sufficit.cli.options import (
+    ClassesOption,
+    DeviceOption,
+    LayerOption,
+    ModelOption,
+    OnError,
+    Precision,
+    SizeOption,
+    Targets,
+    WeightsOption,
+)
+from sufficit.errors import unknown
+from sufficit.files import check_output
+
+
+@app.command()
+def explain(
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    model: ModelOption,
+    method: Annotated[
+        str, typer.Option("--method", "-m", help="Methods by name, as in gradcam,layercam.")
+    ] = "gradcam",
+    target: Annotated[
+        str | None,
+        typer.Option(help="One class for all images, by number or name."),
+    ] = None,
+    targets: Annotated[
+        Targets, typer.Option(help="Without --target. auto: labels where there are any.")
+    ] = Targets.auto,
+    out_folder: Annotated[Path, typer.Option("--out", help="Where the pictures go.")] = Path(
+        "sufficit-explain"
+    ),
+    layer: LayerOption = None,
+    device: DeviceOption = "auto",
+    precision: Annotated[Precision, typer.Option(help="Of weights and inputs.")] = Precision.fp32,
+    weights: WeightsOption = "default",
+    num_classes: ClassesOption = None,
+    size: SizeOption = None,
+    on_error: Annotated[OnError, typer.Option(help="For unreadable images.")] = OnError.skip,
+    seed: Annotated[int, typer.Option(help="Of the method random.", min=0)] = 0,
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in --out.")] = False,
+) -> None:
+    """Draw heatmaps: overlays, one sheet of all, and files that `sufficit evaluate` reads.
+
+    **Examples**
+
+    sufficit explain cat.jpg --model torchvision:resnet50
+
+    sufficit explain photos --model timm:vit_tiny_patch16_224 --method gradcam,rollout
+
+    sufficit explain a.jpg b.jpg --model torchvision:resnet18 --method finer-cam --target tabby
+    """
+    check_output(out_folder, images, overwrite=overwrite)
+    from sufficit.drawing import Wanted, class_number, explain_pictures, pictures_of, save_drawn
+    from sufficit.explainers import EXPLAINERS
+    from sufficit.parsing import classifier_from
+
+    methods = [part.strip() for part in method.split(",") if part.strip()]
+    for name in methods:
+        if name not in EXPLAINERS:
+            raise unknown("method", name, EXPLAINERS)
+    pictures = pictures_of(images)
+    classifier = classifier_from(model, weights, num_classes, size, device, precision)
+    wanted: Wanted = targets.value
+    if target is not None:
+        wanted = class_number(target, classifier.classes)
+    drawn = explain_pictures(
+        classifier, pictures, methods, wanted, layer=layer, seed=seed, on_error=on_error.value
+    )
+    config: dict[str, Any] = {"model": model, "weights": weights, "methods": methods}
+    config["target"] = wanted
+    config |= {"layer": layer or classifier.layer, "size": size, "seed": seed}
+    print_skipped(drawn.skipped)
+    for path in save_drawn(out_folder, drawn, classifier, config):
+        out.print(str(path), highlight=False, markup=False)

@@ -1,0 +1,161 @@
+"""`sufficit evaluate`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from sufficit.cli.app import app, err, out, print_skipped
+from sufficit.cli.options import (
+    ClassesOption,
+    DeviceOption,
+    ModelOption,
+    OnError,
+    Precision,
+    Score,
+    SizeOption,
+    Targets,
+    WeightsOption,
+)
+from sufficit.files import check_output
+
+if TYPE_CHECKING:
+    from sufficit.classifiers import Classifier
+    from sufficit.results import Estimate
+    from sufficit.scoring import FolderScores
+
+
+@app.command()
+def evaluate(
+    model: ModelOption,
+    data: Annotated[Path, typer.Option(help="Folder of images; class folders give labels.")],
+    heatmaps: Annotated[
+        Path, typer.Option(help="Heatmaps as .npz or .safetensors, keyed by image.")
+    ],
+    out_folder: Annotated[Path, typer.Option("--out", help="Where results go.")] = Path(
+        "sufficit-run"
+    ),
+    alpha_min: Annotated[str, typer.Option(help="A number in 0..1, or search.")] = "0.5",
+    score: Annotated[Score, typer.Option(help="What a masked image scores.")] = Score.accuracy,
+    fill: Annotated[
+        str, typer.Option(help="black, mean, blur, noise, or an image file.")
+    ] = "black",
+    columns: Annotated[
+        str | None, typer.Option(help="Some columns only, as in msi,base_score.")
+    ] = None,
+    targets: Annotated[
+        Targets, typer.Option(help="auto: labels where there are any.")
+    ] = Targets.auto,
+    normalize: Annotated[bool, typer.Option(help="Stretch each heatmap to 0..1 first.")] = False,
+    value_step: Annotated[float, typer.Option(help="Step of the pixel-value curves.")] = 0.01,
+    percent_step: Annotated[float, typer.Option(help="Step of the percentage curves.")] = 0.02,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Masked images a model call.", min=1)
+    ] = None,
+    device: DeviceOption = "auto",
+    precision: Annotated[Precision, typer.Option(help="Of weights and inputs.")] = Precision.fp32,
+    weights: WeightsOption = "default",
+    num_classes: ClassesOption = None,
+    size: SizeOption = None,
+    on_error: Annotated[OnError, typer.Option(help="For unreadable images.")] = OnError.skip,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.", min=0)] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON only.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in --out.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also model calls and set-up.")
+    ] = False,
+) -> None:
+    """Score heatmaps of any method on your own model and images.
+
+    A heatmap covers what the model sees: the image after resizing and cropping to its input.
+
+    **Examples**
+
+    sufficit evaluate --model torchvision:resnet50 --data photos --heatmaps gradcam.npz
+
+    sufficit evaluate --model saved/birds --data birds --heatmaps lax.safetensors --alpha-min search
+
+    sufficit evaluate --model timm:resnet50 --data photos --heatmaps a.npz --json > scores.json
+    """
+    check_output(out_folder, [data], overwrite=overwrite)
+    from sufficit.parsing import alpha_from, classifier_from, columns_from, fill_from
+    from sufficit.scoring import Options, save_run, score_folder
+
+    alpha, wanted = alpha_from(alpha_min), columns_from(columns)
+    classifier = classifier_from(model, weights, num_classes, size, device, precision)
+    options = Options(
+        alpha_min=alpha,
+        score=score.value,
+        fill=fill_from(fill, classifier),
+        value_step=value_step,
+        percent_step=percent_step,
+        batch_size=batch_size,
+        columns=wanted,
+        targets=targets.value,
+        normalize=normalize,
+        on_error=on_error.value,
+        seed=seed,
+        progress=False if as_json else None,
+    )
+    result = score_folder(classifier, data, heatmaps, options)
+    config: dict[str, Any] = {"model": model, "weights": weights}
+    config |= {"data": str(data), "heatmaps": str(heatmaps), "fill": fill}
+    config |= {"size": size, "precision": precision.value, "num_classes": num_classes}
+    save_run(out_folder, result, classifier, config, options)
+    print_skipped({skipped.name: skipped.reason for skipped in result.skipped})
+    if as_json:
+        typer.echo(json.dumps(_report(result), indent=2, allow_nan=False))
+        return
+    _print_result(result, verbose, classifier)
+    out.print(
+        f"Written to {out_folder}: scores.parquet, curves.parquet, curves.png, summary.json,"
+        " run.json"
+    )
+
+
+def _report(result: "FolderScores") -> dict[str, Any]:
+    from sufficit.results import as_json, plain
+    from sufficit.scoring import run_facts
+
+    return {**plain(run_facts(result)), "columns": as_json(result.summary)}
+
+
+def _print_result(result: "FolderScores", verbose: bool, classifier: "Classifier") -> None:
+    scores = result.scores
+    title = f"{len(scores)} images, alpha_min {scores.alpha_min:g}"
+    out.print(summary_table(title + (" (searched)" if scores.search else ""), result.summary))
+    clean = float(scores.clean.nanmean())
+    if result.target_kind == "label":
+        out.print(f"Scored for the labels; of the whole images the model gets {clean:.1%} right.")
+        if clean < 0.5:
+            err.print("[yellow]Warning:[/] it misses most labels: is this the model's own task?")
+    else:
+        out.print("Scored for the model's own predictions.")
+    if verbose:
+        calls = scores.calls
+        out.print(
+            f"Model calls: {int(calls.sum())} in all, {calls.min()} to {calls.max()} an image; "
+            f"{classifier!r} on {classifier.device}, {classifier.dtype}."
+        )
+
+
+def summary_table(title: str, summary: dict[str, "Estimate"]) -> Table:
+    """One row a column: direction, mean, interval."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("column")
+    table.add_column("better")
+    table.add_column("mean", justify="right")
+    table.add_column("95 % interval", justify="right")
+    for name, estimate in summary.items():
+        interval = (
+            "-" if estimate.low != estimate.low else f"{estimate.low:.3f} .. {estimate.high:.3f}"
+        )
+        nan = f" ({estimate.n_nan} NaN)" if estimate.n_nan else ""
+        arrow = "higher" if estimate.higher_is_better else "lower"
+        style = "bold" if name == "msi" else None
+        table.add_row(name, arrow, f"{estimate.mean:.3f}{nan}", interval, style=style)
+    return table
