@@ -4,20 +4,29 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from sufficit.types import Progress
 
 PATIENCE = 5.0  # seconds of silence before a bar shows by itself
 
 
+class Tick(Protocol):
+    """Tells a bar how far a job is, and what there is to say of it."""
+
+    def __call__(self, done: float, total: float, note: str = "", /) -> None:
+        """`done` of `total`."""
+
+
 @contextmanager
-def bar(title: str, wanted: bool | Progress | None = None) -> Iterator[Progress | None]:
+def bar(title: str, wanted: bool | Progress | None = None) -> Iterator[Tick | None]:
     """A function (done, total) that draws a bar: at once, never, or (None) when it takes long.
 
     A function of the caller's own is handed through.
     """
     if callable(wanted):
-        yield wanted
+        told = wanted
+        yield lambda done, total, note="": told(done, total)
         return
     if wanted is False or (wanted is None and not sys.stderr.isatty()):
         yield None
@@ -33,14 +42,15 @@ def bar(title: str, wanted: bool | Progress | None = None) -> Iterator[Progress 
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    bars = Bars(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True))
-    task = bars.add_task(title, total=None)
+    times = (TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    bars = Bars(*columns, *times, console=Console(stderr=True))
+    task = bars.add_task(title, total=None, note="")
     begun = time.monotonic()
 
-    def tick(done: float, total: float) -> None:
+    def tick(done: float, total: float, note: str = "", /) -> None:
         if wanted or time.monotonic() - begun > PATIENCE:
             bars.start()
-        bars.update(task, completed=done, total=total)
+        bars.update(task, completed=done, total=total, note=note)
 
     if wanted:
         bars.start()

@@ -25,10 +25,13 @@ class Explainer:
     - attention: draw(map so far or None, a block's attention), both [N,T,T] -> map so far [N,T,T]
     - images: draw(images [N,C,H,W], seed) -> heatmaps [N,H,W], final
 
-    Methods that share a score share one backward pass.
+    Methods that share a score share one backward pass. A method may name the `layer` it reads;
+    one that is `final` draws values in 0..1 that are brought to size and nothing else.
     """
 
     description: str
     needs: Need
     draw: Callable[..., Tensor]
     score: Score = target_logits
+    layer: str | None = None
+    final: bool = False

@@ -13,11 +13,12 @@ from sufficit.explainers.entry import Explainer
 from sufficit.explainers.passes import Pass, look
 from sufficit.explainers.table import CAMS, EXPLAINERS
 from sufficit.heatmaps import check_heatmaps, normalize, resize
+from sufficit.lax import Lax
 from sufficit.progress import bar
 
 OwnMethod = Callable[[Classifier, Tensor, Tensor], Tensor]
 """A method of the user's: (classifier, images, targets) -> heatmaps [N,H,W] in 0..1."""
-Method = str | Explainer | OwnMethod
+Method = str | Explainer | OwnMethod | Lax
 
 _BATCH_ELEMENTS = {"cuda": 2**25, "cpu": 2**22}
 _ROUNDING = 1e-6  # a map whose spread is a smaller share of its peak than this has none
@@ -36,9 +37,9 @@ def explain(
 ) -> Tensor:
     """Heatmaps of images in 0..1: [N,C,H,W] -> [N,H,W] in 0..1, on the classifier's device.
 
-    `method` is a name of EXPLAINERS, an Explainer such as finer_cam("mean"), or a function of your
-    own, (classifier, images, targets) -> [N,H,W]. Without targets, the model's own prediction is
-    explained. `layer` is named as in model.named_modules(). `seed` is for "random".
+    `method` is a name of EXPLAINERS, an Explainer such as finer_cam("mean"), a trained Lax, or a
+    function of your own, (classifier, images, targets) -> [N,H,W]. Without targets, the model's own
+    prediction is explained. `layer` is named as in model.named_modules(). `seed` is for "random".
 
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Conv2d(1, 2, 1, bias=False), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
@@ -49,7 +50,7 @@ def explain(
             [0.2500, 1.0000]])
     """
     name = method if isinstance(method, str) else getattr(method, "__name__", "own method")
-    methods = _wanted({name: method})
+    methods = _wanted({name: method}, classifier)
     return _heatmaps(classifier, images, targets, methods, layer, batch_size, seed, progress)[name]
 
 
@@ -69,7 +70,7 @@ def explain_all(
     Methods that look at gradients share the backward pass to the feature layer; Finer-CAM adds one
     more, from the logits to that layer. `methods` are names, or names and methods.
     """
-    wanted = _wanted(methods)
+    wanted = _wanted(methods, classifier)
     return _heatmaps(classifier, images, targets, wanted, layer, batch_size, seed, progress)
 
 
@@ -103,14 +104,6 @@ def _heatmaps(
 
 
 @dataclass(frozen=True)
-class _Part:
-    """The heatmaps of one batch."""
-
-    watched: Tensor | None  # [methods,N,H,W] by the methods that look at a forward pass
-    own: dict[str, Tensor]  # [N,H,W] by the user's own
-
-
-@dataclass(frozen=True)
 class _Job:
     """The methods that are wanted, and how a batch is put through all of them."""
 
@@ -129,33 +122,30 @@ class _Job:
         """The user's own methods."""
         return {name: m for name, m in self.methods.items() if not isinstance(m, Explainer)}
 
-    def draw(self, images: Tensor, targets: Tensor | None) -> _Part:
-        """The heatmaps of a batch by every method that is no control."""
+    def draw(self, images: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
+        """The heatmaps of a batch by every method that is no control: each [N,H,W]."""
         if not self.watching and not self.own:
-            return _Part(None, {})
+            return {}
         here = images.to(self.classifier.device)
-        watched = None
+        found: dict[str, Tensor] = {}
         with torch.inference_mode(False):
             # Before the pass: a copy to a GPU waits until all that was asked before is done.
             goals = None if targets is None else targets.to(self.classifier.device)
-            if self.watching:
-                seen = self._look(here)
+            for layer, methods in self._by_layer(here).items():
+                seen = self._look(here, layer, methods)
                 _check_range(targets, seen.logits)
                 goals = seen.logits.detach().argmax(1) if goals is None else goals
-                maps = torch.stack(_maps(seen, goals, list(self.watching.values())))
-                watched = _finished(maps.flatten(0, 1), images).view(len(maps), *images[:, 0].shape)
-        return _Part(watched, self._own(here, goals))
+                found |= _drawn(seen, goals, methods, images)
+        return found | self._own(here, goals)
 
-    def joined(self, parts: list[_Part], images: Tensor) -> dict[str, Tensor]:
+    def joined(self, parts: list[dict[str, Tensor]], images: Tensor) -> dict[str, Tensor]:
         """The heatmaps of all batches, in the order the methods were asked for."""
         found = self._controls(images)
-        watched = [part.watched for part in parts if part.watched is not None]
-        if watched:
-            maps = watched[0] if len(watched) == 1 else torch.cat(watched, dim=1)
-            found |= dict(zip(self.watching, maps, strict=True))
-            _judge(list(self.watching), maps)
-        for name in parts[0].own:
-            found[name] = torch.cat([part.own[name] for part in parts])
+        for name in parts[0]:
+            drawn = [part[name] for part in parts]
+            found[name] = drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+        if self.watching:
+            _judge({name: found[name] for name in self.watching})
         return {name: found[name] for name in self.methods}
 
     def _controls(self, images: Tensor) -> dict[str, Tensor]:
@@ -167,15 +157,28 @@ class _Job:
     def _explainers(self) -> dict[str, Explainer]:
         return {name: m for name, m in self.methods.items() if isinstance(m, Explainer)}
 
-    def _look(self, images: Tensor) -> Pass:
-        entries = self.watching.values()
+    def _by_layer(self, images: Tensor) -> dict[str, dict[str, Explainer]]:
+        """The methods that look at a pass, by the layer they look at."""
+        if not self.watching:
+            return {}
+        usual = self.layer
+        if usual is None and any(m.layer is None for m in self.watching.values()):
+            with torch.no_grad(), self.classifier.in_eval_mode():
+                usual = self.classifier.feature_layer(self.classifier.normalize(images[:1]))
+        found: dict[str, dict[str, Explainer]] = {}
+        for name, method in self.watching.items():
+            found.setdefault(method.layer or usual or "", {})[name] = method
+        return found
+
+    def _look(self, images: Tensor, layer: str, methods: dict[str, Explainer]) -> Pass:
+        entries = methods.values()
         folds = {m.draw for m in entries if m.needs == "attention"}
         if len(folds) > 1:
             raise UserError("one method that folds attention at a time: ask for them one by one")
         return look(
             self.classifier,
             images,
-            self.layer,
+            layer,
             differentiate=any(m.needs == "gradients" for m in entries),
             fold=next(iter(folds), None),
         )
@@ -191,15 +194,24 @@ class _Job:
         return {name: _checked(maps, images) for name, maps in drawn.items()}
 
 
-def _wanted(methods: Sequence[str] | Mapping[str, Method]) -> dict[str, Explainer | OwnMethod]:
+def _wanted(
+    methods: Sequence[str] | Mapping[str, Method], classifier: Classifier
+) -> dict[str, Explainer | OwnMethod]:
     methods = [methods] if isinstance(methods, str) else methods
     named = methods if isinstance(methods, Mapping) else {name: name for name in methods}
     if not named:
         raise UserError(f"give at least one method of {', '.join(EXPLAINERS)}")
-    return {name: _known(method) for name, method in named.items()}
+    return {name: _known(method, classifier) for name, method in named.items()}
 
 
-def _known(method: Method) -> Explainer | OwnMethod:
+def _known(method: Method, classifier: Classifier) -> Explainer | OwnMethod:
+    if isinstance(method, Lax):
+        return learned(method, classifier)
+    if method == "lax":
+        raise UserError(
+            "lax is learned for each classifier: train one with train_lax, or load it with"
+            " Lax.from_pretrained, and give it as the method"
+        )
     if isinstance(method, str):
         if method not in EXPLAINERS:
             raise unknown("method", method, EXPLAINERS)
@@ -207,6 +219,22 @@ def _known(method: Method) -> Explainer | OwnMethod:
     if not isinstance(method, Explainer) and not callable(method):
         raise UserError(f"a method is a name or a function, got {type(method).__name__}")
     return method
+
+
+def learned(lax: Lax, classifier: Classifier, *, check: bool = True) -> Explainer:
+    """A trained adapter as a method; `check` refuses a classifier it was not trained on."""
+    check_classifier(classifier)
+    if check:
+        lax.check(classifier)
+
+    def draw(features: Tensor) -> Tensor:
+        training = lax.training
+        try:
+            return lax.to(features.device).eval()(features)
+        finally:
+            lax.train(training)
+
+    return Explainer("learned for this classifier", "features", draw, layer=lax.layer, final=True)
 
 
 def _batch_size(images: Tensor, device: torch.device) -> int:
@@ -221,6 +249,21 @@ def _check_range(targets: Tensor | None, logits: Tensor) -> None:
         raise UserError(
             f"targets must lie in 0..{classes - 1}, the model has {classes} classes, got {highest}"
         )
+
+
+def _drawn(
+    seen: Pass, targets: Tensor, methods: dict[str, Explainer], images: Tensor
+) -> dict[str, Tensor]:
+    """The finished heatmaps of a pass by every method: each [N,H,W]."""
+    maps = dict(zip(methods, _maps(seen, targets, list(methods.values())), strict=True))
+    h, w = images.shape[2:]
+    found = {name: resize(maps[name], (h, w)) for name, method in methods.items() if method.final}
+    raw = [name for name in methods if name not in found]
+    if raw:
+        stacked = torch.stack([maps[name] for name in raw])
+        finished = _finished(stacked.flatten(0, 1), images)
+        found |= dict(zip(raw, finished.view(len(raw), *images[:, 0].shape), strict=True))
+    return found
 
 
 def _maps(seen: Pass, targets: Tensor, methods: list[Explainer]) -> list[Tensor]:
@@ -260,9 +303,9 @@ def _checked(heatmaps: Tensor, images: Tensor) -> Tensor:
     return heatmaps.detach().to(images.device, torch.float32)
 
 
-def _judge(names: list[str], heatmaps: Tensor) -> None:
+def _judge(heatmaps: dict[str, Tensor]) -> None:
     """Raise where a map is not finite; warn, once, where maps have no positive part."""
-    peaks = heatmaps.amax((2, 3)).cpu()  # [methods,N]
+    peaks = torch.stack([maps.amax((1, 2)) for maps in heatmaps.values()]).cpu()  # [methods,N]
     broken = peaks.isnan().any(0).nonzero().flatten().tolist()
     if broken:
         raise UserError(
@@ -270,7 +313,7 @@ def _judge(names: list[str], heatmaps: Tensor) -> None:
             f"the first is {broken[0]}: check its weights and precision"
         )
     empty = (peaks == 0).sum(1).tolist()
-    counts = ", ".join(f"{name} {n}" for name, n in zip(names, empty, strict=True) if n)
+    counts = ", ".join(f"{name} {n}" for name, n in zip(heatmaps, empty, strict=True) if n)
     if counts:
         warnings.warn(
             f"heatmaps with no positive part are all zeros, of {peaks.shape[1]} images: {counts}",

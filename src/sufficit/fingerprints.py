@@ -1,0 +1,83 @@
+"""Is this the classifier an adapter was trained on? Told by a sketch of its weights."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from sufficit.classifiers import Classifier
+from sufficit.errors import UserError
+
+TOLERANCE = 0.02  # bfloat16 moves a line of the sketch by up to 0.005, training by far more
+_known: "WeakKeyDictionary[nn.Module, tuple[object, Fingerprint]]" = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a classifier is recognised by, whatever its device, layout and precision."""
+
+    architecture: str  # a digest of the names and shapes of its tensors
+    sketch: tuple[float, ...]  # one number a tensor, of the order of 1
+
+
+def fingerprint(classifier: Classifier) -> Fingerprint:
+    """The fingerprint of a classifier; computed again only when its weights have changed."""
+    tensors = _tensors(classifier.bare)
+    state = [(tensor.data_ptr(), _version(tensor)) for tensor in tensors.values()]
+    key = (state, classifier.mean, classifier.std)
+    known = _known.get(classifier.bare)
+    if known is None or known[0] != key or None in dict(state).values():
+        known = (key, _take(classifier, tensors))
+        _known[classifier.bare] = known
+    return known[1]
+
+
+def same(one: Fingerprint, other: Fingerprint) -> bool:
+    """Whether two fingerprints are of one classifier, up to a change of precision."""
+    if one.architecture != other.architecture or len(one.sketch) != len(other.sketch):
+        return False
+    return all(abs(a - b) <= TOLERANCE for a, b in zip(one.sketch, other.sketch, strict=True))
+
+
+def read(saved: object) -> Fingerprint:
+    """A fingerprint as JSON holds it."""
+    try:
+        architecture, sketch = saved["architecture"], saved["sketch"]  # type: ignore[index]
+        return Fingerprint(str(architecture), _numbers(sketch))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError("the adapter's fingerprint can't be read: save the adapter anew") from error
+
+
+def _numbers(sketch: Sequence[float]) -> tuple[float, ...]:
+    return tuple(float(value) for value in sketch)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What the model computes with: its parameters and buffers of floats, by name."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor for name, tensor in named if tensor.is_floating_point()}
+
+
+def _version(tensor: Tensor) -> int | None:
+    """How often a tensor was written to; not known of inference tensors."""
+    return None if tensor.is_inference() else tensor._version
+
+
+@torch.no_grad()
+def _take(classifier: Classifier, tensors: dict[str, Tensor]) -> Fingerprint:
+    shapes = [f"{name} {list(tensor.shape)}" for name, tensor in tensors.items()]
+    architecture = hashlib.sha256("\n".join(shapes).encode()).hexdigest()[:16]
+    lines = [_line(tensor) for tensor in tensors.values()]
+    values = torch.stack(lines).tolist() if lines else []
+    seen = [*(classifier.mean or ()), *(classifier.std or ())]
+    return Fingerprint(architecture, tuple(round(value, 4) for value in [*values, *seen]))
+
+
+def _line(tensor: Tensor) -> Tensor:
+    """The tensor, scaled to length 1, along a fixed wave of mean square 1: a number, on the CPU."""
+    flat = tensor.contiguous().flatten().double().cpu()
+    wave = torch.arange(1, len(flat) + 1, dtype=torch.float64).cos() * 2**0.5
+    return (flat @ wave) / flat.norm().clamp(min=1e-12)

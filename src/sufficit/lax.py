@@ -1,0 +1,227 @@
+"""LAX: a small adapter that draws the heatmap from the features of a frozen classifier."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import PyTorchModelHubMixin
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sufficit import fingerprints
+from sufficit.classifiers import Classifier
+from sufficit.errors import UserError
+from sufficit.files import check_output, writing
+from sufficit.fingerprints import Fingerprint
+from sufficit.parts import load_weights
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+WIDTHS = (256, 128, 64)
+_MOST = 2**16  # channels; more than any classifier has
+_FARTHEST = 32  # times the features' size
+_CARD = """---
+library_name: sufficit
+tags: [explainability, saliency]
+---
+# A LAX adapter
+
+It draws the heatmap of one classifier's prediction from the features of its layer `{layer}`.
+
+```python
+from sufficit import Classifier, Lax, explain
+
+lax = Lax.from_pretrained("this folder")
+heatmaps = explain(classifier, images, method=lax)
+```
+
+How it was trained is in `config.json`, under `trained`.
+"""
+
+
+class Lax(nn.Module, PyTorchModelHubMixin):  # type: ignore[misc]  # the mixin has no types
+    """Features [N,K,h,w] of one layer of one classifier -> what matters, [N,h,w] in 0..1.
+
+    A convnet K-256-128-64-1, or any module of your own (`net`) that gives one channel. With
+    `upsample` the map has that many times the features' height and width.
+
+    >>> lax = Lax(512, upsample=2)
+    >>> lax(torch.rand(2, 512, 4, 4)).shape
+    torch.Size([2, 8, 8])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        upsample: int = 1,
+        widths: Sequence[int] = WIDTHS,
+        bias: float = 0.0,
+        net: nn.Module | None = None,
+        layer: str | None = None,
+        fingerprint: dict[str, Any] | Fingerprint | None = None,
+        trained: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        _check_sizes(channels, upsample, widths)
+        self.channels, self.upsample, self.widths = channels, upsample, tuple(widths)
+        self.own_net = net is not None
+        self.net = net if net is not None else _convnet(channels, self.widths, upsample)
+        if net is None:
+            nn.init.constant_(self.net[-1].bias, bias)
+        self.layer = layer
+        known = fingerprint is None or isinstance(fingerprint, Fingerprint)
+        self.fingerprint = fingerprint if known else fingerprints.read(fingerprint)
+        self.trained: dict[str, Any] = dict(trained or {})
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The map of what matters: [N,K,h,w] -> [N,h,w] in 0..1."""
+        return self.logits(features).sigmoid()
+
+    def logits(self, features: Tensor) -> Tensor:
+        """The map before the sigmoid: [N,K,h,w] -> [N,h,w]."""
+        if features.ndim != 4 or features.shape[1] != self.channels:
+            raise UserError(
+                f"this adapter reads features [N,K,h,w] with K = {self.channels}, got"
+                f" {list(features.shape)}: is it another layer, or another classifier?"
+            )
+        found: Tensor = self.net(features)
+        if found.ndim == 4 and found.shape[1] == 1:
+            found = found[:, 0]
+        if found.ndim != 3 or len(found) != len(features):
+            raise UserError(
+                f"an adapter's net must give one channel, [N,1,h,w], got {list(found.shape)}"
+            )
+        if self.own_net and self.upsample > 1:
+            size = [side * self.upsample for side in features.shape[2:]]
+            found = F.interpolate(found[:, None], size=size, mode="bilinear")[:, 0]
+        return found.float()
+
+    def check(self, classifier: Classifier) -> None:
+        """Raise unless this is the classifier the adapter was trained on."""
+        if self.fingerprint is None:
+            return
+        if not fingerprints.same(self.fingerprint, fingerprints.fingerprint(classifier)):
+            raise UserError(
+                f"this adapter was trained on another classifier than {classifier!r}: load the one"
+                " it belongs to (weights, mean and std must be the same), or train one for this"
+                " classifier"
+            )
+
+    def belong_to(self, classifier: Classifier, layer: str) -> None:
+        """Remember whose features, and which, the adapter reads."""
+        self.layer = layer
+        self.fingerprint = fingerprints.fingerprint(classifier)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All that makes the adapter again, beside its weights."""
+        return {
+            "channels": self.channels,
+            "upsample": self.upsample,
+            "widths": list(self.widths),
+            "own_net": type(self.net).__name__ if self.own_net else None,
+            "layer": self.layer,
+            "fingerprint": asdict(self.fingerprint) if self.fingerprint else None,
+            "trained": self.trained,
+        }
+
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        push_to_hub: bool = False,
+        config: object = None,
+        model_card_kwargs: object = None,
+        **push: Any,
+    ) -> str | None:
+        """Write model.safetensors, config.json and a card; each appears whole or not at all."""
+        from safetensors.torch import save_file
+
+        folder = Path(save_directory)
+        check_output(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {k: v.detach().cpu().contiguous().clone() for k, v in self.state_dict().items()}
+        with writing(folder / WEIGHTS) as path:
+            save_file(state, path)
+        with writing(folder / CONFIG) as path:
+            path.write_text(json.dumps(self.config, indent=2) + "\n")
+        with writing(folder / "README.md") as path:
+            path.write_text(_CARD.format(layer=self.layer))
+        if not push_to_hub:
+            return None
+        return str(self.push_to_hub(push.pop("repo_id", folder.name), **push))
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *, net: nn.Module | None = None, **hub: Any
+    ) -> "Lax":
+        """The adapter in a folder, or in a repository of the Hugging Face hub.
+
+        One that was trained with a net of your own wants that net again, as `net`.
+        """
+        folder = _folder(pretrained_model_name_or_path, hub)
+        config = _read_config(folder / CONFIG)
+        own = config.pop("own_net", None)
+        if (own is None) != (net is None):
+            wanted = f"net=, a {own}" if own else "no net="
+            raise UserError(f"the adapter in {folder} was saved with {wanted}: give the same")
+        try:
+            lax = cls(**config, net=net)
+        except TypeError as error:
+            raise UserError(f"{folder / CONFIG} does not describe an adapter: {error}") from error
+        load_weights(lax, folder / WEIGHTS)
+        return lax.eval()
+
+    def __repr__(self) -> str:
+        kind = type(self.net).__name__ if self.own_net else "convnet"
+        return f"Lax({kind}, K={self.channels}, layer={self.layer!r}, upsample={self.upsample})"
+
+
+def _convnet(channels: int, widths: Sequence[int], upsample: int) -> nn.Sequential:
+    """K-256-128-64-1: the first layer mixes channels alone, the others look at neighbours too."""
+    layers: list[nn.Module] = []
+    for number, (k, m) in enumerate(pairwise([channels, *widths])):
+        if number == 1 and upsample > 1:
+            layers.append(nn.Upsample(scale_factor=upsample, mode="bilinear"))
+        side = 1 if number == 0 else 3
+        layers += [nn.Conv2d(k, m, side, padding=side // 2), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Conv2d(widths[-1], 1, 3, padding=1))
+
+
+def _check_sizes(channels: int, upsample: int, widths: Sequence[int]) -> None:
+    sizes = [channels, *widths]
+    if not widths or not all(isinstance(k, int) and 0 < k <= _MOST for k in sizes):
+        raise UserError(f"channels and widths must be whole numbers in 1..{_MOST}, got {sizes}")
+    if not isinstance(upsample, int) or not 1 <= upsample <= _FARTHEST:
+        raise UserError(f"upsample must be a whole number in 1..{_FARTHEST}, got {upsample!r}")
+
+
+def _folder(source: str | Path, hub: dict[str, Any]) -> Path:
+    """The folder itself, or the hub's copy of it."""
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    if isinstance(source, Path) or str(source).count("/") != 1 or folder.is_absolute():
+        raise UserError(f"no adapter at {source}: wanted is the folder that save_pretrained wrote")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS], **hub))
+    except Exception as error:
+        raise UserError(f"no adapter at {source}, and none on the hub: {error}") from error
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"no adapter in {path.parent}: it has no {CONFIG}")
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} could not be read: {error}") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path} does not describe an adapter")
+    return config

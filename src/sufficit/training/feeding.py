@@ -1,0 +1,232 @@
+"""From a loader of images to batches with targets and features, the same on every run."""
+
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+
+from sufficit.classifiers import Classifier, check_images, check_targets
+from sufficit.errors import UserError
+from sufficit.training.steps import Batch
+
+Target = Literal["label", "prediction"]
+Loader = Iterable[Any]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A loader, and what its batches need to be trained on."""
+
+    classifier: Classifier
+    loader: Loader
+    target: Target
+    seed: int
+    rank: int = 0
+
+    def __len__(self) -> int:
+        """Batches an epoch, or 0 where that is not known beforehand."""
+        try:
+            return len(self.loader)  # type: ignore[arg-type]  # told by the error
+        except TypeError:
+            return 0
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch, in an order that seed and epoch alone decide."""
+        seed_all(self.seed, epoch, self.rank)
+        for generator in _generators(self.loader):
+            generator.manual_seed(mixed_seed(self.seed, epoch, self.rank))
+        sampler = getattr(self.loader, "sampler", None)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        seen = 0
+        for given in self.loader:
+            seen += 1
+            yield self.batch(given)
+        if not seen:
+            raise UserError("the loader gave no batches: it must give them anew at each epoch")
+
+    def batch(self, given: object) -> Batch:
+        """What a loader gave, with its targets and features, on the classifier's device."""
+        device = self.classifier.device
+        if isinstance(given, Batch):
+            moved = (part.to(device, non_blocking=True) for part in _tensors(given))
+            return Batch(*moved)
+        images, labels = self.parts(given)
+        images = images.to(device, non_blocking=True)
+        with torch.no_grad():
+            features, logits = self.classifier.features(images)
+            targets = logits.argmax(1) if labels is None else labels.to(device, non_blocking=True)
+        return Batch(images, targets, features)
+
+    def parts(self, given: object) -> tuple[Tensor, Tensor | None]:
+        """Images and, where they are the targets, labels of what a loader gave."""
+        if isinstance(given, Batch):
+            return given.images, given.targets
+        images, labels = (
+            (given[0], given[1] if len(given) > 1 else None)
+            if _several(given)
+            else (
+                given,
+                None,
+            )
+        )
+        if not isinstance(images, Tensor):
+            raise UserError(
+                "a loader must give (images, labels), or images alone, as tensors; got"
+                f" {type(given).__name__} of {type(images).__name__}"
+            )
+        if self.target == "prediction":
+            return images, None
+        if labels is None:
+            raise UserError(
+                'target="label" needs a loader of (images, labels), this one gives images alone:'
+                ' use target="prediction" to explain what the classifier says'
+            )
+        return images, check_targets(labels, len(images))
+
+
+def feed_of(
+    classifier: Classifier, loader: Loader, target: Target, seed: int, fabric: Fabric
+) -> Feed:
+    """A feed over this process's share of the loader, its first batch checked."""
+    if target not in ("label", "prediction"):
+        raise UserError(f'target must be "label" or "prediction", got {target!r}')
+    if isinstance(loader, Tensor | str | bytes) or not isinstance(loader, Iterable):
+        raise UserError(
+            f"loader must give batches of (images, labels), got {type(loader).__name__}: a"
+            " torch.utils.data.DataLoader does"
+        )
+    if iter(loader) is loader:  # type: ignore[arg-type]  # a generator is spent after one epoch
+        raise UserError(
+            "loader must give its batches anew at each epoch: give a list or DataLoader"
+        )
+    return Feed(classifier, _share(loader, fabric, seed), target, seed, fabric.global_rank)
+
+
+def _share(loader: Loader, fabric: Fabric, seed: int) -> Loader:
+    """This process's share of a loader's images."""
+    if fabric.world_size == 1:
+        return loader
+    if not isinstance(loader, DataLoader):
+        raise UserError(
+            f"over {fabric.world_size} processes the loader must be a torch DataLoader, so that"
+            f" each gets its share, got {type(loader).__name__}"
+        )
+    if isinstance(loader.sampler, DistributedSampler):
+        return loader
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        loader.dataset,
+        fabric.world_size,
+        fabric.global_rank,
+        shuffle=isinstance(loader.sampler, RandomSampler),
+        seed=seed,
+        drop_last=loader.drop_last,
+    )
+    return DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size,
+        sampler=sampler,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last,
+        worker_init_fn=loader.worker_init_fn,
+    )
+
+
+class CachedLoader:
+    """Batches whose features are known already, in a new order each epoch."""
+
+    def __init__(self, whole: Batch, batch_size: int) -> None:
+        self.whole, self.batch_size = whole, batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self.whole.targets) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = torch.randperm(len(self.whole.targets)).to(self.whole.targets.device)
+        for rows in order.split(self.batch_size):
+            yield Batch(*(part[rows] for part in _tensors(self.whole)))
+
+
+def cache_features(
+    classifier: Classifier,
+    loader: Loader,
+    target: Target = "label",
+    *,
+    device: torch.device | str = "cpu",
+) -> CachedLoader:
+    """A loader for `train_lax` that computes the features once, for images that never change.
+
+    Everything is kept in the memory of `device`. What augments images must not be cached.
+    """
+    feed = Feed(classifier, loader, target, seed=0)
+    with keeping_randomness(), torch.no_grad():
+        found = [Batch(*(part.to(device) for part in _tensors(batch))) for batch in feed.batches(0)]
+    joined = (torch.cat(parts) for parts in zip(*map(_tensors, found), strict=True))
+    return CachedLoader(Batch(*joined), len(found[0].targets))
+
+
+def first_images(feed: Feed, n: int) -> tuple[Tensor, Tensor | None]:
+    """The first n images of a feed and their labels, checked, on the CPU."""
+    seed_all(feed.seed, -1, 0)
+    images: list[Tensor] = []
+    labels: list[Tensor] = []
+    for given in chain(feed.loader):
+        some, known = feed.parts(given)
+        check_images(some)
+        images.append(some.cpu())
+        labels += [] if known is None else [known.cpu()]
+        if sum(map(len, images)) >= n:
+            break
+    if not images:
+        raise UserError("the loader gave no images")
+    return torch.cat(images)[:n], torch.cat(labels)[:n] if labels else None
+
+
+def seed_all(seed: int, epoch: int, rank: int) -> None:
+    """Seed every generator a loader may draw from."""
+    value = mixed_seed(seed, epoch, rank)
+    random.seed(value)
+    np.random.seed(value % 2**32)  # noqa: NPY002  # what people's augmentations draw from
+    torch.manual_seed(value)
+
+
+@contextmanager
+def keeping_randomness() -> Iterator[None]:
+    """The caller's generators are after the block where they were before it."""
+    plain, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(plain)
+        np.random.set_state(numbers)  # noqa: NPY002
+
+
+def mixed_seed(seed: int, epoch: int, rank: int) -> int:
+    """One seed out of three numbers."""
+    return int(np.random.SeedSequence([seed, epoch + 1, rank]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _generators(loader: Loader) -> list[torch.Generator]:
+    """Generators of the loader's own."""
+    places = (loader, getattr(loader, "sampler", None))
+    found = [getattr(place, "generator", None) for place in places]
+    return [one for one in found if isinstance(one, torch.Generator)]
+
+
+def _tensors(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    return batch.images, batch.targets, batch.features
+
+
+def _several(given: object) -> bool:
+    return isinstance(given, tuple | list) and len(given) > 0

@@ -1,0 +1,261 @@
+"""`train_lax`: a classifier and images in, an adapter that explains it out."""
+
+import copy
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from sufficit.classifiers import Classifier, check_classifier
+from sufficit.errors import UserError
+from sufficit.lax import Lax
+from sufficit.progress import Tick, bar
+from sufficit.training.feeding import (
+    Feed,
+    Loader,
+    Target,
+    feed_of,
+    first_images,
+    keeping_randomness,
+    mixed_seed,
+)
+from sufficit.training.recipes import LaxRecipe, recipe_of
+from sufficit.training.runs import State, open_run, save_run, weights_of
+from sufficit.training.steps import take_step
+from sufficit.training.telling import NotFiniteError, Told
+from sufficit.training.validation import Examination, examination_of
+from sufficit.types import Progress
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+VALIDATION_IMAGES = 256
+PATIENCE = 5
+
+
+class TrainingError(UserError):
+    """Training stopped; `lax` is the last good adapter, if there is one."""
+
+    lax: Lax | None = None
+
+
+def train_lax(
+    classifier: Classifier,
+    loader: Loader,
+    *,
+    recipe: str | LaxRecipe = "robust",
+    target: Target = "label",
+    epochs: int | None = None,
+    area: float | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    validation: Loader | None = None,
+    net: nn.Module | None = None,
+    alpha_min: float | None = None,
+    patience: int | None = PATIENCE,
+    overwrite: bool = False,
+    fabric: "Fabric | None" = None,
+    progress: bool | Progress | None = None,
+) -> Lax:
+    """Train an adapter that draws the classifier's heatmap in its own forward pass.
+
+    `loader` gives batches of (images in 0..1, labels), or images alone with target="prediction". It
+    is run through once an epoch; `validation` (or else the first images of `loader`) decides which
+    epoch was best. `out` holds a checkpoint of every epoch and the best adapter: the same call goes
+    on where it was stopped. `area` is the share of the image a heatmap should mark. `patience` is
+    how many epochs without progress end the training; `net` takes the place of the convnet.
+    `fabric` brings several devices or bfloat16; the classifier is the same after as before.
+    """
+    check_classifier(classifier)
+    chosen = recipe_of(recipe, epochs, area, alpha_min)
+    fabric = fabric or _fabric(classifier)
+    out = None if out is None else Path(out)
+    with keeping_randomness(), _lent(classifier, fabric):
+        feed = feed_of(classifier, loader, target, seed, fabric)
+        exam = _exam(classifier, feed, validation)
+        lax = _new(classifier, exam.images, chosen, net, seed)
+        settings = _settings(chosen, feed, lax, fabric)
+        run = _Run(classifier, feed, exam, chosen, lax, fabric, out, settings)
+        run.resume(open_run(out, settings, overwrite))
+        with bar("training", progress if fabric.is_global_zero else False) as tick:
+            while not run.over(patience):
+                run.epoch(tick)
+        return run.result()
+
+
+def _fabric(classifier: Classifier) -> "Fabric":
+    from lightning.fabric import Fabric
+
+    device = classifier.device
+    devices = [device.index or 0] if device.type == "cuda" else 1
+    return Fabric(accelerator=device.type, devices=devices)
+
+
+@contextmanager
+def _lent(classifier: Classifier, fabric: "Fabric") -> Iterator[None]:
+    """The classifier frozen, in eval mode and on this process's device; afterwards as before."""
+    device = classifier.device
+    learning = [p for p in classifier.model.parameters() if p.requires_grad]
+    try:
+        if fabric.device.type != device.type or fabric.world_size > 1:
+            classifier.to(fabric.device)
+        for parameter in learning:
+            parameter.requires_grad_(False)
+        with classifier.in_eval_mode():
+            yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+        classifier.to(device)
+
+
+def _exam(classifier: Classifier, feed: Feed, validation: Loader | None) -> Examination:
+    source = feed if validation is None else Feed(classifier, validation, feed.target, feed.seed)
+    return examination_of(classifier, *first_images(source, VALIDATION_IMAGES))
+
+
+def _new(
+    classifier: Classifier, images: Tensor, recipe: LaxRecipe, net: nn.Module | None, seed: int
+) -> Lax:
+    """An adapter that has learned nothing yet, for the classifier's features."""
+    with torch.no_grad():
+        features, _ = classifier.features(images[:2])
+    _, channels, h, w = features.shape
+    if h * w < 2:
+        raise UserError(
+            f"the features of layer {classifier.layer!r} are {h} x {w}: there is no place to draw"
+            " on; give Classifier an earlier layer"
+        )
+    torch.manual_seed(seed)
+    lax = Lax(channels, upsample=recipe.upsample, bias=recipe.bias, net=net)
+    lax.belong_to(classifier, str(classifier.layer))
+    return lax
+
+
+def _settings(recipe: LaxRecipe, feed: Feed, lax: Lax, fabric: "Fabric") -> dict[str, Any]:
+    """What must be the same for a run to be gone on with."""
+    return {
+        "recipe": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(recipe).items()},
+        "target": feed.target,
+        "seed": feed.seed,
+        "batches": len(feed),
+        "processes": fabric.world_size,
+        "adapter": {k: v for k, v in lax.config.items() if k != "trained"},
+    }
+
+
+def _in_words(error: Exception) -> Exception:
+    if isinstance(error, NotFiniteError):
+        return error
+    return UserError("out of memory: give a loader with smaller batches")
+
+
+@dataclass
+class _Run:
+    """One training run in this process."""
+
+    classifier: Classifier
+    feed: Feed
+    exam: Examination
+    recipe: LaxRecipe
+    lax: Lax
+    fabric: "Fabric"
+    out: Path | None
+    settings: dict[str, Any]
+
+    def resume(self, saved: dict[str, Any] | None) -> None:
+        """Begin, or go on from what an earlier start saved."""
+        self.state = State(**saved["state"]) if saved else State()
+        if saved:
+            self.lax.load_state_dict(saved["lax"])
+        optimizer = torch.optim.Adam(self.lax.parameters(), lr=self.recipe.lr)
+        self.module, self.optimizer = self.fabric.setup(self.lax, optimizer)
+        if saved:
+            self.optimizer.load_state_dict(saved["optimizer"])
+
+    def over(self, patience: int | None) -> bool:
+        """Whether all epochs are done, or nothing has become better for too long."""
+        tired = patience is not None and self.state.stale >= patience
+        return self.state.epoch >= self.recipe.epochs or tired
+
+    def epoch(self, tick: Tick | None) -> None:
+        """Train for an epoch, judge the adapter, keep it if it is the best, save."""
+        begun = time.monotonic()
+        try:
+            means = self._train(tick)
+        except (NotFiniteError, torch.OutOfMemoryError) as error:
+            raise self.stopped(_in_words(error)) from error
+        report = self.fabric.broadcast(self._judge())
+        state = self.state
+        state.epoch += 1
+        better = report.worth > state.best_worth
+        state.stale = 0 if better else state.stale + 1
+        row = {"epoch": state.epoch, **means, **report.plain(), "worth": report.worth}
+        state.history.append(row | {"seconds": time.monotonic() - begun})
+        if better:
+            state.best_worth, state.best = report.worth, weights_of(self.lax)
+        self._save(better)
+
+    def _judge(self) -> Any:
+        """The first process judges for all."""
+        if not self.fabric.is_global_zero:
+            return None
+        self.lax.eval()
+        try:
+            return self.exam.report(self.classifier, self.lax, self.recipe.alpha_min)
+        finally:
+            self.lax.train()
+
+    def _train(self, tick: Tick | None) -> dict[str, float]:
+        epoch, total = self.state.epoch, len(self.feed)
+        seed = mixed_seed(self.feed.seed, epoch, self.fabric.global_rank)
+        generator = Generator(self.fabric.device).manual_seed(seed)
+        told = Told(epoch, total, self.recipe.epochs, tick)
+        for number, batch in enumerate(self.feed.batches(epoch)):
+            self._set_rate(epoch, number, total)
+            with self.fabric.autocast():
+                step = take_step(self.classifier, self.module, batch, self.recipe, generator)
+            self.optimizer.zero_grad()
+            self.fabric.backward(step.loss)
+            self.optimizer.step()
+            told.add(step)
+        return told.means()
+
+    def _set_rate(self, epoch: int, number: int, total: int) -> None:
+        done = (epoch + (number / total if total else 0)) / self.recipe.epochs
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.rate(done)
+
+    def _save(self, better: bool) -> None:
+        if self.fabric.is_global_zero:
+            if better and self.out is not None:
+                self.result().save_pretrained(self.out)
+            save_run(self.out, self.settings, self.state, self.lax, self.optimizer)
+        self.fabric.barrier()
+
+    def result(self) -> Lax:
+        """The best adapter so far, with the story of its training."""
+        best = copy.deepcopy(self.lax)
+        best.load_state_dict(self.state.best or {})
+        keys = ("recipe", "target", "seed", "processes")
+        best.trained = {key: self.settings[key] for key in keys}
+        best.trained["history"] = list(self.state.history)
+        return best.to(self.fabric.device).eval()
+
+    def stopped(self, reason: Exception) -> TrainingError:
+        """An error that says what is left of the run."""
+        kept = "no epoch was finished"
+        error = TrainingError(str(reason))
+        if self.state.best is not None:
+            error.lax = self.result()
+            epoch = max(self.state.history, key=lambda row: row["worth"])["epoch"]
+            kept = f"the adapter of epoch {epoch} is kept " + (
+                f"in {self.out}" if self.out else "in this error's .lax"
+            )
+        error.args = (f"{reason}; {kept}",)
+        return error

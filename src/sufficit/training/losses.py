@@ -1,0 +1,97 @@
+"""The terms an adapter is trained by; each is a pure function of masks or logits."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sufficit.errors import UserError
+
+
+def entropy(masks: Tensor, temperature: float) -> Tensor:
+    """Entropy of softmax(M / t) over the cells, mean over images: [N,h,w] -> a number.
+
+    >>> entropy(torch.ones(1, 2, 2), 0.5)  # log 4
+    tensor(1.3863)
+    """
+    logs = (masks.flatten(1).clamp(min=0) / temperature).log_softmax(1)
+    return -(logs.exp() * logs).sum(1).mean()
+
+
+def preferred_area(temperature: float) -> float:
+    """The share of ones at which the entropy of a binary mask is least.
+
+    >>> [round(preferred_area(t), 4) for t in (0.25, 0.3, 0.4, 0.5, 0.8)]
+    [0.0574, 0.0909, 0.1541, 0.2055, 0.3019]
+    """
+    return _preferred(1 / temperature)
+
+
+def temperature_for(area: float) -> float:
+    """The temperature whose preferred area is the one given: the inverse, by halving.
+
+    >>> round(temperature_for(0.2055), 3)
+    0.5
+    """
+    if not 0 < area < 0.5:
+        raise UserError(
+            f"the entropy term can prefer an area in 0..0.5, both excluded, got {area:g}: use the"
+            " recipe robust for another"
+        )
+    low, high = 1e-3, 1e4
+    while high / low > 1 + 1e-9:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if preferred_area(middle) < area else (low, middle)
+    return math.sqrt(low * high)
+
+
+def _preferred(sharpness: float) -> float:
+    """(A s / (A - 1) - 1) / (A - 1) with A = e^s, written so that it neither over- nor underflows.
+
+    Near s = 0 it is 1/2 - s/6 + ..., where the formula itself loses its digits.
+    """
+    if sharpness < 1e-3:
+        return 0.5 - sharpness / 6
+    small = math.exp(-sharpness)
+    return (sharpness / (1 - small) - 1) * small / (1 - small)
+
+
+def kept(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of what the mask keeps: [N,C], [N] -> a number."""
+    return F.cross_entropy(logits, targets)
+
+
+def unlike(logits: Tensor, targets: Tensor, counted: Tensor | None = None) -> Tensor:
+    """-log(1 - p_y), mean over the images (that are counted): [N,C], [N] -> a number.
+
+    >>> unlike(torch.zeros(1, 4), torch.tensor([0]))  # -log 3/4
+    tensor(0.2877)
+    """
+    own = F.one_hot(targets, logits.shape[1]).bool()
+    others = logits.masked_fill(own, -torch.inf).logsumexp(1)
+    losses = logits.logsumexp(1) - others
+    if counted is None:
+        return losses.mean()
+    return (losses * counted).sum() / counted.sum().clamp(min=1)
+
+
+def sorted_area(masks: Tensor, area: float) -> Tensor:
+    """Squared distance of the sorted mask to zeros and a share `area` of ones: [N,h,w] -> a number.
+
+    >>> sorted_area(torch.tensor([[[1.0, 0.0], [0.0, 0.0]]]), 0.25)
+    tensor(0.)
+    """
+    values = masks.flatten(1).sort(dim=1, descending=True).values
+    ones = torch.zeros_like(values)
+    ones[:, : round(area * values.shape[1])] = 1
+    return (values - ones).square().mean()
+
+
+def undecided(masks: Tensor) -> Tensor:
+    """Mean of 4 M (1 - M): 0 for a mask of zeros and ones, 1 for one of halves.
+
+    >>> undecided(torch.tensor([[[0.5, 1.0]]]))
+    tensor(0.5000)
+    """
+    return 4 * (masks * (1 - masks)).mean()

@@ -1,0 +1,100 @@
+"""What an adapter is trained by: the weights of the terms, what hides pixels, how long."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from sufficit.errors import UserError, unknown
+from sufficit.training.fills import check_fills
+from sufficit.training.losses import temperature_for
+
+
+@dataclass(frozen=True)
+class LaxRecipe:
+    """The loss is the sum of the terms, each times its weight; a weight of 0 leaves a term out."""
+
+    keep: float = 1.0  # cross-entropy of what the mask keeps
+    drop: float = 0.0  # -log(1 - p_y) of what it leaves
+    donors: float = 0.0  # -log(1 - p_y) of another class's image under the same mask
+    entropy: float = 0.0  # of softmax(M / temperature)
+    temperature: float = 0.5
+    size: float = 0.0  # mean mask (the l1 norm), or the distance to the `area` wanted
+    area: float | None = None
+    decide: float = 0.0  # 4 M (1 - M)
+    fills: tuple[str, ...] = ("black",)
+    cut: float = 0.0
+    alpha_min: float = 0.5
+    upsample: int = 1  # times the features' height and width
+    bias: float = 0.0  # of the last layer, to begin with
+    lr: float = 1e-3
+    schedule: Literal["constant", "one-cycle"] = "one-cycle"
+    epochs: int = 10
+
+    def rate(self, done: float) -> float:
+        """The learning rate when a share of the training is done: a rise, then half a cosine."""
+        if self.schedule == "constant":
+            return self.lr
+        if done < WARM_UP:
+            return self.lr * (0.04 + 0.96 * done / WARM_UP)
+        return self.lr * 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
+
+
+WARM_UP = 0.1
+_LETTER = LaxRecipe(entropy=5, schedule="constant", epochs=500)
+
+RECIPES: dict[str, LaxRecipe] = {
+    "robust": LaxRecipe(
+        drop=1,
+        donors=1,
+        size=5,
+        decide=1,
+        fills=("black", "colour", "noise", "blurred"),
+        upsample=2,
+    ),
+    "paper": LaxRecipe(entropy=5),
+    "paper-synthetic-mnist": _LETTER,
+    "paper-cub200": replace(_LETTER, lr=1e-4),
+    "paper-cifar10": replace(_LETTER, entropy=2, upsample=2),
+    "paper-cifar10-vit": replace(_LETTER, entropy=2, epochs=350),
+    "l1": LaxRecipe(size=5),
+}
+
+
+def recipe_of(
+    recipe: str | LaxRecipe, epochs: int | None, area: float | None, alpha_min: float | None
+) -> LaxRecipe:
+    """A recipe by name, with what the caller wants otherwise."""
+    if isinstance(recipe, str) and recipe not in RECIPES:
+        raise unknown("recipe", recipe, RECIPES)
+    chosen = RECIPES[recipe] if isinstance(recipe, str) else recipe
+    if not isinstance(chosen, LaxRecipe):
+        raise UserError(f"recipe must be a name or a LaxRecipe, got {type(recipe).__name__}")
+    if epochs is not None:
+        chosen = replace(chosen, epochs=epochs)
+    if alpha_min is not None:
+        chosen = replace(chosen, alpha_min=alpha_min)
+    if area is not None:
+        chosen = _with_area(chosen, area)
+    _check(chosen)
+    return chosen
+
+
+def _with_area(recipe: LaxRecipe, area: float) -> LaxRecipe:
+    """The entropy term prefers an area by its temperature; the size term is told it."""
+    if not 0 < area < 1:
+        raise UserError(f"area must lie between 0 and 1, a share of the image, got {area:g}")
+    if recipe.entropy:
+        return replace(recipe, temperature=temperature_for(area))
+    return replace(recipe, area=area)
+
+
+def _check(recipe: LaxRecipe) -> None:
+    check_fills(recipe.fills)
+    if not isinstance(recipe.epochs, int) or recipe.epochs < 1:
+        raise UserError(f"epochs must be a whole number, 1 or more, got {recipe.epochs!r}")
+    if not 0 <= recipe.alpha_min < 1:
+        raise UserError(f"alpha_min must lie in 0..1, 1 excluded, got {recipe.alpha_min:g}")
+    if recipe.temperature <= 0 or recipe.lr <= 0:
+        raise UserError(
+            f"temperature and lr must be above 0, got {recipe.temperature:g}, {recipe.lr:g}"
+        )

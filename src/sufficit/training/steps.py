@@ -1,0 +1,110 @@
+"""One step of training an adapter: features -> mask -> masked images -> loss."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from sufficit.classifiers import Classifier
+from sufficit.training import losses
+from sufficit.training.fills import random_fills
+from sufficit.training.recipes import LaxRecipe
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images in 0..1, the classes to explain, and the features the adapter reads."""
+
+    images: Tensor  # [N,C,H,W]
+    targets: Tensor  # [N]
+    features: Tensor  # [N,K,h,w]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The loss of a batch, and what there is to tell of it."""
+
+    loss: Tensor
+    terms: dict[str, Tensor]
+    accuracy: Tensor  # on what the masks keep
+    area: Tensor  # mean mask
+    share: Tensor  # of the pixels above alpha_min
+
+
+def take_step(
+    classifier: Classifier,
+    lax: Callable[[Tensor], Tensor],
+    batch: Batch,
+    recipe: LaxRecipe,
+    generator: Generator,
+) -> Step:
+    """The loss of a batch by a recipe; the classifier is in eval mode and frozen."""
+    cells = lax(batch.features)
+    masks = grown(cells, batch.images)
+    views = _views(batch, masks, recipe, generator)
+    logits = classifier.logits_of(classifier.normalize(torch.cat(list(views.values())))).float()
+    said = dict(zip(views, logits.split(len(batch.images)), strict=True))
+    terms = _terms(said, batch, cells, recipe)
+    total = sum(getattr(recipe, name) * value for name, value in terms.items())
+    with torch.no_grad():
+        right = (said["keep"].argmax(1) == batch.targets).float().mean()
+        share = (masks > recipe.alpha_min).float().mean()
+    return Step(torch.as_tensor(total), terms, right, masks.detach().mean(), share)
+
+
+def grown(cells: Tensor, images: Tensor) -> Tensor:
+    """Maps at the images' size, bilinear, corners not aligned: [N,h,w] -> [N,H,W]."""
+    h, w = images.shape[2:]
+    return F.interpolate(cells[:, None], size=(h, w), mode="bilinear", align_corners=False)[:, 0]
+
+
+def cut(masks: Tensor, recipe: LaxRecipe, generator: Generator) -> Tensor:
+    """Masks cut, softly, at a random level above alpha_min for each image: [N,H,W] -> same."""
+    if not recipe.cut:
+        return masks
+    levels = torch.rand(len(masks), 1, 1, generator=generator, device=masks.device)
+    levels = recipe.alpha_min + (1 - recipe.alpha_min) * levels
+    return ((masks - levels) / recipe.cut).sigmoid()
+
+
+def _views(
+    batch: Batch, masks: Tensor, recipe: LaxRecipe, generator: Generator
+) -> dict[str, Tensor]:
+    """The masked images that the recipe asks the classifier of, by the term they are for."""
+    images, weights = batch.images, cut(masks, recipe, generator)[:, None]
+    views = {"keep": _mix(images, weights, recipe, generator)}
+    if recipe.drop:
+        whole = ((masks - recipe.alpha_min) / recipe.cut).sigmoid() if recipe.cut else masks
+        views["drop"] = _mix(images, 1 - whole[:, None], recipe, generator)
+    if recipe.donors:
+        views["donors"] = _mix(images.roll(1, 0), weights, recipe, generator)
+    return views
+
+
+def _mix(images: Tensor, weights: Tensor, recipe: LaxRecipe, generator: Generator) -> Tensor:
+    if recipe.fills == ("black",):
+        return images * weights
+    return torch.lerp(random_fills(images, recipe.fills, generator), images, weights)
+
+
+def _terms(
+    said: dict[str, Tensor], batch: Batch, cells: Tensor, recipe: LaxRecipe
+) -> dict[str, Tensor]:
+    """Every term that has a weight in the recipe, under the weight's name."""
+    targets = batch.targets
+    found = {"keep": losses.kept(said["keep"], targets)}
+    if recipe.drop:
+        found["drop"] = losses.unlike(said["drop"], targets)
+    if recipe.donors:
+        found["donors"] = losses.unlike(said["donors"], targets, targets != targets.roll(1, 0))
+    if recipe.entropy:
+        found["entropy"] = losses.entropy(cells, recipe.temperature)
+    if recipe.size and recipe.area is None:
+        found["size"] = cells.mean()
+    if recipe.size and recipe.area is not None:
+        found["size"] = losses.sorted_area(cells, recipe.area)
+    if recipe.decide:
+        found["decide"] = losses.undecided(cells)
+    return found
