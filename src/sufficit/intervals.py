@@ -84,7 +84,7 @@ def bootstrap(
 
 
 def resampled(values: Floats, resamples: int, seed: int) -> Iterator[Floats]:
-    """Means of the columns over images drawn anew, in steps of fifty: [N,columns] -> [50,columns]."""
+    """Means of the columns over images drawn anew, fifty at a time: [N,columns] -> [50,columns]."""
     n = len(values)
     random = np.random.default_rng(seed)
     filled, present = np.nan_to_num(values), np.isfinite(values).astype(np.float64)

@@ -104,13 +104,15 @@ def predict_views(
     used, place = views.images.unique(return_inverse=True)
     order = place.argsort(stable=True)
     ends = place.bincount().cumsum(0).tolist()
+    group = _group_size(images)
     named = torch.empty(len(order), dtype=torch.long, device="cpu")
     done = 0
     with torch.no_grad(), classifier.in_eval_mode():
-        for part in torch.arange(len(used)).split(_group_size(images)) if len(used) else ():
-            device_images = images[used[part]].to(classifier.device, torch.float32)
-            here = order[done : ends[part[-1]]]
-            rows = Views(place[here] - part[0], views.heatmaps[here])
+        for start in range(0, len(used), group):
+            part = used[start : start + group]
+            device_images = images[part].to(classifier.device, torch.float32)
+            here = order[done : ends[start + len(part) - 1]]
+            rows = Views(place[here] - start, views.heatmaps[here])
             loop.tick = _ticker(progress, done, len(here), len(order))
             filler = fill_for(device_images, fill)
             named[here] = loop.views(device_images, filler, heatmaps, band, rows)

@@ -17,7 +17,7 @@ from sufficit.metrics.columns import COLUMNS, CURVES, METRICS, Schedule, alpha_f
 from sufficit.metrics.leak import Leak, leak
 from sufficit.metrics.probe import Setting, check_classes
 from sufficit.predict import check_batch_size, predict
-from sufficit.progress import bar
+from sufficit.progress import bar, stage
 from sufficit.types import Answers, Band, Progress, ScoreKind
 
 if TYPE_CHECKING:
@@ -215,31 +215,30 @@ def evaluate(
         _check_held_out(held_out_fill, fill, images, plan)
     if leak_donors:
         _check_leak(leak_donors, seed, fill, images, targets)
-    ask = partial(predict, classifier, images, heatmaps, batch_size=batch_size)
+    ask = partial(predict, classifier, images, heatmaps, weigh=plan.weighs, batch_size=batch_size)
+    stages = 1 + (held_out_fill is not None) + bool(leak_donors)
     with bar("scoring", progress) as tick:
-        answers = ask(targets, plan.asks, weigh=plan.weighs, fill=fill, progress=tick)
-    held_out = None
-    if held_out_fill is not None:
-        with bar("scoring with the held-out fill", progress) as tick:
-            held_out = ask(
-                answers.targets, plan.msi_asks, weigh=plan.weighs, fill=held_out_fill, progress=tick
-            )
-    scores = read(answers, plan, held_out)
-    if not leak_donors:
-        return scores
-    leaked = leak(
-        classifier,
-        images,
-        heatmaps,
-        scores.targets,
-        alpha_min=scores.alpha_min,
-        donors=leak_donors,
-        seed=seed,
-        fill=fill,
-        batch_size=batch_size,
-        progress=progress,
-    )
-    return with_leak(scores, leaked)
+        answers = ask(targets, plan.asks, fill=fill, progress=stage(tick, 0, stages))
+        held_out = None
+        if held_out_fill is not None:
+            told = stage(tick, 1, stages)
+            held_out = ask(answers.targets, plan.msi_asks, fill=held_out_fill, progress=told)
+        scores = read(answers, plan, held_out)
+        if not leak_donors:
+            return scores
+        found = leak(
+            classifier,
+            images,
+            heatmaps,
+            scores.targets,
+            alpha_min=scores.alpha_min,
+            donors=leak_donors,
+            seed=seed,
+            fill=fill,
+            batch_size=batch_size,
+            progress=stage(tick, stages - 1, stages) or False,
+        )
+    return with_leak(scores, found)
 
 
 def make_plan(

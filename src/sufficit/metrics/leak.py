@@ -1,6 +1,6 @@
 """`leak`: how often a mask makes the model say the mask's own class over what is not that class."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,13 +18,15 @@ from sufficit.metrics.probe import (
     checked,
     checked_pool,
     draw_all,
+    draw_pool,
     hits,
     predictions,
     prepare,
 )
-from sufficit.progress import bar
+from sufficit.progress import bar, stage
 from sufficit.types import Progress
 
+POOL = 256  # images of a folder that serve as donors
 LIMIT = 1.5  # a ratio above it is worth a warning
 
 
@@ -116,8 +118,10 @@ def leak(
     """
     check_classifier(classifier)
     setting = Setting(alpha_from(alpha_min), donors, seed, noises, fill, batch_size)
-    setting.check(images)
-    probe = None if pool is None else prepare(classifier, checked_pool(pool), setting)
+    probe = None
+    if pool is not None:
+        setting.check(images)
+        probe = prepare(classifier, checked_pool(pool), setting)
     with bar("measuring the leak", progress) as tick:
         return measure(classifier, images, heatmaps, targets, setting, probe, tick=tick)
 
@@ -139,6 +143,7 @@ def measure(
     Unless strict, images without a possible donor have NaN.
     """
     known = checked(images, heatmaps, targets)
+    setting.check(images)
     goals = predictions(classifier, images, setting) if known is None else known.cpu()
     if strict:
         check_classes(goals, goals if probe is None else probe.pool.targets)
@@ -152,6 +157,31 @@ def measure(
     return found if known is not None else replace(found, calls=found.calls + 1)
 
 
+def leak_in_groups(
+    classifier: Classifier,
+    read: Callable[[Sequence[int]], tuple[Tensor, Tensor]],
+    targets: Tensor,
+    setting: Setting,
+    group: int = 32,
+    tick: Progress | None = None,
+) -> Leak:
+    """The leak of images [N] that are read some at a time, by number: images and heatmaps.
+
+    Donors, and the masks that stand for chance, come from a pool of up to POOL of them.
+    """
+    chosen = draw_pool(targets, POOL, setting.seed)
+    probe = prepare(classifier, Pool(*read(chosen), targets[chosen]), setting)
+    found = []
+    for start in range(0, len(targets), group):
+        numbers = range(len(targets))[start : start + group]
+        images, heatmaps = read(numbers)
+        goals = targets[start : start + group]
+        found.append(measure(classifier, images, heatmaps, goals, setting, probe, first=start))
+        if tick:
+            tick(start + len(numbers), len(targets))
+    return Leak.join(found)
+
+
 def _found(
     probe: Probe,
     heatmaps: Tensor,
@@ -163,8 +193,8 @@ def _found(
     """The leak, given what the model says of grey and noise through the masks: [N,1+noises]."""
     pool = probe.pool
     draws = draw_all(targets, pool.targets, probe.setting, first)
-    own = probe.through(heatmaps, draws.owners, draws, targets, _half(tick, 0))
-    chance = probe.through(pool.heatmaps, draws.others, draws, targets, _half(tick, 1))
+    own = probe.through(heatmaps, draws.owners, draws, targets, stage(tick, 0, 2))
+    chance = probe.through(pool.heatmaps, draws.others, draws, targets, stage(tick, 1, 2))
     canvases = hits(said, targets[:, None])
     by_chance = canvas_chance(probe.said, pool.targets, targets)
     return Leak(
@@ -195,10 +225,3 @@ def leak_warning(summary: Mapping[str, Estimate]) -> str | None:
     if not (ratios.low > 1 or ratios.high <= 2 * LIMIT):
         return f"{ratios.n} images are too few to tell whether the masks leak: {facts}"
     return None
-
-
-def _half(tick: Progress | None, which: int) -> Progress | None:
-    """The progress of one of two halves as part of the whole."""
-    if tick is None:
-        return None
-    return lambda done, total: tick(which * total + done, 2 * total)

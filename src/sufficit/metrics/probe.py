@@ -169,6 +169,20 @@ def draw(target: int, pool_targets: Ints, donors: int, seed: int, number: int) -
     return first, second
 
 
+def draw_pool(targets: Tensor, size: int, seed: int) -> list[int]:
+    """Numbers of up to `size` images, in order; of two classes where there are two.
+
+    >>> draw_pool(torch.tensor([1, 1, 1, 1, 1, 0]), 2, seed=0)
+    [2, 5]
+    """
+    known, order = targets.numpy(), np.random.default_rng(seed).permutation(len(targets))
+    chosen, left = order[:size].copy(), order[size:]
+    others = left[known[left] != known[chosen[0]]]
+    if (known[chosen] == known[chosen[0]]).all() and len(others):
+        chosen[-1] = others[0]
+    return sorted(chosen.tolist())
+
+
 def draw_all(targets: Tensor, pool_targets: Tensor, setting: Setting, first: int) -> Draws:
     """Draw for images of which the first has this number among all: [N], [P]."""
     known = pool_targets.numpy()
