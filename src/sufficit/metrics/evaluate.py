@@ -307,10 +307,11 @@ def join(parts: Iterable[Scores]) -> Scores:
     )
     if not leaked:
         return scores
-    if {part.alpha_min for part in leaked} != {scores.alpha_min}:
+    same = all(part.alpha_min == scores.alpha_min for part in leaked)
+    if len(leaked) < len(listed) or not same:
         raise UserError(
-            f"the leak of these parts was not measured at alpha_min {scores.alpha_min:g}, the best"
-            " over all of them: score them at one alpha_min, or measure the leak after joining"
+            f"the leak was not measured in all of these parts at alpha_min {scores.alpha_min:g}:"
+            " score them at one alpha_min, or measure the leak after joining"
         )
     return with_leak(scores, Leak.join(leaked))
 

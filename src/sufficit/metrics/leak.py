@@ -15,6 +15,7 @@ from sufficit.metrics.probe import (
     Setting,
     canvas_chance,
     check_classes,
+    check_size,
     checked,
     checked_pool,
     draw_all,
@@ -121,7 +122,9 @@ def leak(
     probe = None
     if pool is not None:
         setting.check(images)
-        probe = prepare(classifier, checked_pool(pool), setting)
+        known = checked_pool(pool)
+        check_size(known, images)
+        probe = prepare(classifier, known, setting)
     with bar("measuring the leak", progress) as tick:
         return measure(classifier, images, heatmaps, targets, setting, probe, tick=tick)
 
@@ -151,7 +154,7 @@ def measure(
         probe = prepare(classifier, Pool(images, heatmaps, goals), setting)
         said = probe.said
     else:
-        probe.check_size(images)
+        check_size(probe.pool, images)
         said = probe.named_canvases(heatmaps)
     found = _found(probe, heatmaps, goals, said, first, tick)
     return found if known is not None else replace(found, calls=found.calls + 1)

@@ -96,12 +96,6 @@ class Probe:
         """What the model says of grey and noise through other masks than the pool's: as `said`."""
         return _named_canvases(self.classifier, self.pool.images, heatmaps, self.setting)
 
-    def check_size(self, images: Tensor) -> None:
-        """Raise unless the images are of the pool's size."""
-        wanted, came = list(images.shape[1:]), list(self.pool.images.shape[1:])
-        if wanted != came:
-            raise UserError(f"the pool's images must be {wanted} as the others are, got {came}")
-
 
 def prepare(classifier: Classifier, pool: Pool, setting: Setting) -> Probe:
     """Ask what the model says of the pool's masks."""
@@ -227,6 +221,13 @@ def checked(images: Tensor, heatmaps: Tensor, targets: Tensor | None) -> Tensor 
     check_images(images)
     check_heatmaps(heatmaps, images)
     return check_targets(targets, len(images))
+
+
+def check_size(pool: Pool, images: Tensor) -> None:
+    """Raise unless the images are of the pool's size."""
+    wanted, came = list(images.shape[1:]), list(pool.images.shape[1:])
+    if wanted != came:
+        raise UserError(f"the pool's images must be {wanted} as the others are, got {came}")
 
 
 def checked_pool(pool: Pool) -> Pool:
