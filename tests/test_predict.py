@@ -8,7 +8,9 @@ from torch import Tensor, nn
 import sufficit.predict
 from reference import COLUMNS, heatmaps_like, one_at_a_time, reference_columns, small_net
 from sufficit import Classifier, UserError, evaluate
+from sufficit.bands import EVERYTHING, rest, show
 from sufficit.fills import blur
+from sufficit.predict import predict
 
 SIZE = (8, 6)
 COARSE = {"value_step": 0.05, "percent_step": 0.1}
@@ -118,6 +120,31 @@ def test_no_call_has_more_images_than_the_batch_size(batch_size):
     scores = evaluate(Classifier(model), *data(), batch_size=batch_size, **COARSE)
     assert max(model.sizes) == batch_size
     assert sum(model.sizes) == scores.calls.sum().item()
+
+
+# Whole images
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_a_whole_image_is_asked_only_where_it_is_needed(batch_size):
+    images, heatmaps = data(6)
+    heatmaps[1], heatmaps[4] = 0.9, 0.8  # their masks hide nothing
+    targets = torch.arange(6) % 3
+    asked, size = (show(0.3), rest(0.3)), {"batch_size": batch_size}
+    classifier = Classifier(small_net(seed=2))
+    wanted = predict(classifier, images, heatmaps, targets, (EVERYTHING, *asked), **size)
+    spy = Spy(small_net(seed=2))
+    found = predict(Classifier(spy), images, heatmaps, targets, asked, **size)
+    assert sum(spy.sizes) == found.calls.sum() == 12
+    assert torch.equal(found.hits, wanted.hits[:, 1:])
+    assert torch.equal(found.confidences, wanted.confidences[:, 1:])
+    # Without targets the model's own predictions are needed, for every image.
+    spy.sizes.clear()
+    own = predict(Classifier(spy), images, heatmaps, None, asked, **size)
+    assert sum(spy.sizes) == 6 + 10
+    assert own.targets.tolist() == small_net(seed=2)(images).argmax(1).tolist()
+    with pytest.raises(UserError, match="the model has 3 classes, got 5"):
+        predict(classifier, images, heatmaps, torch.arange(6), asked, **size)
 
 
 # Groups

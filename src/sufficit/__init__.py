@@ -13,10 +13,14 @@ if TYPE_CHECKING:
     from sufficit.explainers import explain, explain_all
     from sufficit.heatmaps import normalize, resize
     from sufficit.metrics.evaluate import Scores, evaluate
+    from sufficit.metrics.leak import Leak, leak
+    from sufficit.metrics.probe import Pool
     from sufficit.parts import Recipe, View
 
 _HOMES = {
     "Classifier": "sufficit.classifiers",
+    "Leak": "sufficit.metrics.leak",
+    "Pool": "sufficit.metrics.probe",
     "Recipe": "sufficit.parts",
     "Scores": "sufficit.metrics.evaluate",
     "UserError": "sufficit.errors",
@@ -24,12 +28,15 @@ _HOMES = {
     "evaluate": "sufficit.metrics.evaluate",
     "explain": "sufficit.explainers",
     "explain_all": "sufficit.explainers",
+    "leak": "sufficit.metrics.leak",
     "normalize": "sufficit.heatmaps",
     "resize": "sufficit.heatmaps",
 }
 
 __all__ = [
     "Classifier",
+    "Leak",
+    "Pool",
     "Recipe",
     "Scores",
     "UserError",
@@ -37,6 +44,7 @@ __all__ = [
     "evaluate",
     "explain",
     "explain_all",
+    "leak",
     "normalize",
     "resize",
 ]

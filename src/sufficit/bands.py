@@ -111,6 +111,16 @@ def runs(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
     return found.masked_fill(empty[..., None], 0)
 
 
+def inside(heatmaps: Tensor, band: Band) -> Tensor:
+    """Which pixels a band of values keeps, thresholds being float32 as heatmaps are.
+
+    >>> inside(torch.tensor([0.1, 0.5, 0.9]), show(0.5))
+    tensor([False, False,  True])
+    """
+    edges: Tensor = torch.tensor([band.low, band.high], dtype=torch.float32).to(heatmaps)
+    return (heatmaps > edges[0]).logical_and(heatmaps <= edges[1])
+
+
 def _count_above(heatmaps: Tensor, edges: Tensor) -> Tensor:
     """How many pixels lie above each edge: [N,H,W], [...] -> [N,...]."""
     values = heatmaps.flatten(1).sort(dim=1).values

@@ -8,11 +8,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sufficit.bands import ranks, runs
+from sufficit.bands import inside, ranks, runs
 from sufficit.classifiers import Classifier
 from sufficit.errors import UserError
 from sufficit.fills import fill_for
-from sufficit.types import Answers, Band, Progress
+from sufficit.types import Answers, Band, Progress, Views
 
 _GROUP_ELEMENTS = 2**25  # of images held ready at once; masks are never stored
 _BATCH_ELEMENTS = {"cuda": 2**27, "cpu": 2**19}
@@ -38,6 +38,11 @@ class _Distinct:
     place: Tensor  # [N,B] where each band's answer is, on the CPU
     calls: Tensor  # [N] masks of each image, on the CPU
 
+    @property
+    def bare(self) -> Tensor:
+        """The images that are asked whole, in order: one for each mask that hides nothing."""
+        return self.images[~self.hides]
+
     def tasks(self) -> _Tasks:
         """Those that hide something."""
         asked = self.hides
@@ -59,12 +64,13 @@ def predict(
     """Ask the model of every image through every band: [N,C,H,W], [N,H,W] -> [N,B].
 
     Masks that coincide are asked once. `weigh` names bands whose size alone is wanted. Without
-    targets, the model's own predictions are the targets.
+    targets, the model's own predictions are the targets. A whole image is asked only where it is
+    a target's source or some band keeps all of it.
     """
     size = batch_size or auto_batch_size(images, classifier.device)
     loop = _Loop(classifier, size)
     parts: list[Answers] = []
-    group = max(1, min(64, _GROUP_ELEMENTS // images[0].numel()))
+    group = _group_size(images)
     with torch.no_grad(), classifier.in_eval_mode():
         for start in range(0, len(images), group):
             part = slice(start, start + group)
@@ -74,6 +80,56 @@ def predict(
             loop.tick = _ticker(progress, start, len(device_images), len(images))
             parts.append(loop.group(device_images, filler, heatmaps[part], wanted, bands, weigh))
     return Answers.join(parts)
+
+
+def predict_views(
+    classifier: Classifier,
+    images: Tensor,
+    heatmaps: Tensor,
+    band: Band,
+    views: Views,
+    *,
+    targets: Tensor | None = None,
+    fill: str | Tensor = "black",
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """The class the model names for each image seen through a heatmap's value band: [T].
+
+    Images [N,C,H,W] and heatmaps [M,H,W] need not belong together; -1 stands for NaN. Targets are
+    only checked: the model must have such classes.
+    """
+    loop = _Loop(classifier, batch_size or auto_batch_size(images, classifier.device))
+    loop.highest = -1 if targets is None else int(targets.max())
+    used, place = views.images.unique(return_inverse=True)
+    order = place.argsort(stable=True)
+    ends = place.bincount().cumsum(0).tolist()
+    group = _group_size(images)
+    named = torch.empty(len(order), dtype=torch.long, device="cpu")
+    done = 0
+    with torch.no_grad(), classifier.in_eval_mode():
+        for start in range(0, len(used), group):
+            part = used[start : start + group]
+            device_images = images[part].to(classifier.device, torch.float32)
+            here = order[done : ends[start + len(part) - 1]]
+            rows = Views(place[here] - start, views.heatmaps[here])
+            loop.tick = _ticker(progress, done, len(here), len(order))
+            filler = fill_for(device_images, fill)
+            named[here] = loop.views(device_images, filler, heatmaps, band, rows)
+            done += len(here)
+    return named
+
+
+def check_batch_size(batch_size: int | None) -> None:
+    """Raise unless it is a whole number above 0, or left out."""
+    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+        raise UserError(
+            f"batch_size must be 1 or more, got {batch_size}: leave it out for the best one"
+        )
+
+
+def _group_size(images: Tensor) -> int:
+    return max(1, min(64, _GROUP_ELEMENTS // images[0].numel()))
 
 
 def _ticker(
@@ -101,6 +157,7 @@ class _Loop:
     def __init__(self, classifier: Classifier, batch_size: int) -> None:
         self.classifier = classifier
         self.batch_size = batch_size
+        self.highest = -1  # of the classes wanted
         self.tick: Callable[[float], None] = lambda share: None
 
     def group(
@@ -113,16 +170,20 @@ class _Loop:
         weigh: Sequence[Band],
     ) -> Answers:
         """The answers for a group of images on the device."""
-        inputs = self.classifier.normalize(images)
-        hidden = self.classifier.normalize(filler.expand(-1, images.shape[1], -1, -1))
+        inputs, hidden = self._prepared(images, filler)
         maps = heatmaps.to(inputs.device, torch.float32)
-        whole = self._whole(inputs)
-        goals = whole.argmax(1) if targets is None else targets.to(inputs.device)
-        _check_targets(goals, whole)
         spans = runs(maps, [*bands, *weigh])
         distinct = _distinct(spans[:, : len(bands)], maps[0].numel())
+        self.highest = -1 if targets is None else int(targets.max())
+        if targets is None:
+            whole = self._logits(inputs)
+            goals, known = whole.argmax(1), whole[distinct.bare]
+        else:
+            all_bare = len(distinct.bare) == len(inputs)
+            known = self._logits(inputs if all_bare else inputs[distinct.bare])
+            goals = targets.to(inputs.device)
         maker = _Masker(inputs, hidden, ranks(maps), self.classifier.memory_format)
-        hits, confidences = self._ask(maker, distinct, goals, whole)
+        hits, confidences = self._ask(maker, distinct, goals, known)
         return Answers(
             tuple(bands),
             hits.cpu()[distinct.place],
@@ -133,32 +194,67 @@ class _Loop:
             distinct.calls,
         )
 
-    def _whole(self, inputs: Tensor) -> Tensor:
+    def views(
+        self, images: Tensor, filler: Tensor, heatmaps: Tensor, band: Band, views: Views
+    ) -> Tensor:
+        """The class named for each view of a group of images on the device, on the CPU: [T]."""
+        inputs, hidden = self._prepared(images, filler)
+        named = torch.empty(len(views.images), dtype=torch.long, device=inputs.device)
+
+        def one(start: int, stop: int) -> None:
+            rows = views.images[start:stop].to(inputs.device)
+            maps = heatmaps[views.heatmaps[start:stop]].to(inputs.device, torch.float32)
+            mask = inside(maps, band).to(inputs.dtype)[:, None]
+            # At weights 0 and 1 lerp gives its ends to the bit.
+            batch = torch.lerp(hidden[rows] if len(hidden) > 1 else hidden, inputs[rows], mask)
+            batch = batch.contiguous(memory_format=self.classifier.memory_format)
+            named[start:stop] = _name(self._answer(batch))
+            self.tick(stop / len(named))
+
+        self._in_batches(len(named), one)
+        return named.cpu()
+
+    def _prepared(self, images: Tensor, filler: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and what hides them, normalised."""
+        hidden = self.classifier.normalize(filler.expand(-1, images.shape[1], -1, -1))
+        return self.classifier.normalize(images), hidden
+
+    def _answer(self, batch: Tensor) -> Tensor:
+        """Logits of a batch as float32, once it is sure that the model has the classes wanted."""
+        logits = self.classifier.logits_of(batch).float()
+        _check_targets(self.highest, logits.shape[1])
+        return logits
+
+    def _logits(self, inputs: Tensor) -> Tensor:
         """Logits of the images as they are: [N,C,H,W] -> [N,classes]."""
-        parts: list[Tensor] = []
+        parts: list[Tensor] = [inputs.new_empty(0, 0, dtype=torch.float32)]
 
         def one(start: int, stop: int) -> None:
             batch = inputs[start:stop].clone(memory_format=self.classifier.memory_format)
             # A copy, because a compiled model may hand out the same memory at each call.
-            parts.append(self.classifier.logits_of(batch).float().clone())
+            parts.append(self._answer(batch).clone())
 
         self._in_batches(len(inputs), one)
-        return torch.cat(parts)
+        return torch.cat(parts[1:] or parts)
 
     def _ask(
-        self, maker: "_Masker", distinct: "_Distinct", targets: Tensor, whole: Tensor
+        self, maker: "_Masker", distinct: "_Distinct", targets: Tensor, known: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Whether the target came first, and its softmax, for each distinct mask: [T], [T].
 
-        The answers for masks that hide nothing are known already.
+        The logits for masks that hide nothing are known already.
         """
-        hits, confidences = (found[distinct.images] for found in _judge(whole, targets))
+        size, device = (2, len(distinct.images)), targets.device
+        hits, confidences = torch.empty(size, dtype=torch.float32, device=device)
+        if len(known):
+            bare = ~distinct.hides
+            hits[bare], confidences[bare] = _judge(known, targets[distinct.bare])
         asked = distinct.hides.nonzero()[:, 0]
         tasks = distinct.tasks()
         goals = targets[distinct.images[asked]]
 
         def one(start: int, stop: int) -> None:
-            logits = self.classifier.logits_of(maker.masked(tasks, start, stop)).float()
+            logits = self._answer(maker.masked(tasks, start, stop))
             hit, confidence = _judge(logits, goals[start:stop])
             hits[asked[start:stop]] = hit
             confidences[asked[start:stop]] = confidence
@@ -277,8 +373,12 @@ def _judge(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return hit.masked_fill(confidence.isnan(), torch.nan), confidence
 
 
-def _check_targets(targets: Tensor, logits: Tensor) -> None:
-    highest, classes = int(targets.max()), logits.shape[1]
+def _name(logits: Tensor) -> Tensor:
+    """The class that comes first, or -1 where the model says NaN: [N,C] -> [N]."""
+    return logits.argmax(1).masked_fill(logits.softmax(1)[:, 0].isnan(), -1)
+
+
+def _check_targets(highest: int, classes: int) -> None:
     if highest >= classes:
         raise UserError(
             f"targets must lie in 0..{classes - 1}, the model has {classes} classes, got {highest}"

@@ -59,3 +59,10 @@ def bar(title: str, wanted: bool | Progress | None = None) -> Iterator[Tick | No
     finally:
         if bars.live.is_started:
             bars.stop()
+
+
+def stage(tick: Progress | None, which: int, of: int) -> Progress | None:
+    """The progress of one of several stages as part of the whole."""
+    if tick is None:
+        return None
+    return lambda done, total: tick(which * total + done, of * total)

@@ -6,77 +6,39 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from sufficit.files import writing
-from sufficit.metrics.columns import METRICS
+from sufficit.intervals import Estimate, bootstrap, estimates, ratio_estimate
+from sufficit.metrics.columns import higher_is_better
 from sufficit.metrics.evaluate import Scores
 
-Floats = npt.NDArray[np.float64]
+__all__ = [
+    "Estimate",
+    "as_json",
+    "bootstrap",
+    "plain",
+    "provenance",
+    "save_json",
+    "save_scores",
+    "summarise",
+]
 PACKAGES = ("sufficit", "torch", "torchvision", "torchmetrics", "numpy", "timm", "transformers")
-RESAMPLES = 2000
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The mean of a column over images with its 95 % bootstrap interval; NaN values are counted."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-    n_nan: int
-    higher_is_better: bool
-
-
-def bootstrap(
-    values: Floats, *, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[Floats, Floats]:
-    """95 % percentile interval of the mean of each column, NaN left out: [N,columns] -> low, high.
-
-    One image has no interval: NaN.
-    """
-    n, columns = values.shape
-    if n < 2:
-        return np.full(columns, np.nan), np.full(columns, np.nan)
-    random = np.random.default_rng(seed)
-    filled, present = np.nan_to_num(values), np.isfinite(values).astype(np.float64)
-    means = []
-    for _ in range(0, resamples, 50):
-        counts = random.multinomial(n, np.full(n, 1 / n), size=50).astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            means.append((counts @ filled) / (counts @ present))
-    drawn = np.concatenate(means)[:resamples]
-    edges = np.full((2, columns), np.nan)
-    seen = np.isfinite(drawn).any(axis=0)
-    edges[:, seen] = np.nanquantile(drawn[:, seen], [0.025, 0.975], axis=0)
-    return edges[0], edges[1]
 
 
 def summarise(scores: Scores, *, seed: int = 0) -> dict[str, Estimate]:
-    """Mean and interval of every column."""
-    names = list(scores.columns)
-    values = np.stack([scores[name].numpy() for name in names], axis=1).astype(np.float64)
-    low, high = bootstrap(values, seed=seed)
-    means, missing = scores.mean(), scores.nan_counts()
-    return {
-        name: Estimate(
-            means[name],
-            float(low[i]),
-            float(high[i]),
-            len(values) - missing[name],
-            missing[name],
-            METRICS[name].higher_is_better,
-        )
-        for i, name in enumerate(names)
-    }
+    """Mean and interval of every column, and of the leak's ratio where it was measured."""
+    values = {name: column.numpy().astype(np.float64) for name, column in scores.columns.items()}
+    summary = estimates(values, {name: higher_is_better(name) for name in values}, seed=seed)
+    if scores.leaked is not None:
+        summary["leak_ratio"] = ratio_estimate(values["leak"], values["leak_chance"], seed=seed)
+    return summary
 
 
 def provenance(

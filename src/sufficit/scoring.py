@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,9 @@ from sufficit.data.images import (
 from sufficit.errors import UserError
 from sufficit.heatmaps import check_range, normalize, resize
 from sufficit.metrics.columns import COLUMNS
-from sufficit.metrics.evaluate import ALPHA_GRID, Scores, evaluate, join, make_plan
+from sufficit.metrics.evaluate import ALPHA_GRID, Scores, evaluate, join, make_plan, with_leak
+from sufficit.metrics.leak import leak_in_groups, leak_warning
+from sufficit.metrics.probe import Setting, check_classes
 from sufficit.parts import View
 from sufficit.progress import bar
 from sufficit.results import (
@@ -52,6 +54,8 @@ class Options:
     batch_size: int | None = None
     columns: tuple[str, ...] = COLUMNS
     alphas: tuple[float, ...] = ALPHA_GRID
+    held_out_fill: str | Tensor | None = None
+    leak_donors: int = 0
     targets: Literal["auto", "label", "prediction"] = "auto"
     normalize: bool = False
     on_error: Literal["skip", "stop"] = "skip"
@@ -101,9 +105,21 @@ class _Reader:
     options: Options
     skipped: list[Skipped] = field(default_factory=list)
     askew: list[str] = field(default_factory=list)
+    sizes: dict[tuple[int, ...], str] = field(default_factory=dict)
 
     def items(self, pictures: Iterable[tuple[Picture, int | None]]) -> list[_Item]:
-        return [item for picture, label in pictures if (item := self._item(picture, label))]
+        items = [item for picture, label in pictures if (item := self._item(picture, label))]
+        if not self.options.leak_donors:  # the leak lays masks over images of other groups
+            self.sizes.clear()
+        self.sizes |= {tuple(item.image.shape): item.picture.name for item in items}
+        if len(self.sizes) > 1:
+            listed = ", ".join(
+                f"{name} {list(size)}" for size, name in list(self.sizes.items())[:3]
+            )
+            raise UserError(
+                f"images differ in size ({listed}) and the model names none: give --size"
+            )
+        return items
 
     def _item(self, picture: Picture, label: int | None) -> _Item | None:
         key = self.keys[picture.name]
@@ -140,15 +156,22 @@ def score_folder(
     """Score every image below a folder that has a heatmap in the file."""
     options = options or Options()
     make_plan(**options.scoring())  # what is wrong with it is said before anything is read
-    if isinstance(options.fill, Tensor) and options.fill.ndim > 3:
-        raise UserError("a fill for a folder is one for all images: a number, [C] or [C,H,W]")
+    for fill in (options.fill, options.held_out_fill):
+        if isinstance(fill, Tensor) and fill.ndim > 3:
+            raise UserError("a fill for a folder is one for all images: a number, [C] or [C,H,W]")
     pictures = find_pictures(data)
     with HeatmapFile(heatmaps) as maps:
         reader = _Reader(classifier.view, maps, _keys(maps, pictures), options)
         labels = _labels(classifier, pictures, reader)
+        if options.leak_donors and labels:
+            check_classes(torch.tensor(labels), torch.tensor(labels))
         names, parts = _score_all(classifier, pictures, labels, reader)
-    _remark(reader, len(parts), len(pictures))
-    scores = join(parts)
+        _remark(reader, len(parts), len(pictures))
+        scores = join(parts)
+        if options.leak_donors and len(scores.targets.unique()) > 1:
+            kept = set(names)
+            scored = [picture for picture in pictures if picture.name in kept]
+            scores = _with_leak(classifier, scores, scored, reader)
     broken = int(scores.clean.isnan().sum())
     if broken:
         warnings.warn(
@@ -158,6 +181,10 @@ def score_folder(
         )
     kind = "prediction" if labels is None else "label"
     summary = summarise(scores, seed=options.seed)
+    if options.leak_donors and scores.leaked is None:
+        warnings.warn("no leak: all images that were scored are of one class", stacklevel=2)
+    elif scores.leaked is not None and (remark := leak_warning(summary)):
+        warnings.warn(remark, stacklevel=2)
     return FolderScores(scores, tuple(names), summary, tuple(reader.skipped), kind)
 
 
@@ -175,8 +202,9 @@ def save_run(
     save_json(folder / "summary.json", as_json(result.summary))
     figures.save(figures.curves_figure(scores), folder / "curves.png")
     settings = asdict(options)
-    if isinstance(options.fill, Tensor):
-        settings["fill"] = f"own tensor {list(options.fill.shape)}"
+    for name in ("fill", "held_out_fill"):
+        if isinstance(fill := getattr(options, name), Tensor):
+            settings[name] = f"own tensor {list(fill.shape)}"
     run = provenance(config | {"options": settings}, classifier.device, classifier.dtype)
     run |= run_facts(result) | {
         "skipped": [asdict(skipped) for skipped in result.skipped],
@@ -194,7 +222,7 @@ def save_run(
 def run_facts(result: FolderScores) -> dict[str, Any]:
     """What a reader of the means must know beside them."""
     scores = result.scores
-    return {
+    facts = {
         "n": len(scores),
         "n_skipped": len(result.skipped),
         "targets": result.target_kind,
@@ -202,6 +230,9 @@ def run_facts(result: FolderScores) -> dict[str, Any]:
         "alpha_min": scores.alpha_min,
         "model_calls": int(scores.calls.sum()),
     }
+    if scores.leaked is not None:
+        facts |= {"leak_ratio": scores.leak_ratio, "leak_warning": leak_warning(result.summary)}
+    return facts
 
 
 def _folder_targets(result: FolderScores) -> dict[str, int]:
@@ -243,6 +274,35 @@ def _score_all(
             if tick:
                 tick(done, len(pictures))
     return names, parts
+
+
+def _with_leak(
+    classifier: Classifier, scores: Scores, pictures: Sequence[Picture], reader: _Reader
+) -> Scores:
+    """Scores with the leak, for which these images, all that were scored, are read once more.
+
+    Only now alpha_min and the target of every image are known.
+    """
+    options = replace(reader.options, on_error="stop")
+    again = _Reader(reader.view, reader.maps, reader.keys, options)
+    setting = Setting(
+        scores.alpha_min,
+        options.leak_donors,
+        options.seed,
+        fill=options.fill,
+        batch_size=options.batch_size,
+    )
+
+    def read(numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        items = again.items((pictures[i], None) for i in numbers)
+        images, heatmaps = (
+            [getattr(item, name) for item in items] for name in ("image", "heatmap")
+        )
+        return torch.stack(images), torch.stack(heatmaps)
+
+    with bar("measuring the leak", options.progress) as tick, quiet_reading():
+        found = leak_in_groups(classifier, read, scores.targets, setting, GROUP, tick)
+    return with_leak(scores, found)
 
 
 def _within(tick: Progress | None, done: int, asked: int, total: int) -> Progress | bool:
@@ -320,10 +380,6 @@ def _score(
     options: Options,
     progress: Progress | bool,
 ) -> Scores:
-    sizes = {tuple(item.image.shape): item.picture.name for item in items}
-    if len(sizes) > 1:
-        listed = ", ".join(f"{name} {list(size)}" for size, name in list(sizes.items())[:3])
-        raise UserError(f"images differ in size ({listed}) and the model names none: give --size")
     targets = torch.tensor([item.label for item in items]) if labelled else None
     return evaluate(
         classifier,
@@ -331,6 +387,7 @@ def _score(
         torch.stack([item.heatmap for item in items]),
         targets,
         fill=options.fill,
+        held_out_fill=options.held_out_fill,
         batch_size=options.batch_size,
         progress=progress,
         **options.scoring(),

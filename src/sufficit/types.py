@@ -26,6 +26,14 @@ class Band:
 
 
 @dataclass(frozen=True)
+class Views:
+    """Which image is seen through which heatmap's mask."""
+
+    images: Tensor  # [T]
+    heatmaps: Tensor  # [T]
+
+
+@dataclass(frozen=True)
 class Answers:
     """What the model said of each image seen through each band; NaN where it said NaN."""
 

@@ -60,7 +60,16 @@ def evaluate(
     num_classes: ClassesOption = None,
     size: SizeOption = None,
     on_error: Annotated[OnError, typer.Option(help="For unreadable images.")] = OnError.skip,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.", min=0)] = 0,
+    leak: Annotated[
+        bool, typer.Option("--leak", help="Also whether masks tell the class by their shape alone.")
+    ] = False,
+    donors: Annotated[
+        int, typer.Option(help="Images of other classes under each mask, for --leak.", min=1)
+    ] = 16,
+    held_out_fill: Annotated[
+        str | None, typer.Option(help="Score MSI with this fill as well; named as for --fill.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap and of donors.", min=0)] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON only.")
     ] = False,
@@ -80,6 +89,8 @@ def evaluate(
     sufficit evaluate --model saved/birds --data birds --heatmaps lax.safetensors --alpha-min search
 
     sufficit evaluate --model timm:resnet50 --data photos --heatmaps a.npz --json > scores.json
+
+    sufficit evaluate --model saved/birds --data birds --heatmaps a.npz --leak --held-out-fill blur
     """
     check_output(out_folder, [data], overwrite=overwrite)
     from sufficit.parsing import alpha_from, classifier_from, columns_from, fill_from
@@ -95,6 +106,8 @@ def evaluate(
         percent_step=percent_step,
         batch_size=batch_size,
         columns=wanted,
+        held_out_fill=None if held_out_fill is None else fill_from(held_out_fill, classifier),
+        leak_donors=donors if leak else 0,
         targets=targets.value,
         normalize=normalize,
         on_error=on_error.value,
@@ -104,6 +117,7 @@ def evaluate(
     result = score_folder(classifier, data, heatmaps, options)
     config: dict[str, Any] = {"model": model, "weights": weights}
     config |= {"data": str(data), "heatmaps": str(heatmaps), "fill": fill}
+    config |= {"held_out_fill": held_out_fill}
     config |= {"size": size, "precision": precision.value, "num_classes": num_classes}
     save_run(out_folder, result, classifier, config, options)
     print_skipped({skipped.name: skipped.reason for skipped in result.skipped})
@@ -155,7 +169,7 @@ def summary_table(title: str, summary: dict[str, "Estimate"]) -> Table:
             "-" if estimate.low != estimate.low else f"{estimate.low:.3f} .. {estimate.high:.3f}"
         )
         nan = f" ({estimate.n_nan} NaN)" if estimate.n_nan else ""
-        arrow = "higher" if estimate.higher_is_better else "lower"
+        arrow = {True: "higher", False: "lower", None: "-"}[estimate.higher_is_better]
         style = "bold" if name == "msi" else None
         table.add_row(name, arrow, f"{estimate.mean:.3f}{nan}", interval, style=style)
     return table

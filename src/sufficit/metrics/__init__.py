@@ -1,8 +1,10 @@
 """Scores of heatmaps: METRICS says how each column is made, `evaluate` makes them all at once."""
 
-from sufficit.metrics.classes import MSI, Evaluation, Fidelity, InsertionDeletion
+from sufficit.metrics.classes import MSI, Evaluation, Fidelity, InsertionDeletion, Leakage
 from sufficit.metrics.columns import COLUMNS, METRICS, Metric, Schedule
 from sufficit.metrics.evaluate import AlphaSearch, Scores, evaluate
+from sufficit.metrics.leak import Leak, leak
+from sufficit.metrics.probe import Pool
 
 __all__ = [
     "COLUMNS",
@@ -12,8 +14,12 @@ __all__ = [
     "Evaluation",
     "Fidelity",
     "InsertionDeletion",
+    "Leak",
+    "Leakage",
     "Metric",
+    "Pool",
     "Schedule",
     "Scores",
     "evaluate",
+    "leak",
 ]

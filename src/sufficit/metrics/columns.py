@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sufficit import bands
 from sufficit.curves import area, from_point, mean_height
+from sufficit.errors import UserError
 from sufficit.types import Answers, Band, ScoreKind
 
 
@@ -47,6 +48,22 @@ class Metric:
     asks: Callable[[Schedule], list[Band]]
     formula: Callable[[Answers, Schedule], Tensor]  # -> [N]
     weighs: Callable[[Schedule], list[Band]] = lambda _: []
+
+
+def higher_is_better(column: str) -> bool | None:
+    """The direction of a column, None where it has none."""
+    return METRICS[column].higher_is_better if column in METRICS else BESIDE[column]
+
+
+def alpha_from(value: object, wanted: str = "a number in 0..1") -> float:
+    """An alpha_min in 0..1 from whatever calls itself a number."""
+    try:
+        alpha = float(value)  # type: ignore[arg-type]  # refused below
+    except (TypeError, ValueError) as error:
+        raise UserError(f"alpha_min must be {wanted}, got {value!r}") from error
+    if not 0 <= alpha <= 1:
+        raise UserError(f"alpha_min must lie in 0..1, got {alpha:g}")
+    return alpha
 
 
 def insertion_pixel_bands(schedule: Schedule) -> list[Band]:
@@ -145,6 +162,17 @@ METRICS: dict[str, Metric] = {
     "msi": Metric(True, base_score_bands, msi, _penalty_bands),
 }
 COLUMNS: tuple[str, ...] = tuple(METRICS)
+
+BESIDE: dict[str, bool | None] = {
+    "msi_held_out": True,
+    "fill_drop": False,
+    "leak": False,
+    "leak_chance": None,
+    "leak_grey": False,
+    "leak_grey_chance": None,
+    "leak_noise": False,
+    "leak_noise_chance": None,
+}  # columns that more is done for than reading the answers back: whether higher is better
 
 CURVES: dict[str, tuple[Callable[[Schedule], list[Band]], str]] = {
     "insertion_pixel": (insertion_pixel_bands, "values"),

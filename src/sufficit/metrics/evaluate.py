@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -12,14 +13,17 @@ from sufficit.classifiers import Classifier, check_classifier, check_images, che
 from sufficit.errors import UserError, unknown
 from sufficit.fills import check_fill
 from sufficit.heatmaps import check_heatmaps
-from sufficit.metrics.columns import COLUMNS, CURVES, METRICS, Schedule, msi
-from sufficit.predict import predict
-from sufficit.progress import bar
+from sufficit.metrics.columns import COLUMNS, CURVES, METRICS, Schedule, alpha_from, msi
+from sufficit.metrics.leak import Leak, leak
+from sufficit.metrics.probe import Setting, check_classes
+from sufficit.predict import check_batch_size, predict
+from sufficit.progress import bar, stage
 from sufficit.types import Answers, Band, Progress, ScoreKind
 
 if TYPE_CHECKING:
     import pandas
 
+ALPHA = 'a number in 0..1 or "search"'
 ALPHA_GRID: tuple[float, ...] = tuple(i / 20 for i in range(1, 20))
 
 
@@ -36,6 +40,12 @@ class Plan:
         """Every band the model must be asked, once."""
         wanted = (METRICS[name].asks(s) for s in self.schedules for name in self.columns)
         return tuple(dict.fromkeys([EVERYTHING, *(band for asked in wanted for band in asked)]))
+
+    @property
+    def msi_asks(self) -> tuple[Band, ...]:
+        """Every band that MSI alone needs, once."""
+        wanted = (METRICS["msi"].asks(s) for s in self.schedules)
+        return tuple(dict.fromkeys(band for asked in wanted for band in asked))
 
     @property
     def weighs(self) -> tuple[Band, ...]:
@@ -80,6 +90,8 @@ class Scores:
     columns: dict[str, Tensor]  # each [N]
     alpha_min: float
     search: AlphaSearch | None = None
+    held_out: Answers | None = None  # with the held-out fill
+    leaked: Leak | None = None
 
     def __getattr__(self, name: str) -> Tensor:
         if name.startswith("__") or name == "columns":
@@ -109,7 +121,15 @@ class Scores:
     @property
     def calls(self) -> Tensor:
         """Model calls spent on each image: [N]."""
-        return self.answers.calls
+        beside = (part.calls for part in (self.held_out, self.leaked) if part is not None)
+        return sum(beside, start=self.answers.calls)
+
+    @property
+    def leak_ratio(self) -> float:
+        """Mean leak over mean chance, where `leak_donors` asked for it."""
+        if self.leaked is None:
+            raise AttributeError("leak_ratio")
+        return self.leaked.ratio
 
     @property
     def clean(self) -> Tensor:
@@ -162,14 +182,18 @@ def evaluate(
     batch_size: int | None = None,
     columns: Sequence[str] | None = None,
     alphas: Sequence[float] = ALPHA_GRID,
+    held_out_fill: str | Tensor | None = None,
+    leak_donors: int = 0,
+    seed: int = 0,
     progress: bool | Progress | None = None,
 ) -> Scores:
     """Score heatmaps of images, both in 0..1: [N,C,H,W], [N,H,W] -> a value an image and column.
 
     Without targets the model's own prediction is the target. `alpha_min="search"` tries `alphas`
-    and takes the one with the best mean MSI. `columns` asks for some of the columns only. In a
-    terminal a progress bar shows by itself when it takes long; progress=True or False
-    decides, and a function is told (done, total).
+    and takes the one with the best mean MSI. `columns` asks for some of the columns only.
+    `held_out_fill` scores MSI with another fill as well; `leak_donors` measures the leak over so
+    many donors an image, drawn by the seed. In a terminal a progress bar shows by itself when it
+    takes long; progress=True or False decides, and a function is told (done, total).
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
@@ -185,24 +209,36 @@ def evaluate(
     check_heatmaps(heatmaps, images)
     targets = check_targets(targets, len(images))
     check_fill(fill, images)
-    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-        raise UserError(
-            f"batch_size must be 1 or more, got {batch_size}: leave it out for the best one"
-        )
+    check_batch_size(batch_size)
     plan = make_plan(alpha_min, score, value_step, percent_step, columns, alphas)
+    if held_out_fill is not None:
+        _check_held_out(held_out_fill, fill, images, plan)
+    if leak_donors:
+        _check_leak(leak_donors, seed, fill, images, targets)
+    ask = partial(predict, classifier, images, heatmaps, weigh=plan.weighs, batch_size=batch_size)
+    stages = 1 + (held_out_fill is not None) + bool(leak_donors)
     with bar("scoring", progress) as tick:
-        answers = predict(
+        answers = ask(targets, plan.asks, fill=fill, progress=stage(tick, 0, stages))
+        held_out = None
+        if held_out_fill is not None:
+            told = stage(tick, 1, stages)
+            held_out = ask(answers.targets, plan.msi_asks, fill=held_out_fill, progress=told)
+        scores = read(answers, plan, held_out)
+        if not leak_donors:
+            return scores
+        found = leak(
             classifier,
             images,
             heatmaps,
-            targets,
-            plan.asks,
-            weigh=plan.weighs,
+            scores.targets,
+            alpha_min=scores.alpha_min,
+            donors=leak_donors,
+            seed=seed,
             fill=fill,
             batch_size=batch_size,
-            progress=tick,
+            progress=stage(tick, stages - 1, stages) or False,
         )
-    return read(answers, plan)
+    return with_leak(scores, found)
 
 
 def make_plan(
@@ -215,7 +251,7 @@ def make_plan(
 ) -> Plan:
     """Check what is wanted and lay it out."""
     searching = isinstance(alpha_min, str) and alpha_min == "search"
-    tried = tuple(sorted({_alpha(a) for a in (alphas if searching else [alpha_min])}))
+    tried = tuple(sorted({alpha_from(a, ALPHA) for a in (alphas if searching else [alpha_min])}))
     if not tried:
         raise UserError("alphas must name at least one alpha_min in 0..1 to try, got none")
     if score not in ("accuracy", "confidence"):
@@ -229,17 +265,6 @@ def make_plan(
     return Plan(schedules, wanted, searching)
 
 
-def _alpha(value: object) -> float:
-    """A number in 0..1 from whatever calls itself a number."""
-    try:
-        alpha = float(value)  # type: ignore[arg-type]  # refused below
-    except (TypeError, ValueError) as error:
-        raise UserError(f'alpha_min must be a number in 0..1 or "search", got {value!r}') from error
-    if not 0 <= alpha <= 1:
-        raise UserError(f"alpha_min must lie in 0..1, got {alpha:g}")
-    return alpha
-
-
 def _known_columns(columns: Sequence[str] | None) -> tuple[str, ...]:
     wanted = COLUMNS if columns is None else (columns,) if isinstance(columns, str) else columns
     for name in wanted:
@@ -250,8 +275,8 @@ def _known_columns(columns: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(wanted)
 
 
-def read(answers: Answers, plan: Plan) -> Scores:
-    """Every column of a plan from the model's answers."""
+def read(answers: Answers, plan: Plan, held_out: Answers | None = None) -> Scores:
+    """Every column of a plan from the model's answers, and from those with the held-out fill."""
     search = None
     schedule = plan.schedules[0]
     if plan.searching:
@@ -259,10 +284,50 @@ def read(answers: Answers, plan: Plan) -> Scores:
         search = AlphaSearch(tuple(s.alpha_min for s in plan.schedules), tried)
         schedule = replace(schedule, alpha_min=search.best)
     columns = {name: METRICS[name].formula(answers, schedule) for name in plan.columns}
-    return Scores(plan, answers, columns, schedule.alpha_min, search)
+    if held_out is not None:
+        columns["msi_held_out"] = msi(held_out, schedule)
+        columns["fill_drop"] = columns["msi"] - columns["msi_held_out"]
+    return Scores(plan, answers, columns, schedule.alpha_min, search, held_out)
+
+
+def with_leak(scores: Scores, leaked: Leak) -> Scores:
+    """Scores with the columns of the leak beside the others."""
+    return replace(scores, columns={**scores.columns, **leaked.columns}, leaked=leaked)
 
 
 def join(parts: Iterable[Scores]) -> Scores:
     """The scores of several batches as one; a searched alpha_min is chosen anew over all."""
     listed = list(parts)
-    return read(Answers.join([part.answers for part in listed]), listed[0].plan)
+    held_out = [part.held_out for part in listed if part.held_out is not None]
+    leaked = [part.leaked for part in listed if part.leaked is not None]
+    scores = read(
+        Answers.join([part.answers for part in listed]),
+        listed[0].plan,
+        Answers.join(held_out) if held_out else None,
+    )
+    if not leaked:
+        return scores
+    same = all(part.alpha_min == scores.alpha_min for part in leaked)
+    if len(leaked) < len(listed) or not same:
+        raise UserError(
+            f"the leak was not measured in all of these parts at alpha_min {scores.alpha_min:g}:"
+            " score them at one alpha_min, or measure the leak after joining"
+        )
+    return with_leak(scores, Leak.join(leaked))
+
+
+def _check_held_out(held_out: str | Tensor, fill: str | Tensor, images: Tensor, plan: Plan) -> None:
+    check_fill(held_out, images)
+    if "msi" not in plan.columns:
+        raise UserError('held_out_fill scores MSI a second time: add "msi" to columns')
+    if isinstance(held_out, str) and isinstance(fill, str) and held_out == fill:
+        raise UserError(f"held_out_fill must be another fill than fill, both are {fill!r}")
+
+
+def _check_leak(
+    donors: int, seed: int, fill: str | Tensor, images: Tensor, targets: Tensor | None
+) -> None:
+    """Raise before anything is scored for what `leak` would refuse afterwards."""
+    Setting(0, donors, seed, fill=fill).check(images)
+    if targets is not None:
+        check_classes(targets, targets)
