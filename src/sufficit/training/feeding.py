@@ -1,5 +1,6 @@
 """From a loader of images to batches with targets and features, the same on every run."""
 
+import math
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -112,7 +113,7 @@ def feed_of(
 
 
 def _share(loader: Loader, fabric: Fabric, seed: int) -> Loader:
-    """This process's share of a loader's images."""
+    """The images of a loader that fall to this process."""
     if fabric.world_size == 1:
         return loader
     if not isinstance(loader, DataLoader):
@@ -149,7 +150,7 @@ class CachedLoader:
         self.whole, self.batch_size = whole, batch_size
 
     def __len__(self) -> int:
-        return -(-len(self.whole.targets) // self.batch_size)
+        return math.ceil(len(self.whole.targets) / self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         order = torch.randperm(len(self.whole.targets)).to(self.whole.targets.device)

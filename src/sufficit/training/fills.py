@@ -6,51 +6,50 @@ import torch
 from torch import Generator, Tensor
 
 from sufficit.errors import UserError, unknown
-from sufficit.fills import blur
+from sufficit.fills import blur, mean
 
 
-def _black(images: Tensor, others: Tensor, generator: Generator) -> Tensor:
-    return torch.zeros_like(images)
+def _black(others: Tensor, generator: Generator) -> Tensor:
+    return torch.zeros_like(others)
 
 
-def _colour(images: Tensor, others: Tensor, generator: Generator) -> Tensor:
-    n, c = images.shape[:2]
-    drawn = torch.rand(n, c, 1, 1, generator=generator, device=images.device)
-    return drawn.expand_as(images)
+def _colour(others: Tensor, generator: Generator) -> Tensor:
+    return mean(others).expand_as(others)
 
 
-def _noise(images: Tensor, others: Tensor, generator: Generator) -> Tensor:
-    return torch.rand(images.shape, generator=generator, device=images.device)
+def _noise(others: Tensor, generator: Generator) -> Tensor:
+    h, w = others.shape[2:]
+    order = torch.randperm(h * w, generator=generator, device=others.device)
+    return others.flatten(2)[:, :, order].view_as(others)
 
 
-def _other(images: Tensor, others: Tensor, generator: Generator) -> Tensor:
-    return others
-
-
-def _blurred(images: Tensor, others: Tensor, generator: Generator) -> Tensor:
+def _blurred(others: Tensor, generator: Generator) -> Tensor:
     return blur(others)
 
 
-TRAINING_FILLS: dict[str, Callable[[Tensor, Tensor, Generator], Tensor]] = {
+def _other(others: Tensor, generator: Generator) -> Tensor:
+    return others
+
+
+TRAINING_FILLS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
     "black": _black,
     "colour": _colour,
     "noise": _noise,
-    "other": _other,
     "blurred": _blurred,
+    "other": _other,
 }
+"""Black, and what another image of the batch lends: its mean colour, its pixels in random order,
+its blurred self, itself. So a fill is never stranger to the classifier than it must be."""
 
 
 def random_fills(images: Tensor, kinds: tuple[str, ...], generator: Generator) -> Tensor:
     """One fill an image, each kind for an equal share of them, which is random: like images."""
-    if len(kinds) == 1 and kinds[0] != "other":
-        return TRAINING_FILLS[kinds[0]](images, images.roll(1, 0), generator)
-    n = len(images)
-    order = torch.randperm(n, generator=generator, device=images.device)
     others = images.roll(1, 0)
+    order = torch.randperm(len(images), generator=generator, device=images.device)
     found = torch.empty_like(images)
     for kind, part in zip(kinds, order.tensor_split(len(kinds)), strict=True):
         if len(part):
-            found[part] = TRAINING_FILLS[kind](images[part], others[part], generator).to(found)
+            found[part] = TRAINING_FILLS[kind](others[part], generator)
     return found
 
 

@@ -217,17 +217,17 @@ class _Run:
         generator = Generator(self.fabric.device).manual_seed(seed)
         told = Told(epoch, total, self.recipe.epochs, tick)
         for number, batch in enumerate(self.feed.batches(epoch)):
-            self._set_rate(epoch, number, total)
+            done = (epoch + (number / total if total else 0)) / self.recipe.epochs
+            self._set_rate(done)
             with self.fabric.autocast():
-                step = take_step(self.classifier, self.module, batch, self.recipe, generator)
+                step = take_step(self.classifier, self.module, batch, self.recipe, generator, done)
             self.optimizer.zero_grad()
             self.fabric.backward(step.loss)
             self.optimizer.step()
             told.add(step)
         return told.means()
 
-    def _set_rate(self, epoch: int, number: int, total: int) -> None:
-        done = (epoch + (number / total if total else 0)) / self.recipe.epochs
+    def _set_rate(self, done: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.rate(done)
 

@@ -20,9 +20,8 @@ class LaxRecipe:
     temperature: float = 0.5
     size: float = 0.0  # mean mask (the l1 norm), or the distance to the `area` wanted
     area: float | None = None
-    decide: float = 0.0  # 4 M (1 - M)
+    decide: float = 0.0  # 4 M (1 - M); grows to this weight from 0
     fills: tuple[str, ...] = ("black",)
-    cut: float = 0.0
     alpha_min: float = 0.5
     upsample: int = 1  # times the features' height and width
     bias: float = 0.0  # of the last layer, to begin with

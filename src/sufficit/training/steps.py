@@ -39,15 +39,20 @@ def take_step(
     batch: Batch,
     recipe: LaxRecipe,
     generator: Generator,
+    done: float = 1.0,
 ) -> Step:
-    """The loss of a batch by a recipe; the classifier is in eval mode and frozen."""
+    """The loss of a batch by a recipe; the classifier is in eval mode and frozen.
+
+    `done` is the share of the training that lies behind: masks are pushed to 0 and 1 as it grows.
+    """
     cells = lax(batch.features)
     masks = grown(cells, batch.images)
     views = _views(batch, masks, recipe, generator)
     logits = classifier.logits_of(classifier.normalize(torch.cat(list(views.values())))).float()
     said = dict(zip(views, logits.split(len(batch.images)), strict=True))
     terms = _terms(said, batch, cells, recipe)
-    total = sum(getattr(recipe, name) * value for name, value in terms.items())
+    weights = {name: getattr(recipe, name) for name in terms} | {"decide": recipe.decide * done}
+    total = sum(weights[name] * value for name, value in terms.items())
     with torch.no_grad():
         right = (said["keep"].argmax(1) == batch.targets).float().mean()
         share = (masks > recipe.alpha_min).float().mean()
@@ -60,24 +65,14 @@ def grown(cells: Tensor, images: Tensor) -> Tensor:
     return F.interpolate(cells[:, None], size=(h, w), mode="bilinear", align_corners=False)[:, 0]
 
 
-def cut(masks: Tensor, recipe: LaxRecipe, generator: Generator) -> Tensor:
-    """Masks cut, softly, at a random level above alpha_min for each image: [N,H,W] -> same."""
-    if not recipe.cut:
-        return masks
-    levels = torch.rand(len(masks), 1, 1, generator=generator, device=masks.device)
-    levels = recipe.alpha_min + (1 - recipe.alpha_min) * levels
-    return ((masks - levels) / recipe.cut).sigmoid()
-
-
 def _views(
     batch: Batch, masks: Tensor, recipe: LaxRecipe, generator: Generator
 ) -> dict[str, Tensor]:
     """The masked images that the recipe asks the classifier of, by the term they are for."""
-    images, weights = batch.images, cut(masks, recipe, generator)[:, None]
+    images, weights = batch.images, masks[:, None]
     views = {"keep": _mix(images, weights, recipe, generator)}
     if recipe.drop:
-        whole = ((masks - recipe.alpha_min) / recipe.cut).sigmoid() if recipe.cut else masks
-        views["drop"] = _mix(images, 1 - whole[:, None], recipe, generator)
+        views["drop"] = _mix(images, 1 - weights, recipe, generator)
     if recipe.donors:
         views["donors"] = _mix(images.roll(1, 0), weights, recipe, generator)
     return views
