@@ -167,7 +167,7 @@ def draw_pool(targets: Tensor, size: int, seed: int) -> list[int]:
     """Numbers of up to `size` images, in order; of two classes where there are two.
 
     >>> draw_pool(torch.tensor([1, 1, 1, 1, 1, 0]), 2, seed=0)
-    [2, 5]
+    [3, 5]
     """
     known, order = targets.numpy(), np.random.default_rng(seed).permutation(len(targets))
     chosen, left = order[:size].copy(), order[size:]
