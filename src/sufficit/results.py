@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from sufficit.comparison import Standing
 from sufficit.files import writing
 from sufficit.metrics.columns import METRICS
 from sufficit.metrics.evaluate import Scores
+from sufficit.resampling import bootstrap
 
-Floats = npt.NDArray[np.float64]
 PACKAGES = ("sufficit", "torch", "torchvision", "torchmetrics", "numpy", "timm", "transformers")
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -34,30 +33,6 @@ class Estimate:
     n: int
     n_nan: int
     higher_is_better: bool
-
-
-def bootstrap(
-    values: Floats, *, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[Floats, Floats]:
-    """95 % percentile interval of the mean of each column, NaN left out: [N,columns] -> low, high.
-
-    One image has no interval: NaN.
-    """
-    n, columns = values.shape
-    if n < 2:
-        return np.full(columns, np.nan), np.full(columns, np.nan)
-    random = np.random.default_rng(seed)
-    filled, present = np.nan_to_num(values), np.isfinite(values).astype(np.float64)
-    means = []
-    for _ in range(0, resamples, 50):
-        counts = random.multinomial(n, np.full(n, 1 / n), size=50).astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            means.append((counts @ filled) / (counts @ present))
-    drawn = np.concatenate(means)[:resamples]
-    edges = np.full((2, columns), np.nan)
-    seen = np.isfinite(drawn).any(axis=0)
-    edges[:, seen] = np.nanquantile(drawn[:, seen], [0.025, 0.975], axis=0)
-    return edges[0], edges[1]
 
 
 def summarise(scores: Scores, *, seed: int = 0) -> dict[str, Estimate]:
@@ -112,6 +87,14 @@ def save_scores(folder: Path, scores: Scores, names: Sequence[str]) -> None:
     table = pyarrow.table(columns).replace_schema_metadata({"grids": json.dumps(grids)})
     with writing(folder / "curves.parquet") as path:
         parquet.write_table(table, path)
+
+
+def save_pairs(path: Path, standing: Standing) -> None:
+    """Write a row a pair of methods, with what its interval and p-value were made with."""
+    frame = standing.frame()
+    frame.insert(0, "column", standing.column)
+    with writing(path) as part:
+        frame.assign(**asdict(standing.chance)).to_csv(part, index=False)
 
 
 def save_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from sufficit.metrics.columns import COLUMNS
 from sufficit.metrics.evaluate import ALPHA_GRID, Scores, evaluate, join, make_plan
 from sufficit.parts import View
 from sufficit.progress import bar
+from sufficit.resampling import RESAMPLES
 from sufficit.results import (
     Estimate,
     as_json,
@@ -182,6 +183,7 @@ def save_run(
         "skipped": [asdict(skipped) for skipped in result.skipped],
         "class_folders": _folder_targets(result),
         "seed": options.seed,
+        "resamples": RESAMPLES,
     }
     if scores.search:
         run["search"] = {
