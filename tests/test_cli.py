@@ -546,6 +546,14 @@ def test_the_demo_runs_and_leaves_its_pictures(sufficit, tmp_path: Path) -> None
     assert "MSI is near +1" in run.out
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
     assert summary["true digit"]["msi"]["mean"] > summary["random"]["msi"]["mean"]
+    standing = summary["standing"]
+    assert "center" not in standing["ranking"]
+    assert standing["means"][standing["best"]] == max(standing["means"].values())
+    assert len(standing["tied"]) == 4  # two images tell nothing
+    assert "= not distinguishable from it" in run.out
+    frame = pandas.read_csv(tmp_path / "demo" / "pairs.csv")
+    assert frame["p_corrected"].tolist() == [pair["p_corrected"] for pair in standing["pairs"]]
+    assert set(frame["correction"]) == {"holm"}
     for name in ("sheet.png", "curves.png"):
         with Image.open(tmp_path / "demo" / name) as picture:
             assert picture.width > 800

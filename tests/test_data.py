@@ -242,3 +242,31 @@ def test_two_copies_stand_in_two_halves() -> None:
     masks = synthetic_digits(6, seed=2, copies=2).masks
     assert (masks[:, :, :32].sum((1, 2)) > 20).all()
     assert (masks[:, :, 32:].sum((1, 2)) > 20).all()
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_the_first_pictures_are_the_same_however_many_are_made(copies: int) -> None:
+    few, many = (synthetic_digits(n, seed=7, copies=copies) for n in (3, 17))
+    assert torch.equal(few.images, many.images[:3])
+    assert torch.equal(few.masks, many.masks[:3])
+    assert torch.equal(few.labels, many.labels[:3])
+    assert len({tuple(row) for row in many.images.flatten(1).tolist()}) == 17
+
+
+def test_digits_vary_in_size_place_and_class_as_far_as_they_may() -> None:
+    digits = synthetic_digits(600, seed=8)
+    assert 0 <= digits.images.min() < 1e-4
+    assert 0.99 < digits.images.max() <= 1
+    assert digits.labels.bincount(minlength=10).min() > 30
+    covered = digits.masks.sum(0)
+    assert min(covered[:, 2:8].sum(), covered[:, -8:-2].sum(), covered[2:8].sum()) > 0
+    # Boxes are flat: two neighbours in a row agree only there. 0 to 4 boxes of 4 to 24 a side,
+    # two on average, of 14 by 14 pixels on average, cover up to a tenth of 64 by 64.
+    flat = (digits.images.diff(dim=3) == 0).all(1).float().mean((1, 2))
+    assert (flat < 0.001).float().mean() == pytest.approx(0.2, abs=0.05)
+    assert 0.06 < flat.mean() < 0.1
+
+
+def test_more_copies_than_fit_are_refused() -> None:
+    with pytest.raises(UserError, match="copies must be 1 to 3, got 4"):
+        synthetic_digits(1, copies=4)

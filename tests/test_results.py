@@ -8,13 +8,12 @@ import pandas
 import pytest
 import torch
 from pyarrow import parquet
-from scipy import stats
 from torch import nn
 
 from sufficit import Classifier, Scores, UserError, evaluate
 from sufficit.figures import curves_figure
 from sufficit.files import writing
-from sufficit.results import bootstrap, provenance, save_json, save_scores, summarise
+from sufficit.results import provenance, save_json, save_scores, summarise
 
 
 @pytest.fixture
@@ -22,34 +21,6 @@ def scores() -> Scores:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
     return evaluate(Classifier(model), torch.rand(12, 3, 8, 8), torch.rand(12, 8, 8))
-
-
-def test_intervals_agree_with_scipy() -> None:
-    values = np.random.default_rng(3).normal([0.0, 2.0], [1.0, 0.1], size=(80, 2))
-    low, high = bootstrap(values, resamples=20_000)
-    for i in range(2):
-        peer = stats.bootstrap(
-            (values[:, i],), np.mean, n_resamples=20_000, method="percentile", rng=1
-        ).confidence_interval
-        width = peer.high - peer.low
-        assert low[i] == pytest.approx(peer.low, abs=0.03 * width)
-        assert high[i] == pytest.approx(peer.high, abs=0.03 * width)
-
-
-def test_intervals_of_equal_values_are_that_value() -> None:
-    low, high = bootstrap(np.full((10, 1), 0.25))
-    assert low[0] == pytest.approx(0.25)
-    assert high[0] == pytest.approx(0.25)
-
-
-def test_nan_is_left_out_of_intervals_and_one_image_has_none() -> None:
-    values = np.random.default_rng(3).normal(size=(50, 1))
-    holed = np.concatenate([values, np.full((50, 1), np.nan)])
-    low, high = bootstrap(holed, resamples=4000)
-    whole_low, whole_high = bootstrap(values, resamples=4000)
-    assert low[0] == pytest.approx(whole_low[0], abs=0.05)
-    assert high[0] == pytest.approx(whole_high[0], abs=0.05)
-    assert np.isnan(bootstrap(np.ones((1, 2)))).all()
 
 
 def test_a_summary_repeats_and_holds_the_mean(scores: Scores) -> None:

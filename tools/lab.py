@@ -15,7 +15,7 @@ from torchvision.models import resnet18
 
 from sufficit import Classifier
 
-CIFAR_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
+CIFAR_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 SIDE = 64
 
 

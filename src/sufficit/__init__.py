@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sufficit.classifiers import Classifier
+    from sufficit.comparison import Standing, compare_scores
     from sufficit.errors import UserError
     from sufficit.explainers import explain, explain_all
     from sufficit.heatmaps import normalize, resize
@@ -23,8 +24,10 @@ _HOMES = {
     "Pool": "sufficit.metrics.probe",
     "Recipe": "sufficit.parts",
     "Scores": "sufficit.metrics.evaluate",
+    "Standing": "sufficit.comparison",
     "UserError": "sufficit.errors",
     "View": "sufficit.parts",
+    "compare_scores": "sufficit.comparison",
     "evaluate": "sufficit.metrics.evaluate",
     "explain": "sufficit.explainers",
     "explain_all": "sufficit.explainers",
@@ -39,8 +42,10 @@ __all__ = [
     "Pool",
     "Recipe",
     "Scores",
+    "Standing",
     "UserError",
     "View",
+    "compare_scores",
     "evaluate",
     "explain",
     "explain_all",

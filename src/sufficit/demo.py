@@ -1,31 +1,33 @@
 """`sufficit demo`: a small digit classifier, explained and scored, with nothing to download."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from sufficit import figures
 from sufficit.classifiers import Classifier
+from sufficit.comparison import Standing, compare_scores
 from sufficit.data.digits import Digits, synthetic_digits
 from sufficit.explainers import CAMS, explain_all
 from sufficit.metrics.evaluate import Scores, evaluate, join
 from sufficit.progress import bar
-from sufficit.results import Estimate, as_json, provenance, save_json, save_scores, summarise
+from sufficit.results import (
+    Estimate,
+    as_json,
+    provenance,
+    save_json,
+    save_pairs,
+    save_scores,
+    summarise,
+)
+from sufficit.tables import methods_table
 
 METHODS = (*CAMS, "center", "random")
 TRUTH = "true digit"
 SHOWN = 6
-HEADINGS = {
-    "insertion_percent": "insertion",
-    "deletion_percent": "deletion",
-    "base_score": "base",
-    "mask_penalty": "penalty",
-    "msi": "MSI",
-}
 
 
 def run_demo(folder: Path, n: int, seed: int, console: Console) -> None:
@@ -53,10 +55,12 @@ def run_demo(folder: Path, n: int, seed: int, console: Console) -> None:
     )
     scores = score_all(classifier, digits, heatmaps)
     summaries = {name: summarise(found, seed=seed) for name, found in scores.items()}
-    console.print(demo_table(summaries, n))
+    standing = compare_scores({name: scores[name] for name in CAMS}, seed=seed)
+    title = f"Means over {n} pictures, alpha_min 0.5"
+    console.print(methods_table(summaries, standing, title))
     calls = sum(int(found.calls.sum()) for found in scores.values())
-    console.print(in_words(summaries, calls))
-    _save(folder, digits, heatmaps, scores, summaries, classifier, seed)
+    console.print(in_words(summaries, standing.best, calls))
+    _save(folder, digits, heatmaps, scores, summaries, standing, classifier)
     console.print(
         f"Look at {folder / 'sheet.png'} and {folder / 'curves.png'}; all rows are in {folder}."
     )
@@ -81,31 +85,8 @@ def score_all(
     return {name: join(found) for name, found in parts.items()}
 
 
-def demo_table(summaries: dict[str, dict[str, Estimate]], n: int) -> Table:
-    """A row a method, best MSI first."""
-    title = f"Means over {n} pictures, alpha_min 0.5"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
-    table.add_column("method", no_wrap=True)
-    for column, heading in HEADINGS.items():
-        arrow = "↑" if summaries[TRUTH][column].higher_is_better else "↓"
-        table.add_column(f"{heading} {arrow}", justify="right", no_wrap=True)
-    table.add_column("95 % interval", justify="right", no_wrap=True)
-    for name in ranked(summaries):
-        found = summaries[name]
-        cells = [f"{found[column].mean:.3f}" for column in HEADINGS]
-        cells.append(f"{found['msi'].low:.2f} .. {found['msi'].high:.2f}")
-        table.add_row(name, *cells, style="dim" if name in ("random", "center", TRUTH) else None)
-    return table
-
-
-def ranked(summaries: dict[str, dict[str, Estimate]]) -> list[str]:
-    """Methods by MSI, best first."""
-    return sorted(summaries, key=lambda name: -summaries[name]["msi"].mean)
-
-
-def in_words(summaries: dict[str, dict[str, Estimate]], calls: int) -> str:
+def in_words(summaries: dict[str, dict[str, Estimate]], best: str, calls: int) -> str:
     """What the table means, in two sentences."""
-    best = next(name for name in ranked(summaries) if name in CAMS)
     msi, truth = summaries[best]["msi"].mean, summaries[TRUTH]["msi"].mean
     penalty = summaries[best]["mask_penalty"].mean
     return (
@@ -127,25 +108,28 @@ def _save(
     heatmaps: dict[str, Tensor],
     scores: dict[str, Scores],
     summaries: dict[str, dict[str, Estimate]],
+    standing: Standing,
     classifier: Classifier,
-    seed: int,
 ) -> None:
     shown = slice(0, SHOWN)
-    names = [name for name in ranked(summaries) if name in CAMS] + [TRUTH, "center", "random"]
+    names = [*standing.ranking, TRUTH, "center", "random"]
     captions = {name: [f"MSI {v:+.2f}" for v in scores[name].msi[shown]] for name in names}
     titles = [f"a {label}" for label in digits.labels[shown].tolist()]
     maps = {name: heatmaps[name][shown] for name in names}
     sheet = figures.sheet_figure(digits.images[shown], maps, titles, captions)
     figures.save(sheet, folder / "sheet.png")
-    best = names[0]
+    best = standing.best
     figures.save(figures.curves_figure(scores[best], best), folder / "curves.png")
     images = [f"digit-{i:04d}" for i in range(len(digits.labels))]
     for name, found in scores.items():
         place = folder / name.replace(" ", "-")
         place.mkdir(exist_ok=True)
         save_scores(place, found, images)
-    save_json(folder / "summary.json", {name: as_json(found) for name, found in summaries.items()})
+    summary = {name: as_json(found) for name, found in summaries.items()}
+    save_json(folder / "summary.json", summary | {"standing": asdict(standing)})
+    save_pairs(folder / "pairs.csv", standing)
     config = {"methods": list(scores), "data": "synthetic digits", "model": "sufficit:digits"}
     run = provenance(config, classifier.device, classifier.dtype)
     calls = sum(int(found.calls.sum()) for found in scores.values())
-    save_json(folder / "run.json", run | {"n": len(images), "seed": seed, "model_calls": calls})
+    facts = {"n": len(images), "model_calls": calls, "seed": standing.chance.seed}
+    save_json(folder / "run.json", run | facts | {"chance": asdict(standing.chance)})

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from sufficit.comparison import Standing
 from sufficit.files import writing
-from sufficit.intervals import Estimate, bootstrap, estimates, ratio_estimate
+from sufficit.intervals import Estimate, estimates, ratio_estimate
 from sufficit.metrics.columns import higher_is_better
 from sufficit.metrics.evaluate import Scores
 
 __all__ = [
     "Estimate",
     "as_json",
-    "bootstrap",
     "plain",
     "provenance",
     "save_json",
@@ -74,6 +74,14 @@ def save_scores(folder: Path, scores: Scores, names: Sequence[str]) -> None:
     table = pyarrow.table(columns).replace_schema_metadata({"grids": json.dumps(grids)})
     with writing(folder / "curves.parquet") as path:
         parquet.write_table(table, path)
+
+
+def save_pairs(path: Path, standing: Standing) -> None:
+    """Write a row a pair of methods, with what its interval and p-value were made with."""
+    frame = standing.frame()
+    frame.insert(0, "column", standing.column)
+    with writing(path) as part:
+        frame.assign(**asdict(standing.chance)).to_csv(part, index=False)
 
 
 def save_json(path: Path, content: Mapping[str, Any]) -> None:

