@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from sufficit.heatmaps import normalize, resize
     from sufficit.metrics.evaluate import Scores, evaluate
     from sufficit.parts import Recipe, View
+    from sufficit.sanity import sanity_check
+    from sufficit.similarity import agreement
 
 _HOMES = {
     "Classifier": "sufficit.classifiers",
@@ -21,11 +23,13 @@ _HOMES = {
     "Scores": "sufficit.metrics.evaluate",
     "UserError": "sufficit.errors",
     "View": "sufficit.parts",
+    "agreement": "sufficit.similarity",
     "evaluate": "sufficit.metrics.evaluate",
     "explain": "sufficit.explainers",
     "explain_all": "sufficit.explainers",
     "normalize": "sufficit.heatmaps",
     "resize": "sufficit.heatmaps",
+    "sanity_check": "sufficit.sanity",
 }
 
 __all__ = [
@@ -34,11 +38,13 @@ __all__ = [
     "Scores",
     "UserError",
     "View",
+    "agreement",
     "evaluate",
     "explain",
     "explain_all",
     "normalize",
     "resize",
+    "sanity_check",
 ]
 
 try:
