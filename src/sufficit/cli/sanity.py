@@ -101,7 +101,7 @@ def sanity(
 def _print_report(report: "SanityReport") -> None:
     out.print(_table(report))
     for name, sentence in report.sentences().items():
-        out.print(literal(f"{name} {sentence}"), highlight=False)
+        out.print(f"[bold]{name}[/]", literal(sentence), highlight=False)
     remark = report.remark()
     if remark:
         out.print(remark, highlight=False)
