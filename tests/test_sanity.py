@@ -358,6 +358,18 @@ def test_a_copy_learns_labels_that_were_permuted() -> None:
     assert torch.equal(again(images), student(images))
 
 
+def test_the_copy_begins_anew_and_knows_nothing_of_the_models_weights() -> None:
+    other = small()
+    with torch.no_grad():
+        for tensor in other.model.state_dict().values():
+            tensor.mul_(3)
+    loader = [(IMAGES, torch.arange(6) % CLASSES)]
+    students = [train_on_random_labels(c, loader, epochs=2)[0] for c in (small(), other)]
+    assert torch.equal(students[0](IMAGES), students[1](IMAGES))
+    assert int(students[0].bare[1].num_batches_tracked) == 2  # it was trained in train mode
+    assert not any(module.training for module in students[0].bare.modules())
+
+
 def test_random_labels_are_a_row_of_their_own_and_a_poor_copy_is_told() -> None:
     loader = [(IMAGES, torch.arange(6) % CLASSES)]
     report = sanity_check(
