@@ -442,7 +442,7 @@ def test_explain_skips_what_it_cannot_read_or_stops(sufficit, digits: Path, tmp_
     assert json.loads((tmp_path / "d" / "run.json").read_text())["n"] == N
 
 
-@pytest.mark.parametrize("command", ["evaluate", "explain", "demo"])
+@pytest.mark.parametrize("command", ["evaluate", "explain", "demo", "sanity"])
 def test_results_that_can_go_nowhere_are_refused_before_any_work(
     sufficit, digits: Path, tmp_path: Path, command: str
 ) -> None:
@@ -451,6 +451,7 @@ def test_results_that_can_go_nowhere_are_refused_before_any_work(
         "evaluate": scored(digits),
         "explain": ["explain", digits, "--model", "sufficit:digits"],
         "demo": ["demo", "--images", "1000"],
+        "sanity": ["sanity", "--model", "sufficit:digits", "--data", digits],
     }[command]
     places = [tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")]
     if command != "demo":
@@ -572,6 +573,6 @@ def test_help_does_not_load_torch() -> None:
     assert "evaluate" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["evaluate", "explain", "demo", "methods", "models"])
+@pytest.mark.parametrize("command", ["evaluate", "explain", "demo", "methods", "models", "sanity"])
 def test_every_command_has_examples(sufficit, command: str) -> None:
     assert f"sufficit {command}" in sufficit(command, "--help").out

@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/heatmaps-from-elsewhere.md", "docs/metrics.md"]
+PAGES = [
+    "README.md",
+    "docs/heatmaps-from-elsewhere.md",
+    "docs/metrics.md",
+    "docs/sanity.md",
+]
 
 
 def blocks(page: str, language: str) -> list[str]:

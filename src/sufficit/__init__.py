@@ -13,13 +13,19 @@ if TYPE_CHECKING:
     from sufficit.errors import UserError
     from sufficit.explainers import explain, explain_all
     from sufficit.heatmaps import normalize, resize
+    from sufficit.lax import Lax
     from sufficit.metrics.evaluate import Scores, evaluate
     from sufficit.metrics.leak import Leak, leak
     from sufficit.metrics.probe import Pool
     from sufficit.parts import Recipe, View
+    from sufficit.sanity import sanity_check
+    from sufficit.similarity import agreement
+    from sufficit.training import LaxRecipe, cache_features, train_lax
 
 _HOMES = {
     "Classifier": "sufficit.classifiers",
+    "Lax": "sufficit.lax",
+    "LaxRecipe": "sufficit.training",
     "Leak": "sufficit.metrics.leak",
     "Pool": "sufficit.metrics.probe",
     "Recipe": "sufficit.parts",
@@ -27,6 +33,8 @@ _HOMES = {
     "Standing": "sufficit.comparison",
     "UserError": "sufficit.errors",
     "View": "sufficit.parts",
+    "agreement": "sufficit.similarity",
+    "cache_features": "sufficit.training",
     "compare_scores": "sufficit.comparison",
     "evaluate": "sufficit.metrics.evaluate",
     "explain": "sufficit.explainers",
@@ -34,10 +42,14 @@ _HOMES = {
     "leak": "sufficit.metrics.leak",
     "normalize": "sufficit.heatmaps",
     "resize": "sufficit.heatmaps",
+    "sanity_check": "sufficit.sanity",
+    "train_lax": "sufficit.training",
 }
 
 __all__ = [
     "Classifier",
+    "Lax",
+    "LaxRecipe",
     "Leak",
     "Pool",
     "Recipe",
@@ -45,6 +57,8 @@ __all__ = [
     "Standing",
     "UserError",
     "View",
+    "agreement",
+    "cache_features",
     "compare_scores",
     "evaluate",
     "explain",
@@ -52,6 +66,8 @@ __all__ = [
     "leak",
     "normalize",
     "resize",
+    "sanity_check",
+    "train_lax",
 ]
 
 try:

@@ -90,7 +90,7 @@ def explain_pictures(
     prediction; "auto" takes labels where all pictures lie in class folders.
     """
     with quiet_reading():
-        kept, images, skipped = _read(pictures, classifier, on_error)
+        kept, images, skipped = read_pictures(pictures, classifier, on_error)
     with torch.no_grad():
         batches = [classifier(batch).float().softmax(1).cpu() for batch in images.split(64)]
     probabilities = torch.cat(batches)
@@ -170,7 +170,7 @@ def _class_name(number: int, classes: Sequence[str] | None) -> str:
     return classes[number] if classes else f"class {number}"
 
 
-def _read(
+def read_pictures(
     pictures: Sequence[Picture], classifier: Classifier, on_error: Literal["skip", "stop"]
 ) -> tuple[list[Picture], Tensor, dict[str, str]]:
     """The pictures that can be read, their images, and why the others can't."""

@@ -80,4 +80,5 @@ def _line(tensor: Tensor) -> Tensor:
     """The tensor, scaled to length 1, along a fixed wave of mean square 1: a number, on the CPU."""
     flat = tensor.contiguous().flatten().double().cpu()
     wave = torch.arange(1, len(flat) + 1, dtype=torch.float64).cos() * 2**0.5
-    return (flat @ wave) / flat.norm().clamp(min=1e-12)
+    line: Tensor = (flat @ wave) / flat.norm().clamp(min=1e-12)
+    return line

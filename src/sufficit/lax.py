@@ -42,7 +42,7 @@ How it was trained is in `config.json`, under `trained`.
 """
 
 
-class Lax(nn.Module, PyTorchModelHubMixin):  # type: ignore[misc]  # the mixin has no types
+class Lax(nn.Module, PyTorchModelHubMixin):
     """Features [N,K,h,w] of one layer of one classifier -> what matters, [N,h,w] in 0..1.
 
     A convnet K-256-128-64-1, or any module of your own (`net`) that gives one channel. With
@@ -69,12 +69,11 @@ class Lax(nn.Module, PyTorchModelHubMixin):  # type: ignore[misc]  # the mixin h
         _check_sizes(channels, upsample, widths)
         self.channels, self.upsample, self.widths = channels, upsample, tuple(widths)
         self.own_net = net is not None
-        self.net = net if net is not None else _convnet(channels, self.widths, upsample)
-        if net is None:
-            nn.init.constant_(self.net[-1].bias, bias)
+        self.net = net if net is not None else _convnet(channels, self.widths, upsample, bias)
         self.layer = layer
-        known = fingerprint is None or isinstance(fingerprint, Fingerprint)
-        self.fingerprint = fingerprint if known else fingerprints.read(fingerprint)
+        if isinstance(fingerprint, dict):
+            fingerprint = fingerprints.read(fingerprint)
+        self.fingerprint = fingerprint
         self.trained: dict[str, Any] = dict(trained or {})
 
     def forward(self, features: Tensor) -> Tensor:
@@ -181,15 +180,17 @@ class Lax(nn.Module, PyTorchModelHubMixin):  # type: ignore[misc]  # the mixin h
         return f"Lax({kind}, K={self.channels}, layer={self.layer!r}, upsample={self.upsample})"
 
 
-def _convnet(channels: int, widths: Sequence[int], upsample: int) -> nn.Sequential:
+def _convnet(channels: int, widths: Sequence[int], upsample: int, bias: float) -> nn.Sequential:
     """K-256-128-64-1: the first layer mixes channels alone, the others look at neighbours too."""
+    last = nn.Conv2d(widths[-1], 1, 3, padding=1)
+    nn.init.constant_(last.bias, bias)  # type: ignore[arg-type]  # it has one
     layers: list[nn.Module] = []
     for number, (k, m) in enumerate(pairwise([channels, *widths])):
         if number == 1 and upsample > 1:
             layers.append(nn.Upsample(scale_factor=upsample, mode="bilinear"))
         side = 1 if number == 0 else 3
         layers += [nn.Conv2d(k, m, side, padding=side // 2), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Conv2d(widths[-1], 1, 3, padding=1))
+    return nn.Sequential(*layers, last)
 
 
 def _check_sizes(channels: int, upsample: int, widths: Sequence[int]) -> None:

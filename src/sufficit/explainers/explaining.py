@@ -230,7 +230,8 @@ def learned(lax: Lax, classifier: Classifier, *, check: bool = True) -> Explaine
     def draw(features: Tensor) -> Tensor:
         training = lax.training
         try:
-            return lax.to(features.device).eval()(features)
+            drawn: Tensor = lax.to(features.device).eval()(features)
+            return drawn
         finally:
             lax.train(training)
 

@@ -44,9 +44,9 @@ class Feed:
         seed_all(self.seed, epoch, self.rank)
         for generator in _generators(self.loader):
             generator.manual_seed(mixed_seed(self.seed, epoch, self.rank))
-        sampler = getattr(self.loader, "sampler", None)
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
+        set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
         seen = 0
         for given in self.loader:
             seen += 1
@@ -71,14 +71,8 @@ class Feed:
         """Images and, where they are the targets, labels of what a loader gave."""
         if isinstance(given, Batch):
             return given.images, given.targets
-        images, labels = (
-            (given[0], given[1] if len(given) > 1 else None)
-            if _several(given)
-            else (
-                given,
-                None,
-            )
-        )
+        several = [*given, None] if isinstance(given, tuple | list) and given else [given, None]
+        images, labels = several[:2]
         if not isinstance(images, Tensor):
             raise UserError(
                 "a loader must give (images, labels), or images alone, as tensors; got"
@@ -105,7 +99,7 @@ def feed_of(
             f"loader must give batches of (images, labels), got {type(loader).__name__}: a"
             " torch.utils.data.DataLoader does"
         )
-    if iter(loader) is loader:  # type: ignore[arg-type]  # a generator is spent after one epoch
+    if iter(loader) is loader:  # a generator is spent after one epoch
         raise UserError(
             "loader must give its batches anew at each epoch: give a list or DataLoader"
         )
@@ -227,7 +221,3 @@ def _generators(loader: Loader) -> list[torch.Generator]:
 
 def _tensors(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return batch.images, batch.targets, batch.features
-
-
-def _several(given: object) -> bool:
-    return isinstance(given, tuple | list) and len(given) > 0

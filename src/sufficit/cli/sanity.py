@@ -1,0 +1,126 @@
+"""`sufficit sanity`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from sufficit.cli.app import app, literal, out, print_skipped
+from sufficit.cli.options import (
+    ClassesOption,
+    DeviceOption,
+    LayerOption,
+    ModelOption,
+    OnError,
+    Precision,
+    SizeOption,
+    Targets,
+    WeightsOption,
+)
+from sufficit.errors import unknown
+from sufficit.files import check_output
+
+if TYPE_CHECKING:
+    from sufficit.sanity import SanityReport
+
+
+@app.command()
+def sanity(
+    model: ModelOption,
+    data: Annotated[Path, typer.Option(help="Folder of images; class folders give labels.")],
+    method: Annotated[
+        str, typer.Option("--method", "-m", help="Methods by name, as in gradcam,layercam.")
+    ] = "gradcam,center",
+    images: Annotated[int, typer.Option(help="At most so many images, drawn by seed.", min=1)] = 64,
+    steps: Annotated[
+        int, typer.Option(help="At most so many blocks are made random, one by one.", min=1)
+    ] = 8,
+    random_labels: Annotated[
+        bool, typer.Option(help="Also train a copy on permuted labels of the folder's images.")
+    ] = False,
+    epochs: Annotated[int, typer.Option(help="Of training on random labels.", min=1)] = 30,
+    train_images: Annotated[
+        int, typer.Option(help="At most so many are trained on; they are kept in memory.", min=2)
+    ] = 1000,
+    targets: Annotated[
+        Targets, typer.Option(help="auto: labels where there are any.")
+    ] = Targets.auto,
+    out_folder: Annotated[Path, typer.Option("--out", help="Where results go.")] = Path(
+        "sufficit-sanity"
+    ),
+    layer: LayerOption = None,
+    device: DeviceOption = "auto",
+    precision: Annotated[Precision, typer.Option(help="Of weights and inputs.")] = Precision.fp32,
+    weights: WeightsOption = "default",
+    num_classes: ClassesOption = None,
+    size: SizeOption = None,
+    on_error: Annotated[OnError, typer.Option(help="For unreadable images.")] = OnError.skip,
+    seed: Annotated[int, typer.Option(help="Of all that is random.", min=0)] = 0,
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in --out.")] = False,
+) -> None:
+    """Do a method's maps depend on the model? Make its layers random and compare.
+
+    **Examples**
+
+    sufficit sanity --model torchvision:resnet50 --data photos --method gradcam,kpca-cam,center
+
+    sufficit sanity --model saved/birds --data birds --random-labels --epochs 50
+    """
+    check_output(out_folder, [data], overwrite=overwrite)
+    from sufficit.explainers import EXPLAINERS
+    from sufficit.parsing import classifier_from
+    from sufficit.sanity import SanityOptions, check_folder, save_sanity
+
+    methods = tuple(part.strip() for part in method.split(",") if part.strip())
+    for name in methods:
+        if name not in EXPLAINERS:
+            raise unknown("method", name, EXPLAINERS)
+    classifier = classifier_from(model, weights, num_classes, size, device, precision)
+    options = SanityOptions(
+        methods=methods,
+        images=images,
+        steps=steps,
+        random_labels=random_labels,
+        epochs=epochs,
+        train_images=train_images,
+        targets=targets.value,
+        layer=layer,
+        on_error=on_error.value,
+        seed=seed,
+    )
+    result = check_folder(classifier, data, options)
+    config: dict[str, Any] = {"model": model, "weights": weights, "data": str(data)}
+    config |= {"size": size, "precision": precision.value, "num_classes": num_classes}
+    save_sanity(out_folder, result, classifier, config, options)
+    print_skipped(result.skipped)
+    _print_report(result.report)
+    out.print(f"Written to {out_folder}: sanity.csv, sanity.png, run.json", highlight=False)
+
+
+def _print_report(report: "SanityReport") -> None:
+    out.print(_table(report))
+    for name, sentence in report.sentences().items():
+        out.print(f"[bold]{name}[/]", literal(sentence), highlight=False)
+    remark = report.remark()
+    if remark:
+        out.print(remark, highlight=False)
+
+
+def _table(report: "SanityReport") -> Table:
+    """A row a method: its rank correlation after the first, a middle and the last step."""
+    n = len(report.targets)
+    title = f"Rank correlation with the original maps, mean over {n} images"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("method")
+    steps = report.cascade_of(report.methods[0])
+    shown = sorted({0, len(steps) // 2, len(steps) - 1})
+    words = [f"{'down to ' if i else ''}{steps[i].layer} random" for i in shown]
+    for word in [*words, *(["random labels"] if report.random_labels else [])]:
+        table.add_column(literal(word), justify="right")
+    labels = {found.method: found for found in report.random_labels}
+    for name in report.methods:
+        steps = report.cascade_of(name)
+        found = [steps[i] for i in shown] + ([labels[name]] if name in labels else [])
+        table.add_row(name, *(f"{float(f.rank_correlation.nanmean()):.2f}" for f in found))
+    return table
