@@ -71,7 +71,9 @@ class Feed:
         """Images and, where they are the targets, labels of what a loader gave."""
         if isinstance(given, Batch):
             return given.images, given.targets
-        several = [*given, None] if isinstance(given, tuple | list) and given else [given, None]
+        several: list[Any] = (
+            [*given, None] if isinstance(given, tuple | list) and given else [given, None]
+        )
         images, labels = several[:2]
         if not isinstance(images, Tensor):
             raise UserError(
