@@ -55,6 +55,7 @@ def train_lax(
     seed: int = 0,
     out: str | Path | None = None,
     validation: Loader | None = None,
+    validation_images: int = VALIDATION_IMAGES,
     net: nn.Module | None = None,
     alpha_min: float | None = None,
     patience: int | None = PATIENCE,
@@ -65,11 +66,12 @@ def train_lax(
     """Train an adapter that draws the classifier's heatmap in its own forward pass.
 
     `loader` gives batches of (images in 0..1, labels), or images alone with target="prediction". It
-    is run through once an epoch; `validation` (or else the first images of `loader`) decides which
-    epoch was best. `out` holds a checkpoint of every epoch and the best adapter: the same call goes
-    on where it was stopped. `area` is the share of the image a heatmap should mark. `patience` is
-    how many epochs without progress end the training; `net` takes the place of the convnet.
-    `fabric` brings several devices or bfloat16; the classifier is the same after as before.
+    is run through once an epoch; the first `validation_images` of `validation`, or of `loader` if
+    there is none, decide which epoch was best. `out` holds a checkpoint of every epoch and the best
+    adapter: the same call goes on where it was stopped. `area` is the share of the image a heatmap
+    should mark. `patience` is how many epochs without progress end the training; `net` takes the
+    place of the convnet. `fabric` brings several devices or bfloat16. The classifier is the same
+    after as before.
     """
     check_classifier(classifier)
     chosen = recipe_of(recipe, epochs, area, alpha_min)
@@ -77,7 +79,7 @@ def train_lax(
     out = None if out is None else Path(out)
     with keeping_randomness(), _lent(classifier, fabric):
         feed = feed_of(classifier, loader, target, seed, fabric)
-        exam = _exam(classifier, feed, validation)
+        exam = _exam(classifier, feed, validation, validation_images)
         lax = _new(classifier, exam.images, chosen, net, seed)
         settings = _settings(chosen, feed, lax, fabric)
         run = _Run(classifier, feed, exam, chosen, lax, fabric, out, settings)
@@ -114,9 +116,11 @@ def _lent(classifier: Classifier, fabric: "Fabric") -> Iterator[None]:
         classifier.to(device)
 
 
-def _exam(classifier: Classifier, feed: Feed, validation: Loader | None) -> Examination:
+def _exam(
+    classifier: Classifier, feed: Feed, validation: Loader | None, images: int
+) -> Examination:
     source = feed if validation is None else Feed(classifier, validation, feed.target, feed.seed)
-    return examination_of(classifier, *first_images(source, VALIDATION_IMAGES))
+    return examination_of(classifier, *first_images(source, images))
 
 
 def _new(
