@@ -3,5 +3,6 @@
 from sufficit.training.feeding import cache_features
 from sufficit.training.lax import TrainingError, train_lax
 from sufficit.training.recipes import RECIPES, LaxRecipe
+from sufficit.training.repeating import repeatability
 
-__all__ = ["RECIPES", "LaxRecipe", "TrainingError", "cache_features", "train_lax"]
+__all__ = ["RECIPES", "LaxRecipe", "TrainingError", "cache_features", "repeatability", "train_lax"]
