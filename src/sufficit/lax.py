@@ -138,14 +138,14 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         **push: Any,
     ) -> str | None:
         """Write model.safetensors, config.json and a card; each appears whole or not at all."""
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         folder = Path(save_directory)
         check_output(folder)
         folder.mkdir(parents=True, exist_ok=True)
         state = {k: v.detach().cpu().contiguous().clone() for k, v in self.state_dict().items()}
         with writing(folder / WEIGHTS) as path:
-            save_file(state, path)
+            path.write_bytes(save(state))  # save_file does not tell a full disk as an OSError
         with writing(folder / CONFIG) as path:
             path.write_text(json.dumps(self.config, indent=2) + "\n")
         with writing(folder / "README.md") as path:
