@@ -110,9 +110,7 @@ def feed_of(
 
 def _share(loader: Loader, fabric: Fabric, seed: int) -> Loader:
     """The images of a loader that fall to this process."""
-    if fabric.world_size == 1 or isinstance(
-        getattr(loader, "sampler", None), DistributedSampler
-    ):
+    if fabric.world_size == 1 or isinstance(getattr(loader, "sampler", None), DistributedSampler):
         return loader
     if not isinstance(loader, DataLoader):
         raise UserError(

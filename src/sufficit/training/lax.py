@@ -71,13 +71,13 @@ def train_lax(
     there is none, decide which epoch was best. `out` holds a checkpoint of every epoch and the best
     adapter: the same call goes on where it was stopped. `area` is the share of the image a heatmap
     should mark. `patience` is how many epochs without progress end the training; `net` takes the
-    place of the convnet. `fabric` brings several devices or bfloat16. `about` is kept with the adapter
-    and must be the same, as the other settings, for a run to be gone on with. The classifier is the
-    same after as before.
+    place of the convnet. `fabric` brings several devices or bfloat16. `about` is kept with the
+    adapter, and as the other settings must be the same for a run to be gone on with. The classifier
+    is the same after as before.
     """
     check_classifier(classifier)
     chosen = recipe_of(recipe, epochs, area, alpha_min)
-    fabric = fabric or _fabric(classifier)
+    fabric = fabric or one_device(classifier)
     out = None if out is None else Path(out)
     with keeping_randomness(), _lent(classifier, fabric):
         feed = feed_of(classifier, loader, target, seed, fabric)
@@ -93,7 +93,8 @@ def train_lax(
         return run.result()
 
 
-def _fabric(classifier: Classifier) -> "Fabric":
+def one_device(classifier: Classifier) -> "Fabric":
+    """Fabric on the classifier's own device."""
     from lightning.fabric import Fabric
 
     device = classifier.device
