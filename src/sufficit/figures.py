@@ -211,7 +211,7 @@ def training_figure(history: "pandas.DataFrame", best: int, n: int) -> "Figure":
     other.set_ylabel("right on masked images", fontsize=8, color=SHOW)
     other.tick_params(labelsize=7, colors=SHOW)
     other.spines[["top"]].set_visible(False)
-    words = f"{len(history)} epochs of training; the adapter kept is that of epoch {best}"
+    words = f"Training, epoch by epoch; the adapter kept is that of epoch {best}"
     figure.suptitle(words, fontsize=10, color=INK)
     figure.tight_layout()
     return figure
@@ -220,7 +220,7 @@ def training_figure(history: "pandas.DataFrame", best: int, n: int) -> "Figure":
 def _epoch_lines(axis: "Axes", history: "pandas.DataFrame", colours: Mapping[str, str]) -> None:
     marker = "o" if len(history) < 30 else None
     for name, colour in colours.items():
-        label = {"msi": "MSI"}.get(name, name.replace("_", " "))
+        label = {"msi": "MSI", "leak_chance": "chance"}.get(name, name.replace("_", " "))
         axis.plot(
             history["epoch"],
             history[name],

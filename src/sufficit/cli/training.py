@@ -2,6 +2,8 @@
 
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -133,7 +135,7 @@ def train_lax(
     )
     config: dict[str, Any] = {"model": model, "weights": weights, "num_classes": num_classes}
     config |= {"size": size, "layer": layer, "precision": precision.value, "devices": devices}
-    with one_voice(rank == 0, rank):
+    with one_voice(rank == 0, rank), _stopping_well():
         fabric = fabric_for(device_from(device), devices, precision.value)
         place = str(fabric.device) if devices == 1 else "cpu"
         classifier = classifier_from(model, weights, num_classes, size, place, "fp32", layer)
@@ -145,6 +147,16 @@ def train_lax(
     known: dict[str, Any] = {"--weights": weights if weights != "default" else None}
     known |= {"--num-classes": num_classes, "--size": size}
     _print_next(out_folder, data, model, known)
+
+
+@contextmanager
+def _stopping_well() -> Iterator[None]:
+    """Say what Ctrl-C leaves."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print("Stopped. The same command goes on after the last epoch that was finished.")
+        raise typer.Exit(130) from None
 
 
 def _print_outcome(outcome: "Outcome") -> None:
@@ -163,7 +175,8 @@ _WORDS = {"label": "labels of their folders", "prediction": "model's own predict
 def _table(outcome: "Outcome") -> Table:
     """The last epochs and the best one, a row each."""
     history, best = outcome.history, outcome.best["epoch"]
-    title = f"{len(history)} epochs, scored on {outcome.validated_on} held-out images; * the best"
+    number = f"{len(history)} epoch{'s' if len(history) > 1 else ''}"
+    title = f"{number}, scored on {outcome.validated_on} held-out images; * the best"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("epoch", justify="right")
     for heading in HEADINGS.values():

@@ -16,6 +16,7 @@ from sufficit.training.feeding import CachedLoader, Loader, cache_features
 from sufficit.training.lax import PATIENCE, one_device, train_lax
 from sufficit.training.outcomes import HeldOut, Outcome, judge, save_outcome
 from sufficit.training.pictures import OnError, Part, PictureLoader
+from sufficit.training.processes import launch
 from sufficit.training.recipes import LaxRecipe
 from sufficit.training.splitting import Folder, read_folder
 
@@ -69,7 +70,7 @@ def train_folder(
         classifier, Path(data), options.target, options.validation_share, options.seed
     )
     fabric = fabric or one_device(classifier)
-    fabric.launch()
+    launch(fabric)
     classifier.to(fabric.device)
     with quiet_reading():
         judged_by = _read_held_out(classifier, folder.validation, options)

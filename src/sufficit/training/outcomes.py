@@ -75,10 +75,9 @@ class Outcome:
         return (
             f"The adapter of epoch {self.best['epoch']} is the best: on {self.validated_on} images"
             f" it was not trained on its MSI is {_with_interval(msi)}, and it marks"
-            f" {penalty.mean:.0%} of the image; Grad-CAM's is"
-            f" {_with_interval(cam['msi'])}. MSI is near +1 when a small region"
-            "  suffices and nothing else does. These images chose the epoch: score others"
-            " before you publish a number."
+            f" {penalty.mean:.0%} of the image; Grad-CAM's is {_with_interval(cam['msi'])}. MSI is"
+            " near +1 when a small region suffices and nothing else does. These images chose the"
+            " epoch: score others before you publish a number."
         )
 
 
@@ -179,7 +178,7 @@ def _sheet(outcome: Outcome, held_out: HeldOut, classifier: Classifier) -> Any:
 def _title(name: str, said: Tensor, target: int, classes: Sequence[str] | None) -> str:
     """File, and the class that is explained with its probability."""
     word = classes[target][:22] if classes else f"class {target}"
-    return f"{name if len(name) <= 28 else f'...{name[-25:]}'}\n{word} {said[target]:.2f}"
+    return f"{name if len(name) <= 28 else f'...{name[-25:]}'}\n{word}, p {said[target]:.2f}"
 
 
 def _with_interval(found: Estimate) -> str:

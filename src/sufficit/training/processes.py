@@ -34,6 +34,19 @@ def fabric_for(device: torch.device, devices: int = 1, precision: str = "fp32") 
     return Fabric(accelerator=device.type, devices=chosen, precision=PRECISIONS[precision])  # type: ignore[arg-type]  # one of its words
 
 
+def launch(fabric: "Fabric") -> None:
+    """Start the processes, without Lightning's word of ranks and ports."""
+    loggers = [logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+        fabric.launch()
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 @contextmanager
 def one_voice(first: bool, rank: int) -> Iterator[None]:
     """Only the first process speaks; another one speaks of an error if the first does not.
@@ -41,7 +54,6 @@ def one_voice(first: bool, rank: int) -> Iterator[None]:
     What goes wrong in all processes, or in the first alone, is told by the first, which ends. So
     the others wait a little, and are silent where it is gone.
     """
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # no word of ranks and ports
     if first:
         yield
         return
@@ -49,6 +61,8 @@ def one_voice(first: bool, rank: int) -> Iterator[None]:
     warnings.simplefilter("ignore")
     try:
         yield
+    except KeyboardInterrupt:
+        os._exit(130)
     except Exception as error:
         time.sleep(WAIT)
         if os.getppid() != parent:

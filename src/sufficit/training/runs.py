@@ -82,10 +82,10 @@ def save_run(
         "optimizer": optimizer.state_dict(),
     }
     # In memory first: torch does not tell a full disk from other errors.
-    written = BytesIO()
-    torch.save(content, written)
     with writing(out / CHECKPOINT) as path:
-        path.write_bytes(written.getbuffer())
+        written = BytesIO()
+        torch.save(content, written)
+        path.write_bytes(written.getvalue())
 
 
 def weights_of(lax: Lax) -> Weights:
