@@ -1,5 +1,6 @@
 """Pictures as a loader: read a batch at a time, and what can't be read is left out and named."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -116,9 +117,15 @@ class PictureLoader:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
-        found = map(self._batch, self.batches)
+        found = map(self._batch, self._started())
         yield from standing_in(found) if self.in_step else (one for one in found if one is not None)
         self.passes += 1
+
+    def _started(self) -> Iterator[Read]:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of any fork beside threads; torch's are idle when a pass begins.
+            warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)
+            return iter(self.batches)
 
     def _batch(self, read: Read) -> Any:
         """What of a batch can be trained on; None where nothing can."""
