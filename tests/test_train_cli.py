@@ -493,6 +493,7 @@ def test_features_may_be_cached_and_pictures_read_by_workers(
     cached = sufficit(*training(digits, tmp_path / "cached", "--cache-features"))
     assert cached.code == 0, cached.err
     assert not same(weights(tmp_path / "cached"), weights(trained))  # in another order
+    assert torch.load(tmp_path / "cached" / "checkpoint.pt")["settings"]["batches"] == 2
     history = json.loads((tmp_path / "cached" / "run.json").read_text())["history"]
     assert history[0]["loss"] == pytest.approx(
         json.loads((trained / "run.json").read_text())["history"][0]["loss"], rel=0.2
