@@ -1,8 +1,9 @@
-"""Data and classifiers for the experiments with LAX: Synthetic MNIST and CIFAR-10, on the device."""
+"""Data and classifiers for the experiments with LAX: Synthetic MNIST and CIFAR-10."""
 
 import gzip
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +15,12 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torchvision.models import resnet18
 
 from sufficit import Classifier
+from sufficit.data.images import find_pictures, read_picture
 
-CIFAR_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+CIFAR_CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
 SIDE = 64
 
 
@@ -50,8 +55,7 @@ class Shuffled:
 
 def read_idx(path: Path) -> Tensor:
     """A file of MNIST, packed or not."""
-    opened = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-    with opened as file:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         kind = struct.unpack(">HBB", file.read(4))[2]
         shape = struct.unpack(f">{kind}I", file.read(4 * kind))
         return torch.from_numpy(np.frombuffer(file.read(), np.uint8).copy()).view(*shape)
@@ -96,6 +100,17 @@ def _compose(strokes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tenso
     ink = F.grid_sample(strokes[:, None], grid, mode="bilinear", align_corners=False)[:, 0]
     shade = 0.8 + 0.2 * draw(n, 3, 1, 1)
     return pictures * (1 - ink[:, None]) + shade * ink[:, None], ink
+
+
+def cifar10(root: Path, split: str, device: str) -> Split:
+    """CIFAR-10 as class folders, root/cifar10/{train,test}/CLASS/*, in an order drawn once."""
+    pictures = find_pictures(root / "cifar10" / split)
+    with ThreadPoolExecutor(16) as pool:
+        images = list(pool.map(lambda picture: read_picture(picture.path, None), pictures))
+    labels = torch.tensor([CIFAR_CLASSES.index(str(picture.folder)) for picture in pictures])
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    bytes_ = (torch.stack(images)[order] * 255).round().to(torch.uint8)
+    return Split(bytes_.to(device), labels[order].to(device))
 
 
 def _first(root: Path, pattern: str) -> Path:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sufficit.parts import Recipe, View
     from sufficit.sanity import sanity_check
     from sufficit.similarity import agreement
-    from sufficit.training import LaxRecipe, cache_features, train_lax
+    from sufficit.training import LaxRecipe, cache_features, repeatability, train_lax
 
 _HOMES = {
     "Classifier": "sufficit.classifiers",
@@ -41,6 +41,7 @@ _HOMES = {
     "explain_all": "sufficit.explainers",
     "leak": "sufficit.metrics.leak",
     "normalize": "sufficit.heatmaps",
+    "repeatability": "sufficit.training",
     "resize": "sufficit.heatmaps",
     "sanity_check": "sufficit.sanity",
     "train_lax": "sufficit.training",
@@ -65,6 +66,7 @@ __all__ = [
     "explain_all",
     "leak",
     "normalize",
+    "repeatability",
     "resize",
     "sanity_check",
     "train_lax",

@@ -87,7 +87,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
                 f"this adapter reads features [N,K,h,w] with K = {self.channels}, got"
                 f" {list(features.shape)}: is it another layer, or another classifier?"
             )
-        found: Tensor = self.net(features)
+        weight = next(self.net.parameters(), features)
+        found: Tensor = self.net(features.to(weight.dtype))
         if found.ndim == 4 and found.shape[1] == 1:
             found = found[:, 0]
         if found.ndim != 3 or len(found) != len(features):
@@ -181,16 +182,17 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 
 
 def _convnet(channels: int, widths: Sequence[int], upsample: int, bias: float) -> nn.Sequential:
-    """K-256-128-64-1: the first layer mixes channels alone, the others look at neighbours too."""
-    last = nn.Conv2d(widths[-1], 1, 3, padding=1)
+    """K-256-128-64-1: the first layer mixes channels alone, the others look at neighbours too.
+
+    A map larger than the features has several cells for each of theirs, all from the last layer.
+    """
+    last = nn.Conv2d(widths[-1], upsample**2, 3, padding=1)
     nn.init.constant_(last.bias, bias)  # type: ignore[arg-type]  # it has one
     layers: list[nn.Module] = []
     for number, (k, m) in enumerate(pairwise([channels, *widths])):
-        if number == 1 and upsample > 1:
-            layers.append(nn.Upsample(scale_factor=upsample, mode="bilinear"))
         side = 1 if number == 0 else 3
         layers += [nn.Conv2d(k, m, side, padding=side // 2), nn.ReLU()]
-    return nn.Sequential(*layers, last)
+    return nn.Sequential(*layers, last, nn.PixelShuffle(upsample))
 
 
 def _check_sizes(channels: int, upsample: int, widths: Sequence[int]) -> None:

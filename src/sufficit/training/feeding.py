@@ -6,17 +6,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from sufficit.classifiers import Classifier, check_images, check_targets
 from sufficit.errors import UserError
 from sufficit.training.steps import Batch
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
 
 Target = Literal["label", "prediction"]
 Loader = Iterable[Any]
@@ -91,7 +93,7 @@ class Feed:
 
 
 def feed_of(
-    classifier: Classifier, loader: Loader, target: Target, seed: int, fabric: Fabric
+    classifier: Classifier, loader: Loader, target: Target, seed: int, fabric: "Fabric"
 ) -> Feed:
     """A feed over this process's share of the loader, its first batch checked."""
     if target not in ("label", "prediction"):
@@ -108,7 +110,7 @@ def feed_of(
     return Feed(classifier, _share(loader, fabric, seed), target, seed, fabric.global_rank)
 
 
-def _share(loader: Loader, fabric: Fabric, seed: int) -> Loader:
+def _share(loader: Loader, fabric: "Fabric", seed: int) -> Loader:
     """The images of a loader that fall to this process."""
     if fabric.world_size == 1 or isinstance(getattr(loader, "sampler", None), DistributedSampler):
         return loader

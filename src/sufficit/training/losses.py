@@ -57,23 +57,38 @@ def _preferred(sharpness: float) -> float:
     return (sharpness / (1 - small) - 1) * small / (1 - small)
 
 
-def kept(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of what the mask keeps: [N,C], [N] -> a number."""
-    return F.cross_entropy(logits, targets)
+def kept(logits: Tensor, targets: Tensor, power: float = 0.0) -> Tensor:
+    """(1 - p_y^q) / q, which is cross-entropy at q = 0, mean over images: [N,C], [N] -> a number.
+
+    At q > 0 it is bounded, so that images no mask can save do not outweigh the others (Zhang and
+    Sabuncu 2018, generalised cross-entropy).
+
+    >>> kept(torch.zeros(1, 4), torch.tensor([0])), kept(torch.zeros(1, 4), torch.tensor([0]), 0.5)
+    (tensor(1.3863), tensor(1.))
+    """
+    logs = logits.log_softmax(1).gather(1, targets[:, None])[:, 0]
+    return _bounded(logs, power).mean()
 
 
-def unlike(logits: Tensor, targets: Tensor, counted: Tensor | None = None) -> Tensor:
-    """-log(1 - p_y), mean over the images (that are counted): [N,C], [N] -> a number.
+def unlike(
+    logits: Tensor, targets: Tensor, counted: Tensor | None = None, power: float = 0.0
+) -> Tensor:
+    """The same of 1 - p_y, mean over the images (that are counted): [N,C], [N] -> a number.
 
     >>> unlike(torch.zeros(1, 4), torch.tensor([0]))  # -log 3/4
     tensor(0.2877)
     """
     own = F.one_hot(targets, logits.shape[1]).bool()
-    others = logits.masked_fill(own, -torch.inf).logsumexp(1)
-    losses = logits.logsumexp(1) - others
+    logs = logits.masked_fill(own, -torch.inf).logsumexp(1) - logits.logsumexp(1)
+    values = _bounded(logs, power)
     if counted is None:
-        return losses.mean()
-    return (losses * counted).sum() / counted.sum().clamp(min=1)
+        return values.mean()
+    return (values * counted).sum() / counted.sum().clamp(min=1)
+
+
+def _bounded(logs: Tensor, power: float) -> Tensor:
+    """(1 - p^q) / q of log p, and -log p at q = 0."""
+    return -(power * logs).expm1() / power if power else -logs
 
 
 def sorted_area(masks: Tensor, area: float) -> Tensor:

@@ -16,6 +16,7 @@ class LaxRecipe:
     keep: float = 1.0  # cross-entropy of what the mask keeps
     drop: float = 0.0  # -log(1 - p_y) of what it leaves
     donors: float = 0.0  # -log(1 - p_y) of another class's image under the same mask
+    power: float = 0.0  # q > 0 puts (1 - p^q) / q for -log p in these three
     entropy: float = 0.0  # of softmax(M / temperature)
     temperature: float = 0.5
     size: float = 0.0  # mean mask (the l1 norm), or the distance to the `area` wanted
@@ -43,12 +44,13 @@ _LETTER = LaxRecipe(entropy=5, schedule="constant", epochs=500)
 
 RECIPES: dict[str, LaxRecipe] = {
     "robust": LaxRecipe(
-        drop=1,
-        donors=1,
-        size=5,
-        decide=1,
-        fills=("black", "colour", "noise", "blurred"),
-        upsample=2,
+        drop=0.5,
+        donors=0.5,
+        power=0.5,
+        size=1.5,
+        decide=0.5,
+        fills=("black", "colour", "noise", "blurred", "other"),
+        upsample=4,
     ),
     "paper": LaxRecipe(entropy=5),
     "paper-synthetic-mnist": _LETTER,

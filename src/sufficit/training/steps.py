@@ -88,12 +88,13 @@ def _terms(
     said: dict[str, Tensor], batch: Batch, cells: Tensor, recipe: LaxRecipe
 ) -> dict[str, Tensor]:
     """Every term that has a weight in the recipe, under the weight's name."""
-    targets = batch.targets
-    found = {"keep": losses.kept(said["keep"], targets)}
+    targets, power = batch.targets, recipe.power
+    found = {"keep": losses.kept(said["keep"], targets, power)}
     if recipe.drop:
-        found["drop"] = losses.unlike(said["drop"], targets)
+        found["drop"] = losses.unlike(said["drop"], targets, power=power)
     if recipe.donors:
-        found["donors"] = losses.unlike(said["donors"], targets, targets != targets.roll(1, 0))
+        strange = targets != targets.roll(1, 0)
+        found["donors"] = losses.unlike(said["donors"], targets, strange, power)
     if recipe.entropy:
         found["entropy"] = losses.entropy(cells, recipe.temperature)
     if recipe.size and recipe.area is None:
