@@ -73,8 +73,8 @@ class Outcome:
         lax, cam = self.summaries["lax"], self.summaries["gradcam"]
         msi, penalty = lax["msi"], lax["mask_penalty"]
         return (
-            f"The adapter of epoch {self.best['epoch']} is the best: on {self.validated_on} images"
-            f" it was not trained on its MSI is {_with_interval(msi)}, and it marks"
+            f"The adapter of epoch {self.best['epoch']} is the best by MSI less what leaks above"
+            f" chance: on {self.validated_on} images it was not trained on its MSI is {_with_interval(msi)}, and it marks"
             f" {penalty.mean:.0%} of the image; Grad-CAM's is {_with_interval(cam['msi'])}. MSI is"
             " near +1 when a small region suffices and nothing else does. These images chose the"
             " epoch: score others before you publish a number."
