@@ -76,8 +76,9 @@ class Outcome:
             f"The adapter of epoch {self.best['epoch']} is the best by MSI less what leaks above"
             f" chance: on {self.validated_on} images it was not trained on its MSI is"
             f" {_with_interval(msi)}, and it marks {penalty.mean:.0%} of the image; Grad-CAM's is"
-            f" {_with_interval(cam['msi'])}. MSI is near +1 when a small region suffices and nothing"
-            " else does. These images chose the epoch: score others before you publish a number."
+            f" {_with_interval(cam['msi'])}. MSI is near +1 when a small region suffices and"
+            " nothing else does. These images chose the epoch: score others before you"
+            " publish a number."
         )
 
 
