@@ -22,7 +22,7 @@ from sufficit.data.images import (
     read_picture,
 )
 from sufficit.errors import UserError, unknown
-from sufficit.explainers import explain_all
+from sufficit.explainers import Methods, explain_all, methods_for
 from sufficit.files import writing
 from sufficit.results import provenance, save_json
 
@@ -76,7 +76,7 @@ def class_number(target: str, classes: Sequence[str] | None) -> int:
 def explain_pictures(
     classifier: Classifier,
     pictures: Sequence[Picture],
-    methods: Sequence[str],
+    methods: Methods,
     target: Wanted = "auto",
     *,
     layer: str | None = None,
@@ -89,6 +89,7 @@ def explain_pictures(
     The class explained is one for all, or each picture's label (its class folder), or the model's
     prediction; "auto" takes labels where all pictures lie in class folders.
     """
+    known = methods_for(methods, classifier)  # what is wrong is said before anything is read
     with quiet_reading():
         kept, images, skipped = read_pictures(pictures, classifier, on_error)
     with torch.no_grad():
@@ -96,7 +97,7 @@ def explain_pictures(
     probabilities = torch.cat(batches)
     goals = _goals(classifier, kept, probabilities, target)
     heatmaps = explain_all(
-        classifier, images, goals, methods, layer=layer, seed=seed, progress=progress
+        classifier, images, goals, known, layer=layer, seed=seed, progress=progress
     )
     shown = {name: maps.cpu() for name, maps in heatmaps.items()}
     return Drawn(tuple(p.name for p in kept), images, shown, goals, probabilities, skipped)

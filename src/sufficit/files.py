@@ -7,6 +7,9 @@ from pathlib import Path
 
 from sufficit.errors import UserError
 
+CHECKPOINT = "checkpoint.pt"
+"""Where a training run keeps how far it is; whoever finds it may go on with the run."""
+
 
 def check_output(folder: Path, sources: Sequence[Path] = (), *, overwrite: bool = True) -> None:
     """Raise, before any work is done, where results could not be written or would do harm."""

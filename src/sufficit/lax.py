@@ -48,6 +48,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     A convnet K-256-128-64-1, or any module of your own (`net`) that gives one channel. With
     `upsample` the map has that many times the features' height and width.
 
+    >>> import torch
     >>> lax = Lax(512, upsample=2)
     >>> lax(torch.rand(2, 512, 4, 4)).shape
     torch.Size([2, 8, 8])
@@ -139,14 +140,14 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         **push: Any,
     ) -> str | None:
         """Write model.safetensors, config.json and a card; each appears whole or not at all."""
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         folder = Path(save_directory)
         check_output(folder)
         folder.mkdir(parents=True, exist_ok=True)
         state = {k: v.detach().cpu().contiguous().clone() for k, v in self.state_dict().items()}
         with writing(folder / WEIGHTS) as path:
-            save_file(state, path)
+            path.write_bytes(save(state))  # save_file does not tell a full disk as an OSError
         with writing(folder / CONFIG) as path:
             path.write_text(json.dumps(self.config, indent=2) + "\n")
         with writing(folder / "README.md") as path:

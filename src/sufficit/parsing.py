@@ -8,10 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sufficit import layers
 from sufficit.classifiers import Classifier
 from sufficit.data.images import BadPictureError, read_picture
 from sufficit.errors import UserError, unknown
+from sufficit.explainers import EXPLAINERS, Method
 from sufficit.fills import FILLS
+from sufficit.lax import Lax
 from sufficit.metrics.columns import COLUMNS
 from sufficit.parts import View
 
@@ -33,6 +36,39 @@ def columns_from(text: str | None) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip()) if text else COLUMNS
 
 
+def methods_from(text: str) -> dict[str, Method]:
+    """Methods named with commas between them; a folder is the adapter in it, under its name.
+
+    >>> methods_from("gradcam, layercam")
+    {'gradcam': 'gradcam', 'layercam': 'layercam'}
+    """
+    found: dict[str, Method] = {}
+    for word in filter(None, map(str.strip, text.split(","))):
+        name, method = _method(word)
+        if found.get(name, method) != method:
+            raise UserError(
+                f"two methods are called {name}, and files are named after them: rename the folder"
+                f" {word}"
+            )
+        found[name] = method
+    return found
+
+
+def _method(word: str) -> tuple[str, Method]:
+    """The name and the method a word stands for."""
+    if word in EXPLAINERS:
+        return word, word
+    folder = Path(word)
+    if folder.is_dir():
+        return folder.resolve().name, Lax.from_pretrained(folder)
+    if word == "lax":
+        raise UserError(
+            "lax is learned for each model: give the folder of its adapter, --method PATH;"
+            " sufficit train-lax makes one"
+        )
+    raise unknown("method", word, [*EXPLAINERS, "the folder of a LAX adapter"])
+
+
 def classifier_from(
     model: str,
     weights: str,
@@ -40,6 +76,7 @@ def classifier_from(
     size: str | None,
     device: str,
     precision: str,
+    layer: str | None = None,
 ) -> Classifier:
     """A model by name on its device, in its precision, with the size of what it sees."""
     chosen = device_from(device)
@@ -50,6 +87,8 @@ def classifier_from(
     classifier.view = classifier.view or View(channels=classifier.channels)
     if size is not None:
         classifier.view = replace(classifier.view, crop=size_from(size), resize=None)
+    if layer is not None:
+        classifier.layer = layers.resolve(classifier.model, layer)
     layout = torch.channels_last if chosen.type == "cuda" else None
     return classifier.to(chosen, DTYPES[precision], layout)
 

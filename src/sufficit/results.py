@@ -29,7 +29,16 @@ __all__ = [
     "save_scores",
     "summarise",
 ]
-PACKAGES = ("sufficit", "torch", "torchvision", "torchmetrics", "numpy", "timm", "transformers")
+PACKAGES = (
+    "sufficit",
+    "torch",
+    "torchvision",
+    "torchmetrics",
+    "lightning",
+    "numpy",
+    "timm",
+    "transformers",
+)
 
 
 def summarise(scores: Scores, *, seed: int = 0) -> dict[str, Estimate]:

@@ -7,6 +7,7 @@ import typer
 
 from sufficit.cli.app import app, out, print_skipped
 from sufficit.cli.options import (
+    METHOD_HELP,
     ClassesOption,
     DeviceOption,
     LayerOption,
@@ -17,7 +18,6 @@ from sufficit.cli.options import (
     Targets,
     WeightsOption,
 )
-from sufficit.errors import unknown
 from sufficit.files import check_output
 
 
@@ -25,9 +25,7 @@ from sufficit.files import check_output
 def explain(
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     model: ModelOption,
-    method: Annotated[
-        str, typer.Option("--method", "-m", help="Methods by name, as in gradcam,layercam.")
-    ] = "gradcam",
+    method: Annotated[str, typer.Option("--method", "-m", help=METHOD_HELP)] = "gradcam",
     target: Annotated[
         str | None,
         typer.Option(help="One class for all images, by number or name."),
@@ -57,16 +55,14 @@ def explain(
     sufficit explain photos --model timm:vit_tiny_patch16_224 --method gradcam,rollout
 
     sufficit explain a.jpg b.jpg --model torchvision:resnet18 --method finer-cam --target tabby
+
+    sufficit explain photos --model saved/birds --method birds-lax,gradcam
     """
     check_output(out_folder, images, overwrite=overwrite)
     from sufficit.drawing import Wanted, class_number, explain_pictures, pictures_of, save_drawn
-    from sufficit.explainers import EXPLAINERS
-    from sufficit.parsing import classifier_from
+    from sufficit.parsing import classifier_from, methods_from
 
-    methods = [part.strip() for part in method.split(",") if part.strip()]
-    for name in methods:
-        if name not in EXPLAINERS:
-            raise unknown("method", name, EXPLAINERS)
+    methods = methods_from(method)
     pictures = pictures_of(images)
     classifier = classifier_from(model, weights, num_classes, size, device, precision)
     wanted: Wanted = targets.value
@@ -75,7 +71,7 @@ def explain(
     drawn = explain_pictures(
         classifier, pictures, methods, wanted, layer=layer, seed=seed, on_error=on_error.value
     )
-    config: dict[str, Any] = {"model": model, "weights": weights, "methods": methods}
+    config: dict[str, Any] = {"model": model, "weights": weights, "methods": method.split(",")}
     config["target"] = wanted
     config |= {"layer": layer or classifier.layer, "size": size, "seed": seed}
     print_skipped(drawn.skipped)

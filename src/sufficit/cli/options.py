@@ -36,6 +36,7 @@ class OnError(StrEnum):
     stop = "stop"
 
 
+METHOD_HELP = "Methods by name, as in gradcam,layercam, or the folder of a trained LAX adapter."
 ModelOption = Annotated[
     str,
     typer.Option(

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from sufficit.cli.app import app, literal, out, print_skipped
 from sufficit.cli.options import (
+    METHOD_HELP,
     ClassesOption,
     DeviceOption,
     LayerOption,
@@ -18,7 +19,6 @@ from sufficit.cli.options import (
     Targets,
     WeightsOption,
 )
-from sufficit.errors import unknown
 from sufficit.files import check_output
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 def sanity(
     model: ModelOption,
     data: Annotated[Path, typer.Option(help="Folder of images; class folders give labels.")],
-    method: Annotated[
-        str, typer.Option("--method", "-m", help="Methods by name, as in gradcam,layercam.")
-    ] = "gradcam,center",
+    method: Annotated[str, typer.Option("--method", "-m", help=METHOD_HELP)] = "gradcam,center",
     images: Annotated[int, typer.Option(help="At most so many images, drawn by seed.", min=1)] = 64,
     steps: Annotated[
         int, typer.Option(help="At most so many blocks are made random, one by one.", min=1)
@@ -66,16 +64,14 @@ def sanity(
     sufficit sanity --model torchvision:resnet50 --data photos --method gradcam,kpca-cam,center
 
     sufficit sanity --model saved/birds --data birds --random-labels --epochs 50
+
+    sufficit sanity --model saved/birds --data birds --method birds-lax,gradcam,center
     """
     check_output(out_folder, [data], overwrite=overwrite)
-    from sufficit.explainers import EXPLAINERS
-    from sufficit.parsing import classifier_from
+    from sufficit.parsing import classifier_from, methods_from
     from sufficit.sanity import SanityOptions, check_folder, save_sanity
 
-    methods = tuple(part.strip() for part in method.split(",") if part.strip())
-    for name in methods:
-        if name not in EXPLAINERS:
-            raise unknown("method", name, EXPLAINERS)
+    methods = methods_from(method)
     classifier = classifier_from(model, weights, num_classes, size, device, precision)
     options = SanityOptions(
         methods=methods,
@@ -91,6 +87,7 @@ def sanity(
     )
     result = check_folder(classifier, data, options)
     config: dict[str, Any] = {"model": model, "weights": weights, "data": str(data)}
+    config |= {"methods": method.split(",")}
     config |= {"size": size, "precision": precision.value, "num_classes": num_classes}
     save_sanity(out_folder, result, classifier, config, options)
     print_skipped(result.skipped)

@@ -1,7 +1,15 @@
 """Heatmaps of what a classifier looked at: `explain`, and the table of methods."""
 
 from sufficit.explainers.entry import Explainer, target_logits
-from sufficit.explainers.explaining import Method, OwnMethod, explain, explain_all
+from sufficit.explainers.explaining import (
+    Method,
+    Methods,
+    OwnMethod,
+    explain,
+    explain_all,
+    learned,
+    methods_for,
+)
 from sufficit.explainers.finer import finer_cam
 from sufficit.explainers.table import CAMS, EXPLAINERS
 
@@ -10,9 +18,12 @@ __all__ = [
     "EXPLAINERS",
     "Explainer",
     "Method",
+    "Methods",
     "OwnMethod",
     "explain",
     "explain_all",
     "finer_cam",
+    "learned",
+    "methods_for",
     "target_logits",
 ]

@@ -19,6 +19,8 @@ from sufficit.progress import bar
 OwnMethod = Callable[[Classifier, Tensor, Tensor], Tensor]
 """A method of the user's: (classifier, images, targets) -> heatmaps [N,H,W] in 0..1."""
 Method = str | Explainer | OwnMethod | Lax
+Methods = Sequence[str] | Mapping[str, Method]
+"""Names, or names and methods."""
 
 _BATCH_ELEMENTS = {"cuda": 2**25, "cpu": 2**22}
 _ROUNDING = 1e-6  # a map whose spread is a smaller share of its peak than this has none
@@ -50,7 +52,7 @@ def explain(
             [0.2500, 1.0000]])
     """
     name = method if isinstance(method, str) else getattr(method, "__name__", "own method")
-    methods = _wanted({name: method}, classifier)
+    methods = methods_for({name: method}, classifier)
     return _heatmaps(classifier, images, targets, methods, layer, batch_size, seed, progress)[name]
 
 
@@ -58,7 +60,7 @@ def explain_all(
     classifier: Classifier,
     images: Tensor,
     targets: Tensor | None = None,
-    methods: Sequence[str] | Mapping[str, Method] = CAMS,
+    methods: Methods = CAMS,
     *,
     layer: str | None = None,
     batch_size: int | None = None,
@@ -70,7 +72,7 @@ def explain_all(
     Methods that look at gradients share the backward pass to the feature layer; Finer-CAM adds one
     more, from the logits to that layer. `methods` are names, or names and methods.
     """
-    wanted = _wanted(methods, classifier)
+    wanted = methods_for(methods, classifier)
     return _heatmaps(classifier, images, targets, wanted, layer, batch_size, seed, progress)
 
 
@@ -194,9 +196,11 @@ class _Job:
         return {name: _checked(maps, images) for name, maps in drawn.items()}
 
 
-def _wanted(
-    methods: Sequence[str] | Mapping[str, Method], classifier: Classifier
-) -> dict[str, Explainer | OwnMethod]:
+def methods_for(methods: Methods, classifier: Classifier) -> dict[str, Explainer | OwnMethod]:
+    """Methods by name, all known, and adapters checked to be this classifier's.
+
+    What comes out may also be asked of changed copies of the classifier, adapters included.
+    """
     methods = [methods] if isinstance(methods, str) else methods
     named = methods if isinstance(methods, Mapping) else {name: name for name in methods}
     if not named:
@@ -210,7 +214,7 @@ def _known(method: Method, classifier: Classifier) -> Explainer | OwnMethod:
     if method == "lax":
         raise UserError(
             "lax is learned for each classifier: train one with train_lax, or load it with"
-            " Lax.from_pretrained, and give it as the method"
+            " Lax.from_pretrained, and give it as the method; --method takes its folder"
         )
     if isinstance(method, str):
         if method not in EXPLAINERS:

@@ -1,7 +1,6 @@
 """Does a method's map depend on what the model has learned? (Adebayo et al. 2018.)"""
 
 import warnings
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from sufficit.classifiers import Classifier, check_classifier, check_images, check_targets
 from sufficit.errors import EmptyHeatmapWarning
-from sufficit.explainers import CAMS, Method, explain_all
+from sufficit.explainers import CAMS, Methods, explain_all, methods_for
 from sufficit.progress import bar
 from sufficit.sanity.randomising import (
     EPOCHS,
@@ -23,8 +22,6 @@ from sufficit.sanity.randomising import (
 )
 from sufficit.sanity.report import THRESHOLD, Likeness, SanityReport
 from sufficit.similarity import rank_correlation, structural_similarity
-
-Methods = Sequence[str] | Mapping[str, Method]
 
 
 def sanity_check(
@@ -46,13 +43,15 @@ def sanity_check(
 
     The copy's layers are re-initialised from the output downwards, in at most `steps` blocks; the
     targets stay those given, or the original model's predictions. `random_labels`, a loader of
-    (images, labels), adds a copy trained on permuted labels. The model itself is not touched.
+    (images, labels), adds a copy trained on permuted labels. The model itself is not touched. An
+    adapter must belong to the model, and then draws from the features of its copies too.
     """
     check_classifier(classifier)
     check_images(images)
     goals = check_targets(targets, len(images))
     goals = predictions(classifier, images) if goals is None else goals
-    drawing = _Drawing(images, goals, methods, layer, batch_size, seed)
+    known = methods_for(methods, classifier)
+    drawing = _Drawing(images, goals, known, layer, batch_size, seed)
     original = drawing.of(classifier)
     fallen = _cascade(classifier, drawing, original, steps, progress)
     labelled: list[Likeness] = []

@@ -1,7 +1,7 @@
 """Sanity checks on a folder of images, and their results on disk."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from sufficit.classifiers import Classifier
 from sufficit.data.images import Picture, find_pictures, labels_of, quiet_reading
 from sufficit.drawing import read_pictures
 from sufficit.errors import UserError
-from sufficit.explainers import CAMS
+from sufficit.explainers import CAMS, Methods, methods_for
 from sufficit.files import writing
 from sufficit.results import provenance, save_json
 from sufficit.sanity.checking import predictions, sanity_check
@@ -27,7 +27,7 @@ BATCH = 32  # images a step of training
 class SanityOptions:
     """How to check methods on a folder of images."""
 
-    methods: tuple[str, ...] = CAMS
+    methods: Methods = CAMS
     images: int = 64
     steps: int = STEPS
     random_labels: bool = False
@@ -65,6 +65,7 @@ def check_folder(
 ) -> FolderSanity:
     """Check methods on images drawn by seed from those below a folder."""
     options = options or SanityOptions()
+    methods = methods_for(options.methods, classifier)
     pictures = find_pictures(data)
     sample = _draw(classifier, pictures, options.images, options)
     loader = None
@@ -77,7 +78,7 @@ def check_folder(
         classifier,
         sample.images,
         sample.labels,
-        options.methods,
+        methods,
         steps=options.steps,
         random_labels=loader,
         epochs=options.epochs,
@@ -102,7 +103,8 @@ def save_sanity(
     with writing(folder / "sanity.csv") as path:
         report.frame().to_csv(path, index=False)
     figures.save(report.figure(), folder / "sanity.png")
-    run = provenance(config | {"options": asdict(options)}, classifier.device, classifier.dtype)
+    named = asdict(replace(options, methods=tuple(options.methods)))
+    run = provenance(config | {"options": named}, classifier.device, classifier.dtype)
     run |= {
         "n": len(result.names),
         "images": list(result.names),

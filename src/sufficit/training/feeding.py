@@ -112,15 +112,13 @@ def feed_of(
 
 def _share(loader: Loader, fabric: "Fabric", seed: int) -> Loader:
     """The images of a loader that fall to this process."""
-    if fabric.world_size == 1:
+    if fabric.world_size == 1 or isinstance(getattr(loader, "sampler", None), DistributedSampler):
         return loader
     if not isinstance(loader, DataLoader):
         raise UserError(
             f"over {fabric.world_size} processes the loader must be a torch DataLoader, so that"
             f" each gets its share, got {type(loader).__name__}"
         )
-    if isinstance(loader.sampler, DistributedSampler):
-        return loader
     sampler: DistributedSampler[Any] = DistributedSampler(
         loader.dataset,
         fabric.world_size,

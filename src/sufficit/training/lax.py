@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,6 +61,7 @@ def train_lax(
     patience: int | None = PATIENCE,
     overwrite: bool = False,
     fabric: "Fabric | None" = None,
+    about: Mapping[str, Any] | None = None,
     progress: bool | Progress | None = None,
 ) -> Lax:
     """Train an adapter that draws the classifier's heatmap in its own forward pass.
@@ -70,27 +71,30 @@ def train_lax(
     there is none, decide which epoch was best. `out` holds a checkpoint of every epoch and the best
     adapter: the same call goes on where it was stopped. `area` is the share of the image a heatmap
     should mark. `patience` is how many epochs without progress end the training; `net` takes the
-    place of the convnet. `fabric` brings several devices or bfloat16. The classifier is the same
-    after as before.
+    place of the convnet. `fabric` brings several devices or bfloat16. `about` is kept with the
+    adapter, and as the other settings must be the same for a run to be gone on with. The classifier
+    is the same after as before.
     """
     check_classifier(classifier)
     chosen = recipe_of(recipe, epochs, area, alpha_min)
-    fabric = fabric or _fabric(classifier)
+    fabric = fabric or one_device(classifier)
     out = None if out is None else Path(out)
     with keeping_randomness(), _lent(classifier, fabric):
         feed = feed_of(classifier, loader, target, seed, fabric)
         exam = _exam(classifier, feed, validation, validation_images)
         lax = _new(classifier, exam.images, chosen, net, seed)
-        settings = _settings(chosen, feed, lax, fabric)
+        settings = _settings(chosen, feed, lax, fabric, dict(about or {}))
         run = _Run(classifier, feed, exam, chosen, lax, fabric, out, settings)
-        run.resume(open_run(out, settings, overwrite))
+        first = fabric.is_global_zero
+        run.resume(fabric.broadcast(open_run(out, settings, overwrite) if first else None))
         with bar("training", progress if fabric.is_global_zero else False) as tick:
             while not run.over(patience):
                 run.epoch(tick)
         return run.result()
 
 
-def _fabric(classifier: Classifier) -> "Fabric":
+def one_device(classifier: Classifier) -> "Fabric":
+    """Fabric on the classifier's own device."""
     from lightning.fabric import Fabric
 
     device = classifier.device
@@ -141,7 +145,9 @@ def _new(
     return lax
 
 
-def _settings(recipe: LaxRecipe, feed: Feed, lax: Lax, fabric: "Fabric") -> dict[str, Any]:
+def _settings(
+    recipe: LaxRecipe, feed: Feed, lax: Lax, fabric: "Fabric", about: dict[str, Any]
+) -> dict[str, Any]:
     """What must be the same for a run to be gone on with."""
     return {
         "recipe": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(recipe).items()},
@@ -149,6 +155,7 @@ def _settings(recipe: LaxRecipe, feed: Feed, lax: Lax, fabric: "Fabric") -> dict
         "seed": feed.seed,
         "batches": len(feed),
         "processes": fabric.world_size,
+        "about": about,
         "adapter": {k: v for k, v in lax.config.items() if k != "trained"},
     }
 
@@ -246,7 +253,7 @@ class _Run:
         """The best adapter so far, with the story of its training."""
         best = copy.deepcopy(self.lax)
         best.load_state_dict(self.state.best or {})
-        keys = ("recipe", "target", "seed", "processes")
+        keys = ("recipe", "target", "seed", "processes", "about")
         best.trained = {key: self.settings[key] for key in keys}
         best.trained["history"] = list(self.state.history)
         return best.to(self.fabric.device).eval()

@@ -1,6 +1,7 @@
 """A training run on disk: what it was asked, how far it is, and the best adapter so far."""
 
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,9 @@ import torch
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.files import check_output, writing
+from sufficit.files import CHECKPOINT, check_output, writing
 from sufficit.lax import Lax
 
-CHECKPOINT = "checkpoint.pt"
 Weights = dict[str, Tensor]
 
 
@@ -42,14 +42,30 @@ def open_run(out: Path | None, settings: dict[str, Any], overwrite: bool) -> dic
         raise UserError(
             f"{path} can't be read ({error}): remove it, or begin anew with overwrite"
         ) from error
-    differing = [key for key in settings if before.get(key) != settings[key]]
+    differing = _difference(before, settings)
     if differing:
-        key = differing[0]
         raise UserError(
-            f"{out} holds a run with another {key} ({before.get(key)!r}, now {settings[key]!r}):"
-            " choose another folder, or begin anew with overwrite"
+            f"{out} holds a run with another {differing}: choose another folder, or begin anew with"
+            " overwrite"
         )
     return saved
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """The first setting that is not what it was, and both its values.
+
+    >>> _difference({"seed": 0, "recipe": {"lr": 1, "epochs": 5}}, {"recipe": {"epochs": 6}})
+    'recipe epochs (5, now 6)'
+    """
+    for key, value in now.items():
+        known = before.get(key)
+        if isinstance(known, dict) and isinstance(value, dict):
+            inner = _difference(known, value)
+            if inner is not None:
+                return f"{key} {inner}"
+        elif known != value:
+            return f"{key} ({repr(known)[:40]}, now {repr(value)[:40]})"
+    return None
 
 
 def save_run(
@@ -65,8 +81,11 @@ def save_run(
         "lax": weights_of(lax),
         "optimizer": optimizer.state_dict(),
     }
+    # In memory first: torch does not tell a full disk from other errors.
     with writing(out / CHECKPOINT) as path:
-        torch.save(content, path)
+        written = BytesIO()
+        torch.save(content, written)
+        path.write_bytes(written.getvalue())
 
 
 def weights_of(lax: Lax) -> Weights:

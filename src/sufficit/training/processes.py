@@ -1,0 +1,70 @@
+"""The devices a training runs on, and one voice where it runs in several processes."""
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from sufficit.errors import UserError
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+WAIT = 3.0  # seconds in which the first process can tell an error that all of them met
+PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed"}
+
+
+def fabric_for(device: torch.device, devices: int = 1, precision: str = "fp32") -> "Fabric":
+    """A Fabric over one device, or over the first so many of its kind, a process each."""
+    from lightning.fabric import Fabric
+
+    if devices > 1 and (device.index is not None or device.type == "mps"):
+        raise UserError(
+            f"--devices {devices} takes the first {devices} of a kind, cuda or cpu, got --device"
+            f" {device}"
+        )
+    if device.type == "cuda" and devices > torch.cuda.device_count():
+        raise UserError(f"--devices {devices}, but there are {torch.cuda.device_count()} GPUs here")
+    chosen = [device.index or 0] if device.type == "cuda" and devices == 1 else devices
+    return Fabric(accelerator=device.type, devices=chosen, precision=PRECISIONS[precision])  # type: ignore[arg-type]  # one of its words
+
+
+def launch(fabric: "Fabric") -> None:
+    """Start the processes, without Lightning's word of ranks and ports."""
+    loggers = [logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+        fabric.launch()
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def one_voice(first: bool, rank: int) -> Iterator[None]:
+    """Only the first process speaks; another one speaks of an error if the first does not.
+
+    What goes wrong in all processes, or in the first alone, is told by the first, which ends. So
+    the others wait a little, and are silent where it is gone.
+    """
+    if first:
+        yield
+        return
+    parent = os.getppid()
+    warnings.simplefilter("ignore")
+    try:
+        yield
+    except KeyboardInterrupt:
+        os._exit(130)
+    except Exception as error:
+        time.sleep(WAIT)
+        if os.getppid() != parent:
+            os._exit(1)
+        raise UserError(f"process {rank}: {error}") from error
