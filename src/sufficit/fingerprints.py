@@ -1,6 +1,7 @@
 """Is this the classifier an adapter was trained on? Told by a sketch of its weights."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -26,10 +27,9 @@ class Fingerprint:
 def fingerprint(classifier: Classifier) -> Fingerprint:
     """The fingerprint of a classifier; computed again only when its weights have changed."""
     tensors = _tensors(classifier.bare)
-    state = [(tensor.data_ptr(), _version(tensor)) for tensor in tensors.values()]
-    key = (state, classifier.mean, classifier.std)
+    key = (_state(tensors), classifier.mean, classifier.std)
     known = _known.get(classifier.bare)
-    if known is None or known[0] != key or None in dict(state).values():
+    if known is None or known[0] != key:
         known = (key, _take(classifier, tensors))
         _known[classifier.bare] = known
     return known[1]
@@ -47,12 +47,15 @@ def read(saved: object) -> Fingerprint:
     try:
         architecture, sketch = saved["architecture"], saved["sketch"]  # type: ignore[index]
         return Fingerprint(str(architecture), _numbers(sketch))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError("the adapter's fingerprint can't be read: save the adapter anew") from error
 
 
 def _numbers(sketch: Sequence[float]) -> tuple[float, ...]:
-    return tuple(float(value) for value in sketch)
+    numbers = tuple(float(value) for value in sketch)
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("not finite")
+    return numbers
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -61,9 +64,18 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named if tensor.is_floating_point()}
 
 
-def _version(tensor: Tensor) -> int | None:
-    """How often a tensor was written to; not known of inference tensors."""
-    return None if tensor.is_inference() else tensor._version
+@torch.no_grad()
+def _state(tensors: dict[str, Tensor]) -> list[tuple[int, int, float]]:
+    """What changes when a tensor does: its place, how often it was written to, and its sum.
+
+    Writing through `.data` is not counted, nor is any writing to inference tensors.
+    """
+    device = next((tensor.device for tensor in tensors.values()), None)
+    sums = [tensor.sum(dtype=torch.float32).to(device) for tensor in tensors.values()]
+    values = torch.stack(sums).tolist() if sums else []
+    counts = [0 if tensor.is_inference() else tensor._version for tensor in tensors.values()]
+    places = [tensor.data_ptr() for tensor in tensors.values()]
+    return list(zip(places, counts, values, strict=True))
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
-from sufficit.classifiers import Classifier, check_images, check_targets
+from sufficit.classifiers import Classifier, check_images, check_range, check_targets
 from sufficit.errors import UserError
 from sufficit.training.steps import Batch
 
@@ -49,8 +49,11 @@ class Feed:
             set_epoch(epoch)
         seen = 0
         for given in self.loader:
+            batch = self.batch(given)
+            if not seen and epoch == 0:
+                check_images(batch.images)  # not of every batch: a GPU would wait
             seen += 1
-            yield self.batch(given)
+            yield batch
         if not seen:
             raise UserError("the loader gave no batches: it must give them anew at each epoch")
 
@@ -64,8 +67,10 @@ class Feed:
         images = images.to(device, non_blocking=True)
         with torch.no_grad():
             features, logits = self.classifier.features(images)
-            targets = logits.argmax(1) if labels is None else labels.to(device, non_blocking=True)
-        return Batch(images, targets, features)
+        if labels is None:
+            return Batch(images, logits.argmax(1), features.float())
+        check_range(labels, logits.shape[1])
+        return Batch(images, labels.to(device, non_blocking=True), features.float())
 
     def parts(self, given: object) -> tuple[Tensor, Tensor | None]:
         """Images and, where they are the targets, labels of what a loader gave."""
@@ -93,7 +98,7 @@ class Feed:
 def feed_of(
     classifier: Classifier, loader: Loader, target: Target, seed: int, fabric: Fabric
 ) -> Feed:
-    """A feed over this process's share of the loader, its first batch checked."""
+    """A feed over this process's share of the loader."""
     if target not in ("label", "prediction"):
         raise UserError(f'target must be "label" or "prediction", got {target!r}')
     if isinstance(loader, Tensor | str | bytes) or not isinstance(loader, Iterable):
@@ -216,7 +221,8 @@ def mixed_seed(seed: int, epoch: int, rank: int) -> int:
 
 def _generators(loader: Loader) -> list[torch.Generator]:
     """Generators of the loader's own."""
-    places = (loader, getattr(loader, "sampler", None))
+    sampler, batches = (getattr(loader, name, None) for name in ("sampler", "batch_sampler"))
+    places = (loader, sampler, batches, getattr(batches, "sampler", None))
     found = [getattr(place, "generator", None) for place in places]
     return [one for one in found if isinstance(one, torch.Generator)]
 

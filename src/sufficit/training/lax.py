@@ -77,7 +77,8 @@ def train_lax(
     chosen = recipe_of(recipe, epochs, area, alpha_min)
     fabric = fabric or _fabric(classifier)
     out = None if out is None else Path(out)
-    with keeping_randomness(), _lent(classifier, fabric):
+    _check_counts(patience, validation_images)
+    with _recording(), keeping_randomness(), _lent(classifier, fabric):
         feed = feed_of(classifier, loader, target, seed, fabric)
         exam = _exam(classifier, feed, validation, validation_images)
         lax = _new(classifier, exam.images, chosen, net, seed)
@@ -88,6 +89,20 @@ def train_lax(
             while not run.over(patience):
                 run.epoch(tick)
         return run.result()
+
+
+def _check_counts(patience: int | None, validation_images: int) -> None:
+    if patience is not None and patience < 1:
+        raise UserError(f"patience must be 1 epoch or more, or None for no end, got {patience}")
+    if validation_images < 2:
+        raise UserError(f"validation_images must be 2 or more, got {validation_images}")
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
+    """Gradients are recorded inside, whatever the caller has turned off."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def _fabric(classifier: Classifier) -> "Fabric":
@@ -104,7 +119,7 @@ def _lent(classifier: Classifier, fabric: "Fabric") -> Iterator[None]:
     device = classifier.device
     learning = [p for p in classifier.model.parameters() if p.requires_grad]
     try:
-        if fabric.device.type != device.type or fabric.world_size > 1:
+        if fabric.device != device:
             classifier.to(fabric.device)
         for parameter in learning:
             parameter.requires_grad_(False)
@@ -136,7 +151,8 @@ def _new(
             " on; give Classifier an earlier layer"
         )
     torch.manual_seed(seed)
-    lax = Lax(channels, upsample=recipe.upsample, bias=recipe.bias, net=net)
+    own = copy.deepcopy(net)  # the caller's stays as it is
+    lax = Lax(channels, upsample=recipe.upsample, bias=recipe.bias, net=own)
     lax.belong_to(classifier, str(classifier.layer))
     return lax
 
@@ -177,6 +193,7 @@ class _Run:
         self.state = State(**saved["state"]) if saved else State()
         if saved:
             self.lax.load_state_dict(saved["lax"])
+        self.lax.train()
         optimizer = torch.optim.Adam(self.lax.parameters(), lr=self.recipe.lr)
         self.module, self.optimizer = self.fabric.setup(self.lax, optimizer)
         if saved:

@@ -84,6 +84,8 @@ def _with_area(recipe: LaxRecipe, area: float) -> LaxRecipe:
         raise UserError(f"area must lie between 0 and 1, a share of the image, got {area:g}")
     if recipe.entropy:
         return replace(recipe, temperature=temperature_for(area))
+    if not recipe.size:
+        raise UserError("area needs a recipe with a weight for `entropy` or `size`")
     return replace(recipe, area=area)
 
 
