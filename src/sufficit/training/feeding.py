@@ -41,9 +41,7 @@ class Feed:
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch, in an order that seed and epoch alone decide."""
-        seed_all(self.seed, epoch, self.rank)
-        for generator in _generators(self.loader):
-            generator.manual_seed(mixed_seed(self.seed, epoch, self.rank))
+        self.sow(epoch)
         set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
@@ -56,6 +54,12 @@ class Feed:
             yield batch
         if not seen:
             raise UserError("the loader gave no batches: it must give them anew at each epoch")
+
+    def sow(self, epoch: int) -> None:
+        """Seed whatever the loader may draw from, generators of its own too."""
+        seed_all(self.seed, epoch, self.rank)
+        for generator in _generators(self.loader):
+            generator.manual_seed(mixed_seed(self.seed, epoch, self.rank))
 
     def batch(self, given: object) -> Batch:
         """What a loader gave, with its targets and features, on the classifier's device."""
@@ -179,7 +183,7 @@ def cache_features(
 
 def first_images(feed: Feed, n: int) -> tuple[Tensor, Tensor | None]:
     """The first n images of a feed and their labels, checked, on the CPU."""
-    seed_all(feed.seed, -1, 0)
+    feed.sow(-1)
     images: list[Tensor] = []
     labels: list[Tensor] = []
     for given in chain(feed.loader):

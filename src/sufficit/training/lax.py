@@ -214,8 +214,8 @@ class _Run:
         report = self.fabric.broadcast(self._judge())
         state = self.state
         state.epoch += 1
-        better = report.worth > state.best_worth
-        state.stale = 0 if better else state.stale + 1
+        state.stale = 0 if report.worth > state.best_worth else state.stale + 1
+        better = report.worth >= state.best_worth  # of equals the one that has learned longer
         row = {"epoch": state.epoch, **means, **report.plain(), "worth": report.worth}
         state.history.append(row | {"seconds": time.monotonic() - begun})
         if better:
@@ -274,7 +274,7 @@ class _Run:
         error = TrainingError(str(reason))
         if self.state.best is not None:
             error.lax = self.result()
-            epoch = max(self.state.history, key=lambda row: row["worth"])["epoch"]
+            epoch = max(self.state.history, key=lambda row: (row["worth"], row["epoch"]))["epoch"]
             kept = f"the adapter of epoch {epoch} is kept " + (
                 f"in {self.out}" if self.out else "in this error's .lax"
             )
