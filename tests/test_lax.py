@@ -292,7 +292,7 @@ def test_a_refused_classifier_is_left_alone_too() -> None:
     traces = Traces(other.model, lax)
     with pytest.raises(UserError, match="another classifier"):
         explain(other, rand(1, 3, 32, 32), method=lax)
+    method = learned(adapter_of(other, "4", 6), other)
     with pytest.raises(UserError, match="K = 6"):
-        method = learned(adapter_of(other, "4", 6), other)
         explain(other, rand(1, 3, 32, 32), method=method)
     traces.check()

@@ -236,9 +236,9 @@ def test_a_config_with_a_wrong_value_is_told(folder: Path, values) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"channels": 8}, "another shape"),
-        ({"widths": [7]}, "unknown"),
-        ({"widths": [7, 5, 5]}, "3"),
+        ({"channels": 8}, "1 of another shape"),
+        ({"widths": [7]}, "2 unknown"),
+        ({"widths": [7, 5, 5]}, "2 missing"),
     ],
 )
 def test_weights_of_another_adapter_are_told(folder: Path, values, words: str) -> None:
@@ -263,10 +263,10 @@ def test_weights_that_do_not_fit_are_told(folder: Path, which: str) -> None:
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_file_that_is_missing_or_a_folder_is_told(folder: Path, name: str) -> None:
     (folder / name).unlink()
-    with pytest.raises(UserError, match="weights|adapter"):
+    with pytest.raises(UserError, match=r"weights|adapter"):
         Lax.from_pretrained(folder)
     (folder / name).mkdir()
-    with pytest.raises(UserError, match="weights|adapter"):
+    with pytest.raises(UserError, match=r"weights|adapter"):
         Lax.from_pretrained(folder)
 
 
@@ -282,14 +282,28 @@ def test_a_layer_the_classifier_lacks_is_told(folder: Path) -> None:
         explain(Classifier(cnn()), rand(1, 3, 32, 32), method=Lax.from_pretrained(folder))
 
 
+WORDS = st.text(max_size=8)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    st.none() | st.booleans() | st.integers() | st.floats() | WORDS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=4),
     max_leaves=8,
-)  # fmt: skip
-KEYS = st.sampled_from(
-    ["channels", "upsample", "widths", "own_net", "layer", "fingerprint", "trained", "bias", "net"]
-) | st.text(max_size=8)
+)
+KEYS = (
+    st.sampled_from(
+        [
+            "channels",
+            "upsample",
+            "widths",
+            "own_net",
+            "layer",
+            "fingerprint",
+            "trained",
+            "bias",
+            "net",
+        ]
+    )
+    | WORDS
+)
 
 
 @settings(

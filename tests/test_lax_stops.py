@@ -35,15 +35,13 @@ class Poisoned:
 
 
 def test_a_nan_names_epoch_and_batch_and_the_last_good_adapter_survives(tmp_path: Path) -> None:
-    good = train(Poisoned(9, 9), epochs=1)
     classifier = classifier_of()
     traces = Traces(classifier.model)
-    with pytest.raises(
-        TrainingError, match=r"nan in epoch 2, batch 3 of 3.*epoch 1 is kept in"
-    ) as e:
+    words = r"nan in epoch 2, batch 3 of 3.*epoch 1 is kept in"
+    with pytest.raises(TrainingError, match=words) as caught:
         train(Poisoned(2, 3), classifier, epochs=4, out=tmp_path)
     traces.check()
-    found = e.value.lax
+    found = caught.value.lax
     assert found is not None
     assert weights(found).isfinite().all()
     assert len(found.trained["history"]) == 1
@@ -56,7 +54,6 @@ def test_a_nan_names_epoch_and_batch_and_the_last_good_adapter_survives(tmp_path
     # The same call goes on once the images are mended, as if nothing had been.
     again = train(Poisoned(9, 9), classifier, epochs=4, out=tmp_path)
     assert torch.equal(weights(again), weights(train(Poisoned(9, 9), epochs=4)))
-    assert good.trained["history"][0]["epoch"] == 1
 
 
 @pytest.mark.parametrize(("batches", "batch"), [(50, 1), (50, 20), (50, 21), (50, 47), (3, 2)])
@@ -69,7 +66,7 @@ def test_the_batch_is_named_though_losses_are_looked_at_now_and_then(batches, ba
 
 
 def test_a_nan_in_the_first_epoch_leaves_no_adapter_and_says_so(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="epoch 1, batch 2.*no epoch was finished") as caught:
+    with pytest.raises(TrainingError, match=r"epoch 1, batch 2.*no epoch was finished") as caught:
         train(Poisoned(1, 2), out=tmp_path)
     assert caught.value.lax is None
     assert list(tmp_path.iterdir()) == []
@@ -168,7 +165,7 @@ def test_a_bare_model_is_told_to_be_wrapped() -> None:
 
 def test_a_map_of_one_cell_is_refused() -> None:
     classifier = Classifier(classifier_of().model, layer="5")
-    with pytest.raises(UserError, match="1 x 1.*earlier layer"):
+    with pytest.raises(UserError, match=r"1 x 1.*earlier layer"):
         train(classifier=classifier)
 
 

@@ -194,7 +194,7 @@ LOADERS = {
 }
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     pass
 
 
@@ -203,7 +203,7 @@ def stop_after(epochs: int):
 
     def tick(done: int, total: int, note: str = "") -> None:
         if done > epochs * total // QUICK.epochs:
-            raise Stopped
+            raise StoppedError
 
     return tick
 
@@ -213,7 +213,7 @@ def test_a_run_interrupted_in_any_epoch_ends_as_if_it_had_not_been(kind: str, tm
     whole = train(LOADERS[kind]())
     for epochs in range(QUICK.epochs):
         out = tmp_path / str(epochs)
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             train(LOADERS[kind](), out=out, progress=stop_after(epochs))
         assert (out / "checkpoint.pt").exists() == (epochs > 0)
         found = train(LOADERS[kind](), out=out)
@@ -232,7 +232,7 @@ def test_a_net_that_was_given_in_eval_mode_is_resumed_as_it_went_on(tmp_path: Pa
         return nn.Sequential(norm, nn.Dropout(0.3), small_net()).eval()
 
     whole = train(net=net())
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         train(net=net(), out=tmp_path, progress=stop_after(1))
     assert torch.equal(weights(train(net=net(), out=tmp_path)), weights(whole))
     assert whole.net[0].num_batches_tracked == 9
