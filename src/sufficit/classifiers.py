@@ -267,6 +267,15 @@ def check_targets(targets: Tensor | Sequence[int] | None, n: int) -> Tensor | No
     return found.long()
 
 
+def check_range(targets: Tensor, classes: int) -> None:
+    """Raise for a class that the model does not have."""
+    highest = int(targets.max())
+    if highest >= classes:
+        raise UserError(
+            f"targets must lie in 0..{classes - 1}, the model has {classes} classes, got {highest}"
+        )
+
+
 Pair = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
 
 

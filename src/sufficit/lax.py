@@ -23,6 +23,7 @@ WEIGHTS = "model.safetensors"
 WIDTHS = (256, 128, 64)
 _MOST = 2**16  # channels; more than any classifier has
 _FARTHEST = 32  # times the features' size
+_HEAVIEST, _DEEPEST = 2**27, 64  # weights (half a gigabyte) and layers
 _CARD = """---
 library_name: sufficit
 tags: [explainability, saliency]
@@ -72,7 +73,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         self.own_net = net is not None
         self.net = net if net is not None else _convnet(channels, self.widths, upsample, bias)
         self.layer = layer
-        if isinstance(fingerprint, dict):
+        if fingerprint is not None and not isinstance(fingerprint, Fingerprint):
             fingerprint = fingerprints.read(fingerprint)
         self.fingerprint = fingerprint
         self.trained: dict[str, Any] = dict(trained or {})
@@ -172,7 +173,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
             raise UserError(f"the adapter in {folder} was saved with {wanted}: give the same")
         try:
             lax = cls(**config, net=net)
-        except TypeError as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise UserError(f"{folder / CONFIG} does not describe an adapter: {error}") from error
         load_weights(lax, folder / WEIGHTS)
         return lax.eval()
@@ -191,17 +192,33 @@ def _convnet(channels: int, widths: Sequence[int], upsample: int, bias: float) -
     nn.init.constant_(last.bias, bias)  # type: ignore[arg-type]  # it has one
     layers: list[nn.Module] = []
     for number, (k, m) in enumerate(pairwise([channels, *widths])):
-        side = 1 if number == 0 else 3
+        side = _side(number)
         layers += [nn.Conv2d(k, m, side, padding=side // 2), nn.ReLU()]
     return nn.Sequential(*layers, last, nn.PixelShuffle(upsample))
 
 
+def _side(number: int) -> int:
+    """How wide a layer's kernel is."""
+    return 1 if number == 0 else 3
+
+
 def _check_sizes(channels: int, upsample: int, widths: Sequence[int]) -> None:
     sizes = [channels, *widths]
-    if not widths or not all(isinstance(k, int) and 0 < k <= _MOST for k in sizes):
-        raise UserError(f"channels and widths must be whole numbers in 1..{_MOST}, got {sizes}")
-    if not isinstance(upsample, int) or not 1 <= upsample <= _FARTHEST:
+    if not widths or not all(_whole(k) and 0 < k <= _MOST for k in sizes):
+        shown = f"{sizes[:8]}" + (", ..." if len(sizes) > 8 else "")
+        raise UserError(f"channels and widths must be whole numbers in 1..{_MOST}, got {shown}")
+    weights = sum(k * m * _side(n) ** 2 for n, (k, m) in enumerate(pairwise(sizes)))
+    if weights > _HEAVIEST or len(sizes) > _DEEPEST:
+        raise UserError(
+            f"channels and widths make {len(sizes)} layers of {weights} weights: at most"
+            f" {_DEEPEST} of {_HEAVIEST} are allowed"
+        )
+    if not _whole(upsample) or not 1 <= upsample <= _FARTHEST:
         raise UserError(f"upsample must be a whole number in 1..{_FARTHEST}, got {upsample!r}")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _folder(source: str | Path, hub: dict[str, Any]) -> Path:
@@ -224,8 +241,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"no adapter in {path.parent}: it has no {CONFIG}")
     try:
         config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} could not be read: {error}") from error
-    if not isinstance(config, dict):
+    if not isinstance(config, dict) or not isinstance(config.get("layer"), str | None):
         raise UserError(f"{path} does not describe an adapter")
     return config

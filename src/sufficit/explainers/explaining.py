@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sufficit.classifiers import Classifier, check_classifier, check_images, check_targets
+from sufficit.classifiers import (
+    Classifier,
+    check_classifier,
+    check_images,
+    check_range,
+    check_targets,
+)
 from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
 from sufficit.explainers.entry import Explainer
 from sufficit.explainers.passes import Pass, look
@@ -135,7 +141,8 @@ class _Job:
             goals = None if targets is None else targets.to(self.classifier.device)
             for layer, methods in self._by_layer(here).items():
                 seen = self._look(here, layer, methods)
-                _check_range(targets, seen.logits)
+                if targets is not None:  # they are still on the CPU
+                    check_range(targets, seen.logits.shape[1])
                 goals = seen.logits.detach().argmax(1) if goals is None else goals
                 found |= _drawn(seen, goals, methods, images)
         return found | self._own(here, goals)
@@ -232,12 +239,13 @@ def learned(lax: Lax, classifier: Classifier, *, check: bool = True) -> Explaine
         lax.check(classifier)
 
     def draw(features: Tensor) -> Tensor:
-        training = lax.training
+        training = [module for module in lax.modules() if module.training]
         try:
             drawn: Tensor = lax.to(features.device).eval()(features)
             return drawn
         finally:
-            lax.train(training)
+            for module in training:
+                module.training = True
 
     return Explainer("learned for this classifier", "features", draw, layer=lax.layer, final=True)
 
@@ -245,15 +253,6 @@ def learned(lax: Lax, classifier: Classifier, *, check: bool = True) -> Explaine
 def _batch_size(images: Tensor, device: torch.device) -> int:
     elements = _BATCH_ELEMENTS.get(device.type, 2**22)
     return max(1, min(512, elements // images[0].numel()))
-
-
-def _check_range(targets: Tensor | None, logits: Tensor) -> None:
-    """Raise for a class that the model does not have; the targets are still on the CPU."""
-    highest, classes = -1 if targets is None else int(targets.max()), logits.shape[1]
-    if highest >= classes:
-        raise UserError(
-            f"targets must lie in 0..{classes - 1}, the model has {classes} classes, got {highest}"
-        )
 
 
 def _drawn(

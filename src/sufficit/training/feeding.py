@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
-from sufficit.classifiers import Classifier, check_images, check_targets
+from sufficit.classifiers import Classifier, check_images, check_range, check_targets
 from sufficit.errors import UserError
 from sufficit.training.steps import Batch
 
@@ -43,18 +43,25 @@ class Feed:
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch, in an order that seed and epoch alone decide."""
-        seed_all(self.seed, epoch, self.rank)
-        for generator in _generators(self.loader):
-            generator.manual_seed(mixed_seed(self.seed, epoch, self.rank))
+        self.sow(epoch)
         set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
         seen = 0
         for given in self.loader:
+            batch = self.batch(given)
+            if not seen and epoch == 0:
+                check_images(batch.images)  # not of every batch: a GPU would wait
             seen += 1
-            yield self.batch(given)
+            yield batch
         if not seen:
             raise UserError("the loader gave no batches: it must give them anew at each epoch")
+
+    def sow(self, epoch: int) -> None:
+        """Seed whatever the loader may draw from, generators of its own too."""
+        seed_all(self.seed, epoch, self.rank)
+        for generator in _generators(self.loader):
+            generator.manual_seed(mixed_seed(self.seed, epoch, self.rank))
 
     def batch(self, given: object) -> Batch:
         """What a loader gave, with its targets and features, on the classifier's device."""
@@ -66,8 +73,10 @@ class Feed:
         images = images.to(device, non_blocking=True)
         with torch.no_grad():
             features, logits = self.classifier.features(images)
-            targets = logits.argmax(1) if labels is None else labels.to(device, non_blocking=True)
-        return Batch(images, targets, features)
+        if labels is None:
+            return Batch(images, logits.argmax(1), features.float())
+        check_range(labels, logits.shape[1])
+        return Batch(images, labels.to(device, non_blocking=True), features.float())
 
     def parts(self, given: object) -> tuple[Tensor, Tensor | None]:
         """Images and, where they are the targets, labels of what a loader gave."""
@@ -95,7 +104,7 @@ class Feed:
 def feed_of(
     classifier: Classifier, loader: Loader, target: Target, seed: int, fabric: "Fabric"
 ) -> Feed:
-    """A feed over this process's share of the loader, its first batch checked."""
+    """A feed over this process's share of the loader."""
     if target not in ("label", "prediction"):
         raise UserError(f'target must be "label" or "prediction", got {target!r}')
     if isinstance(loader, Tensor | str | bytes) or not isinstance(loader, Iterable):
@@ -174,7 +183,7 @@ def cache_features(
 
 def first_images(feed: Feed, n: int) -> tuple[Tensor, Tensor | None]:
     """The first n images of a feed and their labels, checked, on the CPU."""
-    seed_all(feed.seed, -1, 0)
+    feed.sow(-1)
     images: list[Tensor] = []
     labels: list[Tensor] = []
     for given in chain(feed.loader):
@@ -216,7 +225,8 @@ def mixed_seed(seed: int, epoch: int, rank: int) -> int:
 
 def _generators(loader: Loader) -> list[torch.Generator]:
     """Generators of the loader's own."""
-    places = (loader, getattr(loader, "sampler", None))
+    sampler, batches = (getattr(loader, name, None) for name in ("sampler", "batch_sampler"))
+    places = (loader, sampler, batches, getattr(batches, "sampler", None))
     found = [getattr(place, "generator", None) for place in places]
     return [one for one in found if isinstance(one, torch.Generator)]
 

@@ -44,6 +44,8 @@ its blurred self, itself. So a fill is never stranger to the classifier than it 
 
 def random_fills(images: Tensor, kinds: tuple[str, ...], generator: Generator) -> Tensor:
     """One fill an image, each kind for an equal share of them, which is random: like images."""
+    if len(images) == 1:  # nobody can lend it anything
+        return torch.zeros_like(images)
     others = images.roll(1, 0)
     order = torch.randperm(len(images), generator=generator, device=images.device)
     found = torch.empty_like(images)

@@ -26,7 +26,7 @@ from sufficit.training.feeding import (
 )
 from sufficit.training.recipes import LaxRecipe, recipe_of
 from sufficit.training.runs import State, open_run, save_run, weights_of
-from sufficit.training.steps import take_step
+from sufficit.training.steps import pressed, take_step
 from sufficit.training.telling import NotFiniteError, Told
 from sufficit.training.validation import Examination, examination_of
 from sufficit.types import Progress
@@ -79,7 +79,8 @@ def train_lax(
     chosen = recipe_of(recipe, epochs, area, alpha_min)
     fabric = fabric or one_device(classifier)
     out = None if out is None else Path(out)
-    with keeping_randomness(), _lent(classifier, fabric):
+    _check_counts(patience, validation_images)
+    with _recording(), keeping_randomness(), _lent(classifier, fabric):
         feed = feed_of(classifier, loader, target, seed, fabric)
         exam = _exam(classifier, feed, validation, validation_images)
         lax = _new(classifier, exam.images, chosen, net, seed)
@@ -91,6 +92,20 @@ def train_lax(
             while not run.over(patience):
                 run.epoch(tick)
         return run.result()
+
+
+def _check_counts(patience: int | None, validation_images: int) -> None:
+    if patience is not None and patience < 1:
+        raise UserError(f"patience must be 1 epoch or more, or None for no end, got {patience}")
+    if validation_images < 2:
+        raise UserError(f"validation_images must be 2 or more, got {validation_images}")
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
+    """Gradients are recorded inside, whatever the caller has turned off."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def one_device(classifier: Classifier) -> "Fabric":
@@ -108,7 +123,7 @@ def _lent(classifier: Classifier, fabric: "Fabric") -> Iterator[None]:
     device = classifier.device
     learning = [p for p in classifier.model.parameters() if p.requires_grad]
     try:
-        if fabric.device.type != device.type or fabric.world_size > 1:
+        if fabric.device != device:
             classifier.to(fabric.device)
         for parameter in learning:
             parameter.requires_grad_(False)
@@ -140,7 +155,8 @@ def _new(
             " on; give Classifier an earlier layer"
         )
     torch.manual_seed(seed)
-    lax = Lax(channels, upsample=recipe.upsample, bias=recipe.bias, net=net)
+    own = copy.deepcopy(net)  # the caller's stays as it is
+    lax = Lax(channels, upsample=recipe.upsample, bias=recipe.bias, net=own)
     lax.belong_to(classifier, str(classifier.layer))
     return lax
 
@@ -184,6 +200,7 @@ class _Run:
         self.state = State(**saved["state"]) if saved else State()
         if saved:
             self.lax.load_state_dict(saved["lax"])
+        self.lax.train()
         optimizer = torch.optim.Adam(self.lax.parameters(), lr=self.recipe.lr)
         self.module, self.optimizer = self.fabric.setup(self.lax, optimizer)
         if saved:
@@ -204,8 +221,8 @@ class _Run:
         report = self.fabric.broadcast(self._judge())
         state = self.state
         state.epoch += 1
-        better = report.worth > state.best_worth
-        state.stale = 0 if better else state.stale + 1
+        state.stale = 0 if report.worth > state.best_worth else state.stale + 1
+        better = report.worth >= state.best_worth  # of equals the one that has learned longer
         row = {"epoch": state.epoch, **means, **report.plain(), "worth": report.worth}
         state.history.append(row | {"seconds": time.monotonic() - begun})
         if better:
@@ -227,15 +244,22 @@ class _Run:
         seed = mixed_seed(self.feed.seed, epoch, self.fabric.global_rank)
         generator = Generator(self.fabric.device).manual_seed(seed)
         told = Told(epoch, total, self.recipe.epochs, tick)
+        pressure = torch.tensor(self.state.pressure, device=self.fabric.device)
         for number, batch in enumerate(self.feed.batches(epoch)):
             done = (epoch + (number / total if total else 0)) / self.recipe.epochs
             self._set_rate(done)
             with self.fabric.autocast():
-                step = take_step(self.classifier, self.module, batch, self.recipe, generator, done)
+                step = take_step(
+                    self.classifier, self.module, batch, self.recipe, generator, done, pressure
+                )
             self.optimizer.zero_grad()
             self.fabric.backward(step.loss)
             self.optimizer.step()
             told.add(step)
+            if self.recipe.area is not None:
+                area: Any = self.fabric.all_reduce(step.area)
+                pressure = pressed(pressure, area, self.recipe.area)
+        self.state.pressure = float(pressure)
         return told.means()
 
     def _set_rate(self, done: float) -> None:
@@ -264,7 +288,7 @@ class _Run:
         error = TrainingError(str(reason))
         if self.state.best is not None:
             error.lax = self.result()
-            epoch = max(self.state.history, key=lambda row: row["worth"])["epoch"]
+            epoch = max(self.state.history, key=lambda row: (row["worth"], row["epoch"]))["epoch"]
             kept = f"the adapter of epoch {epoch} is kept " + (
                 f"in {self.out}" if self.out else "in this error's .lax"
             )

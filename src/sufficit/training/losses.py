@@ -91,18 +91,6 @@ def _bounded(logs: Tensor, power: float) -> Tensor:
     return -(power * logs).expm1() / power if power else -logs
 
 
-def sorted_area(masks: Tensor, area: float) -> Tensor:
-    """Squared distance of the sorted mask to zeros and a share `area` of ones: [N,h,w] -> a number.
-
-    >>> sorted_area(torch.tensor([[[1.0, 0.0], [0.0, 0.0]]]), 0.25)
-    tensor(0.)
-    """
-    values = masks.flatten(1).sort(dim=1, descending=True).values
-    ones = torch.zeros_like(values)
-    ones[:, : round(area * values.shape[1])] = 1
-    return (values - ones).square().mean()
-
-
 def undecided(masks: Tensor) -> Tensor:
     """Mean of 4 M (1 - M): 0 for a mask of zeros and ones, 1 for one of halves.
 

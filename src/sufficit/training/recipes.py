@@ -19,8 +19,8 @@ class LaxRecipe:
     power: float = 0.0  # q > 0 puts (1 - p^q) / q for -log p in these three
     entropy: float = 0.0  # of softmax(M / temperature)
     temperature: float = 0.5
-    size: float = 0.0  # mean mask (the l1 norm), or the distance to the `area` wanted
-    area: float | None = None
+    size: float = 0.0  # mean mask, the l1 norm
+    area: float | None = None  # mean mask wanted: the weight of `size` follows it
     decide: float = 0.0  # 4 M (1 - M); grows to this weight from 0
     fills: tuple[str, ...] = ("black",)
     alpha_min: float = 0.5
@@ -47,9 +47,9 @@ RECIPES: dict[str, LaxRecipe] = {
         drop=0.5,
         donors=0.5,
         power=0.5,
-        size=1.5,
+        size=2,
         decide=0.5,
-        fills=("black", "colour", "noise", "blurred", "other"),
+        fills=("black", "colour", "noise", "blurred"),
         upsample=4,
     ),
     "paper": LaxRecipe(entropy=5),
@@ -86,6 +86,8 @@ def _with_area(recipe: LaxRecipe, area: float) -> LaxRecipe:
         raise UserError(f"area must lie between 0 and 1, a share of the image, got {area:g}")
     if recipe.entropy:
         return replace(recipe, temperature=temperature_for(area))
+    if not recipe.size:
+        raise UserError("area needs a recipe with a weight for `entropy` or `size`")
     return replace(recipe, area=area)
 
 
