@@ -26,11 +26,10 @@ class Fingerprint:
 
 def fingerprint(classifier: Classifier) -> Fingerprint:
     """The fingerprint of a classifier; computed again only when its weights have changed."""
-    tensors = _tensors(classifier.bare)
-    key = (_state(classifier.bare, tensors), classifier.mean, classifier.std)
+    key = (_state(classifier.bare), classifier.mean, classifier.std)
     known = _known.get(classifier.bare)
     if known is None or known[0] != key:
-        known = (key, _take(classifier, tensors))
+        known = (key, _take(classifier, _tensors(classifier.bare)))
         _known[classifier.bare] = known
     return known[1]
 
@@ -65,17 +64,18 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _state(model: nn.Module, tensors: dict[str, Tensor]) -> list[object]:
+def _state(model: nn.Module) -> list[object]:
     """What changes when a tensor does: its place, and how often it was written to.
 
     Writing through `.data` is not counted, nor is any writing to inference tensors: the sums of the
     first and the last parameters tell most of that, for three small readings.
     """
-    counts = [0 if t.is_inference() else t._version for t in tensors.values()]
-    places = [tensor.data_ptr() for tensor in tensors.values()]
-    known = list(model.parameters())
-    ends = [float(tensor.sum(dtype=torch.float32)) for tensor in known[:1] + known[-2:]]
-    return [places, counts, ends]
+    parameters = list(model.parameters())
+    known = [*parameters, *model.buffers()]
+    counts = [0 if tensor.is_inference() else tensor._version for tensor in known]
+    places = [tensor.data_ptr() for tensor in known]
+    ends = parameters[:1] + parameters[-2:]
+    return [places, counts, [float(tensor.sum(dtype=torch.float32)) for tensor in ends]]
 
 
 @torch.no_grad()

@@ -238,10 +238,13 @@ def learned(lax: Lax, classifier: Classifier, *, check: bool = True) -> Explaine
     if check:
         lax.check(classifier)
 
+    low = classifier.dtype in (torch.bfloat16, torch.float16)  # as exact as the features are
+
     def draw(features: Tensor) -> Tensor:
         training = [module for module in lax.modules() if module.training]
         try:
-            drawn: Tensor = lax.to(features.device).eval()(features)
+            with torch.autocast(features.device.type, classifier.dtype, enabled=low):
+                drawn: Tensor = lax.to(features.device).eval()(features)
             return drawn
         finally:
             for module in training:
