@@ -49,6 +49,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     A convnet K-256-128-64-1, or any module of your own (`net`) that gives one channel. With
     `upsample` the map has that many times the features' height and width.
 
+    >>> import torch
     >>> lax = Lax(512, upsample=2)
     >>> lax(torch.rand(2, 512, 4, 4)).shape
     torch.Size([2, 8, 8])
