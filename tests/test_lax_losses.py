@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from sufficit import Classifier, UserError
 from sufficit.training import RECIPES, LaxRecipe, losses
 from sufficit.training.fills import TRAINING_FILLS, random_fills
-from sufficit.training.steps import Batch, grown, pressed, take_step
+from sufficit.training.steps import Batch, grown, take_step
 
 TEMPERATURES = {0.25: 0.0574, 0.3: 0.0909, 0.4: 0.1541, 0.5: 0.2055, 0.8: 0.3019}
 
@@ -181,12 +181,13 @@ def test_a_target_without_hope_weighs_no_more_than_one_over_the_power() -> None:
     assert logits.grad.isfinite().all()
 
 
-def test_pressure_grows_while_masks_are_larger_than_wanted() -> None:
-    one = torch.tensor(1.0)
-    assert pressed(one, torch.tensor(0.3), 0.2).item() == pytest.approx(math.exp(0.05))
-    assert pressed(one, torch.tensor(0.1), 0.2).item() == pytest.approx(math.exp(-0.05))
-    assert pressed(one, torch.tensor(0.9), 0.2).item() == pytest.approx(math.exp(0.1))
-    assert pressed(one, torch.tensor(0.2), 0.2).item() == 1
+def test_size_is_the_mean_mask_or_how_far_it_is_from_the_area_wanted() -> None:
+    masks = torch.tensor([[[0.1, 0.3]], [[0.2, 0.2]]])
+    assert losses.size(masks).item() == pytest.approx(0.2)
+    assert losses.size(masks, 0.2).item() == pytest.approx(0)
+    assert losses.size(masks, 0.4).item() == pytest.approx(math.log(2) ** 2)
+    assert losses.size(masks, 0.1).item() == pytest.approx(math.log(2) ** 2)
+    assert losses.size(torch.zeros(1, 2, 2), 0.1).isfinite()
 
 
 def test_undecided_is_one_for_halves_and_nothing_for_zeros_and_ones() -> None:
@@ -247,11 +248,12 @@ EVERYTHING = LaxRecipe(
 
 
 @pytest.mark.parametrize("done", [0.0, 0.25, 1.0])
-@pytest.mark.parametrize("pressure", [1.0, 0.25])
-def test_the_loss_is_the_sum_of_weights_times_terms_on_a_linear_classifier(done, pressure) -> None:
+@pytest.mark.parametrize("area", [None, 0.25])
+def test_the_loss_is_the_sum_of_weights_times_terms_on_a_linear_classifier(done, area) -> None:
     classifier = linear_classifier()
     batch = batch_of(classifier)
-    step = take_step(classifier, adapter, batch, EVERYTHING, Generator(), done, pressure)
+    recipe = replace(EVERYTHING, area=area)
+    step = take_step(classifier, adapter, batch, recipe, Generator(), done)
     masks = adapter(batch.features).flatten(1).tolist()
     pictures, targets = batch.images.flatten(1).tolist(), batch.targets.tolist()
 
@@ -271,7 +273,8 @@ def test_the_loss_is_the_sum_of_weights_times_terms_on_a_linear_classifier(done,
     wanted += 0.3 * plain_unlike(donated, [targets[i] for i in pairs])
     wanted += 0.2 * plain_entropy(masks, 0.4)
     every = [m for mask in masks for m in mask]
-    wanted += 3 * pressure * sum(every) / 80
+    mean = sum(every) / 80
+    wanted += 3 * (mean if area is None else math.log(mean / area) ** 2)
     wanted += 0.9 * done * sum(4 * m * (1 - m) for m in every) / 80
     assert step.loss.item() == pytest.approx(wanted, rel=1e-6)  # logits are read in float32
     assert step.area.item() == pytest.approx(sum(every) / 80, abs=1e-12)

@@ -4,7 +4,7 @@ The truth is known here: all evidence lies in a box of 5x5 pixels of 24x24.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -202,3 +202,21 @@ def test_masks_that_draw_the_pattern_are_caught_by_the_leak_over_grey_and_noise(
     found = leak(classifier, held_out.images, heatmaps, held_out.labels, progress=False).mean()
     assert found["leak_grey"] > 1.5 * found["leak_grey_chance"]
     assert found["leak_noise"] > 1.5 * found["leak_noise_chance"]
+
+
+@pytest.mark.parametrize("area", [0.08, 0.25])
+def test_the_robust_recipe_marks_as_much_as_it_was_asked_to(
+    classifier: Classifier, held_out: Toys, area: float
+) -> None:
+    lax = train_lax(
+        classifier,
+        Shuffled(toys(1024, seed=3), 1024),
+        recipe=replace(RECIPES["robust"], drop=0, donors=0),  # a third of the calls
+        area=area,
+        epochs=3,
+        net=narrow_net(RECIPES["robust"].upsample),
+        validation_images=32,
+        progress=False,
+    )
+    last = lax.trained["history"][-1]
+    assert last["area"] == pytest.approx(area, abs=0.03)

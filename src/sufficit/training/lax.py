@@ -26,7 +26,7 @@ from sufficit.training.feeding import (
 )
 from sufficit.training.recipes import LaxRecipe, recipe_of
 from sufficit.training.runs import State, open_run, save_run, weights_of
-from sufficit.training.steps import pressed, take_step
+from sufficit.training.steps import take_step
 from sufficit.training.telling import NotFiniteError, Told
 from sufficit.training.validation import Examination, examination_of
 from sufficit.types import Progress
@@ -244,22 +244,15 @@ class _Run:
         seed = mixed_seed(self.feed.seed, epoch, self.fabric.global_rank)
         generator = Generator(self.fabric.device).manual_seed(seed)
         told = Told(epoch, total, self.recipe.epochs, tick)
-        pressure = torch.tensor(self.state.pressure, device=self.fabric.device)
         for number, batch in enumerate(self.feed.batches(epoch)):
             done = (epoch + (number / total if total else 0)) / self.recipe.epochs
             self._set_rate(done)
             with self.fabric.autocast():
-                step = take_step(
-                    self.classifier, self.module, batch, self.recipe, generator, done, pressure
-                )
+                step = take_step(self.classifier, self.module, batch, self.recipe, generator, done)
             self.optimizer.zero_grad()
             self.fabric.backward(step.loss)
             self.optimizer.step()
             told.add(step)
-            if self.recipe.area is not None:
-                area: Any = self.fabric.all_reduce(step.area)
-                pressure = pressed(pressure, area, self.recipe.area)
-        self.state.pressure = float(pressure)
         return told.means()
 
     def _set_rate(self, done: float) -> None:

@@ -91,6 +91,18 @@ def _bounded(logs: Tensor, power: float) -> Tensor:
     return -(power * logs).expm1() / power if power else -logs
 
 
+def size(masks: Tensor, area: float | None = None) -> Tensor:
+    """The mean mask; with an area wanted, how far off it is: log(mean / area)^2.
+
+    The mean is over all images, so each may take more or less.
+
+    >>> size(torch.tensor([[[0.1, 0.2]]])), size(torch.tensor([[[0.1, 0.2]]]), area=0.1)
+    (tensor(0.1500), tensor(0.1644))
+    """
+    mean = masks.mean()
+    return mean if area is None else (mean.clamp(min=1e-6) / area).log().square()
+
+
 def undecided(masks: Tensor) -> Tensor:
     """Mean of 4 M (1 - M): 0 for a mask of zeros and ones, 1 for one of halves.
 

@@ -20,7 +20,7 @@ class LaxRecipe:
     entropy: float = 0.0  # of softmax(M / temperature)
     temperature: float = 0.5
     size: float = 0.0  # mean mask, the l1 norm
-    area: float | None = None  # mean mask wanted: the weight of `size` follows it
+    area: float | None = None  # mean mask wanted: `size` is then how far off it is
     decide: float = 0.0  # 4 M (1 - M); grows to this weight from 0
     fills: tuple[str, ...] = ("black",)
     alpha_min: float = 0.5

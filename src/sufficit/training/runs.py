@@ -23,7 +23,6 @@ class State:
     stale: int = 0  # epochs since the best one
     best_worth: float = float("-inf")
     best: Weights | None = None
-    pressure: float = 1.0  # what the weight of `size` is multiplied by, where an area is wanted
     history: list[dict[str, Any]] = field(default_factory=list)
     finished: bool = False
 

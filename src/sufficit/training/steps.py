@@ -40,12 +40,10 @@ def take_step(
     recipe: LaxRecipe,
     generator: Generator,
     done: float = 1.0,
-    pressure: Tensor | float = 1.0,
 ) -> Step:
     """The loss of a batch by a recipe; the classifier is in eval mode and frozen.
 
     `done` is the share of the training that lies behind: masks are pushed to 0 and 1 as it grows.
-    `pressure` multiplies the weight of the masks' size.
     """
     cells = lax(batch.features)
     masks = grown(cells, batch.images)
@@ -54,17 +52,12 @@ def take_step(
     said = dict(zip(views, logits.split(len(batch.images)), strict=True))
     terms = _terms(said, batch, cells, recipe)
     weights = {name: getattr(recipe, name) for name in terms}
-    weights |= {"decide": recipe.decide * done, "size": recipe.size * pressure}
+    weights["decide"] = recipe.decide * done
     total = sum(weights[name] * value for name, value in terms.items())
     with torch.no_grad():
         right = (said["keep"].argmax(1) == batch.targets).float().mean()
         share = (masks > recipe.alpha_min).float().mean()
     return Step(torch.as_tensor(total), terms, right, masks.detach().mean(), share)
-
-
-def pressed(pressure: Tensor, area: Tensor, wanted: float) -> Tensor:
-    """The pressure after a step: more where masks are larger than wanted, less where smaller."""
-    return (pressure * (0.1 * (area / wanted - 1).clamp(-1, 1)).exp()).clamp(1e-3, 1e3)
 
 
 def grown(cells: Tensor, images: Tensor) -> Tensor:
@@ -106,7 +99,7 @@ def _terms(
     if recipe.entropy:
         found["entropy"] = losses.entropy(cells, recipe.temperature)
     if recipe.size:
-        found["size"] = cells.mean()
+        found["size"] = losses.size(cells, recipe.area)
     if recipe.decide:
         found["decide"] = losses.undecided(cells)
     return found
