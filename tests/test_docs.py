@@ -9,8 +9,10 @@ ROOT = Path(__file__).parent.parent
 PAGES = [
     "README.md",
     "docs/heatmaps-from-elsewhere.md",
+    "docs/lax.md",
     "docs/metrics.md",
     "docs/sanity.md",
+    "docs/trust.md",
 ]
 
 
