@@ -4,11 +4,11 @@ import os
 import sys
 import warnings
 
-from sufficit.cli import demo, drawing, lists, sanity, scoring
+from sufficit.cli import compare, demo, drawing, lists, sanity, scoring
 from sufficit.cli.app import app, err, literal
 from sufficit.errors import UserError
 
-__all__ = ["app", "demo", "drawing", "lists", "main", "sanity", "scoring"]
+__all__ = ["app", "compare", "demo", "drawing", "lists", "main", "sanity", "scoring"]
 
 
 def main() -> None:
