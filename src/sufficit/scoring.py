@@ -1,4 +1,4 @@
-"""Score a folder of images and a file of heatmaps: the whole chain. Read this file first."""
+"""Score a folder of images and a file of heatmaps: the whole chain."""
 
 import warnings
 from collections.abc import Sequence

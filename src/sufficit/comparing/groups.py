@@ -53,7 +53,7 @@ def score_groups(job: Job, parts: Parts) -> None:
     groups = in_groups(job.pictures, job.labels, job.group)
     left = [number for number in range(len(groups)) if not parts.has(SCORES, number)]
     reader, width = job.reader(job.settings.on_error), len(job.methods)
-    reader.sizes.update(_sizes(parts, set(range(len(groups))) - set(left)))
+    reader.sizes.update(_sizes(job, parts, parts.done(SCORES)))
     total = len(job.pictures) * width
     with bar("images x methods", job.progress) as tick, quiet():
         for number, items in zip(left, reader.ahead([groups[k] for k in left]), strict=True):
@@ -127,13 +127,15 @@ def _score_group(
     skipped: Mapping[str, str],
     told: Sequence[Progress | bool],
 ) -> None:
-    facts: dict[str, Any] = {"names": [item.picture.name for item in items], "skipped": skipped}
+    names = [item.picture.name for item in items]
+    facts: dict[str, Any] = {"names": names, "skipped": skipped}
+    facts["bytes"] = {name: job.bytes_of(name) for name in [*names, *skipped]}
     if not items:
         parts.write(SCORES, number, {}, facts)
         return
     images = torch.stack([item.image for item in items])
     targets = _targets(job.classifier, items, images)
-    heatmaps = job.explain(facts["names"], images, targets)
+    heatmaps = job.explain(names, images, targets)
     tensors: dict[str, Tensor] = {}
     for (method, maps), tell in zip(heatmaps.items(), told, strict=True):
         scores = evaluate(
@@ -151,7 +153,7 @@ def _score_group(
         if scores.held_out is not None:
             tensors |= answers_as_tensors(f"{method}/held_out", scores.held_out)
     if job.settings.save_heatmaps:
-        parts.write(HEATMAPS, number, heatmaps, {"names": facts["names"]})
+        parts.write(HEATMAPS, number, heatmaps, {"names": names})
     empty = {m: int((maps.amax((1, 2)) == 0).sum()) for m, maps in heatmaps.items()}
     facts |= {"size": list(images.shape[1:]), "empty": empty}
     parts.write(SCORES, number, tensors, facts)
@@ -166,10 +168,23 @@ def _targets(classifier: Classifier, items: Sequence[Item], images: Tensor) -> T
         return classifier(images).argmax(1).cpu()
 
 
-def _sizes(parts: Parts, done: Iterable[int]) -> dict[tuple[int, ...], str]:
-    """The sizes of images that were scored before, with the name of one of each."""
-    facts = [parts.read(SCORES, number).facts for number in done]
-    return {tuple(found["size"]): found["names"][0] for found in facts if found["names"]}
+def _sizes(job: Job, parts: Parts, done: Iterable[int]) -> dict[tuple[int, ...], str]:
+    """The sizes of images that were scored before, with the name of one of each.
+
+    Raise where such an image is no longer the same file.
+    """
+    found = {}
+    for number in done:
+        facts = parts.read(SCORES, number).facts
+        for name, size in facts["bytes"].items():
+            if job.bytes_of(name) != size:
+                raise UserError(
+                    f"{name} is no longer the file that was scored when this run was begun:"
+                    " choose another --out, or --overwrite it"
+                )
+        if facts["names"]:
+            found[tuple(facts["size"])] = facts["names"][0]
+    return found
 
 
 def _probes(job: Job, found: Found, alpha_min: float) -> dict[str, Probe]:

@@ -58,6 +58,10 @@ class Job:
         """Which of all images each one is."""
         return {picture.name: number for number, picture in enumerate(self.pictures)}
 
+    def bytes_of(self, name: str) -> int:
+        """The size of an image's file."""
+        return self.pictures[self.numbers[name]].path.stat().st_size
+
     @property
     def groups(self) -> int:
         """How many groups there are."""
@@ -156,12 +160,13 @@ def _methods(settings: Settings, classifier: Classifier) -> dict[str, Method]:
 
 def identity(job: Job) -> dict[str, Any]:
     """All that must be the same for a run to go on where it was stopped."""
-    files = "\n".join(f"{p.name} {p.path.stat().st_size}" for p in job.pictures)
+    names = "\n".join(picture.name for picture in job.pictures)
     adapters = {name: _digest(lax) for name, lax in job.methods.items() if isinstance(lax, Lax)}
     classifier = job.classifier
     return asdict(job.settings) | {
         "device": str(classifier.device),
-        "images and their sizes": hashlib.sha256(files.encode()).hexdigest()[:16],
+        "number of images": len(job.pictures),
+        "names of images": hashlib.sha256(names.encode()).hexdigest()[:16],
         "model's fingerprint": asdict(fingerprint(classifier)),
         "adapters' weights": adapters,
         "images a group": job.group,
