@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -20,8 +21,9 @@ from PIL import Image
 
 from sufficit import Classifier, Lax, UserError, evaluate, explain, leak
 from sufficit.cli import main
-from sufficit.compare import compare_folder
+from sufficit.compare import _summary, compare_folder, scores_at_one_alpha
 from sufficit.comparing import groups
+from sufficit.comparing.groups import Found
 from sufficit.comparing.outcome import OWN_BEST
 from sufficit.comparing.settings import (
     METHODS,
@@ -37,6 +39,8 @@ from sufficit.data.digits import synthetic_digits
 from sufficit.data.heatmaps import HeatmapFile
 from sufficit.data.images import read_picture
 from sufficit.explainers import CAMS
+from sufficit.metrics.evaluate import make_plan
+from sufficit.types import Answers
 
 FAST = {"value_step": 0.25, "percent_step": 0.25, "donors": 3}
 MODEL = """
@@ -214,8 +218,9 @@ def test_a_run_that_was_killed_goes_on_and_ends_the_same(photos: Path, tmp_path:
     script = """
 import os, signal, sys
 from pathlib import Path
-from sufficit.compare import compare_folder
+from sufficit.compare import _summary, compare_folder, scores_at_one_alpha
 from sufficit.comparing import groups
+from sufficit.comparing.groups import Found
 from sufficit.comparing.settings import read_run, settings_from
 
 def told(done, total):
@@ -304,6 +309,39 @@ def test_a_searched_alpha_min_is_one_for_all_and_best_for_the_methods_mean(
     assert any("the best for each alone is" in sentence for sentence in sentences(found))
 
 
+def test_controls_have_no_part_in_the_search_and_each_methods_own_best_stands_beside() -> None:
+    plan = make_plan("search", value_step=0.25, percent_step=0.25, columns=["msi"])
+
+    def answers(marked: dict[float, float]) -> Answers:
+        """Of a model that is never right: MSI is what is marked, with a minus."""
+        n, tried = 2, [s.alpha_min for s in plan.schedules]
+        shares = torch.tensor([marked.get(a, marked[0.0]) for a in tried], dtype=torch.float64)
+        never = torch.zeros(n, len(plan.asks))
+        whole = torch.zeros(n, dtype=torch.long)
+        return Answers(plan.asks, never, never, plan.weighs, shares.expand(n, -1), whole, whole)
+
+    found = Found(
+        names=("one", "two"),
+        answers={
+            "a": answers({0.2: 0.0, 0.4: 0.1, 0.0: 0.5}),
+            "b": answers({0.6: 0.0, 0.4: 0.1, 0.0: 0.5}),
+            "random": answers({0.8: 0.0, 0.0: 1.0}),
+        },
+        held_out={},
+        skipped=(),
+        empty={},
+        counts=(2,),
+    )
+    job = SimpleNamespace(plan=plan, methods=list(found.answers))
+    scores = scores_at_one_alpha(job, found, ["a", "b"])  # type: ignore[arg-type]
+    assert {method: one.alpha_min for method, one in scores.items()} == dict.fromkeys(scores, 0.4)
+    assert {m: one.msi.tolist() for m, one in scores.items()} == {
+        "a": [-0.1, -0.1], "b": [-0.1, -0.1], "random": [-1.0, -1.0]
+    }  # fmt: skip
+    assert {m: one.search.best for m, one in scores.items()} == {"a": 0.2, "b": 0.6, "random": 0.8}
+    assert [_summary(scores[m], 0)[OWN_BEST].mean for m in scores] == [0, 0, 0]
+
+
 def test_bad_files_are_named_and_left_out_or_fatal(photos: Path, tmp_path: Path) -> None:
     without = compare_folder(wanted(photos, controls=False), tmp_path / "without", group=4)
     (photos / "bee" / "04.png").write_bytes(b"")
@@ -344,6 +382,7 @@ def test_images_of_different_sizes_are_refused_also_after_a_stop(
     for out in ("out", "anew"):
         with pytest.raises(UserError, match=r"images differ in size .*cat/08.* give --size"):
             compare_folder(wanted(photos), tmp_path / out, group=5)
+        assert not (tmp_path / out / "parts" / "scores-000002.safetensors").exists()
     assert len(compare_folder(wanted(photos, size="12"), tmp_path / "sized").names) == 11
 
 
