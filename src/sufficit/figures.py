@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -60,6 +60,59 @@ def curves_figure(scores: Scores, title: str = "") -> "Figure":
     figure.suptitle(words, fontsize=10, color=INK)
     figure.tight_layout()
     return figure
+
+
+def methods_figure(scores: Mapping[str, Scores], quiet: Sequence[str] = ()) -> "Figure":
+    """Each curve averaged over the images, a line a method; quiet ones are grey and dashed."""
+    first = next(iter(scores.values()))
+    kind, searched = first.plan.schedules[0].score, first.search is not None
+    found = {method: one.curves() for method, one in scores.items()}
+    known = next(iter(found.values()))
+    titles = TITLES | {"show": r"MSI's Show(>$\alpha$)", "hide": r"MSI's Hide(>$\alpha$)"}
+    panels = [name for name in titles if name in known]
+    figure, axes = _axes(len(panels) + searched)
+    looks = _looks(list(scores), quiet)
+    for axis, name in zip(axes, panels, strict=False):
+        for method, curves in found.items():
+            mean = getattr(curves[name], kind).nanmean(0)
+            axis.plot(curves[name].grid, mean, label=method, linewidth=1.5, **looks[method])
+        share = name.endswith("percent")
+        _dress(axis, titles[name], "share of pixels" if share else "alpha", kind)
+    if searched:
+        _searches_panel(axes[len(panels)], scores, looks)
+    lines, names = axes[0].get_legend_handles_labels()
+    figure.legend(
+        lines, names, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8
+    )
+    figure.suptitle(f"Mean over {len(first)} images", fontsize=10, color=INK)
+    figure.tight_layout()
+    return figure
+
+
+def _looks(methods: Sequence[str], quiet: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The colour and line of each method."""
+    loud = [method for method in methods if method not in quiet]
+    looks: dict[str, dict[str, Any]] = {
+        method: {"color": LINES[number % len(LINES)]} for number, method in enumerate(loud)
+    }
+    dashes = ((0, (4, 2)), (0, (1, 1.5)))
+    for number, method in enumerate(quiet):
+        looks[method] = {"color": QUIET, "linestyle": dashes[number % 2]}
+    return looks
+
+
+def _searches_panel(
+    axis: "Axes", scores: Mapping[str, Scores], looks: Mapping[str, Mapping[str, Any]]
+) -> None:
+    alpha = next(iter(scores.values())).alpha_min
+    searches = {method: one.search for method, one in scores.items() if one.search is not None}
+    for method, search in searches.items():
+        axis.plot(search.alphas, search.means, linewidth=1.4, **looks[method])
+    axis.axvline(alpha, color=QUIET, linestyle=":", linewidth=1)
+    _dress(axis, f"MSI over alpha_min, compared at {alpha:g}", "alpha_min", "mean MSI")
+    axis.set_ylim(auto=True)
+    axis.relim()
+    axis.autoscale(axis="y")
 
 
 def overlay(image: Tensor, heatmap: Tensor) -> Tensor:

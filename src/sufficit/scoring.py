@@ -1,9 +1,8 @@
-"""Score a folder of images and a file of heatmaps: the whole chain. Read this file first."""
+"""Score a folder of images and a file of heatmaps: the whole chain."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,12 +11,11 @@ from torch import Tensor
 
 from sufficit import figures
 from sufficit.classifiers import Classifier
-from sufficit.data.heatmaps import HeatmapError, HeatmapFile
+from sufficit.data.heatmaps import HeatmapFile
 from sufficit.data.images import (
     BadPictureError,
     Picture,
     find_pictures,
-    labels_of,
     quiet_reading,
     read_picture,
 )
@@ -29,6 +27,16 @@ from sufficit.metrics.leak import leak_in_groups, leak_warning
 from sufficit.metrics.probe import Setting, check_classes
 from sufficit.parts import View
 from sufficit.progress import bar
+from sufficit.reading import (
+    GROUP,
+    Item,
+    Reader,
+    Skipped,
+    folder_targets,
+    in_groups,
+    labels_for,
+    within,
+)
 from sufficit.resampling import RESAMPLES
 from sufficit.results import (
     Estimate,
@@ -39,8 +47,6 @@ from sufficit.results import (
     summarise,
 )
 from sufficit.types import Progress, ScoreKind
-
-GROUP = 32  # images read, and scored, at a time
 
 
 @dataclass(frozen=True)
@@ -70,14 +76,6 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """An image that was not scored, and why."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class FolderScores:
     """What came out of a folder."""
 
@@ -89,60 +87,33 @@ class FolderScores:
 
 
 @dataclass(frozen=True)
-class _Item:
-    picture: Picture
-    label: int | None
-    image: Tensor  # [C,H,W]
+class _Item(Item):
     heatmap: Tensor  # [H,W]
 
 
-@dataclass
-class _Reader:
-    """Reads images with their heatmaps, and keeps note of those it could not read."""
+@dataclass(frozen=True)
+class _Pairs:
+    """Pictures with their heatmaps."""
 
     view: View | None
     maps: HeatmapFile
     keys: dict[str, str | None]
-    options: Options
-    skipped: list[Skipped] = field(default_factory=list)
+    normalize: bool
     askew: list[str] = field(default_factory=list)
-    sizes: dict[tuple[int, ...], str] = field(default_factory=dict)
 
-    def items(self, pictures: Iterable[tuple[Picture, int | None]]) -> list[_Item]:
-        items = [item for picture, label in pictures if (item := self._item(picture, label))]
-        if not self.options.leak_donors:  # the leak lays masks over images of other groups
-            self.sizes.clear()
-        self.sizes |= {tuple(item.image.shape): item.picture.name for item in items}
-        if len(self.sizes) > 1:
-            listed = ", ".join(
-                f"{name} {list(size)}" for size, name in list(self.sizes.items())[:3]
-            )
-            raise UserError(
-                f"images differ in size ({listed}) and the model names none: give --size"
-            )
-        return items
-
-    def _item(self, picture: Picture, label: int | None) -> _Item | None:
+    def read(self, picture: Picture, label: int | None) -> _Item:
+        """A picture and its heatmap, or an error that says what is wrong with either."""
         key = self.keys[picture.name]
-        try:
-            if key is None:
-                raise BadPictureError(f"no heatmap: {self.maps.path.name} has no such key")
-            image = read_picture(picture.path, self.view)
-            return _Item(picture, label, image, self._heatmap(key, picture.name, image))
-        except (BadPictureError, HeatmapError, OSError) as error:
-            if self.options.on_error == "stop":
-                raise UserError(
-                    f"{picture.name}: {error}. Mend it, or go on without such images with"
-                    " --on-error skip"
-                ) from error
-            self.skipped.append(Skipped(picture.name, str(error)))
-            return None
+        if key is None:
+            raise BadPictureError(f"no heatmap: {self.maps.path.name} has no such key")
+        image = read_picture(picture.path, self.view)
+        return _Item(picture, label, image, self._heatmap(key, picture.name, image))
 
     def _heatmap(self, key: str, name: str, image: Tensor) -> Tensor:
         heatmap = self.maps.read(key)[None]
         if not heatmap.isfinite().all():
             raise BadPictureError("its heatmap has NaN or infinite values")
-        if self.options.normalize:
+        if self.normalize:
             heatmap = normalize(heatmap)
         check_range(heatmap, [name])
         ratio = heatmap.shape[1] / heatmap.shape[2] * image.shape[2] / image.shape[1]
@@ -162,17 +133,20 @@ def score_folder(
             raise UserError("a fill for a folder is one for all images: a number, [C] or [C,H,W]")
     pictures = find_pictures(data)
     with HeatmapFile(heatmaps) as maps:
-        reader = _Reader(classifier.view, maps, _keys(maps, pictures), options)
-        labels = _labels(classifier, pictures, reader)
+        pairs = _Pairs(classifier.view, maps, _keys(maps, pictures), options.normalize)
+        # The leak lays masks over images of other groups.
+        reader = Reader(pairs.read, options.on_error, one_size=bool(options.leak_donors))
+        labels = labels_for(classifier, pictures, options.targets)
         if options.leak_donors and labels:
             check_classes(torch.tensor(labels), torch.tensor(labels))
-        names, parts = _score_all(classifier, pictures, labels, reader)
-        _remark(reader, len(parts), len(pictures))
+        names, parts = _score_all(classifier, pictures, labels, reader, options)
+        reader.check_any(len(parts), len(pictures))
+        _remark(pairs.askew)
         scores = join(parts)
         if options.leak_donors and len(scores.targets.unique()) > 1:
             kept = set(names)
             scored = [picture for picture in pictures if picture.name in kept]
-            scores = _with_leak(classifier, scores, scored, reader)
+            scores = _with_leak(classifier, scores, scored, pairs, options)
     broken = int(scores.clean.isnan().sum())
     if broken:
         warnings.warn(
@@ -197,7 +171,7 @@ def save_run(
     options: Options,
 ) -> None:
     """Write scores.parquet, curves.parquet, summary.json, curves.png and, last, run.json."""
-    scores = result.scores
+    scores, labelled = result.scores, result.target_kind == "label"
     folder.mkdir(parents=True, exist_ok=True)
     save_scores(folder, scores, result.names)
     save_json(folder / "summary.json", as_json(result.summary))
@@ -209,7 +183,7 @@ def save_run(
     run = provenance(config | {"options": settings}, classifier.device, classifier.dtype)
     run |= run_facts(result) | {
         "skipped": [asdict(skipped) for skipped in result.skipped],
-        "class_folders": _folder_targets(result),
+        "class_folders": folder_targets(result.names, scores.targets) if labelled else {},
         "seed": options.seed,
         "resamples": RESAMPLES,
     }
@@ -237,14 +211,6 @@ def run_facts(result: FolderScores) -> dict[str, Any]:
     return facts
 
 
-def _folder_targets(result: FolderScores) -> dict[str, int]:
-    """Which class number each class folder was taken for."""
-    if result.target_kind != "label":
-        return {}
-    targets = result.scores.targets.tolist()
-    return {name.split("/")[0]: k for name, k in zip(result.names, targets, strict=True)}
-
-
 def _keys(maps: HeatmapFile, pictures: Sequence[Picture]) -> dict[str, str | None]:
     keys = maps.match([picture.name for picture in pictures])
     if not any(keys.values()):
@@ -259,34 +225,37 @@ def _score_all(
     classifier: Classifier,
     pictures: Sequence[Picture],
     labels: Sequence[int] | None,
-    reader: _Reader,
+    reader: Reader[_Item],
+    options: Options,
 ) -> tuple[list[str], list[Scores]]:
     """The names of the images that were scored, and their scores group by group."""
     names: list[str] = []
     parts: list[Scores] = []
-    done = 0
-    with bar("scoring images", reader.options.progress) as tick, quiet_reading():
-        for asked, items in _ahead(reader, pictures, labels):
+    done, groups = 0, in_groups(pictures, labels, GROUP)
+    with bar("scoring images", options.progress) as tick, quiet_reading():
+        for group, items in zip(groups, reader.ahead(groups), strict=True):
             if items:
-                inner = _within(tick, done, asked, len(pictures))
-                labelled = labels is not None
-                parts.append(_score(classifier, items, labelled, reader.options, inner))
+                inner = within(tick, done, len(group), len(pictures))
+                parts.append(_score(classifier, items, labels is not None, options, inner))
                 names.extend(item.picture.name for item in items)
-            done += asked
+            done += len(group)
             if tick:
                 tick(done, len(pictures))
     return names, parts
 
 
 def _with_leak(
-    classifier: Classifier, scores: Scores, pictures: Sequence[Picture], reader: _Reader
+    classifier: Classifier,
+    scores: Scores,
+    pictures: Sequence[Picture],
+    pairs: _Pairs,
+    options: Options,
 ) -> Scores:
     """Scores with the leak, for which these images, all that were scored, are read once more.
 
     Only now alpha_min and the target of every image are known.
     """
-    options = replace(reader.options, on_error="stop")
-    again = _Reader(reader.view, reader.maps, reader.keys, options)
+    again = Reader(pairs.read, "stop")
     setting = Setting(
         scores.alpha_min,
         options.leak_donors,
@@ -307,72 +276,15 @@ def _with_leak(
     return with_leak(scores, found)
 
 
-def _within(tick: Progress | None, done: int, asked: int, total: int) -> Progress | bool:
-    """The progress of one group as part of the whole."""
-    if tick is None:
-        return False
-    return lambda part, whole: tick(done + asked * part / whole, total)
-
-
-def _remark(reader: _Reader, scored: int, images: int) -> None:
-    """Say what was odd, and raise where nothing could be scored."""
-    if not scored:
-        first = reader.skipped[0]
-        raise UserError(
-            f"all {images} images were skipped; the first, {first.name}: {first.reason}"
-        )
-    if reader.askew:
+def _remark(askew: Sequence[str]) -> None:
+    """Say which heatmaps had to be stretched."""
+    if askew:
         warnings.warn(
-            f"{len(reader.askew)} heatmaps (first {reader.askew[0]}) have other proportions than"
+            f"{len(askew)} heatmaps (first {askew[0]}) have other proportions than"
             " what the model sees, and are stretched to it: were they made on the uncropped"
             " image?",
             stacklevel=3,
         )
-
-
-def _labels(
-    classifier: Classifier, pictures: Sequence[Picture], reader: _Reader
-) -> list[int] | None:
-    """Class numbers from folder names, unless the model's own predictions are wanted."""
-    wanted = reader.options.targets
-    if wanted == "prediction":
-        return None
-    labels = None
-    if any(picture.folder for picture in pictures):
-        labels = labels_of(pictures, classifier.classes, _num_classes(classifier, pictures, reader))
-    if labels is None and wanted == "label":
-        raise UserError("--targets label needs class folders: DATA/CLASS/image.png")
-    return labels
-
-
-def _num_classes(classifier: Classifier, pictures: Sequence[Picture], reader: _Reader) -> int:
-    """How many classes the model has: from its names, or by asking it once."""
-    if classifier.classes is not None:
-        return len(classifier.classes)
-    for picture in pictures:
-        try:
-            image = read_picture(picture.path, reader.view)
-        except (BadPictureError, OSError):
-            continue
-        with torch.no_grad():
-            return classifier(image[None]).shape[1]
-    raise UserError(f"none of the {len(pictures)} images can be read")
-
-
-def _ahead(
-    reader: _Reader, pictures: Sequence[Picture], labels: Sequence[int] | None
-) -> Iterator[tuple[int, list[_Item]]]:
-    """Groups of images, the next one read in the background while this one is scored."""
-    known: Sequence[int | None] = labels or [None] * len(pictures)
-    pairs = list(zip(pictures, known, strict=True))
-    groups = [pairs[i : i + GROUP] for i in range(0, len(pairs), GROUP)]
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(reader.items, groups[0])
-        for group, following in zip(groups, [*groups[1:], None], strict=True):
-            items = waiting.result()
-            if following is not None:
-                waiting = pool.submit(reader.items, following)
-            yield len(group), items
 
 
 def _score(

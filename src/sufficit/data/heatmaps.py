@@ -2,7 +2,7 @@
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -72,10 +72,11 @@ class HeatmapFile:
         return heatmap.float()
 
 
-def write_heatmaps(path: Path, heatmaps: dict[str, Tensor]) -> None:
-    """Write heatmaps by image name to a .npz that HeatmapFile reads."""
+def write_heatmaps(path: Path, heatmaps: dict[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
+    """Write heatmaps by image name, one at a time, to a .npz that HeatmapFile reads."""
+    pairs = heatmaps.items() if isinstance(heatmaps, dict) else heatmaps
     with writing(path) as part, ZipFile(part, "w", ZIP_DEFLATED) as archive:
-        for name, value in heatmaps.items():
+        for name, value in pairs:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, value.cpu().numpy(), allow_pickle=False)
 

@@ -1,0 +1,167 @@
+"""`sufficit compare`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sufficit.cli.app import app, err, literal, out, print_skipped
+from sufficit.cli.options import (
+    ClassesOption,
+    DeviceOption,
+    LayerOption,
+    OnError,
+    Precision,
+    Score,
+    SizeOption,
+    Targets,
+    WeightsOption,
+)
+from sufficit.comparing.settings import METHODS, Settings, read_run, settings_from
+from sufficit.files import check_output
+
+if TYPE_CHECKING:
+    from sufficit.comparing.outcome import Comparison
+
+NOT_SETTINGS = ("config", "out_folder", "as_json", "overwrite")
+
+
+@app.command()
+def compare(
+    ctx: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="torchvision:NAME, timm:NAME, transformers:NAME, a saved classifier's folder, or"
+            " your own python:FILE.py:FUNCTION."
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of images; class folders give labels.")
+    ] = None,
+    methods: Annotated[
+        str, typer.Option("--methods", "-m", help="Methods by name, as in gradcam,layercam.")
+    ] = ",".join(METHODS),
+    lax: Annotated[
+        list[str] | None, typer.Option(help="A trained adapter's folder; may be given again.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A RUN.toml that sets what no flag does.")
+    ] = None,
+    out_folder: Annotated[Path, typer.Option("--out", help="Where results go.")] = Path(
+        "sufficit-compare"
+    ),
+    controls: Annotated[
+        bool, typer.Option(help="Score random and center too, outside the contest.")
+    ] = True,
+    alpha_min: Annotated[str, typer.Option(help="A number in 0..1, or search.")] = "0.5",
+    score: Annotated[Score, typer.Option(help="What a masked image scores.")] = Score.accuracy,
+    fill: Annotated[
+        str, typer.Option(help="black, mean, blur, noise, or an image file.")
+    ] = "black",
+    held_out_fill: Annotated[
+        str | None, typer.Option(help="Score MSI with this fill as well; named as for --fill.")
+    ] = None,
+    targets: Annotated[
+        Targets, typer.Option(help="auto: labels where there are any.")
+    ] = Targets.auto,
+    leak: Annotated[
+        bool, typer.Option(help="Also whether masks tell the class by their shape alone.")
+    ] = True,
+    donors: Annotated[
+        int, typer.Option(help="Images of other classes under each mask, for the leak.", min=1)
+    ] = 16,
+    value_step: Annotated[float, typer.Option(help="Step of the pixel-value curves.")] = 0.01,
+    percent_step: Annotated[float, typer.Option(help="Step of the percentage curves.")] = 0.02,
+    layer: LayerOption = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Masked images a model call.", min=1)
+    ] = None,
+    device: DeviceOption = "auto",
+    precision: Annotated[Precision, typer.Option(help="Of weights and inputs.")] = Precision.fp32,
+    weights: WeightsOption = "default",
+    num_classes: ClassesOption = None,
+    size: SizeOption = None,
+    on_error: Annotated[OnError, typer.Option(help="For unreadable images.")] = OnError.skip,
+    save_heatmaps: Annotated[
+        bool, typer.Option("--save-heatmaps", help="Keep METHOD/heatmaps.npz, which are large.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of all that is random.", min=0)] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON only.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew in --out, whatever it holds.")
+    ] = False,
+) -> None:
+    """Which method explains your model best? Explain and score every image by every method.
+
+    A run that was stopped goes on where it was when the same command is given again.
+
+    **Examples**
+
+    sufficit compare --model torchvision:resnet50 --data photos --methods gradcam,layercam
+
+    sufficit compare --model saved/birds --data birds --lax birds-lax --alpha-min search
+
+    sufficit compare --config sufficit-compare/RUN.toml --seed 1 --out again
+    """
+    settings = _settings(ctx, config)
+    check_output(out_folder, [Path(settings.data)], overwrite=overwrite)
+    from sufficit.compare import compare_folder
+    from sufficit.comparing.saving import clear
+
+    if overwrite:
+        clear(out_folder)
+    progress = False if as_json else None
+    comparison = compare_folder(settings, out_folder, progress=progress)
+    print_skipped({skipped.name: skipped.reason for skipped in comparison.skipped})
+    if as_json:
+        typer.echo(json.dumps(_report(comparison), indent=2, allow_nan=False))
+        return
+    _print(comparison, out_folder)
+
+
+def _settings(ctx: typer.Context, config: Path | None) -> Settings:
+    """What the flags say, else the file, else what is usual."""
+    given = {
+        name: value
+        for name, value in ctx.params.items()
+        if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    }
+    flags = {name: _plain(name, given[name]) for name in given if name not in NOT_SETTINGS}
+    return settings_from((read_run(config) if config else {}) | flags)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A flag's value as RUN.toml would have it."""
+    if name == "methods":
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if name == "alpha_min" and value != "search":
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return str(value) if isinstance(value, Path) else getattr(value, "value", value)
+
+
+def _report(comparison: "Comparison") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from sufficit.results import as_json, plain
+
+    columns = {name: as_json(comparison.summaries[name]) for name in comparison.order()}
+    standing: dict[str, Any] = plain(asdict(comparison.standing))
+    return {**plain(comparison.facts()), "columns": columns, "standing": standing}
+
+
+def _print(comparison: "Comparison", folder: Path) -> None:
+    from sufficit.comparing.telling import sentences, table, warnings_of, where_to_look
+
+    out.print(table(comparison))
+    for sentence in sentences(comparison):
+        out.print(literal(sentence), highlight=False)
+    for remark in warnings_of(comparison):
+        err.print("[yellow]Warning:[/]", literal(remark))
+    out.print(literal(where_to_look(folder)), highlight=False)

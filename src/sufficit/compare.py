@@ -1,0 +1,134 @@
+"""Compare methods on your own model and images: the whole chain. Read this file first."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sufficit.classifiers import Classifier
+from sufficit.comparing.groups import Found, collect, draw, leak_groups, quiet, score_groups
+from sufficit.comparing.jobs import Job, check_methods, identity, load, make_job
+from sufficit.comparing.outcome import OWN_BEST, Comparison
+from sufficit.comparing.parts import begin
+from sufficit.comparing.saving import save_comparison
+from sufficit.comparing.settings import CONTROLS, Settings, write_run
+from sufficit.comparing.showing import Shown, choose
+from sufficit.comparison import compare_scores
+from sufficit.data.images import find_pictures
+from sufficit.intervals import Estimate, estimates
+from sufficit.metrics.evaluate import AlphaSearch, Scores, read, with_leak
+from sufficit.reading import GROUP
+from sufficit.results import summarise
+from sufficit.types import Progress
+
+
+def compare_folder(
+    settings: Settings,
+    out: Path,
+    *,
+    classifier: Classifier | None = None,
+    group: int = GROUP,
+    progress: bool | Progress | None = None,
+) -> Comparison:
+    """Explain every image below a folder by every method, score all of it, compare, write it down.
+
+    What is done is kept in parts below `out`; begun again with the same settings, a run goes on
+    where it was stopped. Hand in a classifier of your own, or settings.model is loaded.
+    """
+    check_methods(settings)
+    pictures = find_pictures(Path(settings.data))
+    job = make_job(settings, classifier or load(settings), pictures, group, progress)
+    parts = begin(out, identity(job))
+    write_run(out / "RUN.toml", settings)
+
+    score_groups(job, parts)
+    found = collect(job, parts)
+    contest = [method for method in job.methods if method not in CONTROLS] or list(job.methods)
+    scores = scores_at_one_alpha(job, found, contest)
+    if settings.leak and len(found.targets.unique()) > 1:
+        leaked = leak_groups(job, parts, found, scores[contest[0]].alpha_min)
+        scores = {method: with_leak(scores[method], leaked[method]) for method in scores}
+
+    competing = {method: scores[method] for method in contest}
+    comparison = Comparison(
+        settings=settings,
+        names=found.names,
+        scores=scores,
+        summaries={method: _summary(one, settings.seed) for method, one in scores.items()},
+        standing=compare_scores(competing, seed=settings.seed),
+        shown=_shown(job, found, competing),
+        skipped=found.skipped,
+        target_kind="prediction" if job.labels is None else "label",
+        alpha_min=scores[contest[0]].alpha_min,
+        empty=found.empty,
+        classifier=job.classifier,
+    )
+    save_comparison(out, comparison, parts)
+    _remark(comparison)
+    return comparison
+
+
+def scores_at_one_alpha(job: Job, found: Found, contest: Sequence[str]) -> dict[str, Scores]:
+    """Every method's scores at one alpha_min: a searched one is best for the contest's mean."""
+    own = {m: read(found.answers[m], job.plan, found.held_out.get(m)) for m in job.methods}
+    searched = {method: one.search for method, one in own.items() if one.search is not None}
+    if not searched:
+        return own
+    together = AlphaSearch(
+        searched[contest[0]].alphas, torch.stack([searched[m].means for m in contest])
+    )
+    chosen = tuple(s for s in job.plan.schedules if s.alpha_min == together.best)
+    fixed = replace(job.plan, schedules=chosen, searching=False)
+    at_best = {m: read(found.answers[m], fixed, found.held_out.get(m)) for m in job.methods}
+    return {m: replace(at_best[m], plan=job.plan, search=searched[m]) for m in job.methods}
+
+
+def _summary(scores: Scores, seed: int) -> dict[str, Estimate]:
+    """Mean and interval of every column, and of MSI at the method's own best alpha_min."""
+    summary = summarise(scores, seed=seed)
+    if scores.search is None:
+        return summary
+    best = scores.search.msi[:, scores.search.alphas.index(scores.search.best)]
+    return summary | estimates({OWN_BEST: best.numpy()}, {OWN_BEST: True}, seed=seed)
+
+
+def _shown(job: Job, found: Found, scores: Mapping[str, Scores]) -> Shown:
+    """Some images read and explained once more, to be looked at."""
+    msi = {method: np.asarray(one.msi.numpy(), np.float64) for method, one in scores.items()}
+    chosen = choose(msi, seed=job.settings.seed)
+    rows = list(chosen)
+    names, targets = [found.names[row] for row in rows], found.targets[rows]
+    with quiet():
+        images, heatmaps = draw(job, names, targets)
+    classes = job.classifier.classes
+    return Shown(
+        numbers=tuple(rows),
+        reasons=tuple(chosen.values()),
+        names=tuple(names),
+        images=images,
+        targets=targets,
+        class_names=tuple(classes[k] if classes else f"class {k}" for k in targets.tolist()),
+        heatmaps=heatmaps,
+    )
+
+
+def _remark(comparison: Comparison) -> None:
+    """Say once what was odd."""
+    scores = comparison.scores[comparison.standing.best]
+    broken, n = int(scores.clean.isnan().sum()), len(comparison.names)
+    if broken:
+        warnings.warn(
+            f"the model answered NaN for {broken} of {n} whole images: they are left out of the"
+            " means; try another --precision",
+            stacklevel=3,
+        )
+    if comparison.settings.leak and scores.leaked is None:
+        warnings.warn("no leak: all images that were scored are of one class", stacklevel=3)
+    empty = ", ".join(f"{method} {count}" for method, count in comparison.empty.items() if count)
+    if empty:
+        warnings.warn(
+            f"heatmaps with no positive part are all zeros, of {n} images: {empty}", stacklevel=3
+        )

@@ -1,0 +1,191 @@
+"""What is to be done: the model, the images and the methods that settings stand for."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sufficit.classifiers import Classifier
+from sufficit.comparing.settings import CONTROLS, Settings
+from sufficit.data.images import Picture, read_picture
+from sufficit.errors import UserError, unknown
+from sufficit.explainers import EXPLAINERS, explain_all
+from sufficit.explainers.explaining import Method
+from sufficit.fingerprints import fingerprint
+from sufficit.lax import Lax
+from sufficit.metrics.evaluate import Plan, make_plan
+from sufficit.parsing import classifier_from, fill_from
+from sufficit.reading import GROUP, Item, Reader, labels_for
+from sufficit.types import Progress
+
+RESERVED = ("parts",)  # no method may have these names: its folder would be taken
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be done: the model, the images, the methods, and how they are scored."""
+
+    classifier: Classifier
+    pictures: Sequence[Picture]
+    labels: Sequence[int] | None
+    methods: Mapping[str, Method]
+    settings: Settings
+    fill: str | Tensor = "black"
+    held_out_fill: str | Tensor | None = None
+    group: int = GROUP
+    progress: bool | Progress | None = None
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What is asked of the model for every heatmap."""
+        return make_plan(**self.scoring)
+
+    @property
+    def scoring(self) -> dict[str, Any]:
+        """What of the settings makes a plan."""
+        names = ("alpha_min", "score", "value_step", "percent_step")
+        return {name: getattr(self.settings, name) for name in names}
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Which of all images each one is."""
+        return {picture.name: number for number, picture in enumerate(self.pictures)}
+
+    def bytes_of(self, name: str) -> int:
+        """The size of an image's file."""
+        return self.pictures[self.numbers[name]].path.stat().st_size
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are."""
+        return -(-len(self.pictures) // self.group)
+
+    def reader(self, on_error: Literal["skip", "stop"] = "stop") -> Reader[Item]:
+        """Reads images as the model sees them."""
+        view = self.classifier.view
+        return Reader(
+            lambda picture, label: Item(picture, label, read_picture(picture.path, view)), on_error
+        )
+
+    def read(self, names: Sequence[str]) -> Tensor:
+        """Images that were scored, once more: [N,C,H,W]."""
+        pictures = [(self.pictures[self.numbers[name]], None) for name in names]
+        return torch.stack([item.image for item in self.reader().items(pictures)])
+
+    def explain(self, names: Sequence[str], images: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Heatmaps by every method: [N,C,H,W], [N] -> each [N,H,W].
+
+        What `random` draws follows from the seed and the image's number, whatever the group.
+        """
+        numbers = [self.numbers[name] for name in names]
+        methods = dict(self.methods)
+        if methods.get("random") == "random":
+            seed = self.settings.seed
+            entry = replace(
+                EXPLAINERS["random"], draw=lambda images, _: noise(images, seed, numbers)
+            )
+            methods["random"] = entry
+        layer = self.settings.layer
+        return explain_all(self.classifier, images, targets, methods, layer=layer, progress=False)
+
+
+def make_job(
+    settings: Settings,
+    classifier: Classifier,
+    pictures: Sequence[Picture],
+    group: int,
+    progress: bool | Progress | None,
+) -> Job:
+    """Everything that can be wrong with the settings is said here, before anything is scored."""
+    held_out = settings.held_out_fill
+    job = Job(
+        classifier=classifier,
+        pictures=pictures,
+        labels=labels_for(classifier, pictures, settings.targets),
+        methods=_methods(settings, classifier),
+        settings=settings,
+        fill=fill_from(settings.fill, classifier),
+        held_out_fill=None if held_out is None else fill_from(held_out, classifier),
+        group=group,
+        progress=progress,
+    )
+    assert job.plan  # made, and so checked
+    return job
+
+
+def load(settings: Settings) -> Classifier:
+    """The classifier that the settings name."""
+    return classifier_from(
+        settings.model,
+        settings.weights,
+        settings.num_classes,
+        settings.size,
+        settings.device,
+        settings.precision,
+    )
+
+
+def check_methods(settings: Settings) -> None:
+    """Raise for methods that are not known, before a model is loaded."""
+    if not settings.methods and not settings.lax:
+        raise UserError(f"give at least one method of {', '.join(EXPLAINERS)}, or an adapter")
+    for name in settings.methods:
+        if name == "lax":
+            raise UserError("lax is learned for each classifier: give its folder with --lax PATH")
+        if name not in EXPLAINERS:
+            raise unknown("method", name, EXPLAINERS)
+
+
+def _methods(settings: Settings, classifier: Classifier) -> dict[str, Method]:
+    """Every method by its name, adapters by their folder's name, the controls last."""
+    methods: dict[str, Method] = {name: name for name in settings.methods}
+    for source in settings.lax:
+        name = Path(source).resolve().name
+        if name in {*methods, *EXPLAINERS, *RESERVED}:
+            raise UserError(f"two methods would be called {name!r}: rename the folder {source}")
+        adapter = Lax.from_pretrained(source)
+        adapter.check(classifier)
+        methods[name] = adapter
+    beside = CONTROLS if settings.controls else ()
+    last = {name: name for name in CONTROLS if name in {*methods, *beside}}
+    return {name: m for name, m in methods.items() if name not in last} | last
+
+
+def identity(job: Job) -> dict[str, Any]:
+    """All that must be the same for a run to go on where it was stopped."""
+    names = "\n".join(picture.name for picture in job.pictures)
+    adapters = {name: _digest(lax) for name, lax in job.methods.items() if isinstance(lax, Lax)}
+    classifier = job.classifier
+    return asdict(job.settings) | {
+        "device": str(classifier.device),
+        "number of images": len(job.pictures),
+        "names of images": hashlib.sha256(names.encode()).hexdigest()[:16],
+        "model's fingerprint": asdict(fingerprint(classifier)),
+        "adapters' weights": adapters,
+        "images a group": job.group,
+        "torch": version("torch"),
+    }
+
+
+def _digest(lax: Lax) -> str:
+    """What tells one adapter from another."""
+    found = hashlib.sha256()
+    for name, tensor in lax.state_dict().items():
+        found.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def noise(images: Tensor, seed: int, numbers: Sequence[int]) -> Tensor:
+    """Uniform noise in each pixel by the seed and an image's number: [N,C,H,W] -> [N,H,W]."""
+    drawn = [
+        np.random.default_rng([seed, number]).random(images.shape[2:], dtype=np.float32)
+        for number in numbers
+    ]
+    return torch.from_numpy(np.stack(drawn)).to(images.device)

@@ -1,0 +1,128 @@
+"""What is done of a run, group by group on disk, so that it can be stopped and go on."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sufficit.errors import UserError
+from sufficit.files import writing
+from sufficit.metrics.evaluate import Plan
+from sufficit.metrics.leak import Leak
+from sufficit.results import plain, save_json
+from sufficit.types import Answers
+
+FOLDER = "parts"
+BEGUN = "begun.json"
+_ANSWERS = ("hits", "confidences", "shares", "targets", "calls")
+_LEAK = ("donors", "donors_chance", "grey", "grey_chance", "noise", "noise_chance", "calls")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tensors by name, and what else there is to know of a group."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A folder with a file a group and stage; each appears whole or not at all."""
+
+    folder: Path
+
+    def path(self, stage: str, group: int) -> Path:
+        """Where a group's part lies."""
+        return self.folder / f"{stage}-{group:06d}.safetensors"
+
+    def has(self, stage: str, group: int) -> bool:
+        """Whether a group is done."""
+        return self.path(stage, group).exists()
+
+    def done(self, stage: str) -> list[int]:
+        """The groups that are done."""
+        found = self.folder.glob(f"{stage}-*.safetensors")
+        return sorted(int(path.stem.rpartition("-")[2]) for path in found)
+
+    def write(
+        self, stage: str, group: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+    ) -> None:
+        """Keep what was found of a group."""
+        from safetensors.torch import save_file
+
+        # Copies: tensors that share memory can't be stored apart.
+        whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+        with writing(self.path(stage, group)) as path:
+            save_file(whole, path, metadata={"facts": json.dumps(facts)})
+
+    def read(self, stage: str, group: int) -> Part:
+        """What was found of a group."""
+        from safetensors import safe_open
+
+        path = self.path(stage, group)
+        try:
+            with safe_open(path, framework="pt") as opened:
+                facts = json.loads(opened.metadata()["facts"])
+                names = list(opened.keys())
+                return Part({name: opened.get_tensor(name) for name in names}, facts)
+        except Exception as error:
+            raise UserError(
+                f"{path} can't be read ({error}): delete it, and the run makes it anew"
+            ) from error
+
+    def remove(self) -> None:
+        """Forget all of it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def begin(out: Path, identity: Mapping[str, Any]) -> Parts:
+    """The parts of a run: those of an earlier start, if it was the very same run."""
+    parts = Parts(out / FOLDER)
+    note, wanted = parts.folder / BEGUN, plain(identity)
+    if note.exists():
+        _check_same(out, json.loads(note.read_text()), wanted)
+        return parts
+    parts.remove()
+    parts.folder.mkdir(parents=True)
+    save_json(note, wanted)
+    return parts
+
+
+def _check_same(out: Path, begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise where a run would go on with other settings than it was begun with."""
+    for name in {**begun, **wanted}:
+        before, now = begun.get(name), wanted.get(name)
+        if before != now:
+            raise UserError(
+                f"{out} holds part of another run: {name} was {before!r} and is now {now!r}. Go on"
+                " with the settings it was begun with, choose another --out, or --overwrite it"
+            )
+
+
+def answers_as_tensors(method: str, answers: Answers) -> dict[str, Tensor]:
+    """A method's answers by names of their own."""
+    return {f"{method}/{name}": getattr(answers, name) for name in _ANSWERS}
+
+
+def answers_from(part: Part, method: str, plan: Plan, *, held_out: bool = False) -> Answers:
+    """A method's answers, which were asked by this plan."""
+    stem = f"{method}/held_out" if held_out else method
+    found = {name: part.tensors[f"{stem}/{name}"] for name in _ANSWERS}
+    bands = plan.msi_asks if held_out else plan.asks
+    return Answers(bands=bands, weighed=plan.weighs, **found)
+
+
+def leak_as_tensors(method: str, leaked: Leak) -> dict[str, Tensor]:
+    """A method's leak by names of its own."""
+    return {f"{method}/{name}": getattr(leaked, name) for name in _LEAK}
+
+
+def leak_from(part: Part, method: str) -> Leak:
+    """A method's leak."""
+    found = {name: part.tensors[f"{method}/{name}"] for name in _LEAK}
+    return Leak(**found, alpha_min=part.facts["alpha_min"])
