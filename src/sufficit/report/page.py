@@ -85,6 +85,7 @@ def render(content: Content) -> str:
         data=Markup(numbers.script_safe(numbers.viewer_data(content))),
         downloads=downloads(content),
         style=Markup(_asset("page.css")),
+        dark=Markup(_asset("dark.css")),
         script=Markup(script),
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
