@@ -96,7 +96,7 @@ class Scatter:
 
     frame: Frame
     dots: tuple[Dot, ...]
-    diagonals: tuple[tuple[float, str], ...]  # MSI, and the path of all points that have it
+    diagonals: tuple[tuple[float, str, float], ...]  # MSI, the path of all points with it, its length
 
 
 def styles(content: Content) -> dict[str, str]:
@@ -180,7 +180,7 @@ def scatter(content: Content) -> Scatter:
     y_low, y_high = _ends([0.0, *_reach(b for _, b in points.values())], 0.1)
     frame = Frame(440, 360, 40, 14, 14, 38, max(0.0, x_low), min(1.0, x_high), y_low, y_high)
     levels = [i / 4 for i in range(-8, 5)]
-    diagonals = tuple((level, path) for level in levels if (path := _diagonal(frame, level)))
+    diagonals = tuple(found for level in levels if (found := _diagonal(frame, level)))
     return Scatter(frame, tuple(_dots(content, points, frame)), diagonals)
 
 
@@ -195,11 +195,15 @@ def _ends(values: Sequence[float], step: float) -> tuple[float, float]:
     return round(low, 6), round(high if high > low else low + step, 6)
 
 
-def _diagonal(frame: Frame, level: float) -> str:
-    """The part of base = penalty + level that lies in the frame; empty where none does."""
+def _diagonal(frame: Frame, level: float) -> tuple[float, str, float] | None:
+    """The part of base = penalty + level that lies in the frame, and how long it is drawn."""
     start = max(frame.x_low, frame.y_low - level)
     stop = min(frame.x_high, frame.y_high - level)
-    return frame.path((start, stop), (start + level, stop + level)) if stop > start else ""
+    if stop <= start:
+        return None
+    path = frame.path((start, stop), (start + level, stop + level))
+    length = math.hypot(frame.x(stop) - frame.x(start), frame.y(stop) - frame.y(start))
+    return level, path, length
 
 
 def _dots(

@@ -82,9 +82,9 @@
   const share = (view, curves, step, start) => ({
     kept: curves.share[step], hidden: Math.max(0, curves.share[start] - curves.share[step]), rest: 1 - curves.share[step],
   })[view];
-  const says = (view, image, curves, step) => {
+  const says = (view, image, curves, step, start) => {
     const value = curves[view][step], hit = curves[`${view}_hits`][step];
-    if (hit === "?") return { text: view === "hidden" ? "nothing below α_min" : "not asked", yes: false };
+    if (hit === "?") return { text: view === "hidden" && step < start ? "nothing: α is below α_min" : "not asked", yes: false };
     return hit === "1" ? { text: `says ${image.target}, ${percent(value)}`, yes: true } : { text: `says another class; ${image.target} ${percent(value)}`, yes: false };
   };
 
@@ -98,10 +98,13 @@
     parts.push(`<line class="mark" x1="${x(start)}" x2="${x(start)}" y1="${TOP}" y2="${height}"/>`);
     VIEWS.forEach((view, v) => {
       let pen = "M", path = "";
-      curves[view].forEach((value, step) => { if (value === null) { pen = "M"; return; } path += `${pen}${x(step).toFixed(1)} ${y(value).toFixed(1)}`; pen = "L"; });
+      curves[view].forEach((value, step) => { if (value === null) return; path += `${pen}${x(step).toFixed(1)} ${y(value).toFixed(1)}`; pen = "L"; });
       parts.push(`<path class="line ${view}" d="${path}"/>`);
       const row = height - BARS + 4 + v * 9;
-      [...curves[`${view}_hits`]].forEach((hit, step) => { if (hit === "1") parts.push(`<rect class="${view}" fill="var(--c)" opacity=".8" x="${(x(step) - (width / grid.length) / 2).toFixed(1)}" width="${(width / grid.length).toFixed(1)}" y="${row}" height="5"/>`); });
+      for (const run of curves[`${view}_hits`].matchAll(/1+/g)) {
+        const first = x(run.index), last = x(run.index + run[0].length - 1);
+        parts.push(`<rect class="${view}" fill="var(--c)" opacity=".8" rx="2" x="${(first - 2).toFixed(1)}" width="${(last - first + 4).toFixed(1)}" y="${row}" height="5"/>`);
+      }
     });
     parts.push(`<g id="marker"><line stroke="var(--ink)" y1="0" y2="${height}"/>${VIEWS.map((view) => `<circle class="${view}" r="4.5" fill="var(--c)" stroke="var(--card)" stroke-width="1.5"/>`).join("")}</g>`);
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -124,7 +127,7 @@
     const { image: i, method: m, step } = at, image = images[i], curves = image.curves[m], start = starts[m];
     $("alpha").value = step;
     $("alpha-value").textContent = `α = ${grid[step].toFixed(2)}`;
-    const words = VIEWS.map((view) => says(view, image, curves, step));
+    const words = VIEWS.map((view) => says(view, image, curves, step, start));
     $("alpha").setAttribute("aria-valuetext", `alpha ${grid[step].toFixed(2)}: kept ${words[0].text}; complement ${words[2].text}`);
     VIEWS.forEach((view, v) => {
       const figure = document.querySelector(`[data-view="${view}"]`), said = figure.querySelector(".says");
@@ -155,7 +158,7 @@
   const judged = (image) => { const judge = Number($("judge").value), own = judge < 0 ? present(image) : image.msi[judge] === null ? [] : [image.msi[judge]]; return own.length ? own.reduce((a, b) => a + b, 0) / own.length : -Infinity; };
   const spread = (image) => { const own = present(image); return own.length ? Math.max(...own) - Math.min(...own) : -Infinity; };
   const KEYS = { given: (i) => -i, best: (i) => judged(images[i]), worst: (i) => -judged(images[i]), disputed: (i) => spread(images[i]) };
-  const SAID = { given: "as given", best: "highest MSI first", worst: "lowest MSI first", disputed: "largest spread of MSI between methods first" };
+  const SAID = { given: "", best: "highest MSI first", worst: "lowest MSI first", disputed: "largest spread of MSI between methods first" };
   const reveal = () => {
     const listed = [...document.querySelectorAll("#rows > li")];
     listed.forEach((row, place) => { row.hidden = !all && place >= ROWS_AT_FIRST; if (!row.hidden) drawRow(Number(row.dataset.image)); });

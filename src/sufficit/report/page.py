@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from sufficit.files import writing
 from sufficit.intervals import Estimate
+from sufficit.metrics.leak import LIMIT
 from sufficit.report import charts, numbers, words
 from sufficit.report.content import Content, Facts
 from sufficit.report.pictures import SIDES, encode_images
@@ -70,6 +71,7 @@ def render(content: Content) -> str:
         columns=columns_of(content),
         main=(content.standing.column, *MAIN),
         headings=HEADINGS,
+        limit=LIMIT,
         styles=charts.styles(content),
         readings=(found := words.readings(content)),
         bars=charts.loss_bars(found),
@@ -181,19 +183,20 @@ def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
     if math.isinf(value):
         return "\u221e" if value > 0 else "\u2212\u221e"
     text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
-    return minus(text)
+    return typeset(text)
 
 
-def minus(text: str) -> str:
-    """True minus signs before numbers.
+def typeset(text: str) -> str:
+    """True minus signs before numbers, and a space that does not break before %.
 
-    >>> minus("from -2 to -0.5, well-known")
+    >>> typeset("from -2 to -0.5, well-known")
     'from \u22122 to \u22120.5, well-known'
     """
-    return re.sub(r"(?<![\w-])-(?=\d)", "\u2212", text)
+    text = re.sub(r"(?<![\w-])-(?=\d)", "\u2212", text)
+    return re.sub(r"(?<=\d) ?%", "\u00a0%", text)
 
 
-def interval(estimate: Estimate, digits: int = 2) -> str:
+def interval(estimate: Estimate, digits: int = 3) -> str:
     """The ends of an interval; empty where there is none."""
     if math.isnan(estimate.low):
         return ""
@@ -213,5 +216,5 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"number": number, "interval": interval, "minus": minus}
+    found.filters |= {"number": number, "interval": interval, "typeset": typeset}
     return found

@@ -129,9 +129,18 @@ def readings(content: Content) -> list[Reading]:
     ]
 
 
-def cautions(content: Content) -> list[str]:
+@dataclass(frozen=True)
+class Caution:
+    """What a reader should know before believing the numbers, and the details on demand."""
+
+    text: str
+    details: tuple[str, ...] = ()
+
+
+def cautions(content: Content) -> list[Caution]:
     """All that a reader should know before believing the numbers."""
-    return [*_few(content), *_inaccurate(content), *_missing(content), *_leaks(content)]
+    plain = (*_few(content), *_inaccurate(content), *_missing(content))
+    return [*map(Caution, plain), *_leaks(content)]
 
 
 def _few(content: Content) -> Iterator[str]:
@@ -164,9 +173,23 @@ def _missing(content: Content) -> Iterator[str]:
             )
 
 
-def _leaks(content: Content) -> Iterator[str]:
-    for method in content.methods:
-        summary = content.summaries[method]
-        found = leak_warning(summary) if "leak_ratio" in summary else None
-        if found:
-            yield f"{method}: {found}."
+def _leaks(content: Content) -> Iterator[Caution]:
+    """What is to say of the leak, the methods of one case together."""
+    found = {
+        method: sentence
+        for method, summary in content.summaries.items()
+        if "leak_ratio" in summary and (sentence := leak_warning(summary))
+    }
+    leaking = [m for m in content.methods if m in found and found[m].startswith("the masks leak")]
+    unsure = [m for m in content.methods if m in found and m not in leaking]
+    if leaking:
+        yield Caution(
+            f"The masks of {', '.join(leaking)} leak: their shape itself tells the model the class,"
+            " whatever the image shows, so MSI flatters them.",
+            tuple(f"{method}: {found[method]}." for method in leaking),
+        )
+    if unsure:
+        yield Caution(
+            f"There are too few images to tell whether the masks of {', '.join(unsure)} leak.",
+            tuple(f"{method}: {found[method]}." for method in unsure),
+        )
