@@ -230,7 +230,7 @@ def whiskers(content: Content) -> tuple[Frame, dict[str, Estimate]]:
     column = content.standing.column
     found = {method: content.summaries[method][column] for method in content.methods}
     low, high = _ends([0.0, *_reach(found.values())], 0.1)
-    return Frame(150, 22, 4, 4, 0, 0, low, high), found
+    return Frame(128, 22, 5, 5, 0, 0, low, high), found
 
 
 def loss_bars(readings: Sequence[Reading]) -> dict[str, list[tuple[str, float, float]]]:

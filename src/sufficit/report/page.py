@@ -72,6 +72,7 @@ def render(content: Content) -> str:
         main=(content.standing.column, *MAIN),
         headings=HEADINGS,
         limit=LIMIT,
+        alphas=alphas_of(content),
         styles=charts.styles(content),
         readings=(found := words.readings(content)),
         bars=charts.loss_bars(found),
@@ -147,14 +148,13 @@ def facts_list(content: Content) -> list[tuple[str, str]]:
     """What ran, line by line; empty lines are left out."""
     facts, schedule = content.facts, content.schedule(content.methods[0])
     fill = content.fill if isinstance(content.fill, str) else "one's own"
-    alphas = sorted({found.alpha_min for found in content.scores.values()})
     searched = " (searched)" if content.first.search is not None else ""
     lines = {
         "Model": facts.model,
         "Data": facts.data,
         "Images": _counted(len(content.names), facts),
         "Score": schedule.score,
-        "alpha_min": ", ".join(f"{alpha:g}" for alpha in alphas) + searched,
+        "alpha_min": ", ".join(f"{alpha:g}" for alpha in alphas_of(content)) + searched,
         "Hidden pixels": fill,
         "Seed": str(facts.seed),
         **facts.more,
@@ -165,6 +165,11 @@ def facts_list(content: Content) -> list[tuple[str, str]]:
         "Commit": facts.commit or "",
     }
     return [(name, value) for name, value in lines.items() if value]
+
+
+def alphas_of(content: Content) -> list[float]:
+    """Every alpha_min that methods were scored at; one, unless each was searched for itself."""
+    return sorted({found.alpha_min for found in content.scores.values()})
 
 
 def _counted(n: int, facts: Facts) -> str:
