@@ -127,11 +127,12 @@ def decoded(address: str) -> np.ndarray:
 
 def test_the_table_holds_the_means_of_all_columns(content: Content, page: Path) -> None:
     expected = {
-        (method, column): f"{values.mean():.3f}".replace("-", "\u2212")
+        (method, column): pytest.approx(values.mean().item(), abs=5.01e-4)
         for method, scores in content.scores.items()
         for column, values in scores.columns.items()
     }
-    assert cells(page) == expected
+    found = {key: float(value.replace("\u2212", "-")) for key, value in cells(page).items()}
+    assert found == expected
 
 
 def test_the_best_and_the_tied_are_marked_and_what_is_beside_is_not_in_the_contest(
@@ -144,7 +145,9 @@ def test_the_best_and_the_tied_are_marked_and_what_is_beside_is_not_in_the_conte
     rows = re.findall(r'<tr class="([a-z]*)">\s*<th scope="row"><i[^>]*></i>([a-z]+)', text)
     assert sorted(rows) == [("best", "bright"), ("outside", "coarse")]
     same = dict.fromkeys(content.scores, content.scores["bright"])
-    tied = replace(content, scores=same, standing=compare_values({n: s.msi for n, s in same.items()}))
+    tied = replace(
+        content, scores=same, standing=compare_values({n: s.msi for n, s in same.items()})
+    )
     text = write_report(tmp_path / "t.html", tied).read_text()
     assert re.search(r'<tr class="tied">\s*<th scope="row"><i[^>]*></i>coarse', text)
 
@@ -166,7 +169,9 @@ def test_the_numbers_can_be_taken_along(content: Content, page: Path) -> None:
     assert len(images) == 16
     for row in images:
         number = content.names.index(row["image"])
-        assert float(row["msi"]) == pytest.approx(content.scores[row["method"]].msi[number], abs=5e-5)
+        assert float(row["msi"]) == pytest.approx(
+            content.scores[row["method"]].msi[number].item(), abs=5e-5
+        )
     everything = json.loads(download(page, "report.json"))
     assert everything["facts"]["n_skipped"] == 2
     assert everything["standing"]["best"] == content.standing.best
@@ -204,7 +209,7 @@ def test_curves_in_the_page_are_the_answers_of_the_model(content: Content, page:
                 )
                 hits = "".join(str(int(hit)) for hit in curve.accuracy[row])
                 assert found[f"{name}_hits"] == "?" * start + hits
-            penalty = (content.shown.heatmaps[method][i] > 0.5).double().mean()
+            penalty = (content.shown.heatmaps[method][i] > 0.5).double().mean().item()
             assert found["share"][50] == pytest.approx(penalty, abs=5e-5)
 
 
@@ -215,7 +220,7 @@ def test_an_alpha_min_between_two_steps_is_a_step_of_the_slider() -> None:
     assert len(grid) == 102
     found = curves_of(content, "coarse", grid)[0]
     row = content.shown.rows[0]
-    show = content.scores["coarse"].curves()["show"].confidence[row, 0]
+    show = content.scores["coarse"].curves()["show"].confidence[row, 0].item()
     assert found["kept"][start] == pytest.approx(show, abs=5e-5)
     assert None not in found["hidden"][start:]
 
@@ -230,25 +235,22 @@ def test_what_was_not_asked_is_said_to_be_unknown() -> None:
 
 def test_a_page_of_24_images_and_7_methods_is_below_3_megabytes(tmp_path: Path) -> None:
     n, side = 24, 224
-    small = make(n, 16, {i: f"n{i}" for i in range(n)} and [f"n{i}.jpeg" for i in range(n)])
+    small = make(n, 16)
     generator = torch.Generator().manual_seed(0)
     maps = {f"method {k}": coarse_maps(n, side, k) for k in range(6)}
     maps["random"] = torch.rand(n, side, side, generator=generator)
-    for images in (
-        resize(torch.rand(3 * n, 40, 40, generator=generator), (side, side)).view(n, 3, side, side),
-        torch.rand(n, 3, side, side, generator=generator),  # nothing compresses worse
-    ):
-        content = replace(
-            small,
-            scores={name: small.scores["coarse"] for name in maps},
-            summaries={name: small.summaries["coarse"] for name in maps},
-            standing=compare_values({name: small.scores["coarse"].msi for name in maps}),
-            shown=Shown(range(n), images, maps),
-        )
-        path = write_report(tmp_path / "report.html", content)
-        assert path.stat().st_size < 3_000_000
-        assert len(data_of(path)["images"]) == 24
-        assert max(decoded(data_of(path)["images"][0]["maps"][0]).shape) <= 112
+    content = replace(
+        small,
+        scores={name: small.scores["coarse"] for name in maps},
+        summaries={name: small.summaries["coarse"] for name in maps},
+        standing=compare_values({name: small.scores["coarse"].msi for name in maps}),
+        # Nothing compresses worse than noise.
+        shown=Shown(range(n), torch.rand(n, 3, side, side, generator=generator), maps),
+    )
+    path = write_report(tmp_path / "report.html", content)
+    assert path.stat().st_size < 3_000_000
+    assert len(data_of(path)["images"]) == 24
+    assert max(decoded(data_of(path)["images"][0]["maps"][0]).shape) == 112
 
 
 def test_smaller_maps_show_nearly_the_same_masks() -> None:
@@ -277,7 +279,9 @@ def test_hidden_pixels_look_as_the_model_saw_them() -> None:
 
 def test_names_from_files_stay_text(tmp_path: Path) -> None:
     names = [f"{HOSTILE}{i}" for i in range(7)] + ["\udcff.png"]
-    content = replace(make(8, names=names), title=HOSTILE, classes=[f"{HOSTILE}{i}" for i in "abcd"])
+    content = replace(
+        make(8, names=names), title=HOSTILE, classes=[f"{HOSTILE}{i}" for i in "abcd"]
+    )
     renamed = {HOSTILE: "bright", "coarse": "coarse"}
     content = replace(
         content,
@@ -332,33 +336,36 @@ def quarter_map(targets: torch.Tensor, side: int, value: float = 1.0) -> torch.T
     return maps
 
 
+def marked(case: str, targets: torch.Tensor, side: int) -> torch.Tensor:
+    right = quarter_map(targets, side)
+    if case == "three quarters, the bright one too":
+        return 1 - quarter_map((targets + 1) % 4, side)
+    if case == "a pixel of the bright quarter":
+        return right * (right.flatten(1).cumsum(1).view_as(right) == 1)
+    return quarter_map((targets + 1) % 4, side)
+
+
 @pytest.mark.parametrize(
-    ("maps", "place", "reason"),
+    ("case", "place", "reason"),
     [
-        ("all", "near 0", "The mask is too large: it marks 100% of the image"),
-        ("one pixel", "near 0", "Other regions suffice too"),
-        ("wrong", "between 0 and -1", "What it marks does not suffice"),
-        ("right", "close to +1", "A small region suffices"),
+        ("three quarters, the bright one too", "near 0", "The mask is too large: it marks 75%"),
+        ("a pixel of the bright quarter", "between 0 and +1", "Other regions suffice too"),
+        ("a dim quarter", "close to -1", "What it marks does not suffice"),
     ],
 )
-def test_scores_are_read_as_the_paper_reads_them(maps: str, place: str, reason: str) -> None:
-    n, side = 8, 16
-    targets = torch.arange(n) % 4
-    right = quarter_map(targets, side)
-    wrong = quarter_map((targets + 1) % 4, side)
-    tiny = torch.zeros(n, side, side)
-    for heatmap, target in zip(tiny, targets.tolist(), strict=True):
-        heatmap[8 * (target // 2), 8 * (target % 2)] = 1
-    corner = torch.nn.functional.max_pool2d(tiny[:, None], 3, 1, 1)[:, 0]
-    found = {"all": torch.ones(n, side, side), "one pixel": tiny, "wrong": wrong, "right": corner}
-    content = make(n, side, maps={"m": found[maps]})
-    if maps == "right":  # no rest that suffices: the quarter counts for nothing once it is touched
-        content = make_right(n, side, right)
-    reading = readings(content)[0]
+def test_scores_are_read_as_the_paper_reads_them(case: str, place: str, reason: str) -> None:
+    maps = marked(case, torch.arange(8) % 4, 16)
+    reading = readings(make(8, 16, maps={"m": maps}))[0]
     assert (reading.place, reading.why[: len(reason)]) == (place, reason)
 
 
-def make_right(n: int, side: int, right: torch.Tensor) -> Content:
+def test_the_one_pixel_that_decides_is_read_as_the_best_there_is() -> None:
+    reading = readings(make_right(8, 16))[0]
+    assert reading.place == "close to +1"
+    assert reading.why.startswith("A small region suffices: 0% of the image is marked")
+
+
+def make_right(n: int, side: int) -> Content:
     """Black images with one bright pixel that decides, marked and nothing else."""
     images = torch.zeros(n, 3, side, side)
     targets = torch.arange(n) % 4
@@ -401,9 +408,7 @@ def test_a_reader_is_warned_of_few_images_bad_classifiers_nan_and_leaks(content:
     assert "gives only 0% of the whole images" in texts(replace(many, scores={"m": wrong}))
     holes = many.scores["m"].msi.clone()
     holes[:3] = math.nan
-    broken = replace(
-        many.scores["m"], columns={**many.scores["m"].columns, "msi": holes}
-    )
+    broken = replace(many.scores["m"], columns={**many.scores["m"].columns, "msi": holes})
     assert "3 of 40 images have no msi" in texts(replace(many, scores={"m": broken}))
     leaking = make(40, maps={"frame": quarter_map(targets, 16)}, leak_donors=4)
     found = [c for c in cautions(leaking) if "leak" in c.text]
@@ -450,3 +455,199 @@ def test_parts_that_do_not_belong_together_are_refused(content: Content, tmp_pat
         with pytest.raises(UserError, match=why):
             write_report(tmp_path / "report.html", bad)
     assert not list(tmp_path.iterdir())
+
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+in_browser = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
+
+
+class Tab:
+    """A page in a browser, and all that it complained of or asked for."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def open(self, path: Path) -> None:
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-ready]")
+
+    def drawn(self) -> tuple[int, int, int]:
+        """Image, method and step that the viewer shows, once it is drawn."""
+        self.page.wait_for_function(
+            "document.getElementById('viewer').dataset.drawn.split(' ')[2]"
+            " === document.getElementById('alpha').value"
+        )
+        image, method, step = self.page.get_attribute("#viewer", "data-drawn").split()
+        return int(image), int(method), int(step)
+
+    def pixels(self, view: str) -> np.ndarray:
+        script = "view => document.querySelector(`[data-view=${view}] canvas`).toDataURL()"
+        return decoded(self.page.evaluate(script, view)).reshape(-1, 4)[:, :3]
+
+    def order(self) -> list[int]:
+        script = "[...document.querySelectorAll('#rows > li')].map(row => +row.dataset.image)"
+        found: list[int] = self.page.evaluate(script)
+        return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def tab(browser: Any, page: Path) -> Iterator[Tab]:
+    context = browser.new_context(
+        viewport={"width": 1280, "height": 900}, color_scheme="light", reduced_motion="reduce"
+    )
+    context.set_default_timeout(20_000)
+    found = Tab(context.new_page())
+    found.open(page)
+    yield found
+    context.close()
+    assert found.complaints == []
+    assert [url for url in found.requests if not url.startswith(("data:", "file:"))] == []
+
+
+def expected_pixels(
+    content: Content, image: int, method: str, view: str, alpha: float
+) -> np.ndarray:
+    heatmap = content.shown.heatmaps[method][image]
+    inside = {
+        "kept": heatmap > alpha,
+        "hidden": (heatmap > 0.5) & (heatmap <= alpha),
+        "rest": heatmap <= alpha,
+    }[view]
+    kept = content.shown.images[image] * inside
+    return kept.mul(255).round().to(torch.uint8).permute(1, 2, 0).reshape(-1, 3).numpy()
+
+
+@in_browser
+def test_the_slider_shows_what_the_model_sees(tab: Tab, content: Content) -> None:
+    seen = set()
+    for step in (50, 70, 20):
+        tab.page.locator("#alpha").fill(str(step))
+        image, method, _ = tab.drawn()
+        name = content.methods[method]
+        for view in ("kept", "hidden", "rest"):
+            wanted = expected_pixels(content, image, name, view, step / 100)
+            assert np.array_equal(tab.pixels(view), wanted), (step, view)
+        seen.add(float(tab.page.get_attribute("#marker line", "x1")))
+        assert tab.page.inner_text("#alpha-value") == f"α = {step / 100:.2f}"  # noqa: RUF001
+    assert len(seen) == 3
+
+
+@in_browser
+def test_the_words_beside_a_mask_are_the_answers_of_the_model(tab: Tab, content: Content) -> None:
+    data = curves_of(content, "coarse", slider_grid(content))
+    place = content.methods.index("coarse")
+    tab.page.locator(f'#image-2 button[data-method="{place}"]').click()
+    tab.page.locator("#alpha").fill("30")
+    assert tab.drawn() == (2, place, 30)
+    target = content.class_name(int(content.first.targets[content.shown.rows[2]]))
+    for view in ("kept", "rest"):
+        said = tab.page.inner_text(f"#says-{view} .says")
+        hit = data[2][f"{view}_hits"][30] == "1"
+        assert said.startswith(f"says {target}," if hit else "says another class")
+        value = 100 * data[2][view][30]
+        assert float(re.findall(r"([\d.]+) %", said)[0]) == pytest.approx(value, abs=0.11)
+    assert "below" in tab.page.inner_text("#says-hidden .says")
+    share = tab.page.inner_text("#says-kept .share")
+    assert float(share.split(" ")[0]) == pytest.approx(100 * data[2]["share"][30], abs=0.051)
+
+
+@in_browser
+def test_keys_move_the_slider_and_choose_a_map(tab: Tab) -> None:
+    tab.page.locator("#alpha").focus()
+    before = tab.drawn()[2]
+    tab.page.keyboard.press("ArrowRight")
+    assert tab.drawn()[2] == before + 1
+    assert "kept says" in tab.page.get_attribute("#alpha", "aria-valuetext")
+    tab.page.locator('#image-1 button[data-method="1"]').focus()
+    tab.page.keyboard.press("Enter")
+    assert tab.drawn()[:2] == (1, 1)
+    assert tab.page.get_attribute('#image-1 button[data-method="1"]', "aria-pressed") == "true"
+
+
+@in_browser
+def test_images_come_in_the_order_asked_for(tab: Tab, content: Content) -> None:
+    rows = list(content.shown.rows)
+    values = torch.stack([content.scores[method].msi[rows] for method in content.methods])
+    values = (values * 1e4).round() / 1e4
+    keys = {
+        "best": values.mean(0),
+        "worst": -values.mean(0),
+        "disputed": values.amax(0) - values.amin(0),
+        "given": -torch.arange(len(rows)),
+    }
+    for name, key in keys.items():
+        tab.page.locator(f'[data-order="{name}"]').click()
+        found = key[tab.order()].double().tolist()
+        assert all(a >= b - 1e-9 for a, b in zip(found, found[1:], strict=False)), name
+        assert tab.page.get_attribute(f'[data-order="{name}"]', "aria-pressed") == "true"
+        assert tab.drawn()[0] == tab.order()[0]
+    tab.page.locator("#judge").select_option("1")
+    found = values[1][tab.order()].tolist()
+    assert found == sorted(found, reverse=True)
+
+
+@in_browser
+def test_dark_and_light_can_be_chosen(tab: Tab) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = tab.page.evaluate(background)
+    tab.page.locator("#theme").click()
+    dark = tab.page.evaluate(background)
+    assert dark != light
+    assert sum(map(int, re.findall(r"\d+", dark))) < 150 < sum(map(int, re.findall(r"\d+", light)))
+    for system, kept, wanted in (
+        ("light", True, dark),
+        ("light", False, light),
+        ("dark", False, dark),
+    ):
+        if not kept:
+            tab.page.evaluate("localStorage.clear()")
+        tab.page.emulate_media(color_scheme=system)
+        tab.page.reload()
+        tab.page.wait_for_selector("html[data-ready]")
+        assert tab.page.evaluate(background) == wanted
+
+
+@in_browser
+def test_all_columns_and_all_images_are_there_on_demand(tab: Tab) -> None:
+    extra = tab.page.locator('td[data-column="fid_plus_pixel"]').first
+    assert not extra.is_visible()
+    tab.page.locator("label[for=all-columns]").click()
+    assert extra.is_visible()
+    assert not tab.page.locator("#image-7").is_visible()
+    tab.page.locator("#more").click()
+    assert tab.page.locator("#image-7").is_visible()
+
+
+@in_browser
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_nothing_sticks_out_of_the_screen(tab: Tab, width: int) -> None:
+    tab.page.set_viewport_size({"width": width, "height": 800})
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@in_browser
+def test_hostile_names_run_nothing(tab: Tab, tmp_path: Path) -> None:
+    names = [f"{HOSTILE}{i}" for i in range(4)]
+    content = replace(make(4, names=names), title=HOSTILE, classes=[HOSTILE] * 4)
+    tab.open(write_report(tmp_path / "hostile.html", content))
+    tab.page.locator('#image-1 button[data-method="1"]').click()
+    assert tab.drawn()[0] == 1
+    assert tab.page.evaluate("window.hacked") is None
+    assert HOSTILE in tab.page.inner_text("#viewer-title")
+    assert tab.page.title() == HOSTILE

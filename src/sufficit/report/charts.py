@@ -96,7 +96,9 @@ class Scatter:
 
     frame: Frame
     dots: tuple[Dot, ...]
-    diagonals: tuple[tuple[float, str, float], ...]  # MSI, the path of all points with it, its length
+    diagonals: tuple[
+        tuple[float, str, float], ...
+    ]  # MSI, the path of all points with it, its length
 
 
 def styles(content: Content) -> dict[str, str]:

@@ -157,9 +157,7 @@ def images_csv(content: Content) -> str | None:
             for column in columns
         ]
         targets = map(content.class_name, found.targets.tolist())
-        rows.extend(
-            (method, *row) for row in zip(content.names, targets, *values, strict=True)
-        )
+        rows.extend((method, *row) for row in zip(content.names, targets, *values, strict=True))
     return _csv(rows)
 
 

@@ -39,7 +39,10 @@ HEADINGS = {
     "fid_plus_percent": ("Fid+", "how far its probability moves without them"),
     "fid_minus_pixel": ("Fid\u2212, by value", "Fid- along the heatmap's values"),
     "fid_plus_pixel": ("Fid+, by value", "Fid+ along the heatmap's values"),
-    "leak_ratio": ("leak ratio", "how often masks alone make the model say their class, by chance 1"),
+    "leak_ratio": (
+        "leak ratio",
+        "how often masks alone make the model say their class, by chance 1",
+    ),
     "msi_held_out": ("MSI, held-out fill", "MSI with another fill"),
     "fill_drop": ("drop by fill", "MSI less MSI with the held-out fill"),
     "leak": ("leak", "share of other classes' images called the mask's class"),
@@ -65,32 +68,36 @@ def write_report(path: Path | str, content: Content) -> Path:
 def render(content: Content) -> str:
     """The page as text."""
     script = _asset("page.js")
-    return _environment().get_template("page.html").render(
-        content=content,
-        facts=facts_list(content),
-        columns=columns_of(content),
-        main=(content.standing.column, *MAIN),
-        headings=HEADINGS,
-        limit=LIMIT,
-        alphas=alphas_of(content),
-        styles=charts.styles(content),
-        readings=(found := words.readings(content)),
-        bars=charts.loss_bars(found),
-        cautions=words.cautions(content),
-        whiskers=charts.whiskers(content),
-        scatter=charts.scatter(content),
-        mean_panels=charts.mean_panels(content),
-        percent_panels=charts.percent_panels(content),
-        search_panel=charts.search_panel(content),
-        pictures=encode_images(content.shown.images),
-        rows=rows_of(content),
-        reduced=max(content.shown.images.shape[-2:]) > SIDES[0],
-        data=Markup(numbers.script_safe(numbers.viewer_data(content))),
-        downloads=downloads(content),
-        style=Markup(_asset("page.css")),
-        dark=Markup(_asset("dark.css")),
-        script=Markup(script),
-        script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            content=content,
+            facts=facts_list(content),
+            columns=columns_of(content),
+            main=(content.standing.column, *MAIN),
+            headings=HEADINGS,
+            limit=LIMIT,
+            alphas=alphas_of(content),
+            styles=charts.styles(content),
+            readings=(found := words.readings(content)),
+            bars=charts.loss_bars(found),
+            cautions=words.cautions(content),
+            whiskers=charts.whiskers(content),
+            scatter=charts.scatter(content),
+            mean_panels=charts.mean_panels(content),
+            percent_panels=charts.percent_panels(content),
+            search_panel=charts.search_panel(content),
+            pictures=encode_images(content.shown.images),
+            rows=rows_of(content),
+            reduced=max(content.shown.images.shape[-2:]) > SIDES[0],
+            data=Markup(numbers.script_safe(numbers.viewer_data(content))),
+            downloads=downloads(content),
+            style=Markup(_asset("page.css")),
+            dark=Markup(_asset("dark.css")),
+            script=Markup(script),
+            script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
     )
 
 
@@ -138,9 +145,7 @@ def downloads(content: Content) -> list[tuple[str, str, str]]:
     ]
     table = numbers.images_csv(content)
     if table is not None:
-        found.append(
-            ("images.csv", "every image's scores", numbers.address(table, "text/csv"))
-        )
+        found.append(("images.csv", "every image's scores", numbers.address(table, "text/csv")))
     return found
 
 

@@ -31,14 +31,10 @@ def encode_images(images: Tensor) -> list[str]:
     )
 
 
-def encode_heatmaps(
-    heatmaps: Mapping[str, Tensor], grid: Sequence[float]
-) -> dict[str, list[str]]:
+def encode_heatmaps(heatmaps: Mapping[str, Tensor], grid: Sequence[float]) -> dict[str, list[str]]:
     """Data addresses of 8-bit PNG that hold `steps` of the maps: each [N,H,W] -> N a method."""
     maps = torch.cat([found.detach().cpu().float() for found in heatmaps.values()])
-    found = _fitting(
-        (lambda side=side: _steps_png(maps, side, grid) for side in SIDES), MAP_ROOM
-    )
+    found = _fitting((lambda side=side: _steps_png(maps, side, grid) for side in SIDES), MAP_ROOM)
     n = len(found) // len(heatmaps)
     return {method: found[i * n : (i + 1) * n] for i, method in enumerate(heatmaps)}
 

@@ -125,7 +125,8 @@ def _why(msi: float, losses: Losses, told: _Told) -> str:
 def readings(content: Content) -> list[Reading]:
     """Every method in words, best first."""
     return [
-        reading(method, content.scores[method], content.schedule(method)) for method in content.methods
+        reading(method, content.scores[method], content.schedule(method))
+        for method in content.methods
     ]
 
 
