@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -241,9 +242,9 @@ def test_a_page_of_24_images_and_7_methods_is_below_3_megabytes(tmp_path: Path) 
     maps["random"] = torch.rand(n, side, side, generator=generator)
     content = replace(
         small,
-        scores={name: small.scores["coarse"] for name in maps},
-        summaries={name: small.summaries["coarse"] for name in maps},
-        standing=compare_values({name: small.scores["coarse"].msi for name in maps}),
+        scores=dict.fromkeys(maps, small.scores["coarse"]),
+        summaries=dict.fromkeys(maps, small.summaries["coarse"]),
+        standing=compare_values(dict.fromkeys(maps, small.scores["coarse"].msi)),
         # Nothing compresses worse than noise.
         shown=Shown(range(n), torch.rand(n, 3, side, side, generator=generator), maps),
     )
@@ -594,7 +595,7 @@ def test_images_come_in_the_order_asked_for(tab: Tab, content: Content) -> None:
     for name, key in keys.items():
         tab.page.locator(f'[data-order="{name}"]').click()
         found = key[tab.order()].double().tolist()
-        assert all(a >= b - 1e-9 for a, b in zip(found, found[1:], strict=False)), name
+        assert all(a >= b - 1e-9 for a, b in pairwise(found)), name
         assert tab.page.get_attribute(f'[data-order="{name}"]', "aria-pressed") == "true"
         assert tab.drawn()[0] == tab.order()[0]
     tab.page.locator("#judge").select_option("1")

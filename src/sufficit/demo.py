@@ -64,8 +64,8 @@ def run_demo(folder: Path, n: int, seed: int, console: Console) -> None:
     console.print(in_words(summaries, standing.best, calls))
     _save(folder, digits, heatmaps, scores, summaries, standing, classifier)
     console.print(
-        f"Open {folder / 'report.html'} in a browser: it needs no network. Pictures and all rows are"
-        f" in {folder}."
+        f"Pictures and all rows are in {folder}. Open {folder / 'report.html'} in a browser: it"
+        " needs no network."
     )
 
 

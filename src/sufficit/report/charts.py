@@ -160,7 +160,7 @@ def search_panel(content: Content) -> Panel | None:
     searches = {m: s.search for m, s in content.scores.items() if s.search is not None}
     if not searches:
         return None
-    values = [v for search in searches.values() for v in search.means.tolist() if v == v]
+    values = [v for search in searches.values() for v in search.means.tolist() if not math.isnan(v)]
     low, high = _ends([*values, 0.0], 0.1)
     frame = Frame(400, 260, 40, 10, 10, 24, y_low=low, y_high=high)
     colours = styles(content)
@@ -177,7 +177,7 @@ def search_panel(content: Content) -> Panel | None:
 def scatter(content: Content) -> Scatter:
     """Mean base score over mean mask penalty, lines of equal MSI behind."""
     points = {m: (s["mask_penalty"], s["base_score"]) for m, s in content.summaries.items()}
-    points = {m: pair for m, pair in points.items() if pair[0].mean == pair[0].mean}
+    points = {m: pair for m, pair in points.items() if not math.isnan(pair[0].mean)}
     x_low, x_high = _ends([0.0, *_reach(p for p, _ in points.values())], 0.1)
     y_low, y_high = _ends([0.0, *_reach(b for _, b in points.values())], 0.1)
     frame = Frame(440, 360, 40, 14, 14, 38, max(0.0, x_low), min(1.0, x_high), y_low, y_high)
@@ -237,12 +237,14 @@ def whiskers(content: Content) -> tuple[Frame, dict[str, Estimate]]:
 
 def loss_bars(readings: Sequence[Reading]) -> dict[str, list[tuple[str, float, float]]]:
     """For each method the parts of 1 - MSI as (part, start, width) in percent of the longest."""
-    longest = max([1.0, *(sum(_parts(r.losses).values()) for r in readings if r.msi == r.msi)])
+    longest = max(
+        [1.0, *(sum(_parts(r.losses).values()) for r in readings if not math.isnan(r.msi))]
+    )
     found = {}
     for reading in readings:
         start, bar = 0.0, []
         for part, value in _parts(reading.losses).items():
-            width = 100 * value / longest if value == value else 0.0
+            width = 100 * value / longest if not math.isnan(value) else 0.0
             bar.append((part, round(start, 2), round(width, 2)))
             start += width
         found[reading.method] = bar

@@ -60,17 +60,16 @@ def viewer_data(content: Content) -> dict[str, Any]:
 def curves_of(content: Content, method: str, grid: Sequence[float]) -> list[dict[str, Any]]:
     """For each image shown the answers to what is kept, hidden and left at each alpha."""
     scores, rows = content.scores[method], list(content.shown.rows)
-    heatmaps = content.shown.heatmaps[method].flatten(1).cpu()
-    shares = [bands.inside(heatmaps, bands.show(a)).double().mean(1) for a in grid]
+    heatmaps = content.shown.heatmaps[method].cpu()
+    counts = bands.runs(heatmaps, [bands.show(a) for a in grid]).diff(dim=2)[:, :, 0]
+    shares = counts / heatmaps[0].numel()
     start = scores.alpha_min
     asked: dict[str, list[Band]] = {
         "kept": [bands.show(a) for a in grid],
         "hidden": [bands.hide(start, a) for a in grid],
         "rest": [bands.rest(a) for a in grid],
     }
-    found: list[dict[str, Any]] = [
-        {"share": [round(share[i].item(), 4) for share in shares]} for i in range(len(rows))
-    ]
+    found: list[dict[str, Any]] = [{"share": rounded(share)} for share in shares]
     for name, wanted in asked.items():
         for i, (confidence, hits) in enumerate(_answers(scores.answers, rows, wanted)):
             found[i] |= {name: confidence, f"{name}_hits": hits}
@@ -101,10 +100,10 @@ def rounded(values: Tensor) -> list[float | None]:
 
 
 def script_safe(content: object) -> str:
-    """JSON that can stand inside a script element whatever the text in it.
+    r"""JSON that can stand inside a script element whatever the text in it.
 
     >>> script_safe({"name": "</script><!--"})
-    '{"name":"\\\\u003c/script\\\\u003e\\\\u003c!--"}'
+    '{"name":"\\u003c/script\\u003e\\u003c!--"}'
     """
     text = json.dumps(plain(content), separators=(",", ":"))
     for character in "<>&":

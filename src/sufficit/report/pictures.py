@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -25,16 +25,13 @@ def encode_images(images: Tensor) -> list[str]:
     pictures = [_picture(image) for image in images]
     if max(images.shape[-2:]) <= SMALL:
         return [_webp(picture) for picture in pictures]
-    return _fitting(
-        (lambda quality=quality: [_webp(p, quality) for p in pictures] for quality in QUALITIES),
-        IMAGE_ROOM,
-    )
+    return _fitting(lambda quality: [_webp(p, quality) for p in pictures], QUALITIES, IMAGE_ROOM)
 
 
 def encode_heatmaps(heatmaps: Mapping[str, Tensor], grid: Sequence[float]) -> dict[str, list[str]]:
     """Data addresses of 8-bit PNG that hold `steps` of the maps: each [N,H,W] -> N a method."""
     maps = torch.cat([found.detach().cpu().float() for found in heatmaps.values()])
-    found = _fitting((lambda side=side: _steps_png(maps, side, grid) for side in SIDES), MAP_ROOM)
+    found = _fitting(lambda side: _steps_png(maps, side, grid), SIDES, MAP_ROOM)
     n = len(found) // len(heatmaps)
     return {method: found[i * n : (i + 1) * n] for i, method in enumerate(heatmaps)}
 
@@ -70,11 +67,11 @@ def reduced(pictures: Tensor, side: int) -> Tensor:
     return F.interpolate(pictures, size, mode="area")
 
 
-def _fitting(tries: Iterable[Callable[[], list[str]]], room: int) -> list[str]:
-    """The first try that fits into the room, else the last."""
+def _fitting(make: Callable[[int], list[str]], tries: Sequence[int], room: int) -> list[str]:
+    """What is made of the first try that fits into the room, else of the last."""
     found: list[str] = []
     for attempt in tries:
-        found = attempt()
+        found = make(attempt)
         if sum(map(len, found)) <= room:
             break
     return found
