@@ -10,6 +10,7 @@ PAGES = [
     "README.md",
     "docs/heatmaps-from-elsewhere.md",
     "docs/metrics.md",
+    "docs/report.md",
     "docs/sanity.md",
 ]
 

@@ -237,9 +237,8 @@ def whiskers(content: Content) -> tuple[Frame, dict[str, Estimate]]:
 
 def loss_bars(readings: Sequence[Reading]) -> dict[str, list[tuple[str, float, float]]]:
     """For each method the parts of 1 - MSI as (part, start, width) in percent of the longest."""
-    longest = max(
-        [1.0, *(sum(_parts(r.losses).values()) for r in readings if not math.isnan(r.msi))]
-    )
+    totals = (sum(_parts(reading.losses).values()) for reading in readings)
+    longest = max([1.0, *(total for total in totals if not math.isnan(total))])
     found = {}
     for reading in readings:
         start, bar = 0.0, []
