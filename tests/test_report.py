@@ -560,12 +560,12 @@ def test_the_words_beside_a_mask_are_the_answers_of_the_model(tab: Tab, content:
     for view in ("kept", "rest"):
         said = tab.page.inner_text(f"#says-{view} .says")
         hit = data[2][f"{view}_hits"][30] == "1"
-        assert said.startswith(f"says {target}," if hit else "says another class")
+        assert said.startswith(f"says {target} (" if hit else "says another class")
         value = 100 * data[2][view][30]
-        assert float(re.findall(r"([\d.]+) %", said)[0]) == pytest.approx(value, abs=0.11)
+        assert float(re.findall(r"([\d.]+)\s%", said)[0]) == pytest.approx(value, abs=0.11)
     assert "below" in tab.page.inner_text("#says-hidden .says")
     share = tab.page.inner_text("#says-kept .share")
-    assert float(share.split(" ")[0]) == pytest.approx(100 * data[2]["share"][30], abs=0.051)
+    assert float(share.split("\u00a0")[0]) == pytest.approx(100 * data[2]["share"][30], abs=0.051)
 
 
 @in_browser

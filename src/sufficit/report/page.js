@@ -78,14 +78,14 @@
   };
 
   /* What the model says. */
-  const percent = (value) => (value > 0 && value < 0.001 ? "< 0.1" : (100 * value).toFixed(1)) + " %";
+  const percent = (value) => (value > 0 && value < 0.001 ? "< 0.1" : (100 * value).toFixed(1)) + "\u00a0%";
   const share = (view, curves, step, start) => ({
     kept: curves.share[step], hidden: Math.max(0, curves.share[start] - curves.share[step]), rest: 1 - curves.share[step],
   })[view];
   const says = (view, image, curves, step, start) => {
     const value = curves[view][step], hit = curves[`${view}_hits`][step];
     if (hit === "?") return { text: view === "hidden" && step < start ? "nothing: α is below α_min" : "not asked", yes: false };
-    return hit === "1" ? { text: `says ${image.target}, ${percent(value)}`, yes: true } : { text: `says another class; ${image.target} ${percent(value)}`, yes: false };
+    return hit === "1" ? { text: `says ${image.target} (${percent(value)})`, yes: true } : { text: `says another class (${image.target}: ${percent(value)})`, yes: false };
   };
 
   /* The curves of one image. The plot is as wide as the way of the slider's thumb. */
