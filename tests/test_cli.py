@@ -555,6 +555,8 @@ def test_the_demo_runs_and_leaves_its_pictures(sufficit, tmp_path: Path) -> None
     frame = pandas.read_csv(tmp_path / "demo" / "pairs.csv")
     assert frame["p_corrected"].tolist() == [pair["p_corrected"] for pair in standing["pairs"]]
     assert set(frame["correction"]) == {"holm"}
+    assert "report.html" in run.out.splitlines()[-2] + run.out.splitlines()[-1]
+    assert standing["best"] in (tmp_path / "demo" / "report.html").read_text()
     for name in ("sheet.png", "curves.png"):
         with Image.open(tmp_path / "demo" / name) as picture:
             assert picture.width > 800

@@ -11,6 +11,7 @@ PAGES = [
     "docs/heatmaps-from-elsewhere.md",
     "docs/lax.md",
     "docs/metrics.md",
+    "docs/report.md",
     "docs/sanity.md",
     "docs/trust.md",
 ]

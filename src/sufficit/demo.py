@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -14,6 +15,7 @@ from sufficit.data.digits import Digits, synthetic_digits
 from sufficit.explainers import CAMS, explain_all
 from sufficit.metrics.evaluate import Scores, evaluate, join
 from sufficit.progress import bar
+from sufficit.report import Content, Facts, Shown, write_report
 from sufficit.results import (
     Estimate,
     as_json,
@@ -27,7 +29,7 @@ from sufficit.tables import methods_table
 
 METHODS = (*CAMS, "center", "random")
 TRUTH = "true digit"
-SHOWN = 6
+SHOWN, REPORTED = 6, 24  # pictures on the sheet and in the report
 
 
 def run_demo(folder: Path, n: int, seed: int, console: Console) -> None:
@@ -62,7 +64,8 @@ def run_demo(folder: Path, n: int, seed: int, console: Console) -> None:
     console.print(in_words(summaries, standing.best, calls))
     _save(folder, digits, heatmaps, scores, summaries, standing, classifier)
     console.print(
-        f"Look at {folder / 'sheet.png'} and {folder / 'curves.png'}; all rows are in {folder}."
+        f"Pictures and all rows are in {folder}. Open {folder / 'report.html'} in a browser: it"
+        " needs no network."
     )
 
 
@@ -120,7 +123,7 @@ def _save(
     figures.save(sheet, folder / "sheet.png")
     best = standing.best
     figures.save(figures.curves_figure(scores[best], best), folder / "curves.png")
-    images = [f"digit-{i:04d}" for i in range(len(digits.labels))]
+    images = _names(digits)
     for name, found in scores.items():
         place = folder / name.replace(" ", "-")
         place.mkdir(exist_ok=True)
@@ -132,4 +135,38 @@ def _save(
     run = provenance(config, classifier.device, classifier.dtype)
     calls = sum(int(found.calls.sum()) for found in scores.values())
     facts = {"n": len(images), "model_calls": calls, "seed": standing.chance.seed}
+    _save_report(folder / "report.html", digits, heatmaps, scores, summaries, standing, run)
     save_json(folder / "run.json", run | facts | {"chance": asdict(standing.chance)})
+
+
+def _save_report(
+    path: Path,
+    digits: Digits,
+    heatmaps: dict[str, Tensor],
+    scores: dict[str, Scores],
+    summaries: dict[str, dict[str, Estimate]],
+    standing: Standing,
+    run: dict[str, Any],
+) -> None:
+    shown = slice(0, REPORTED)
+    seed = standing.chance.seed
+    content = Content(
+        title="Where does a small net look for a digit?",
+        facts=Facts.of(run, model="sufficit:digits", data="synthetic digits", seed=seed),
+        scores=scores,
+        summaries=summaries,
+        standing=standing,
+        names=_names(digits),
+        shown=Shown(
+            range(len(digits.labels))[shown],
+            digits.images[shown],
+            {name: maps[shown] for name, maps in heatmaps.items()},
+            chosen="the first",
+        ),
+        classes=[str(digit) for digit in range(10)],
+    )
+    write_report(path, content)
+
+
+def _names(digits: Digits) -> list[str]:
+    return [f"digit-{i:04d}" for i in range(len(digits.labels))]
