@@ -65,6 +65,7 @@ def compare_folder(
         alpha_min=scores[contest[0]].alpha_min,
         empty=found.empty,
         classifier=job.classifier,
+        fill=job.fill,
     )
     save_comparison(out, comparison, parts)
     _remark(comparison)

@@ -7,13 +7,16 @@ from typing import Any
 import torch
 from rich.console import Console
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 from sufficit import figures
 from sufficit.classifiers import Classifier
 from sufficit.comparison import Standing, compare_scores
 from sufficit.data.digits import Digits, synthetic_digits
-from sufficit.explainers import CAMS, explain_all
-from sufficit.metrics.evaluate import Scores, evaluate, join
+from sufficit.explainers import CAMS, Method, explain_all
+from sufficit.lax import Lax
+from sufficit.metrics.evaluate import Scores, evaluate, join, with_leak
+from sufficit.metrics.leak import Leak, leak
 from sufficit.progress import bar
 from sufficit.report import Content, Facts, Shown, write_report
 from sufficit.results import (
@@ -26,14 +29,17 @@ from sufficit.results import (
     summarise,
 )
 from sufficit.tables import methods_table
+from sufficit.training import train_lax
 
+LEARNED = "lax"
 METHODS = (*CAMS, "center", "random")
+EPOCHS, DONORS = 4, 8
 TRUTH = "true digit"
 SHOWN, REPORTED = 6, 24  # pictures on the sheet and in the report
 
 
-def run_demo(folder: Path, n: int, seed: int, console: Console) -> None:
-    """Draw, score, print and save."""
+def run_demo(folder: Path, n: int, seed: int, console: Console, trained_on: int = 512) -> None:
+    """Train, draw, score, print and save."""
     folder.mkdir(parents=True, exist_ok=True)
     console.print(
         f"[bold]1[/] Making {n} pictures: a digit somewhere in noise, among boxes that mean"
@@ -47,17 +53,24 @@ def run_demo(folder: Path, n: int, seed: int, console: Console) -> None:
         f"[bold]2[/] A small net that ships with Sufficit reads {right:.0%} of them rightly."
     )
     console.print(
-        f"[bold]3[/] Asking {len(METHODS)} methods where it looked, and comparing with the digit's"
-        " true place and four pixels around it."
+        f"[bold]3[/] Training LAX, an adapter that draws the net's heatmap, on {trained_on} other"
+        " pictures; it is told no place."
     )
-    heatmaps = explain_all(classifier, digits.images, digits.labels, METHODS)
+    learned = _train(classifier, trained_on, seed)
+    console.print(
+        f"[bold]4[/] Asking it and {len(METHODS)} other methods where the net looked, and comparing"
+        " with the digit's true place and four pixels around it."
+    )
+    asked: dict[str, Method] = {LEARNED: learned, **{name: name for name in METHODS}}
+    heatmaps = explain_all(classifier, digits.images, digits.labels, asked)
     heatmaps[TRUTH] = around(digits.masks)
     console.print(
-        "[bold]4[/] Showing and hiding what each heatmap marks, and asking the net again."
+        "[bold]5[/] Showing and hiding what each heatmap marks, and asking the net again."
     )
     scores = score_all(classifier, digits, heatmaps)
     summaries = {name: summarise(found, seed=seed) for name, found in scores.items()}
-    standing = compare_scores({name: scores[name] for name in CAMS}, seed=seed)
+    contest = {name: scores[name] for name in (LEARNED, *CAMS)}
+    standing = compare_scores(contest, seed=seed)
     title = f"Means over {n} pictures, alpha_min 0.5"
     console.print(methods_table(summaries, standing, title))
     calls = sum(int(found.calls.sum()) for found in scores.values())
@@ -67,6 +80,13 @@ def run_demo(folder: Path, n: int, seed: int, console: Console) -> None:
         f"Pictures and all rows are in {folder}. Open {folder / 'report.html'} in a browser: it"
         " needs no network."
     )
+
+
+def _train(classifier: Classifier, n: int, seed: int) -> Lax:
+    """An adapter for the classifier, from pictures of digits that are not held out."""
+    shown = synthetic_digits(n, seed=seed + 1, held_out=False)
+    loader = DataLoader(TensorDataset(shown.images, shown.labels), 32, shuffle=True)
+    return train_lax(classifier, loader, epochs=EPOCHS, seed=seed, validation_images=min(32, n))
 
 
 def score_all(
@@ -85,7 +105,16 @@ def score_all(
             )
             if tick:
                 tick(done, len(steps))
-    return {name: join(found) for name, found in parts.items()}
+    joined = {name: join(found) for name, found in parts.items()}
+    if len(digits.labels.unique()) < 2:
+        return joined
+    return {
+        name: with_leak(joined[name], _leak(classifier, digits, heatmaps[name])) for name in joined
+    }
+
+
+def _leak(classifier: Classifier, digits: Digits, heatmaps: Tensor) -> Leak:
+    return leak(classifier, digits.images, heatmaps, digits.labels, donors=DONORS, progress=False)
 
 
 def in_words(summaries: dict[str, dict[str, Estimate]], best: str, calls: int) -> str:

@@ -15,6 +15,9 @@ def demo(
         "sufficit-demo"
     ),
     images: Annotated[int, typer.Option(help="How many digits to score.", min=2, max=1000)] = 32,
+    train_images: Annotated[
+        int, typer.Option(help="How many other digits LAX is trained on.", min=32, max=100_000)
+    ] = 512,
     seed: Annotated[int, typer.Option(help="Which digits.", min=0)] = 0,
 ) -> None:
     """Explain and score a small digit classifier: no download, about two minutes on two cores.
@@ -28,4 +31,4 @@ def demo(
     check_output(out_folder)
     from sufficit.demo import run_demo
 
-    run_demo(out_folder, images, seed, out)
+    run_demo(out_folder, images, seed, out, train_images)

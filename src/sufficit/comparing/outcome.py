@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from sufficit.classifiers import Classifier
 from sufficit.comparing.settings import Settings
 from sufficit.comparing.showing import Shown
@@ -30,6 +32,7 @@ class Comparison:
     alpha_min: float
     empty: dict[str, int]  # method -> heatmaps that are all zeros
     classifier: Classifier
+    fill: str | Tensor = "black"
 
     @property
     def outside(self) -> tuple[str, ...]:

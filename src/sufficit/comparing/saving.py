@@ -12,6 +12,7 @@ from sufficit.comparing.outcome import Comparison
 from sufficit.comparing.parts import FOLDER, Parts
 from sufficit.data.heatmaps import write_heatmaps
 from sufficit.reading import folder_targets
+from sufficit.report import Content, Facts, Shown, write_report
 from sufficit.results import as_json, provenance, save_json, save_pairs, save_scores
 
 
@@ -30,21 +31,53 @@ def save_comparison(out: Path, comparison: Comparison, parts: Parts) -> None:
     lines = figures.methods_figure(ordered, quiet=comparison.outside)
     figures.save(lines, out / "curves.png")
     _save_sheet(out, comparison)
-    # The place for a page of all this: whatever it shows is in the comparison.
-    save_json(out / "run.json", _record(comparison))
+    record = _record(comparison)
+    write_report(out / "report.html", _content(comparison, record))
+    save_json(out / "run.json", record)
     parts.remove()
 
 
 def clear(out: Path) -> None:
     """Remove what an earlier run left, finished or not, so that nothing old stands beside new."""
     Parts(out / FOLDER).remove()
-    for name in ("run.json", "RUN.toml", "summary.json", "pairs.csv", "curves.png", "sheet.png"):
+    for name in ("run.json", "RUN.toml", "summary.json", "pairs.csv", "report.html"):
+        (out / name).unlink(missing_ok=True)
+    for name in ("curves.png", "sheet.png"):
         (out / name).unlink(missing_ok=True)
     for name in ("scores.parquet", "curves.parquet", "heatmaps.npz"):
         for path in out.glob(f"*/{name}"):
             path.unlink()
             if not any(path.parent.iterdir()):
                 path.parent.rmdir()
+
+
+def _content(comparison: Comparison, record: dict[str, object]) -> Content:
+    """What the report shows."""
+    settings, shown = comparison.settings, comparison.shown
+    facts = Facts.of(
+        record,
+        model=settings.model,
+        data=settings.data,
+        seed=settings.seed,
+        n_skipped=len(comparison.skipped),
+        more={"scored for": f"the {comparison.target_kind}s"},
+    )
+    return Content(
+        title=f"{len(comparison.standing.ranking)} methods on {settings.model}",
+        facts=facts,
+        scores=comparison.scores,
+        summaries=comparison.summaries,
+        standing=comparison.standing,
+        names=comparison.names,
+        shown=Shown(
+            shown.numbers,
+            shown.images,
+            shown.heatmaps,
+            chosen="the best, the worst, the most disputed, and some by chance",
+        ),
+        classes=comparison.classifier.classes,
+        fill=comparison.fill,
+    )
 
 
 def _save_sheet(out: Path, comparison: Comparison) -> None:

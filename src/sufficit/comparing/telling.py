@@ -50,7 +50,8 @@ def warnings_of(comparison: Comparison) -> Iterator[str]:
 def where_to_look(out: Path) -> str:
     """The files worth opening first."""
     return (
-        f"Look at {out / 'sheet.png'} and {out / 'curves.png'}; pairs.csv has every pair of"
+        f"Open {out / 'report.html'} in a browser; {out / 'sheet.png'} and {out / 'curves.png'} are"
+        f" pictures of it, and pairs.csv has every pair of"
         " methods, METHOD/scores.parquet a row an image. To repeat this run:"
         f" sufficit compare --config {out / 'RUN.toml'} --out ANOTHER"
     )
