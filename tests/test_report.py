@@ -24,7 +24,7 @@ from sufficit import Classifier, evaluate
 from sufficit.comparison import compare_values
 from sufficit.errors import UserError
 from sufficit.heatmaps import normalize, resize
-from sufficit.metrics.evaluate import Scores
+from sufficit.metrics.evaluate import Scores, read
 from sufficit.report import Content, Facts, Shown, pick_shown, write_report
 from sufficit.report.charts import Frame, loss_bars, scatter
 from sufficit.report.numbers import curves_of, slider_grid
@@ -641,6 +641,33 @@ def test_all_columns_and_all_images_are_there_on_demand(tab: Tab) -> None:
 def test_nothing_sticks_out_of_the_screen(tab: Tab, width: int) -> None:
     tab.page.set_viewport_size({"width": width, "height": 800})
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@in_browser
+@pytest.mark.parametrize("case", ["one image", "msi alone", "confidence and blur", "only NaN"])
+def test_rare_contents_are_shown_too(tab: Tab, tmp_path: Path, case: str) -> None:
+    options: dict[str, dict[str, Any]] = {
+        "one image": {"n": 1, "maps": {"m": coarse_maps(1, 16, 0)}},
+        "msi alone": {"n": 3, "columns": ["msi"]},
+        "confidence and blur": {"n": 3, "score": "confidence", "fill": "blur"},
+        "only NaN": {"n": 3, "maps": {"m": coarse_maps(3, 16, 0)}},
+    }
+    content = make(**options[case])
+    if case == "only NaN":
+        answers = content.first.answers
+        nothing = torch.full_like(answers.confidences, math.nan)
+        empty = read(replace(answers, hits=nothing, confidences=nothing), content.first.plan)
+        content = replace(
+            content,
+            scores={"m": empty},
+            summaries={"m": summarise(empty)},
+            standing=compare_values({"m": empty.msi}),
+        )
+    tab.open(write_report(tmp_path / "rare.html", content))
+    assert tab.page.locator(".dot").count() == {"msi alone": 0, "only NaN": 0}.get(
+        case, len(content.methods)
+    )
+    assert tab.drawn()[0] == 0
 
 
 @in_browser
