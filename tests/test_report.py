@@ -1,4 +1,4 @@
-"""The report: its numbers, words, size and safety, and how it behaves in a real browser."""
+"""The report: its numbers, words, size and safety."""
 
 import base64
 import csv
@@ -7,19 +7,15 @@ import io
 import json
 import math
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch import nn
 
+from report_content import HOSTILE, Quarters, coarse_maps, decoded, make, quarters
 from sufficit import Classifier, evaluate
 from sufficit.comparison import compare_values
 from sufficit.errors import UserError
@@ -28,66 +24,9 @@ from sufficit.metrics.evaluate import Scores
 from sufficit.report import Content, Facts, Shown, pick_shown, write_report
 from sufficit.report.charts import Frame, loss_bars, scatter
 from sufficit.report.numbers import curves_of, slider_grid
-from sufficit.report.pictures import encode_fill, encode_heatmaps, steps
+from sufficit.report.pictures import encode_fill, encode_heatmaps, encode_images, steps
 from sufficit.report.words import cautions, readings
 from sufficit.results import summarise
-
-HOSTILE = '</script><script>window.hacked=1</script><!--"\'&<img src=x onerror="window.hacked=2">'
-
-
-class Quarters(nn.Module):
-    """Class k where quarter k of the image is brightest."""
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        means = nn.functional.adaptive_avg_pool2d(images.mean(1, keepdim=True), 2)
-        return 40 * means.flatten(1)
-
-
-def quarters(n: int, side: int = 16, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dim noise with one bright quarter, and which."""
-    generator = torch.Generator().manual_seed(seed)
-    images = 0.4 * torch.rand(n, 3, side, side, generator=generator)
-    targets = torch.arange(n) % 4
-    half = side // 2
-    for image, target in zip(images, targets.tolist(), strict=True):
-        row, column = divmod(target, 2)
-        image[:, row * half : (row + 1) * half, column * half : (column + 1) * half] += 0.3
-    return images, targets
-
-
-def coarse_maps(n: int, side: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return normalize(resize(torch.rand(n, 7, 7, generator=generator), (side, side)))
-
-
-def make(
-    n: int = 8,
-    side: int = 16,
-    names: list[str] | None = None,
-    maps: dict[str, torch.Tensor] | None = None,
-    fill: str = "black",
-    **options: Any,
-) -> Content:
-    images, targets = quarters(n, side)
-    classifier = Classifier(Quarters())
-    if maps is None:
-        maps = {"bright": normalize(images.mean(1)), "coarse": coarse_maps(n, side, 1)}
-    scores = {
-        name: evaluate(classifier, images, found, targets, fill=fill, progress=False, **options)
-        for name, found in maps.items()
-    }
-    rows = pick_shown(scores)
-    return Content(
-        title="Which quarter is bright?",
-        facts=Facts(model="quarters", data="noise", seed=3, n_skipped=2, command="by hand"),
-        scores=scores,
-        summaries={name: summarise(found) for name, found in scores.items()},
-        standing=compare_values({name: found.msi for name, found in scores.items()}),
-        names=names or [f"picture-{i}" for i in range(n)],
-        shown=Shown(rows, images[rows], {name: found[rows] for name, found in maps.items()}),
-        classes=["north-west", "north-east", "south-west", "south-east"],
-        fill=fill,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +58,6 @@ def download(page: Path, name: str) -> str:
     found = re.search(rf'download="{name}" href="data:[^,]*,([^"]*)"', page.read_text())
     assert found
     return base64.b64decode(found[1]).decode()
-
-
-def decoded(address: str) -> np.ndarray:
-    with Image.open(io.BytesIO(base64.b64decode(address.split(",")[1]))) as picture:
-        return np.asarray(picture)
 
 
 def test_the_table_holds_the_means_of_all_columns(content: Content, page: Path) -> None:
@@ -238,20 +172,21 @@ def test_a_page_of_24_images_and_7_methods_is_below_3_megabytes(tmp_path: Path) 
     n, side = 24, 224
     small = make(n, 16)
     generator = torch.Generator().manual_seed(0)
-    maps = {f"method {k}": coarse_maps(n, side, k) for k in range(6)}
-    maps["random"] = torch.rand(n, side, side, generator=generator)
+    # Nothing compresses worse than noise.
+    images = torch.rand(n, 3, side, side, generator=generator)
+    maps = {f"method {k}": torch.rand(n, side, side, generator=generator) for k in range(7)}
+    assert sum(map(len, encode_images(images))) < 1_000_000
     content = replace(
         small,
         scores=dict.fromkeys(maps, small.scores["coarse"]),
         summaries=dict.fromkeys(maps, small.summaries["coarse"]),
         standing=compare_values(dict.fromkeys(maps, small.scores["coarse"].msi)),
-        # Nothing compresses worse than noise.
-        shown=Shown(range(n), torch.rand(n, 3, side, side, generator=generator), maps),
+        shown=Shown(range(n), images, maps),
     )
     path = write_report(tmp_path / "report.html", content)
     assert path.stat().st_size < 3_000_000
     assert len(data_of(path)["images"]) == 24
-    assert max(decoded(data_of(path)["images"][0]["maps"][0]).shape) == 112
+    assert max(decoded(data_of(path)["images"][0]["maps"][0]).shape) <= 112
 
 
 def test_smaller_maps_show_nearly_the_same_masks() -> None:
@@ -426,15 +361,15 @@ def test_dots_stand_where_the_means_are(content: Content) -> None:
     assert frame.path((0, 1, 2), (0, math.nan, 1)) == "M10 25M90 5"
 
 
-def test_the_best_worst_and_most_disputed_are_shown() -> None:
-    content = make(12)
-    values = torch.stack([s.msi for s in content.scores.values()])
-    means, spread = values.mean(0), values.amax(0) - values.amin(0)
-    picked = pick_shown(content.scores, 3)
-    assert {int(means.argmax()), int(means.argmin())} <= set(picked)
-    assert len(picked) == 3
-    assert int(spread.argmax()) in pick_shown(content.scores, 6)
-    assert pick_shown(content.scores, 50) == list(range(12))
+def test_the_best_worst_and_most_disputed_are_shown(content: Content) -> None:
+    def with_msi(*values: float) -> Scores:
+        return replace(content.first, columns={"msi": torch.tensor(values)})
+
+    scores = {"a": with_msi(0.1, 0.9, -0.9, 0.5), "b": with_msi(0.1, 0.9, -0.9, -0.5)}
+    assert pick_shown(scores, 1) == [1]
+    assert pick_shown(scores, 2) == [1, 2]
+    assert pick_shown(scores, 3) == [1, 2, 3]
+    assert pick_shown(scores, 50) == [0, 1, 2, 3]
 
 
 def test_steps_count_the_alphas_below() -> None:
@@ -456,199 +391,3 @@ def test_parts_that_do_not_belong_together_are_refused(content: Content, tmp_pat
         with pytest.raises(UserError, match=why):
             write_report(tmp_path / "report.html", bad)
     assert not list(tmp_path.iterdir())
-
-
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
-)
-in_browser = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
-
-
-class Tab:
-    """A page in a browser, and all that it complained of or asked for."""
-
-    def __init__(self, page: Any) -> None:
-        self.page = page
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        page.on("console", lambda message: self.complaints.append(message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("request", lambda request: self.requests.append(request.url))
-
-    def open(self, path: Path) -> None:
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("html[data-ready]")
-
-    def drawn(self) -> tuple[int, int, int]:
-        """Image, method and step that the viewer shows, once it is drawn."""
-        self.page.wait_for_function(
-            "document.getElementById('viewer').dataset.drawn.split(' ')[2]"
-            " === document.getElementById('alpha').value"
-        )
-        image, method, step = self.page.get_attribute("#viewer", "data-drawn").split()
-        return int(image), int(method), int(step)
-
-    def pixels(self, view: str) -> np.ndarray:
-        script = "view => document.querySelector(`[data-view=${view}] canvas`).toDataURL()"
-        return decoded(self.page.evaluate(script, view)).reshape(-1, 4)[:, :3]
-
-    def order(self) -> list[int]:
-        script = "[...document.querySelectorAll('#rows > li')].map(row => +row.dataset.image)"
-        found: list[int] = self.page.evaluate(script)
-        return found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
-@pytest.fixture
-def tab(browser: Any, page: Path) -> Iterator[Tab]:
-    context = browser.new_context(
-        viewport={"width": 1280, "height": 900}, color_scheme="light", reduced_motion="reduce"
-    )
-    context.set_default_timeout(20_000)
-    found = Tab(context.new_page())
-    found.open(page)
-    yield found
-    context.close()
-    assert found.complaints == []
-    assert [url for url in found.requests if not url.startswith(("data:", "file:"))] == []
-
-
-def expected_pixels(
-    content: Content, image: int, method: str, view: str, alpha: float
-) -> np.ndarray:
-    heatmap = content.shown.heatmaps[method][image]
-    inside = {
-        "kept": heatmap > alpha,
-        "hidden": (heatmap > 0.5) & (heatmap <= alpha),
-        "rest": heatmap <= alpha,
-    }[view]
-    kept = content.shown.images[image] * inside
-    return kept.mul(255).round().to(torch.uint8).permute(1, 2, 0).reshape(-1, 3).numpy()
-
-
-@in_browser
-def test_the_slider_shows_what_the_model_sees(tab: Tab, content: Content) -> None:
-    seen = set()
-    for step in (50, 70, 20):
-        tab.page.locator("#alpha").fill(str(step))
-        image, method, _ = tab.drawn()
-        name = content.methods[method]
-        for view in ("kept", "hidden", "rest"):
-            wanted = expected_pixels(content, image, name, view, step / 100)
-            assert np.array_equal(tab.pixels(view), wanted), (step, view)
-        seen.add(float(tab.page.get_attribute("#marker line", "x1")))
-        assert tab.page.inner_text("#alpha-value") == f"α = {step / 100:.2f}"  # noqa: RUF001
-    assert len(seen) == 3
-
-
-@in_browser
-def test_the_words_beside_a_mask_are_the_answers_of_the_model(tab: Tab, content: Content) -> None:
-    data = curves_of(content, "coarse", slider_grid(content))
-    place = content.methods.index("coarse")
-    tab.page.locator(f'#image-2 button[data-method="{place}"]').click()
-    tab.page.locator("#alpha").fill("30")
-    assert tab.drawn() == (2, place, 30)
-    target = content.class_name(int(content.first.targets[content.shown.rows[2]]))
-    for view in ("kept", "rest"):
-        said = tab.page.inner_text(f"#says-{view} .says")
-        hit = data[2][f"{view}_hits"][30] == "1"
-        assert said.startswith(f"says {target} (" if hit else "says another class")
-        value = 100 * data[2][view][30]
-        assert float(re.findall(r"([\d.]+)\s%", said)[0]) == pytest.approx(value, abs=0.11)
-    assert "below" in tab.page.inner_text("#says-hidden .says")
-    share = tab.page.inner_text("#says-kept .share")
-    assert float(share.split("\u00a0")[0]) == pytest.approx(100 * data[2]["share"][30], abs=0.051)
-
-
-@in_browser
-def test_keys_move_the_slider_and_choose_a_map(tab: Tab) -> None:
-    tab.page.locator("#alpha").focus()
-    before = tab.drawn()[2]
-    tab.page.keyboard.press("ArrowRight")
-    assert tab.drawn()[2] == before + 1
-    assert "kept says" in tab.page.get_attribute("#alpha", "aria-valuetext")
-    tab.page.locator('#image-1 button[data-method="1"]').focus()
-    tab.page.keyboard.press("Enter")
-    assert tab.drawn()[:2] == (1, 1)
-    assert tab.page.get_attribute('#image-1 button[data-method="1"]', "aria-pressed") == "true"
-
-
-@in_browser
-def test_images_come_in_the_order_asked_for(tab: Tab, content: Content) -> None:
-    rows = list(content.shown.rows)
-    values = torch.stack([content.scores[method].msi[rows] for method in content.methods])
-    values = (values * 1e4).round() / 1e4
-    keys = {
-        "best": values.mean(0),
-        "worst": -values.mean(0),
-        "disputed": values.amax(0) - values.amin(0),
-        "given": -torch.arange(len(rows)),
-    }
-    for name, key in keys.items():
-        tab.page.locator(f'[data-order="{name}"]').click()
-        found = key[tab.order()].double().tolist()
-        assert all(a >= b - 1e-9 for a, b in pairwise(found)), name
-        assert tab.page.get_attribute(f'[data-order="{name}"]', "aria-pressed") == "true"
-        assert tab.drawn()[0] == tab.order()[0]
-    tab.page.locator("#judge").select_option("1")
-    found = values[1][tab.order()].tolist()
-    assert found == sorted(found, reverse=True)
-
-
-@in_browser
-def test_dark_and_light_can_be_chosen(tab: Tab) -> None:
-    background = "getComputedStyle(document.body).backgroundColor"
-    light = tab.page.evaluate(background)
-    tab.page.locator("#theme").click()
-    dark = tab.page.evaluate(background)
-    assert dark != light
-    assert sum(map(int, re.findall(r"\d+", dark))) < 150 < sum(map(int, re.findall(r"\d+", light)))
-    for system, kept, wanted in (
-        ("light", True, dark),
-        ("light", False, light),
-        ("dark", False, dark),
-    ):
-        if not kept:
-            tab.page.evaluate("localStorage.clear()")
-        tab.page.emulate_media(color_scheme=system)
-        tab.page.reload()
-        tab.page.wait_for_selector("html[data-ready]")
-        assert tab.page.evaluate(background) == wanted
-
-
-@in_browser
-def test_all_columns_and_all_images_are_there_on_demand(tab: Tab) -> None:
-    extra = tab.page.locator('td[data-column="fid_plus_pixel"]').first
-    assert not extra.is_visible()
-    tab.page.locator("label[for=all-columns]").click()
-    assert extra.is_visible()
-    assert not tab.page.locator("#image-7").is_visible()
-    tab.page.locator("#more").click()
-    assert tab.page.locator("#image-7").is_visible()
-
-
-@in_browser
-@pytest.mark.parametrize("width", [320, 390, 1280])
-def test_nothing_sticks_out_of_the_screen(tab: Tab, width: int) -> None:
-    tab.page.set_viewport_size({"width": width, "height": 800})
-    assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-@in_browser
-def test_hostile_names_run_nothing(tab: Tab, tmp_path: Path) -> None:
-    names = [f"{HOSTILE}{i}" for i in range(4)]
-    content = replace(make(4, names=names), title=HOSTILE, classes=[HOSTILE] * 4)
-    tab.open(write_report(tmp_path / "hostile.html", content))
-    tab.page.locator('#image-1 button[data-method="1"]').click()
-    assert tab.drawn()[0] == 1
-    assert tab.page.evaluate("window.hacked") is None
-    assert HOSTILE in tab.page.inner_text("#viewer-title")
-    assert tab.page.title() == HOSTILE

@@ -176,14 +176,21 @@ def search_panel(content: Content) -> Panel | None:
 
 def scatter(content: Content) -> Scatter:
     """Mean base score over mean mask penalty, lines of equal MSI behind."""
-    points = {m: (s["mask_penalty"], s["base_score"]) for m, s in content.summaries.items()}
-    points = {m: pair for m, pair in points.items() if not math.isnan(pair[0].mean)}
+    points = {
+        method: (summary["mask_penalty"], summary["base_score"])
+        for method, summary in content.summaries.items()
+        if all(_known(summary.get(name)) for name in ("mask_penalty", "base_score"))
+    }
     x_low, x_high = _ends([0.0, *_reach(p for p, _ in points.values())], 0.1)
     y_low, y_high = _ends([0.0, *_reach(b for _, b in points.values())], 0.1)
     frame = Frame(440, 360, 40, 14, 14, 38, max(0.0, x_low), min(1.0, x_high), y_low, y_high)
     levels = [i / 4 for i in range(-8, 5)]
     diagonals = tuple(found for level in levels if (found := _diagonal(frame, level)))
     return Scatter(frame, tuple(_dots(content, points, frame)), diagonals)
+
+
+def _known(estimate: Estimate | None) -> bool:
+    return estimate is not None and not math.isnan(estimate.mean)
 
 
 def _reach(found: Iterable[Estimate]) -> list[float]:

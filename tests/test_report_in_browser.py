@@ -1,0 +1,254 @@
+"""The report in a real browser."""
+
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from report_content import HOSTILE, coarse_maps, decoded, make
+from sufficit.comparison import compare_values
+from sufficit.metrics.evaluate import read
+from sufficit.report import Content, write_report
+from sufficit.report.numbers import curves_of, slider_grid
+from sufficit.results import summarise
+
+
+@pytest.fixture(scope="module")
+def content() -> Content:
+    return make()
+
+
+@pytest.fixture(scope="module")
+def page(content: Content, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(tmp_path_factory.mktemp("report") / "report.html", content)
+
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+in_browser = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
+
+
+class Tab:
+    """A page in a browser, and all that it complained of or asked for."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def open(self, path: Path) -> None:
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-ready]")
+
+    def drawn(self) -> tuple[int, int, int]:
+        """Image, method and step that the viewer shows, once it is drawn."""
+        self.page.wait_for_function(
+            "document.getElementById('viewer').dataset.drawn.split(' ')[2]"
+            " === document.getElementById('alpha').value"
+        )
+        image, method, step = self.page.get_attribute("#viewer", "data-drawn").split()
+        return int(image), int(method), int(step)
+
+    def pixels(self, view: str) -> np.ndarray:
+        script = "view => document.querySelector(`[data-view=${view}] canvas`).toDataURL()"
+        return decoded(self.page.evaluate(script, view)).reshape(-1, 4)[:, :3]
+
+    def order(self) -> list[int]:
+        script = "[...document.querySelectorAll('#rows > li')].map(row => +row.dataset.image)"
+        found: list[int] = self.page.evaluate(script)
+        return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def tab(browser: Any, page: Path) -> Iterator[Tab]:
+    context = browser.new_context(
+        viewport={"width": 1280, "height": 900}, color_scheme="light", reduced_motion="reduce"
+    )
+    context.set_default_timeout(20_000)
+    found = Tab(context.new_page())
+    found.open(page)
+    yield found
+    context.close()
+    assert found.complaints == []
+    assert [url for url in found.requests if not url.startswith(("data:", "file:"))] == []
+
+
+def expected_pixels(
+    content: Content, image: int, method: str, view: str, alpha: float
+) -> np.ndarray:
+    heatmap = content.shown.heatmaps[method][image]
+    inside = {
+        "kept": heatmap > alpha,
+        "hidden": (heatmap > 0.5) & (heatmap <= alpha),
+        "rest": heatmap <= alpha,
+    }[view]
+    kept = content.shown.images[image] * inside
+    return kept.mul(255).round().to(torch.uint8).permute(1, 2, 0).reshape(-1, 3).numpy()
+
+
+@in_browser
+def test_the_slider_shows_what_the_model_sees(tab: Tab, content: Content) -> None:
+    seen = set()
+    for step in (50, 70, 20):
+        tab.page.locator("#alpha").fill(str(step))
+        image, method, _ = tab.drawn()
+        name = content.methods[method]
+        for view in ("kept", "hidden", "rest"):
+            wanted = expected_pixels(content, image, name, view, step / 100)
+            assert np.array_equal(tab.pixels(view), wanted), (step, view)
+        seen.add(float(tab.page.get_attribute("#marker line", "x1")))
+        assert tab.page.inner_text("#alpha-value") == f"α = {step / 100:.2f}"  # noqa: RUF001
+    assert len(seen) == 3
+
+
+@in_browser
+def test_the_words_beside_a_mask_are_the_answers_of_the_model(tab: Tab, content: Content) -> None:
+    data = curves_of(content, "coarse", slider_grid(content))
+    place = content.methods.index("coarse")
+    tab.page.locator(f'#image-2 button[data-method="{place}"]').click()
+    tab.page.locator("#alpha").fill("30")
+    assert tab.drawn() == (2, place, 30)
+    target = content.class_name(int(content.first.targets[content.shown.rows[2]]))
+    for view in ("kept", "rest"):
+        said = tab.page.inner_text(f"#says-{view} .says")
+        hit = data[2][f"{view}_hits"][30] == "1"
+        assert said.startswith(f"says {target} (" if hit else "says another class")
+        value = 100 * data[2][view][30]
+        assert float(re.findall(r"([\d.]+)\s%", said)[0]) == pytest.approx(value, abs=0.11)
+    assert "below" in tab.page.inner_text("#says-hidden .says")
+    share = tab.page.inner_text("#says-kept .share")
+    assert float(share.split("\u00a0")[0]) == pytest.approx(100 * data[2]["share"][30], abs=0.051)
+
+
+@in_browser
+def test_keys_move_the_slider_and_choose_a_map(tab: Tab) -> None:
+    tab.page.locator("#alpha").focus()
+    before = tab.drawn()[2]
+    tab.page.keyboard.press("ArrowRight")
+    assert tab.drawn()[2] == before + 1
+    assert "kept says" in tab.page.get_attribute("#alpha", "aria-valuetext")
+    tab.page.locator('#image-1 button[data-method="1"]').focus()
+    tab.page.keyboard.press("Enter")
+    assert tab.drawn()[:2] == (1, 1)
+    assert tab.page.get_attribute('#image-1 button[data-method="1"]', "aria-pressed") == "true"
+
+
+@in_browser
+def test_images_come_in_the_order_asked_for(tab: Tab, content: Content) -> None:
+    rows = list(content.shown.rows)
+    values = torch.stack([content.scores[method].msi[rows] for method in content.methods])
+    values = (values * 1e4).round() / 1e4
+    keys = {
+        "best": values.mean(0),
+        "worst": -values.mean(0),
+        "disputed": values.amax(0) - values.amin(0),
+        "given": -torch.arange(len(rows)),
+    }
+    for name, key in keys.items():
+        tab.page.locator(f'[data-order="{name}"]').click()
+        found = key[tab.order()].double().tolist()
+        assert all(a >= b - 1e-9 for a, b in pairwise(found)), name
+        assert tab.page.get_attribute(f'[data-order="{name}"]', "aria-pressed") == "true"
+        assert tab.drawn()[0] == tab.order()[0]
+    tab.page.locator("#judge").select_option("1")
+    found = values[1][tab.order()].tolist()
+    assert found == sorted(found, reverse=True)
+
+
+@in_browser
+def test_dark_and_light_can_be_chosen(tab: Tab) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = tab.page.evaluate(background)
+    tab.page.locator("#theme").click()
+    dark = tab.page.evaluate(background)
+    assert dark != light
+    assert sum(map(int, re.findall(r"\d+", dark))) < 150 < sum(map(int, re.findall(r"\d+", light)))
+    for system, kept, wanted in (
+        ("light", True, dark),
+        ("light", False, light),
+        ("dark", False, dark),
+    ):
+        if not kept:
+            tab.page.evaluate("localStorage.clear()")
+        tab.page.emulate_media(color_scheme=system)
+        tab.page.reload()
+        tab.page.wait_for_selector("html[data-ready]")
+        assert tab.page.evaluate(background) == wanted
+
+
+@in_browser
+def test_all_columns_and_all_images_are_there_on_demand(tab: Tab) -> None:
+    extra = tab.page.locator('td[data-column="fid_plus_pixel"]').first
+    assert not extra.is_visible()
+    tab.page.locator("label[for=all-columns]").click()
+    assert extra.is_visible()
+    assert not tab.page.locator("#image-7").is_visible()
+    tab.page.locator("#more").click()
+    assert tab.page.locator("#image-7").is_visible()
+
+
+@in_browser
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_nothing_sticks_out_of_the_screen(tab: Tab, width: int) -> None:
+    tab.page.set_viewport_size({"width": width, "height": 800})
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@in_browser
+@pytest.mark.parametrize("case", ["one image", "msi alone", "confidence and blur", "only NaN"])
+def test_rare_contents_are_shown_too(tab: Tab, tmp_path: Path, case: str) -> None:
+    options: dict[str, dict[str, Any]] = {
+        "one image": {"n": 1, "maps": {"m": coarse_maps(1, 16, 0)}},
+        "msi alone": {"n": 3, "columns": ["msi"]},
+        "confidence and blur": {"n": 3, "score": "confidence", "fill": "blur"},
+        "only NaN": {"n": 3, "maps": {"m": coarse_maps(3, 16, 0)}},
+    }
+    content = make(**options[case])
+    if case == "only NaN":
+        answers = content.first.answers
+        nothing = torch.full_like(answers.confidences, math.nan)
+        empty = read(replace(answers, hits=nothing, confidences=nothing), content.first.plan)
+        content = replace(
+            content,
+            scores={"m": empty},
+            summaries={"m": summarise(empty)},
+            standing=compare_values({"m": empty.msi}),
+        )
+    tab.open(write_report(tmp_path / "rare.html", content))
+    assert tab.page.locator(".dot").count() == {"msi alone": 0, "only NaN": 0}.get(
+        case, len(content.methods)
+    )
+    assert tab.drawn()[0] == 0
+
+
+@in_browser
+def test_hostile_names_run_nothing(tab: Tab, tmp_path: Path) -> None:
+    names = [f"{HOSTILE}{i}" for i in range(4)]
+    content = replace(make(4, names=names), title=HOSTILE, classes=[HOSTILE] * 4)
+    tab.open(write_report(tmp_path / "hostile.html", content))
+    tab.page.locator('#image-1 button[data-method="1"]').click()
+    assert tab.drawn()[0] == 1
+    assert tab.page.evaluate("window.hacked") is None
+    assert HOSTILE in tab.page.inner_text("#viewer-title")
+    assert tab.page.title() == HOSTILE
