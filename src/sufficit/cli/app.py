@@ -29,30 +29,6 @@ def root(
         raise typer.Exit
 
 
-ModelOption = Annotated[
-    str,
-    typer.Option(
-        help="torchvision:NAME, timm:NAME, transformers:NAME, a saved classifier's folder, or your"
-        " own python:FILE.py:FUNCTION."
-    ),
-]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
-WeightsOption = Annotated[
-    str,
-    typer.Option(help="default (published), none (random), or a .safetensors, .pt or .pth file."),
-]
-ClassesOption = Annotated[
-    int | None,
-    typer.Option("--num-classes", help="Number of classes, for weights of your own.", min=2),
-]
-LayerOption = Annotated[
-    str | None, typer.Option(help="Feature layer by name; found by itself for most models.")
-]
-SizeOption = Annotated[
-    str | None, typer.Option(help="What the model sees: 224 or 224x320 (height x width).")
-]
-
-
 def literal(text: str) -> str:
     """Text in which square brackets are no markup."""
     return text.replace("[", r"\[")

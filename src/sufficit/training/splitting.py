@@ -10,8 +10,9 @@ from typing import Literal
 import torch
 
 from sufficit.classifiers import Classifier
-from sufficit.data.images import BadPictureError, Picture, find_pictures, labels_of, read_picture
+from sufficit.data.images import Picture, find_pictures
 from sufficit.errors import UserError
+from sufficit.reading import labels_for
 from sufficit.training.feeding import Target
 from sufficit.training.pictures import Part
 
@@ -53,7 +54,7 @@ def read_folder(
             f"{len(pictures)} images in {data}: an adapter needs {FEWEST} or more, hundreds to be"
             " of use"
         )
-    labels = None if target == "prediction" else _labels(classifier, pictures, target)
+    labels = labels_for(classifier, pictures, target)
     if labels is not None and len(set(labels)) < 2:
         raise UserError(
             f"{data} is a folder with one class ({pictures[0].folder}): an adapter learns what"
@@ -98,26 +99,3 @@ def held_out(labels: Sequence[int], n: int, seed: int) -> list[int]:
 def _part(pictures: Sequence[Picture], labels: Sequence[int] | None, which: list[int]) -> Part:
     known = None if labels is None else tuple(labels[i] for i in which)
     return Part(tuple(pictures[i] for i in which), known)
-
-
-def _labels(classifier: Classifier, pictures: Sequence[Picture], target: str) -> list[int] | None:
-    """Class numbers from folder names."""
-    if not any(picture.folder for picture in pictures):
-        if target == "label":
-            raise UserError("--target label needs class folders: DATA/CLASS/image.png")
-        return None
-    return labels_of(pictures, classifier.classes, _num_classes(classifier, pictures))
-
-
-def _num_classes(classifier: Classifier, pictures: Sequence[Picture]) -> int:
-    """How many classes the model has: from its names, or by asking it once."""
-    if classifier.classes is not None:
-        return len(classifier.classes)
-    for picture in pictures:
-        try:
-            image = read_picture(picture.path, classifier.view)
-        except (BadPictureError, OSError):
-            continue
-        with torch.no_grad():
-            return classifier(image[None]).shape[1]
-    raise UserError(f"none of the {len(pictures)} images can be read")
