@@ -158,7 +158,9 @@ def test_the_folder_of_results_holds_what_it_promises(photos: Path, tmp_path: Pa
     kinds = ("scores.parquet", "curves.parquet", "heatmaps.npz")
     per_method = {f"{m}/{kind}" for m in found.scores for kind in kinds}
     beside = {"RUN.toml", "summary.json", "pairs.csv", "curves.png", "sheet.png", "run.json"}
-    assert written == per_method | beside
+    assert written == per_method | beside | {"report.html"}
+    best = found.standing.best
+    assert f"{found.summaries[best]['msi'].mean:.3f}" in (out / "report.html").read_text()
     summary = json.loads((out / "summary.json").read_text())
     assert summary["standing"]["best"] == found.standing.best
     assert summary["layercam"]["msi"]["mean"] == found.summaries["layercam"]["msi"].mean
