@@ -13,33 +13,12 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from sufficit import Classifier, evaluate, explain, resize
-from sufficit.cli import main
 from sufficit.data.digits import synthetic_digits
 from sufficit.data.heatmaps import write_heatmaps
 from sufficit.data.images import read_picture
 
 N = 6
 FAST = ["--value-step", "0.1", "--percent-step", "0.1"]
-
-
-class Run:
-    """What a command printed and how it ended."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, " ".join(err.split())
-
-
-@pytest.fixture
-def sufficit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def run(*words: object) -> Run:
-        monkeypatch.setattr(sys, "argv", ["sufficit", *map(str, words)])
-        monkeypatch.setattr("warnings.showwarning", None)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return Run(int(ended.value.code or 0), printed.out, printed.err)
-
-    return run
 
 
 @pytest.fixture

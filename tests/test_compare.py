@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from sufficit import Classifier, Lax, UserError, evaluate, explain, leak
-from sufficit.cli import main
 from sufficit.compare import _summary, compare_folder, scores_at_one_alpha
 from sufficit.comparing import groups
 from sufficit.comparing.groups import Found
@@ -555,27 +554,6 @@ def test_what_is_wrong_in_a_run_file_is_said(tmp_path: Path, line: str, error: s
 # The command
 
 
-class Run:
-    """What a command printed and how it ended."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, " ".join(out.split()), " ".join(err.split())
-        self.printed = out
-
-
-@pytest.fixture
-def sufficit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def run(*words: object) -> Run:
-        monkeypatch.setattr(sys, "argv", ["sufficit", *map(str, words)])
-        monkeypatch.setattr("warnings.showwarning", None)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return Run(int(ended.value.code or 0), printed.out, printed.err)
-
-    return run
-
-
 def words(photos: Path, *more: object) -> list[object]:
     steps = ["--value-step", "0.25", "--percent-step", "0.25", "--donors", 3]
     model = f"python:{photos.parent / 'model.py'}:make"
@@ -590,10 +568,10 @@ def test_the_command_prints_the_table_and_where_to_look(sufficit, photos: Path) 
     assert run.code == 0, run.err
     summary = json.loads((photos.parent / "out" / "summary.json").read_text())
     for method in ("gradcam", "layercam", "random", "center"):
-        assert f"{summary[method]['msi']['mean']:.3f}" in run.out
-    assert "Means over 11 images, alpha_min 0.5" in run.out
-    assert "* best MSI of 2" in run.out
-    assert "sheet.png" in run.out
+        assert f"{summary[method]['msi']['mean']:.3f}" in run.words
+    assert "Means over 11 images, alpha_min 0.5" in run.words
+    assert "* best MSI of 2" in run.words
+    assert "sheet.png" in run.words
     again = sufficit(*words(photos))
     assert again.code == 2
     assert "holds an earlier run" in again.err
@@ -606,7 +584,7 @@ def test_the_command_repeats_a_run_from_its_file_and_flags_win(sufficit, photos:
     repeat = ["compare", "--config", folder / "out" / "RUN.toml"]
     run = sufficit(*repeat, "--out", folder / "again", "--json")
     assert run.code == 0, run.err
-    printed = json.loads(run.printed)
+    printed = json.loads(run.out)
     frames = [rows(folder / name, "layercam") for name in ("out", "again")]
     pandas.testing.assert_frame_equal(*frames, check_exact=True)
     assert (folder / "again" / "RUN.toml").read_text() == (folder / "out" / "RUN.toml").read_text()

@@ -28,27 +28,6 @@ MODEL = ["--model", "sufficit:digits"]
 QUICK = ["--recipe", "paper", "--epochs", "1", "--batch-size", "16"]
 
 
-class Run:
-    """What a command printed and how it ended."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.err = code, " ".join(err.split())
-        self.out = " ".join(out.split())
-
-
-@pytest.fixture
-def sufficit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def run(*words: object) -> Run:
-        monkeypatch.setattr(sys, "argv", ["sufficit", *map(str, words)])
-        monkeypatch.setattr("warnings.showwarning", None)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return Run(int(ended.value.code or 0), printed.out, printed.err)
-
-    return run
-
-
 def write_digits(folder: Path, n: int, seed: int = 4) -> Path:
     """Digits as PNG files, a class folder each."""
     made = synthetic_digits(n, seed=seed)
@@ -199,7 +178,7 @@ def test_a_finished_run_is_reported_and_not_trained_on(
     monkeypatch.setattr("sufficit.training.lax.take_step", None)
     run = sufficit(*training(digits, trained))
     assert run.code == 0, run.err
-    assert "1 epoch, scored on 8 held-out images" in run.out
+    assert "1 epoch, scored on 8 held-out images" in run.words
     assert same(weights(trained), before)
 
 
@@ -361,7 +340,7 @@ def test_words_of_method(trained: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_list_of_methods_has_lax(sufficit) -> None:
-    assert "lax learned for one model by sufficit train-lax" in sufficit("methods").out
+    assert "lax learned for one model by sufficit train-lax" in sufficit("methods").words
 
 
 def test_a_folder_with_one_class_is_told_what_is_wanted(
@@ -413,7 +392,7 @@ def test_too_few_images_and_folders_that_do_not_fit(sufficit, tmp_path: Path) ->
     assert "'zebra') do not fit the model's 10 classes" in run.err
     without = sufficit(*training(data, tmp_path / "lax", "--target", "prediction"))
     assert without.code == 0, without.err
-    assert "for the model's own predictions" in without.out
+    assert "for the model's own predictions" in without.words
     assert json.loads((tmp_path / "lax" / "run.json").read_text())["targets"] == "prediction"
 
 
@@ -519,7 +498,7 @@ def test_the_next_command_names_what_the_model_needs(
     out = tmp_path / "a lax"
     run = sufficit(*training(digits, out, "--size", "32", "--layer", "features.2"))
     assert run.code == 0, run.err
-    assert run.out.endswith(f"--model sufficit:digits --size 32 --method '{out}'")
+    assert run.words.endswith(f"--model sufficit:digits --size 32 --method '{out}'")
     assert Lax.from_pretrained(out).layer == "features.2"
 
 

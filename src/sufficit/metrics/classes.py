@@ -1,6 +1,7 @@
 """The same numbers as `evaluate`, batch by batch and over processes, as torchmetrics does."""
 
 import zlib
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Literal
@@ -36,8 +37,9 @@ class _Gathered(TorchMetric):
                 setattr(self, name, [empty.to(self.device)])
         super()._sync_dist(*args, **kwargs)
 
+    @abstractmethod
     def _nothing(self) -> dict[str, Tensor]:
-        raise NotImplementedError
+        """The states of no images, in the shapes that some would have."""
 
     def _rows(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The states with the rows of all updates as one, on the CPU."""
