@@ -28,7 +28,6 @@ from sufficit.metrics.evaluate import join
 from sufficit.metrics.leak import POOL, leak_in_groups, leak_warning
 from sufficit.metrics.probe import Setting, canvases, draw, draw_pool
 from sufficit.results import summarise
-from test_cli import sufficit  # noqa: F401  # the fixture
 from test_predict import SmallMemory, Spy
 
 SIZE = (8, 6)
@@ -688,7 +687,7 @@ def scored(folder: Path, *more: object) -> list[object]:
 
 
 @pytest.mark.filterwarnings("always:the masks leak")
-def test_masks_in_the_shape_of_their_class_are_found_out(sufficit, tmp_path) -> None:  # noqa: F811
+def test_masks_in_the_shape_of_their_class_are_found_out(sufficit, tmp_path) -> None:
     names, labels = laid_out(tmp_path, 34)  # more than one group of 32, sorted by class
     masks = shapes(labels)
     write_heatmaps(tmp_path / "maps.npz", dict(zip(names, masks, strict=True)))
@@ -722,7 +721,7 @@ def test_masks_in_the_shape_of_their_class_are_found_out(sufficit, tmp_path) -> 
 
 
 @pytest.mark.filterwarnings("always:.*the masks leak")
-def test_json_carries_the_leak_and_what_is_said_of_it(sufficit, tmp_path) -> None:  # noqa: F811
+def test_json_carries_the_leak_and_what_is_said_of_it(sufficit, tmp_path) -> None:
     names, labels = laid_out(tmp_path, 10)
     shown = torch.where(torch.arange(10) % 2 == 0, labels, labels.roll(3))
     masks = shapes(shown)  # half of them of another image's class
@@ -747,7 +746,7 @@ def test_json_carries_the_leak_and_what_is_said_of_it(sufficit, tmp_path) -> Non
     assert sentence in run.err
 
 
-def test_one_class_folder_is_refused_before_scoring(sufficit, tmp_path) -> None:  # noqa: F811
+def test_one_class_folder_is_refused_before_scoring(sufficit, tmp_path) -> None:
     names, labels = laid_out(tmp_path, 12)
     for name, label in zip(names, labels.tolist(), strict=True):
         if label != labels[0]:
@@ -760,7 +759,7 @@ def test_one_class_folder_is_refused_before_scoring(sufficit, tmp_path) -> None:
 
 
 @pytest.mark.filterwarnings("always:no leak")
-def test_one_predicted_class_costs_the_leak_and_nothing_else(sufficit, tmp_path) -> None:  # noqa: F811
+def test_one_predicted_class_costs_the_leak_and_nothing_else(sufficit, tmp_path) -> None:
     laid_out(tmp_path, 6)
     paths = sorted((tmp_path / "digits" / "0").glob("*")) or sorted(
         next((tmp_path / "digits").iterdir()).glob("*")
@@ -775,7 +774,7 @@ def test_one_predicted_class_costs_the_leak_and_nothing_else(sufficit, tmp_path)
     assert "msi" in run.out
 
 
-def test_images_of_several_sizes_can_not_lend_each_other_masks(sufficit, tmp_path) -> None:  # noqa: F811
+def test_images_of_several_sizes_can_not_lend_each_other_masks(sufficit, tmp_path) -> None:
     # Each group of 32 is of one size, so that only the leak has reason to complain.
     for i in range(34):
         path = tmp_path / "digits" / str(i % 2) / f"{i:02d}.png"
