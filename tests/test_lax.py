@@ -64,23 +64,24 @@ def test_the_net_goes_from_k_to_256_to_128_to_64_to_1(channels: int) -> None:
 def test_the_map_is_the_sigmoid_of_the_net_layer_by_layer(upsample: int) -> None:
     torch.manual_seed(0)
     lax, features = Lax(5, upsample=upsample), rand(2, 5, 4, 3)
-    first, *rest = (m for m in lax.net.modules() if isinstance(m, nn.Conv2d))
-    seen = nn.functional.conv2d(features, first.weight, first.bias).relu()
-    for number, layer in enumerate(rest):
-        seen = nn.functional.conv2d(seen, layer.weight, layer.bias, padding=1)
-        seen = seen.relu() if number < 2 else seen
-    wide = torch.empty(2, 4 * upsample, 3 * upsample)
+    one, two, three, four = (m for m in lax.net.modules() if isinstance(m, nn.Conv2d))
+    seen = nn.functional.conv2d(features, one.weight, one.bias).relu()
+    seen = nn.functional.conv2d(seen, two.weight, two.bias, padding=1).relu()
+    near = 1 if upsample == 1 else 0  # a layer that draws several cells mixes channels alone
+    seen = nn.functional.conv2d(seen, three.weight, three.bias, padding=near).relu()
+    wide = torch.empty(2, 64, 4 * upsample, 3 * upsample)
     for y in range(upsample):  # each cell of the features has upsample x upsample of the map's
         for x in range(upsample):
-            wide[:, y::upsample, x::upsample] = seen[:, y * upsample + x]
-    torch.testing.assert_close(lax(features), 1 / (1 + (-wide).exp()))
-    torch.testing.assert_close(lax.logits(features), wide)
+            wide[:, :, y::upsample, x::upsample] = seen[:, y * upsample + x :: upsample**2]
+    wanted = nn.functional.conv2d(wide, four.weight, four.bias, padding=1)[:, 0]
+    torch.testing.assert_close(lax(features), 1 / (1 + (-wanted).exp()))
+    torch.testing.assert_close(lax.logits(features), wanted)
 
 
 def test_the_bias_is_where_the_map_begins() -> None:
     lax = Lax(4, bias=-2.0)
     with torch.no_grad():
-        lax.net[-2].weight.zero_()
+        lax.net[-1].weight.zero_()
     torch.testing.assert_close(lax(rand(1, 4, 2, 2)), torch.full((1, 2, 2), 0.11920292))
 
 
@@ -291,6 +292,8 @@ def test_a_refused_classifier_is_left_alone_too() -> None:
     traces = Traces(other.model, lax)
     with pytest.raises(UserError, match="another classifier"):
         explain(other, rand(1, 3, 32, 32), method=lax)
+    with pytest.raises(UserError, match="another classifier"):  # and not: no layer "9"
+        explain(other, rand(1, 3, 32, 32), method=adapter_of(Classifier(cnn(0)), "9", 9))
     method = learned(adapter_of(other, "4", 6), other)
     with pytest.raises(UserError, match="K = 6"):
         explain(other, rand(1, 3, 32, 32), method=method)

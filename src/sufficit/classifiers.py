@@ -227,6 +227,12 @@ def check_classifier(classifier: Classifier) -> None:
 
 def check_images(images: Tensor) -> None:
     """Raise unless images are [N,C,H,W], finite and in 0..1."""
+    check_form(images)
+    check_extremes(torch.stack(images.aminmax()))
+
+
+def check_form(images: Tensor) -> None:
+    """Raise unless images are floats [N,C,H,W]; their values are not looked at."""
     if not isinstance(images, Tensor):
         hint = ": torch.from_numpy makes one" if hasattr(images, "__array__") else ""
         raise UserError(f"images must be a tensor [N,C,H,W], got {type(images).__name__}{hint}")
@@ -242,7 +248,11 @@ def check_images(images: Tensor) -> None:
         )
     if not images.is_floating_point():
         raise UserError(f"images must be floats in 0..1, got {images.dtype}: divide by 255 first")
-    low, high = torch.stack(images.aminmax()).tolist()
+
+
+def check_extremes(extremes: Tensor) -> None:
+    """Raise unless the least and the largest value of all images lie in 0..1: [2]."""
+    low, high = extremes.tolist()
     if not (low >= 0 and high <= 1):
         raise UserError(
             f"images must lie in 0..1, got {low:.4g}..{high:.4g}: give them before normalisation, "

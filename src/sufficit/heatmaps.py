@@ -1,5 +1,6 @@
 """Heatmaps [N,H,W] in 0..1: brought to an image's size, stretched, and checked at the border."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -30,12 +31,18 @@ def resize(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
     _check_maps(heatmaps)
     if tuple(heatmaps.shape[-2:]) == tuple(size):
         return heatmaps
-    grown = F.interpolate(
-        heatmaps[:, None].float(), size=size, mode="bilinear", align_corners=False
-    )
+    grown = _grown(heatmaps.float(), size)
     # Rounding may carry a value past the ends that bilinear weights never pass.
     low, high = (edge[:, None, None].float() for edge in heatmaps.flatten(1).aminmax(dim=1))
-    return grown[:, 0].clamp(low, high)
+    return grown.clamp(low, high)
+
+
+def _grown(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
+    """On a GPU the maps go as the channels of one image: its kernel takes images in turn."""
+    if not heatmaps.is_cuda:
+        return F.interpolate(heatmaps[:, None], size=size, mode="bilinear")[:, 0]
+    as_one = heatmaps[None].contiguous(memory_format=torch.channels_last)
+    return F.interpolate(as_one, size=size, mode="bilinear")[0].contiguous()
 
 
 def _check_maps(heatmaps: Tensor) -> None:

@@ -186,20 +186,18 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 def _convnet(channels: int, widths: Sequence[int], upsample: int, bias: float) -> nn.Sequential:
     """K-256-128-64-1: the first layer mixes channels alone, the others look at neighbours too.
 
-    A map larger than the features has several cells for each of theirs, all from the last layer.
+    For a map larger than the features the layer before the last draws several cells out of each of
+    theirs, by mixing channels alone; the last one looks at neighbours among them.
     """
-    last = nn.Conv2d(widths[-1], upsample**2, 3, padding=1)
-    nn.init.constant_(last.bias, bias)  # type: ignore[arg-type]  # it has one
     layers: list[nn.Module] = []
     for number, (k, m) in enumerate(pairwise([channels, *widths])):
-        side = _side(number)
-        layers += [nn.Conv2d(k, m, side, padding=side // 2), nn.ReLU()]
-    return nn.Sequential(*layers, last, nn.PixelShuffle(upsample))
-
-
-def _side(number: int) -> int:
-    """How wide a layer's kernel is."""
-    return 1 if number == 0 else 3
+        grows = upsample > 1 and number == len(widths) - 1
+        side = 1 if number == 0 or grows else 3
+        layers.append(nn.Conv2d(k, m * upsample**2 if grows else m, side, padding=side // 2))
+        layers += [nn.PixelShuffle(upsample), nn.ReLU()] if grows else [nn.ReLU()]
+    last = nn.Conv2d(widths[-1], 1, 3, padding=1)
+    nn.init.constant_(last.bias, bias)  # type: ignore[arg-type]  # it has one
+    return nn.Sequential(*layers, last)
 
 
 def _check_sizes(channels: int, upsample: int, widths: Sequence[int]) -> None:
@@ -207,14 +205,14 @@ def _check_sizes(channels: int, upsample: int, widths: Sequence[int]) -> None:
     if not widths or not all(_whole(k) and 0 < k <= _MOST for k in sizes):
         shown = f"{sizes[:8]}" + (", ..." if len(sizes) > 8 else "")
         raise UserError(f"channels and widths must be whole numbers in 1..{_MOST}, got {shown}")
-    weights = sum(k * m * _side(n) ** 2 for n, (k, m) in enumerate(pairwise(sizes)))
+    if not _whole(upsample) or not 1 <= upsample <= _FARTHEST:
+        raise UserError(f"upsample must be a whole number in 1..{_FARTHEST}, got {upsample!r}")
+    weights = sum(k * m * max(9, upsample**2) for k, m in pairwise(sizes))
     if weights > _HEAVIEST or len(sizes) > _DEEPEST:
         raise UserError(
             f"channels and widths make {len(sizes)} layers of {weights} weights: at most"
             f" {_DEEPEST} of {_HEAVIEST} are allowed"
         )
-    if not _whole(upsample) or not 1 <= upsample <= _FARTHEST:
-        raise UserError(f"upsample must be a whole number in 1..{_FARTHEST}, got {upsample!r}")
 
 
 def _whole(value: object) -> bool:

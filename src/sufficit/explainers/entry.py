@@ -26,7 +26,9 @@ class Explainer:
     - images: draw(images [N,C,H,W], seed) -> heatmaps [N,H,W], final
 
     Methods that share a score share one backward pass. A method may name the `layer` it reads;
-    one that is `final` draws values in 0..1 that are brought to size and nothing else.
+    one that is `final` draws values in 0..1 that are brought to size and nothing else. `check`
+    raises where the method does not fit the classifier; it is called while the first batch is
+    under way, so that a GPU need not wait for it.
     """
 
     description: str
@@ -35,3 +37,4 @@ class Explainer:
     score: Score = target_logits
     layer: str | None = None
     final: bool = False
+    check: Callable[[], None] = lambda: None

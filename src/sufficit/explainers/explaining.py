@@ -10,7 +10,8 @@ from torch import Tensor
 from sufficit.classifiers import (
     Classifier,
     check_classifier,
-    check_images,
+    check_extremes,
+    check_form,
     check_range,
     check_targets,
 )
@@ -93,7 +94,8 @@ def _heatmaps(
     progress: bool | None,
 ) -> dict[str, Tensor]:
     check_classifier(classifier)
-    check_images(images)
+    check_form(images)
+    extremes = torch.stack(images.aminmax())  # read below: a GPU would wait here
     given = check_targets(targets, len(images))
     with torch.inference_mode(False):
         goals = None if given is None else given.cpu().clone()
@@ -101,11 +103,20 @@ def _heatmaps(
     size = _batch_size(images, classifier.device) if batch_size is None else batch_size
     if size < 1:
         raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
-    parts = []
+    if job.own:
+        check_extremes(extremes)
+    parts: list[dict[str, Tensor]] = []
     with bar("explaining", progress) as tick:
         for start in range(0, len(images), size):
             part = slice(start, start + size)
-            parts.append(job.draw(images[part], None if goals is None else goals[part]))
+            try:
+                parts.append(job.draw(images[part], None if goals is None else goals[part]))
+            except UserError:
+                job.check()  # a method that does not fit says so in better words
+                raise
+            if not start:
+                job.check()
+                check_extremes(extremes)
             if tick:
                 tick(min(start + size, len(images)), len(images))
     return job.joined(parts, images)
@@ -129,6 +140,11 @@ class _Job:
     def own(self) -> dict[str, OwnMethod]:
         """The user's own methods."""
         return {name: m for name, m in self.methods.items() if not isinstance(m, Explainer)}
+
+    def check(self) -> None:
+        """Raise where a method does not fit the classifier."""
+        for method in self._explainers().values():
+            method.check()
 
     def draw(self, images: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
         """The heatmaps of a batch by every method that is no control: each [N,H,W]."""
@@ -204,7 +220,7 @@ class _Job:
 
 
 def methods_for(methods: Methods, classifier: Classifier) -> dict[str, Explainer | OwnMethod]:
-    """Methods by name, all known, and adapters checked to be this classifier's.
+    """Methods by name, all known; adapters are checked to be this classifier's when they draw.
 
     What comes out may also be asked of changed copies of the classifier, adapters included.
     """
@@ -232,12 +248,9 @@ def _known(method: Method, classifier: Classifier) -> Explainer | OwnMethod:
     return method
 
 
-def learned(lax: Lax, classifier: Classifier, *, check: bool = True) -> Explainer:
-    """A trained adapter as a method; `check` refuses a classifier it was not trained on."""
+def learned(lax: Lax, classifier: Classifier) -> Explainer:
+    """A trained adapter as a method, which refuses a classifier it was not trained on."""
     check_classifier(classifier)
-    if check:
-        lax.check(classifier)
-
     low = classifier.dtype in (torch.bfloat16, torch.float16)  # as exact as the features are
 
     def draw(features: Tensor) -> Tensor:
@@ -250,7 +263,14 @@ def learned(lax: Lax, classifier: Classifier, *, check: bool = True) -> Explaine
             for module in training:
                 module.training = True
 
-    return Explainer("learned for this classifier", "features", draw, layer=lax.layer, final=True)
+    return Explainer(
+        "learned for this classifier",
+        "features",
+        draw,
+        layer=lax.layer,
+        final=True,
+        check=lambda: lax.check(classifier),
+    )
 
 
 def _batch_size(images: Tensor, device: torch.device) -> int:
@@ -288,9 +308,9 @@ def _maps(seen: Pass, targets: Tensor, methods: list[Explainer]) -> list[Tensor]
 
 def _map(seen: Pass, method: Explainer, gradients: Tensor | None) -> Tensor:
     if method.needs == "gradients":
-        return method.draw(seen.features, gradients)
+        return method.draw(seen.features.float(), gradients)
     if method.needs == "features":
-        return method.draw(seen.features)
+        return method.draw(seen.features if method.final else seen.features.float())
     assert seen.tokens is not None
     return seen.tokens
 

@@ -26,7 +26,7 @@ class Pass:
 
     layer: str
     logits: Tensor  # [N,C] float32
-    features: Tensor  # [N,K,h,w] float32
+    features: Tensor  # [N,K,h,w] as precise as the layer gave them
     leaf: Tensor  # the layer's output, where gradients end
     grid: Callable[[Tensor], Tensor]  # a tensor like the leaf -> [N,K,h,w]
     tokens: Tensor | None  # [N,h,w] what the prediction drew from each cell by attention
@@ -129,7 +129,7 @@ def _run(
         logits = _logits(classifier, inputs)
     if leaf.output is None:
         raise UserError(f"layer {layer!r} is not used in the forward pass: choose another layer")
-    features = _grid(classifier, inputs, leaf, leaf.tensor.detach()).float()
+    features = _grid(classifier, inputs, leaf, leaf.tensor.detach())
     cells = _cells(classifier, inputs, features, watch) if watch else None
     return Pass(
         layer,
