@@ -59,7 +59,7 @@ def run_demo(folder: Path, n: int, seed: int, console: Console, trained_on: int 
         f"[bold]3[/] Training LAX, an adapter that draws the net's heatmap, on {trained_on} other"
         " pictures; nobody tells it where a digit is."
     )
-    learned = _train(classifier, trained_on, seed)
+    learned = train(classifier, trained_on, seed)
     console.print(
         f"[bold]4[/] Asking it and {len(METHODS)} other methods where the net looked, and comparing"
         " with the digit's true place and four pixels around it."
@@ -87,7 +87,7 @@ def run_demo(folder: Path, n: int, seed: int, console: Console, trained_on: int 
     )
 
 
-def _train(classifier: Classifier, n: int, seed: int) -> Lax:
+def train(classifier: Classifier, n: int, seed: int) -> Lax:
     """An adapter for the classifier, from pictures of digits that are not held out."""
     shown = synthetic_digits(n, seed=seed + 1, held_out=False)
     loader = DataLoader(TensorDataset(shown.images, shown.labels), 32, shuffle=True)
