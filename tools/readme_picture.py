@@ -13,7 +13,7 @@ from sufficit.data.digits import synthetic_digits
 from sufficit.demo import LEARNED, METHODS, TRUTH, around, score_all, train
 from sufficit.figures import Look, save, sheet_figure
 
-N, COLOURS = 3, 128
+N, COLOURS = 3, 256
 
 
 def main(path: Path) -> None:
