@@ -17,7 +17,8 @@ from sufficit.comparing import plates
 from sufficit.comparing.finished import read_finished
 from sufficit.comparing.settings import settings_from
 from sufficit.data.images import read_picture
-from sufficit.figures import LINES, QUIET, Look, overlay, save
+from sufficit.figures import LINES, QUIET, Look, overlay, save, sizes_figure
+from sufficit.intervals import Estimate
 
 MODEL = """
 import torch
@@ -177,6 +178,25 @@ def test_sizes_stand_against_base_scores_among_lines_of_equal_msi(place: Path) -
         assert y - x == pytest.approx(float(text.get_text().removeprefix("MSI ")))
 
 
+def test_lines_of_equal_msi_are_labelled_where_they_leave_the_picture() -> None:
+    def known(mean: float) -> Estimate:
+        return Estimate(mean, mean - 0.1, mean + 0.1, 9, 0, None)
+
+    points = {"small": (known(0.1), known(0.9)), "large": (known(0.5), known(0.4))}
+    (axis,) = sizes_figure(points).axes
+    (left, right), (_, high) = axis.get_xlim(), axis.get_ylim()
+    labels = {text.get_text(): text.xy for text in axis.texts}
+    assert labels["MSI +0.8"] == pytest.approx((high - 0.8, high))
+    assert labels["MSI 0"] == pytest.approx((right, right))
+    assert len(labels) == 7  # -0.2, 0, ..., +1
+    drawn = [line for line in axis.lines if line.get_zorder() == 0]
+    assert len(drawn) == len(labels)
+    for line in drawn:
+        x, y = line.get_data()
+        assert y[1] - x[1] == pytest.approx(y[0] - x[0])
+        assert x[0] == left
+
+
 @pytest.mark.parametrize("suffix", [".pdf", ".svg", ".eps", ".png"])
 def test_a_figure_has_the_same_bytes_each_time_and_its_width(
     place: Path, tmp_path: Path, suffix: str
@@ -247,6 +267,7 @@ def test_the_command_draws_every_kind(sufficit, place: Path, tmp_path: Path) -> 
         ),
         (["--width", "wide"], "--width must be column, page or inches in 1..50, got 'wide'"),
         (["--data", "absent"], "no folder of images at absent"),
+        (["--out", "/proc/nowhere/sheet.pdf"], "/proc/nowhere can't be a folder of results"),
     ],
 )
 def test_wrong_wishes_get_one_clear_line(

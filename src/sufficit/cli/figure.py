@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from sufficit.cli.app import app, literal, out
+from sufficit.files import check_output
 
 
 class Shows(StrEnum):
@@ -80,6 +81,7 @@ def figure(
     from sufficit.figures import Look, save
 
     plates.check_file(out_file)
+    check_output(out_file.parent)
     look = Look(plates.width_from(width), font)
     finished, chosen = read_finished(run), _listed(methods)
     if show == Shows.sheet:

@@ -199,6 +199,7 @@ def _job(
         methods=tuple(m for m in methods if m not in adapters.values()),
         lax=tuple(source for source, name in adapters.items() if name in methods),
         controls=False,
+        device="auto",  # that of the run may be on another machine
     )
     pictures = find_pictures(Path(settings.data))
     return make_job(settings, classifier or load(settings), pictures, GROUP, progress=False)
