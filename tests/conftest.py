@@ -22,6 +22,12 @@ class Run:
         self.words, self.err = " ".join(out.split()), " ".join(err.split())
 
 
+@pytest.fixture(autouse=True)
+def no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test opens a window."""
+    monkeypatch.setattr("webbrowser.get", lambda *_: pytest.fail("a test wants a browser"))
+
+
 @pytest.fixture
 def sufficit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def run(*words: object) -> Run:

@@ -1,5 +1,6 @@
 """Any model as one object, and nothing left behind on it."""
 
+import errno
 import json
 import pickle
 from collections.abc import Callable
@@ -252,6 +253,37 @@ def test_a_saved_classifier_comes_back_with_all_it_knew(tmp_path: Path) -> None:
     assert torch.equal(loaded(images), classifier(images))
     for name in ("layer", "mean", "std", "classes", "view", "recipe"):
         assert getattr(loaded, name) == getattr(classifier, name)
+
+
+@pytest.mark.parametrize("which", ["write_bytes", "write_text"])
+def test_a_full_disk_leaves_what_was_saved_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    classifier = Classifier.load("sufficit:digits")
+    classifier.save(tmp_path / "saved")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
+    for weights in classifier.model.parameters():
+        weights.data.zero_()
+    classifier.classes = tuple("abcdefghij")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, which, full)
+    for place in ("saved", "new"):
+        with pytest.raises(UserError, match="could not be written: No space left on device"):
+            classifier.save(tmp_path / place)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()} == before
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_a_folder_that_may_not_be_written_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(UserError, match="can't be a folder of results: no right to write there"):
+        Classifier.load("sufficit:digits").save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
 
 
 def test_a_model_without_a_name_says_how_to_be_saved(tmp_path: Path) -> None:

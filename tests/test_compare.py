@@ -618,3 +618,52 @@ def test_what_is_missing_or_misplaced_is_said(sufficit, photos: Path) -> None:
     unknown = sufficit(*words(photos, "--methods", "gradcam,layrcam"))
     assert "Did you mean 'layercam'?" in unknown.err
     assert not (photos.parent / "out").exists()
+
+
+NO_NUMBERS = """
+class Fragile(torch.nn.Module):
+    def forward(self, images):
+        return images.masked_fill(images.amax((1, 2, 3), keepdim=True) == 0, torch.nan)
+
+def fragile():
+    made = make()
+    return Classifier(nn.Sequential(Fragile(), *made.model), layer="2", classes=made.classes)
+"""
+
+
+def test_images_the_model_has_no_number_for_are_counted_and_named(
+    sufficit, photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "model.py").write_text(MODEL + NO_NUMBERS)
+    settings = wanted(photos, model=f"python:{tmp_path / 'model.py'}:fragile", fill="mean")
+    fine = compare_folder(settings, tmp_path / "fine", group=4)
+    for name in ("ant/black.png", "cat/black.png", "cat/black2.png"):
+        Image.new("RGB", (10, 12)).save(photos / name)
+    found = compare_folder(settings, tmp_path / "out", group=4)
+    assert found.names == fine.names
+    reason = "the model gives NaN or infinite values for it"
+    assert {s.name: s.reason for s in found.skipped} == dict.fromkeys(
+        ("ant/black.png", "cat/black.png", "cat/black2.png"), reason
+    )
+    for method in ("gradcam", "layercam", "center"):  # random goes by an image's number
+        assert found.scores[method].msi.tolist() == fine.scores[method].msi.tolist()
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (record["n"], record["n_skipped"]) == (11, 3)
+    words = ["--config", tmp_path / "out" / "RUN.toml", "--out", tmp_path / "again"]
+    run = sufficit("compare", *words)
+    assert f"ant/black.png: {reason}" in run.err
+    assert "3 images skipped" in run.err
+    stopped = sufficit("compare", *words, "--overwrite", "--on-error", "stop")
+    assert stopped.code == 2
+    assert f"ant/black.png: {reason}. Try another --precision" in stopped.err
+
+
+def test_a_folder_the_model_has_no_number_for_is_one_clear_line(
+    photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "model.py").write_text(MODEL + NO_NUMBERS)
+    for path in photos.rglob("*.png"):
+        Image.new("RGB", (10, 12)).save(path)
+    settings = wanted(photos, model=f"python:{tmp_path / 'model.py'}:fragile", fill="mean")
+    with pytest.raises(UserError, match=r"all 11 images were skipped; the first, ant/00\.png"):
+        compare_folder(settings, tmp_path / "out", group=4)

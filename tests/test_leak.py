@@ -410,6 +410,22 @@ def test_the_warning_speaks_of_leaks_of_too_few_images_or_not_at_all() -> None:
         assert "50 images are too few to tell" in str(leak_warning(summary(*unclear)))
 
 
+def test_the_warning_says_in_words_what_is_no_number() -> None:
+    nan, inf = math.nan, math.inf
+    endings = {
+        (2.0, 1.25, 3.5): "(ratio 2.00, 95 % interval 1.25 .. 3.50)",
+        (4.0, 1.25, inf): "(ratio 4.00, 95 % interval from 1.25 without end)",
+        (4.0, nan, nan): "(ratio 4.00)",
+        (inf, inf, inf): "(no ratio: by chance it never happens here)",
+        (nan, nan, nan): "(no ratio: by chance it never happens here)",
+    }
+    for numbers, words in endings.items():
+        remark = str(leak_warning(summary(*numbers)))
+        assert words in remark
+        assert "nan" not in remark
+        assert "inf" not in remark.replace("infinite", "")
+
+
 # In evaluate
 
 

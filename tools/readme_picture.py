@@ -6,25 +6,31 @@ python tools/readme_picture.py docs/demo.png
 import sys
 from pathlib import Path
 
+from PIL import Image
+
 from sufficit import Classifier, explain_all
 from sufficit.data.digits import synthetic_digits
-from sufficit.demo import METHODS, TRUTH, around, score_all
-from sufficit.figures import sheet_figure
+from sufficit.demo import LEARNED, METHODS, TRUTH, around, score_all, train
+from sufficit.figures import Look, save, sheet_figure
 
-N = 3
+N, COLOURS = 3, 256
 
 
 def main(path: Path) -> None:
-    """Explain, score, draw."""
+    """Train the demo's adapter, explain, score, draw."""
     digits = synthetic_digits(N, seed=3)  # three that the net can read from the digit alone
     classifier = Classifier.load("sufficit:digits")
-    maps = explain_all(classifier, digits.images, digits.labels, METHODS)
+    asked = {LEARNED: train(classifier, 512, seed=0), **{name: name for name in METHODS}}
+    maps = explain_all(classifier, digits.images, digits.labels, asked)
     maps[TRUTH] = around(digits.masks)
     scores = score_all(classifier, digits, maps)
     captions = {name: [f"MSI {value:+.2f}" for value in scores[name].msi] for name in maps}
     titles = [f"a {label}" for label in digits.labels.tolist()]
-    figure = sheet_figure(digits.images, maps, titles, captions)
-    figure.savefig(path, dpi=80, bbox_inches="tight", facecolor="white")
+    figure = sheet_figure(digits.images, maps, titles, captions, look=Look(width=11, font=9))
+    save(figure, path, dpi=100, tight=False)
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
 
 
 if __name__ == "__main__":

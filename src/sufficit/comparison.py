@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sufficit.errors import UserError
-from sufficit.metrics.columns import METRICS
 from sufficit.metrics.evaluate import Scores
 from sufficit.resampling import DRAWS, RESAMPLES, Floats, bootstrap, holm, sign_flip
 
@@ -104,7 +103,9 @@ def compare_scores(
     if names is not None:
         _check_same_names(names, {method: len(found) for method, found in scores.items()})
     _check_same_scoring(scores)
-    higher = METRICS[column].higher_is_better
+    higher = next(iter(scores.values())).plan.higher_is_better(column)
+    if higher is None:
+        raise UserError(f"{column} has no better or worse to compare by: choose another column")
     return compare_values(values, column, higher_is_better=higher, seed=seed)
 
 

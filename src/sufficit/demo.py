@@ -1,5 +1,6 @@
 """`sufficit demo`: a small digit classifier, explained and scored, with nothing to download."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ from sufficit.tables import methods_table
 from sufficit.training import train_lax
 
 LEARNED = "lax"
-METHODS = (*CAMS, "center", "random")
+CONTROLS = ("center", "random")
+METHODS = (*CAMS, *CONTROLS)
 EPOCHS, DONORS = 4, 8
 TRUTH = "true digit"
 SHOWN, REPORTED = 6, 24  # pictures on the sheet and in the report
@@ -41,6 +43,7 @@ SHOWN, REPORTED = 6, 24  # pictures on the sheet and in the report
 def run_demo(folder: Path, n: int, seed: int, console: Console, trained_on: int = 512) -> None:
     """Train, draw, score, print and save."""
     folder.mkdir(parents=True, exist_ok=True)
+    console.print("This takes about two minutes on two cores; a bar says how long is left.")
     console.print(
         f"[bold]1[/] Making {n} pictures: a digit somewhere in noise, among boxes that mean"
         " nothing."
@@ -54,9 +57,9 @@ def run_demo(folder: Path, n: int, seed: int, console: Console, trained_on: int 
     )
     console.print(
         f"[bold]3[/] Training LAX, an adapter that draws the net's heatmap, on {trained_on} other"
-        " pictures; it is told no place."
+        " pictures; nobody tells it where a digit is."
     )
-    learned = _train(classifier, trained_on, seed)
+    learned = train(classifier, trained_on, seed)
     console.print(
         f"[bold]4[/] Asking it and {len(METHODS)} other methods where the net looked, and comparing"
         " with the digit's true place and four pixels around it."
@@ -65,7 +68,8 @@ def run_demo(folder: Path, n: int, seed: int, console: Console, trained_on: int 
     heatmaps = explain_all(classifier, digits.images, digits.labels, asked)
     heatmaps[TRUTH] = around(digits.masks)
     console.print(
-        "[bold]5[/] Showing and hiding what each heatmap marks, and asking the net again."
+        "[bold]5[/] Showing and hiding what each heatmap marks, and asking the net again each time:"
+        " is what it marks enough, and is the rest not?"
     )
     scores = score_all(classifier, digits, heatmaps)
     summaries = {name: summarise(found, seed=seed) for name, found in scores.items()}
@@ -74,15 +78,16 @@ def run_demo(folder: Path, n: int, seed: int, console: Console, trained_on: int 
     title = f"Means over {n} pictures, alpha_min 0.5"
     console.print(methods_table(summaries, standing, title))
     calls = sum(int(found.calls.sum()) for found in scores.values())
-    console.print(in_words(summaries, standing.best, calls))
+    console.print(in_words(summaries, standing.best), highlight=False)
     _save(folder, digits, heatmaps, scores, summaries, standing, classifier)
     console.print(
-        f"Pictures and all rows are in {folder}. Open {folder / 'report.html'} in a browser: it"
-        " needs no network."
+        f"All of it, from {calls:,} model calls, is in {folder}: pictures, and a row a picture for"
+        " every method.",
+        highlight=False,
     )
 
 
-def _train(classifier: Classifier, n: int, seed: int) -> Lax:
+def train(classifier: Classifier, n: int, seed: int) -> Lax:
     """An adapter for the classifier, from pictures of digits that are not held out."""
     shown = synthetic_digits(n, seed=seed + 1, held_out=False)
     loader = DataLoader(TensorDataset(shown.images, shown.labels), 32, shuffle=True)
@@ -97,6 +102,7 @@ def score_all(
     steps = [
         (name, part) for name in heatmaps for part in torch.arange(len(digits.labels)).split(8)
     ]
+    total = len(steps) + len(heatmaps)
     with bar("  scoring", wanted=None) as tick:
         for done, (name, part) in enumerate(steps, 1):
             images, labels = digits.images[part], digits.labels[part]
@@ -104,28 +110,33 @@ def score_all(
                 evaluate(classifier, images, heatmaps[name][part], labels, progress=False)
             )
             if tick:
-                tick(done, len(steps))
-    joined = {name: join(found) for name, found in parts.items()}
-    if len(digits.labels.unique()) < 2:
-        return joined
-    return {
-        name: with_leak(joined[name], _leak(classifier, digits, heatmaps[name])) for name in joined
-    }
+                tick(done, total)
+        joined = {name: join(found) for name, found in parts.items()}
+        if len(digits.labels.unique()) < 2:
+            return joined
+        for done, name in enumerate(joined, len(steps) + 1):
+            joined[name] = with_leak(joined[name], _leak(classifier, digits, heatmaps[name]))
+            if tick:
+                tick(done, total)
+    return joined
 
 
 def _leak(classifier: Classifier, digits: Digits, heatmaps: Tensor) -> Leak:
     return leak(classifier, digits.images, heatmaps, digits.labels, donors=DONORS, progress=False)
 
 
-def in_words(summaries: dict[str, dict[str, Estimate]], best: str, calls: int) -> str:
+def in_words(summaries: Mapping[str, Mapping[str, Estimate]], best: str) -> str:
     """What the table means, in two sentences."""
-    msi, truth = summaries[best]["msi"].mean, summaries[TRUTH]["msi"].mean
-    penalty = summaries[best]["mask_penalty"].mean
+    means = {name: found["msi"].mean for name, found in summaries.items()}
+    penalty, bar_to_clear = summaries[best]["mask_penalty"].mean, max(means[c] for c in CONTROLS)
+    beaten = [m for m in means if m not in (*CONTROLS, TRUTH) and not means[m] > bar_to_clear]
+    told = " and ".join(f"{name} {means[name]:.2f}" for name in CONTROLS)
+    found = f" {', '.join(beaten)} did not." if beaten else " All did."
     return (
         f"MSI is near +1 when a small region suffices and nothing else does: {best} is the best"
-        f" method here at {msi:.2f}, marking {penalty:.0%} of the picture, where the true digit"
-        f" reaches {truth:.2f}. The controls random and center say what looking nowhere in"
-        f" particular earns; a method must beat them. ({calls:,} model calls.)"
+        f" method here at {means[best]:.2f}, marking {penalty:.0%} of the picture, where the true"
+        f" digit reaches {means[TRUTH]:.2f}. Two controls never look at the net and earn {told}: a"
+        f" method must beat them to have explained anything.{found}"
     )
 
 

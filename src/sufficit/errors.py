@@ -1,11 +1,19 @@
 """The one error users are meant to read, and the nearest known name for a mistyped one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
 class UserError(ValueError):
     """Something the caller can mend: what was wanted, what came, what to do."""
+
+
+class NotFiniteError(UserError):
+    """The model gave NaN or infinite values for some of the images, which are named by number."""
+
+    def __init__(self, message: str, images: Sequence[int]) -> None:
+        super().__init__(message)
+        self.images = tuple(images)
 
 
 class EmptyHeatmapWarning(UserWarning):

@@ -1,6 +1,9 @@
 """Pictures of scores: curves, heatmaps over images, sheets of masks."""
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,27 +12,81 @@ import torch
 from torch import Tensor
 
 from sufficit.files import writing
+from sufficit.intervals import Estimate
 from sufficit.metrics.evaluate import Scores
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, SHOW, HIDE, QUIET = "#1f2937", "#0f766e", "#c2410c", "#9ca3af"
-LINES = (SHOW, HIDE, "#1d4ed8", "#7c3aed", "#be123c", "#4d7c0f", "#0891b2", "#a16207")
+LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Okabe and Ito's colours, told apart by the colour-blind too; not the yellow, which is faint."""
+FORMATS = (".pdf", ".svg", ".eps", ".png")
+_FONTS: Any = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "path"}
+_FONTS |= {"svg.hashsalt": "sufficit"}  # names inside a file are not drawn by chance
+_UNDATED: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 TITLES = {
     "insertion_pixel": "Insertion by pixel value",
     "deletion_pixel": "Deletion by pixel value",
     "insertion_percent": "Insertion by percentage",
     "deletion_percent": "Deletion by percentage",
 }
+METHOD_TITLES = TITLES | {"show": r"MSI's Show(>$\alpha$)", "hide": r"MSI's Hide(>$\alpha$)"}
 
 
-def save(figure: "Figure", path: Path) -> None:
-    """Write a figure in the format of the path's suffix."""
+@dataclass(frozen=True)
+class Look:
+    """How wide a figure is, and how large its letters."""
+
+    width: float | None = None  # inches; None: as its panels need
+    font: float = 9  # points, of titles; the rest is smaller
+
+    def columns(self, panels: int, most: int = 3) -> int:
+        """How many panels stand side by side."""
+        fits = most if self.width is None else max(1, min(4, round(self.width / 1.65)))
+        return min(fits, max(1, panels))
+
+
+USUAL = Look()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A line a method: (where, how high); `mark` is a dotted line across."""
+
+    title: str
+    across: str
+    up: str
+    lines: Mapping[str, tuple[Sequence[float], Any]]
+    mark: float | None = None
+    unit: bool = True  # heights lie in 0..1
+
+
+def save(figure: "Figure", path: Path, *, dpi: float = 150, tight: bool = True) -> None:
+    """Write a figure in the format of the path's suffix: the same bytes each time, fonts inside.
+
+    `tight` cuts it to what is drawn; without it a figure is as wide as it was made.
+    """
+    from matplotlib import rc_context
+
+    kind = path.suffix.removeprefix(".").lower()
+    box = "tight" if tight else None
+    content = BytesIO()
+    with rc_context(_FONTS):
+        figure.savefig(
+            content,
+            format=kind,
+            dpi=dpi,
+            bbox_inches=box,
+            facecolor="white",
+            metadata=_UNDATED.get(kind),
+        )
+    written = content.getvalue()
+    if kind == "eps":
+        written = re.sub(rb"%%CreationDate:[^\n]*\n", b"", written)
     with writing(path) as part:
-        figure.savefig(part, dpi=150, bbox_inches="tight", facecolor="white")
+        part.write_bytes(written)
 
 
 def curves_figure(scores: Scores, title: str = "") -> "Figure":
@@ -38,7 +95,7 @@ def curves_figure(scores: Scores, title: str = "") -> "Figure":
     kind = scores.plan.schedules[0].score
     panels = [name for name in TITLES if name in curves]
     msi = "hide" in curves
-    figure, axes = _axes(len(panels) + msi + (scores.search is not None))
+    figure, axes = axes_for(len(panels) + msi + (scores.search is not None))
     rest = iter(axes)
     for name in panels:
         axis, curve = next(rest), curves[name]
@@ -58,35 +115,130 @@ def curves_figure(scores: Scores, title: str = "") -> "Figure":
     mean = f"mean over {len(scores)} images"
     words = f"{title}: {mean}" if title else mean.capitalize()
     figure.suptitle(words, fontsize=10, color=INK)
-    figure.tight_layout()
     return figure
 
 
 def methods_figure(scores: Mapping[str, Scores], quiet: Sequence[str] = ()) -> "Figure":
     """Each curve averaged over the images, a line a method; quiet ones are grey and dashed."""
     first = next(iter(scores.values()))
-    kind, searched = first.plan.schedules[0].score, first.search is not None
+    kind = first.plan.schedules[0].score
     found = {method: one.curves() for method, one in scores.items()}
-    known = next(iter(found.values()))
-    titles = TITLES | {"show": r"MSI's Show(>$\alpha$)", "hide": r"MSI's Hide(>$\alpha$)"}
-    panels = [name for name in titles if name in known]
-    figure, axes = _axes(len(panels) + searched)
-    looks = _looks(list(scores), quiet)
-    for axis, name in zip(axes, panels, strict=False):
-        for method, curves in found.items():
-            mean = getattr(curves[name], kind).nanmean(0)
-            axis.plot(curves[name].grid, mean, label=method, linewidth=1.5, **looks[method])
-        share = name.endswith("percent")
-        _dress(axis, titles[name], "share of pixels" if share else "alpha", kind)
-    if searched:
-        _searches_panel(axes[len(panels)], scores, looks)
-    lines, names = axes[0].get_legend_handles_labels()
-    figure.legend(
-        lines, names, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8
-    )
-    figure.suptitle(f"Mean over {len(first)} images", fontsize=10, color=INK)
-    figure.tight_layout()
+    panels = []
+    for name in (name for name in METHOD_TITLES if name in next(iter(found.values()))):
+        curves = {method: curves[name] for method, curves in found.items()}
+        lines = {m: (curve.grid, getattr(curve, kind).nanmean(0)) for m, curve in curves.items()}
+        panels.append(curve_panel(name, kind, lines))
+    searches = {method: one.search for method, one in scores.items() if one.search is not None}
+    if searches:
+        means = {method: (found.alphas, found.means) for method, found in searches.items()}
+        panels.append(alpha_panel(means, first.alpha_min))
+    return lines_figure(panels, quiet, words=f"Mean over {len(first)} images")
+
+
+def curve_panel(
+    name: str, kind: str, lines: Mapping[str, tuple[Sequence[float], Any]], title: str = ""
+) -> Panel:
+    """One of the curves by its name, a line a method."""
+    across = "share of pixels" if name.endswith("percent") else r"$\alpha$"
+    return Panel(title or METHOD_TITLES[name], across, kind, lines)
+
+
+def alpha_panel(means: Mapping[str, tuple[Sequence[float], Any]], alpha: float) -> Panel:
+    """Mean MSI over alpha_min, a line a method, and where the methods are compared."""
+    title = rf"MSI over $\alpha_{{min}}$, compared at {alpha:g}"
+    return Panel(title, r"$\alpha_{min}$", "mean MSI", means, mark=alpha, unit=False)
+
+
+def lines_figure(
+    panels: Sequence[Panel],
+    quiet: Sequence[str] = (),
+    look: Look = USUAL,
+    words: str = "",
+) -> "Figure":
+    """Panels side by side, under one legend of the methods."""
+    figure, axes = axes_for(len(panels), look)
+    methods = list(panels[0].lines)
+    styles = _looks(methods, [method for method in quiet if method in methods])
+    for axis, panel in zip(axes, panels, strict=False):
+        for method, (where, height) in panel.lines.items():
+            axis.plot(where, height, label=method, linewidth=look.font / 6, **styles[method])
+        if panel.mark is not None:
+            axis.axvline(panel.mark, color=QUIET, linestyle=":", linewidth=1)
+        _dress(axis, panel.title, panel.across, panel.up, look.font)
+        if not panel.unit:
+            axis.set_ylim(auto=True)
+            axis.relim()
+            axis.autoscale(axis="y")
+    _legend(figure, axes[0], look)
+    if words:
+        figure.suptitle(words, fontsize=look.font + 1, color=INK)
     return figure
+
+
+def _legend(figure: "Figure", axis: "Axes", look: Look) -> None:
+    """The methods' names below all panels, as many in a line as fit."""
+    lines, names = axis.get_legend_handles_labels()
+    letters = max(len(name) for name in names) + 6
+    fits = int(figure.get_figwidth() * 72 / (0.6 * (look.font - 1) * letters))
+    figure.legend(
+        lines,
+        names,
+        loc="outside lower center",
+        ncols=max(1, min(len(names), fits)),
+        frameon=False,
+        fontsize=look.font - 1,
+        columnspacing=1.2,
+        handlelength=1.8,
+    )
+
+
+def sizes_figure(
+    points: Mapping[str, tuple[Estimate, Estimate]],
+    quiet: Sequence[str] = (),
+    look: Look = USUAL,
+) -> "Figure":
+    """Mask size across, base score up, a point a method with its intervals; lines of equal MSI."""
+    figure, (axis, *_) = axes_for(1, look)
+    styles = _looks(list(points), quiet)
+    for number, (method, (size, base)) in enumerate(points.items()):
+        colour, marker = styles[method]["color"], "osD^vPX<>h"[number % 10]
+        axis.plot([size.low, size.high], [base.mean] * 2, color=colour, linewidth=1)
+        axis.plot([size.mean] * 2, [base.low, base.high], color=colour, linewidth=1)
+        axis.plot(
+            [size.mean], [base.mean], marker, color=colour, markersize=look.font / 1.8, label=method
+        )
+    _dress(axis, "", r"mask penalty: share of pixels $\geq \alpha_{min}$", "base score", look.font)
+    axis.set_ylim(auto=True)
+    axis.autoscale()
+    _equal_msi(axis, look)
+    _legend(figure, axis, look)
+    return figure
+
+
+def _equal_msi(axis: "Axes", look: Look) -> None:
+    """Lines along which base score less mask size is the same, labelled where they leave."""
+    (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
+    left = min(left, 0)
+    for tenth in range(-20, 11, 2):
+        msi = tenth / 10
+        above = right + msi > high
+        x, y = (high - msi, high) if above else (right, right + msi)
+        if x <= left or y <= low:
+            continue
+        axis.plot([left, x], [left + msi, y], color="#d1d5db", linewidth=0.6, zorder=0)
+        axis.annotate(
+            f"MSI {msi:+.1f}" if msi else "MSI 0",
+            (x, y),
+            (0, 2) if above else (2, 0),
+            textcoords="offset points",
+            ha="center" if above else "left",
+            va="bottom" if above else "center",
+            fontsize=look.font - 3,
+            color="#6b7280",
+            annotation_clip=False,
+        )
+    axis.set_xlim(left, right)
+    axis.set_ylim(low, high)
 
 
 def _looks(methods: Sequence[str], quiet: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -99,20 +251,6 @@ def _looks(methods: Sequence[str], quiet: Sequence[str]) -> dict[str, dict[str, 
     for number, method in enumerate(quiet):
         looks[method] = {"color": QUIET, "linestyle": dashes[number % 2]}
     return looks
-
-
-def _searches_panel(
-    axis: "Axes", scores: Mapping[str, Scores], looks: Mapping[str, Mapping[str, Any]]
-) -> None:
-    alpha = next(iter(scores.values())).alpha_min
-    searches = {method: one.search for method, one in scores.items() if one.search is not None}
-    for method, search in searches.items():
-        axis.plot(search.alphas, search.means, linewidth=1.4, **looks[method])
-    axis.axvline(alpha, color=QUIET, linestyle=":", linewidth=1)
-    _dress(axis, f"MSI over alpha_min, compared at {alpha:g}", "alpha_min", "mean MSI")
-    axis.set_ylim(auto=True)
-    axis.relim()
-    axis.autoscale(axis="y")
 
 
 def overlay(image: Tensor, heatmap: Tensor) -> Tensor:
@@ -128,12 +266,15 @@ def overlay(image: Tensor, heatmap: Tensor) -> Tensor:
     )
 
 
-def _axes(panels: int) -> tuple["Figure", list["Axes"]]:
+def axes_for(panels: int, look: Look = USUAL) -> tuple["Figure", list["Axes"]]:
+    """So many panels, up to three side by side or as many as fit the width."""
     from matplotlib.figure import Figure
 
-    columns = min(3, max(1, panels))
+    columns = look.columns(panels)
     rows = max(1, -(-panels // columns))
-    figure = Figure(figsize=(3.4 * columns, 2.7 * rows))
+    width = 3.4 * columns if look.width is None else look.width
+    each = min(width / columns, 3.4)
+    figure = Figure(figsize=(width, (0.8 * each + 0.1) * rows + 0.2), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for spare in grid[panels:]:
         spare.set_axis_off()
@@ -159,172 +300,76 @@ def _search_panel(axis: "Axes", scores: Scores) -> None:
     axis.set_ylim(low - 0.1 * (high - low) - 0.01, high + 0.1 * (high - low) + 0.01)
 
 
-def _dress(axis: "Axes", title: str, across: str, up: str) -> None:
-    axis.set_title(title, fontsize=9, color=INK)
-    axis.set_xlabel(across, fontsize=8)
-    axis.set_ylabel(up, fontsize=8)
-    axis.tick_params(labelsize=7)
+def _dress(axis: "Axes", title: str, across: str, up: str, font: float = 9) -> None:
+    axis.set_title(title, fontsize=font, color=INK)
+    axis.set_xlabel(across, fontsize=font - 1)
+    axis.set_ylabel(up, fontsize=font - 1)
+    axis.tick_params(labelsize=font - 2)
     axis.set_xlim(0, 1)
     axis.set_ylim(0, 1.02)
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def sanity_figure(frame: "pandas.DataFrame", threshold: float, n: int) -> "Figure":
-    """Likeness to the original maps as layers become random, a line a method.
-
-    The frame is that of a sanity report; after random labels there is a marker apart.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.6, 3.7))
-    panels = figure.subplots(1, 2)
-    for axis, column, title in zip(
-        panels, ("rank_correlation", "ssim"), ("Rank correlation", "SSIM"), strict=True
-    ):
-        _sanity_panel(axis, frame, column)
-        axis.set_title(title, fontsize=9, color=INK)
-        axis.set_ylabel("likeness to the original maps", fontsize=8)
-    panels[0].axhline(threshold, color=QUIET, linestyle=":", linewidth=1)
-    lines, names = panels[0].get_legend_handles_labels()
-    figure.legend(
-        lines, names, loc="center left", bbox_to_anchor=(1, 0.6), frameon=False, fontsize=8
-    )
-    words = f"Layers made random from the output downwards: mean over {n} images, 95 % intervals"
-    figure.suptitle(words, fontsize=10, color=INK)
-    figure.tight_layout()
-    return figure
-
-
-def _sanity_panel(axis: "Axes", frame: "pandas.DataFrame", column: str) -> None:
-    fallen = frame[frame["check"] == "cascade"]
-    methods = list(dict.fromkeys(fallen["method"]))
-    layers = list(dict.fromkeys(fallen["layer"]))
-    for number, method in enumerate(methods):
-        colour = LINES[number % len(LINES)]
-        rows = fallen[fallen["method"] == method]
-        mean, low, high = _with_original(rows, column)
-        # Every other line is dashed and lies above the next, so that equal ones are both seen.
-        dashes = (0, (4, 2)) if number % 2 else "-"
-        above = 2 + (len(methods) - number) / len(methods)
-        axis.plot(mean, color=colour, label=method, linewidth=1.7, linestyle=dashes, zorder=above)
-        axis.fill_between(range(len(mean)), low, high, color=colour, alpha=0.15, linewidth=0)
-        labelled = frame[(frame["check"] == "random labels") & (frame["method"] == method)]
-        if len(labelled):
-            aside = len(layers) + 1 + (number + 0.5) / len(methods)
-            _sanity_marker(axis, labelled, column, aside, colour)
-    ticks = ["original", *(_short(layer) for layer in layers)]
-    places = [float(place) for place in range(len(ticks))]
-    if (frame["check"] == "random labels").any():
-        ticks.append("random labels")
-        places.append(len(layers) + 1.5)
-        axis.axvline(len(layers) + 0.6, color=QUIET, linewidth=0.6)
-    axis.set_xticks(places, ticks, rotation=40, ha="right", rotation_mode="anchor", fontsize=7)
-    axis.tick_params(axis="y", labelsize=7)
-    lowest = float(np.nanmin([0.0, *frame[f"{column}_low"], *frame[column]]))
-    axis.set_ylim(lowest - 0.04, 1.04)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
-def _with_original(rows: "pandas.DataFrame", column: str) -> list[list[float]]:
-    """Mean, low and high over the steps, after the original's likeness to itself, which is 1."""
-    return [[1.0, *rows[name]] for name in (column, f"{column}_low", f"{column}_high")]
-
-
-def _sanity_marker(
-    axis: "Axes", rows: "pandas.DataFrame", column: str, place: float, colour: str
-) -> None:
-    row = rows.iloc[0]
-    axis.plot([place] * 2, [row[f"{column}_low"], row[f"{column}_high"]], color=colour, lw=1)
-    axis.plot([place], [row[column]], color=colour, marker="D", markersize=4, linestyle="none")
-
-
-def _short(name: str) -> str:
-    """The end of a long name.
-
-    >>> _short("vit.encoder.layers.encoder_layer_10")
-    '...ers.encoder_layer_10'
-    """
-    return name if len(name) <= 23 else f"...{name[-20:]}"
-
-
-def training_figure(history: "pandas.DataFrame", best: int, n: int) -> "Figure":
-    """How an adapter became what it is, an epoch at a time: a row an epoch."""
-    figure, axes = _axes(3)
-    _epoch_lines(axes[0], history, {"base_score": SHOW, "mask_penalty": HIDE, "msi": INK})
-    axes[0].axhline(0, color=QUIET, linewidth=0.6)
-    _epoch_dress(axes[0], f"On {n} held-out images", "score", best)
-    _epoch_lines(axes[1], history, {"leak": HIDE, "leak_chance": QUIET})
-    axes[1].set_ylim(0, max(0.05, 1.1 * float(history[["leak", "leak_chance"]].max().max())))
-    _epoch_dress(axes[1], "Leak beside chance, held-out images", "share of other images", best)
-    _epoch_lines(axes[2], history, {"loss": INK})
-    other = axes[2].twinx()
-    _epoch_lines(other, history, {"accuracy": SHOW})
-    other.set_ylim(0, 1.02)
-    _epoch_dress(axes[2], "Training", "loss", best)
-    other.set_ylabel("right on masked images", fontsize=8, color=SHOW)
-    other.tick_params(labelsize=7, colors=SHOW)
-    other.spines[["top"]].set_visible(False)
-    words = f"Training, epoch by epoch; the adapter kept is that of epoch {best}"
-    figure.suptitle(words, fontsize=10, color=INK)
-    figure.tight_layout()
-    return figure
-
-
-def _epoch_lines(axis: "Axes", history: "pandas.DataFrame", colours: Mapping[str, str]) -> None:
-    marker = "o" if len(history) < 30 else None
-    for name, colour in colours.items():
-        label = {"msi": "MSI", "leak_chance": "chance"}.get(name, name.replace("_", " "))
-        axis.plot(
-            history["epoch"],
-            history[name],
-            color=colour,
-            label=label,
-            linewidth=1.6,
-            marker=marker,
-            markersize=3,
-        )
-    if len(colours) > 1:
-        axis.legend(frameon=False, fontsize=7)
-
-
-def _epoch_dress(axis: "Axes", title: str, up: str, best: int) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axis.axvline(best, color=QUIET, linestyle=":", linewidth=1)
-    axis.set_title(title, fontsize=9, color=INK)
-    axis.set_xlabel("epoch", fontsize=8)
-    axis.set_ylabel(up, fontsize=8)
-    axis.tick_params(labelsize=7)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.spines[["top", "right"]].set_visible(False)
-
-
 def sheet_figure(
     images: Tensor,
-    heatmaps: dict[str, Tensor],
+    heatmaps: Mapping[str, Tensor],
     row_titles: Sequence[str],
     captions: Mapping[str, Sequence[str]] | None = None,
+    *,
+    under: Mapping[str, Mapping[str, Tensor]] | None = None,
+    look: Look = USUAL,
 ) -> "Figure":
-    """A row an image, a column a method: [N,C,H,W], each [N,H,W]; captions stand under the maps."""
-    from matplotlib.figure import Figure
+    """A row an image, a column a method: [N,C,H,W], each [N,H,W]; captions stand under the maps.
 
-    rows, columns = len(images), 1 + len(heatmaps)
-    figure = Figure(figsize=(1.75 * columns, 2.05 * rows + 0.3), layout="constrained")
+    `under` are rows of further pictures under each image's maps: {words: {method: [N,C,H,W]}}.
+    """
+    deep, further = 1 + len(under or {}), list((under or {}).items())
+    lines = max(1 + title.count("\n") for title in row_titles)
+    figure, grid = _sheet_axes(images, 1 + len(heatmaps), deep, lines, look)
+    for i, image in enumerate(images):
+        first, last = grid[deep * i], grid[deep * (i + 1) - 1]
+        _picture(first[0], image)
+        first[0].set_xlabel(row_titles[i], fontsize=look.font - 2, color=INK)
+        for j, (name, maps) in enumerate(heatmaps.items(), 1):
+            first[j].imshow(overlay(image, maps[i]).numpy())
+            for k, (_, pictures) in enumerate(further, 1):
+                _picture(grid[deep * i + k][j], pictures[name][i])
+            if captions and name in captions:
+                last[j].set_xlabel(captions[name][i], fontsize=look.font - 2, color=INK)
+        for k, (words, _) in enumerate(further, 1):
+            _words(grid[deep * i + k][0], words, look)
+    for axis, title in zip(grid[0], ["image", *heatmaps], strict=True):
+        axis.set_title(title, fontsize=look.font, color=INK)
+    return figure
+
+
+def _sheet_axes(
+    images: Tensor, columns: int, deep: int, lines: int, look: Look
+) -> tuple["Figure", Any]:
+    """Empty panels, `deep` of them an image, with room for lines of words under each image."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    rows = deep * len(images)
+    width = 1.75 * columns if look.width is None else look.width
+    side = width / columns * images.shape[2] / images.shape[3]
+    height = rows * side + len(images) * lines * 1.3 * (look.font - 2) / 72 + 0.3
+    near = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
+    figure = Figure(figsize=(width, height), layout=near)
     grid = figure.subplots(rows, columns, squeeze=False)
     for axis in grid.flatten():
         axis.set_xticks([])
         axis.set_yticks([])
         axis.spines[:].set_visible(False)
-    for i, image in enumerate(images):
-        _picture(grid[i][0], image)
-        grid[i][0].set_xlabel(row_titles[i], fontsize=7, color=INK)
-        for j, (name, maps) in enumerate(heatmaps.items(), 1):
-            grid[i][j].imshow(overlay(image, maps[i]).numpy())
-            if captions and name in captions:
-                grid[i][j].set_xlabel(captions[name][i], fontsize=7, color=INK)
-    for axis, title in zip(grid[0], ["image", *heatmaps], strict=True):
-        axis.set_title(title, fontsize=9, color=INK)
-    return figure
+    return figure, grid
+
+
+def _words(axis: "Axes", words: str, look: Look) -> None:
+    """Words in the place of a picture."""
+    axis.text(
+        0.95, 0.5, words, fontsize=look.font - 2, color=INK, ha="right", va="center",
+        transform=axis.transAxes,
+    )  # fmt: skip
 
 
 def _picture(axis: "Axes", image: Tensor) -> None:

@@ -17,7 +17,6 @@ import torch
 from sufficit.comparison import Standing
 from sufficit.files import writing
 from sufficit.intervals import Estimate, estimates, ratio_estimate
-from sufficit.metrics.columns import higher_is_better
 from sufficit.metrics.evaluate import Scores
 
 __all__ = [
@@ -44,7 +43,8 @@ PACKAGES = (
 def summarise(scores: Scores, *, seed: int = 0) -> dict[str, Estimate]:
     """Mean and interval of every column, and of the leak's ratio where it was measured."""
     values = {name: column.numpy().astype(np.float64) for name, column in scores.columns.items()}
-    summary = estimates(values, {name: higher_is_better(name) for name in values}, seed=seed)
+    directions = {name: scores.plan.higher_is_better(name) for name in values}
+    summary = estimates(values, directions, seed=seed)
     if scores.leaked is not None:
         summary["leak_ratio"] = ratio_estimate(values["leak"], values["leak_chance"], seed=seed)
     return summary

@@ -4,11 +4,13 @@ import os
 import sys
 import warnings
 
-from sufficit.cli import compare, demo, drawing, lists, sanity, scoring, training
+from sufficit.cli import compare, demo, drawing, figure, lists, sanity, scoring, training
 from sufficit.cli.app import app, err, literal
 from sufficit.errors import UserError
 
-__all__ = ["app", "compare", "demo", "drawing", "lists", "main", "sanity", "scoring", "training"]
+COMMANDS = (compare, demo, drawing, figure, lists, sanity, scoring, training)
+"""Their files; importing one adds its commands to the app."""
+__all__ = ["app", "main"]
 
 
 def main() -> None:

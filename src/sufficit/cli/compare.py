@@ -8,14 +8,29 @@ import typer
 
 from sufficit.cli.app import app, err, literal, out, print_skipped
 from sufficit.cli.options import (
+    AlphaOption,
+    BatchOption,
     ClassesOption,
+    DataOrNoneOption,
     DeviceOption,
+    FillOption,
+    HeldOutFillOption,
+    JsonOption,
     LayerOption,
+    ModelOrNoneOption,
     OnError,
+    OnErrorOption,
+    OutOption,
+    PercentStepOption,
     Precision,
+    PrecisionOption,
     Score,
+    ScoreOption,
+    SeedOption,
     SizeOption,
     Targets,
+    TargetsOption,
+    ValueStepOption,
     WeightsOption,
 )
 from sufficit.comparing.settings import METHODS, Settings, read_run, settings_from
@@ -30,16 +45,8 @@ NOT_SETTINGS = ("config", "out_folder", "as_json", "overwrite")
 @app.command()
 def compare(
     ctx: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="torchvision:NAME, timm:NAME, transformers:NAME, a saved classifier's folder, or"
-            " your own python:FILE.py:FUNCTION."
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of images; class folders give labels.")
-    ] = None,
+    model: ModelOrNoneOption = None,
+    data: DataOrNoneOption = None,
     methods: Annotated[
         str, typer.Option("--methods", "-m", help="Methods by name, as in gradcam,layercam.")
     ] = ",".join(METHODS),
@@ -49,48 +56,36 @@ def compare(
     config: Annotated[
         Path | None, typer.Option(help="A RUN.toml that sets what no flag does.")
     ] = None,
-    out_folder: Annotated[Path, typer.Option("--out", help="Where results go.")] = Path(
-        "sufficit-compare"
-    ),
+    out_folder: OutOption = Path("sufficit-compare"),
     controls: Annotated[
         bool, typer.Option(help="Score random and center too, outside the contest.")
     ] = True,
-    alpha_min: Annotated[str, typer.Option(help="A number in 0..1, or search.")] = "0.5",
-    score: Annotated[Score, typer.Option(help="What a masked image scores.")] = Score.accuracy,
-    fill: Annotated[
-        str, typer.Option(help="black, mean, blur, noise, or an image file.")
-    ] = "black",
-    held_out_fill: Annotated[
-        str | None, typer.Option(help="Score MSI with this fill as well; named as for --fill.")
-    ] = None,
-    targets: Annotated[
-        Targets, typer.Option(help="auto: labels where there are any.")
-    ] = Targets.auto,
+    alpha_min: AlphaOption = "0.5",
+    score: ScoreOption = Score.accuracy,
+    fill: FillOption = "black",
+    held_out_fill: HeldOutFillOption = None,
+    targets: TargetsOption = Targets.auto,
     leak: Annotated[
         bool, typer.Option(help="Also whether masks tell the class by their shape alone.")
     ] = True,
     donors: Annotated[
         int, typer.Option(help="Images of other classes under each mask, for the leak.", min=1)
     ] = 16,
-    value_step: Annotated[float, typer.Option(help="Step of the pixel-value curves.")] = 0.01,
-    percent_step: Annotated[float, typer.Option(help="Step of the percentage curves.")] = 0.02,
+    value_step: ValueStepOption = 0.01,
+    percent_step: PercentStepOption = 0.02,
     layer: LayerOption = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Masked images a model call.", min=1)
-    ] = None,
+    batch_size: BatchOption = None,
     device: DeviceOption = "auto",
-    precision: Annotated[Precision, typer.Option(help="Of weights and inputs.")] = Precision.fp32,
+    precision: PrecisionOption = Precision.fp32,
     weights: WeightsOption = "default",
     num_classes: ClassesOption = None,
     size: SizeOption = None,
-    on_error: Annotated[OnError, typer.Option(help="For unreadable images.")] = OnError.skip,
+    on_error: OnErrorOption = OnError.skip,
     save_heatmaps: Annotated[
         bool, typer.Option("--save-heatmaps", help="Keep METHOD/heatmaps.npz, which are large.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of all that is random.", min=0)] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as JSON only.")
-    ] = False,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Begin anew in --out, whatever it holds.")
     ] = False,

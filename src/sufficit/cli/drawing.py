@@ -7,13 +7,16 @@ import typer
 
 from sufficit.cli.app import app, out, print_skipped
 from sufficit.cli.options import (
-    METHOD_HELP,
     ClassesOption,
     DeviceOption,
     LayerOption,
+    MethodOption,
     ModelOption,
     OnError,
+    OnErrorOption,
+    OverwriteOption,
     Precision,
+    PrecisionOption,
     SizeOption,
     Targets,
     WeightsOption,
@@ -25,7 +28,7 @@ from sufficit.files import check_output
 def explain(
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     model: ModelOption,
-    method: Annotated[str, typer.Option("--method", "-m", help=METHOD_HELP)] = "gradcam",
+    method: MethodOption = "gradcam",
     target: Annotated[
         str | None,
         typer.Option(help="One class for all images, by number or name."),
@@ -38,13 +41,13 @@ def explain(
     ),
     layer: LayerOption = None,
     device: DeviceOption = "auto",
-    precision: Annotated[Precision, typer.Option(help="Of weights and inputs.")] = Precision.fp32,
+    precision: PrecisionOption = Precision.fp32,
     weights: WeightsOption = "default",
     num_classes: ClassesOption = None,
     size: SizeOption = None,
-    on_error: Annotated[OnError, typer.Option(help="For unreadable images.")] = OnError.skip,
+    on_error: OnErrorOption = OnError.skip,
     seed: Annotated[int, typer.Option(help="Of the method random.", min=0)] = 0,
-    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in --out.")] = False,
+    overwrite: OverwriteOption = False,
 ) -> None:
     """Draw heatmaps: overlays, one sheet of all, and files that `sufficit evaluate` reads.
 

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,14 +37,14 @@ class OnError(StrEnum):
     stop = "stop"
 
 
-METHOD_HELP = "Methods by name, as in gradcam,layercam, or the folder of a trained LAX adapter."
-ModelOption = Annotated[
-    str,
-    typer.Option(
-        help="torchvision:NAME, timm:NAME, transformers:NAME, a saved classifier's folder, or your"
-        " own python:FILE.py:FUNCTION."
-    ),
-]
+# The help of an option that commands share is written once, here.
+MODEL = typer.Option(
+    help="torchvision:NAME, timm:NAME, transformers:NAME, a saved classifier's folder, or your own"
+    " python:FILE.py:FUNCTION."
+)
+DATA = typer.Option(help="Folder of images; class folders give labels.")
+ModelOption = Annotated[str, MODEL]
+ModelOrNoneOption = Annotated[str | None, MODEL]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
 WeightsOption = Annotated[
     str,
@@ -59,3 +60,29 @@ LayerOption = Annotated[
 SizeOption = Annotated[
     str | None, typer.Option(help="What the model sees: 224 or 224x320 (height x width).")
 ]
+DataOption = Annotated[Path, DATA]
+DataOrNoneOption = Annotated[Path | None, DATA]
+OutOption = Annotated[Path, typer.Option("--out", help="Where results go.")]
+MethodOption = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        "-m",
+        help="Methods by name, as in gradcam,layercam, or the folder of a trained LAX adapter.",
+    ),
+]
+AlphaOption = Annotated[str, typer.Option(help="A number in 0..1, or search.")]
+ScoreOption = Annotated[Score, typer.Option(help="What a masked image scores.")]
+FillOption = Annotated[str, typer.Option(help="black, mean, blur, noise, or an image file.")]
+HeldOutFillOption = Annotated[
+    str | None, typer.Option(help="Score MSI with this fill as well; named as for --fill.")
+]
+TargetsOption = Annotated[Targets, typer.Option(help="auto: labels where there are any.")]
+ValueStepOption = Annotated[float, typer.Option(help="Step of the pixel-value curves.")]
+PercentStepOption = Annotated[float, typer.Option(help="Step of the percentage curves.")]
+BatchOption = Annotated[int | None, typer.Option(help="Masked images a model call.", min=1)]
+PrecisionOption = Annotated[Precision, typer.Option(help="Of weights and inputs.")]
+OnErrorOption = Annotated[OnError, typer.Option(help="For unreadable images.")]
+SeedOption = Annotated[int, typer.Option(help="Of all that is random.", min=0)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the summary as JSON only.")]
+OverwriteOption = Annotated[bool, typer.Option(help="Replace an earlier run in --out.")]

@@ -8,15 +8,22 @@ from rich.table import Table
 
 from sufficit.cli.app import app, literal, out, print_skipped
 from sufficit.cli.options import (
-    METHOD_HELP,
     ClassesOption,
+    DataOption,
     DeviceOption,
     LayerOption,
+    MethodOption,
     ModelOption,
     OnError,
+    OnErrorOption,
+    OutOption,
+    OverwriteOption,
     Precision,
+    PrecisionOption,
+    SeedOption,
     SizeOption,
     Targets,
+    TargetsOption,
     WeightsOption,
 )
 from sufficit.files import check_output
@@ -28,8 +35,8 @@ if TYPE_CHECKING:
 @app.command()
 def sanity(
     model: ModelOption,
-    data: Annotated[Path, typer.Option(help="Folder of images; class folders give labels.")],
-    method: Annotated[str, typer.Option("--method", "-m", help=METHOD_HELP)] = "gradcam,center",
+    data: DataOption,
+    method: MethodOption = "gradcam,center",
     images: Annotated[int, typer.Option(help="At most so many images, drawn by seed.", min=1)] = 64,
     steps: Annotated[
         int, typer.Option(help="At most so many blocks are made random, one by one.", min=1)
@@ -41,21 +48,17 @@ def sanity(
     train_images: Annotated[
         int, typer.Option(help="At most so many are trained on; they are kept in memory.", min=2)
     ] = 1000,
-    targets: Annotated[
-        Targets, typer.Option(help="auto: labels where there are any.")
-    ] = Targets.auto,
-    out_folder: Annotated[Path, typer.Option("--out", help="Where results go.")] = Path(
-        "sufficit-sanity"
-    ),
+    targets: TargetsOption = Targets.auto,
+    out_folder: OutOption = Path("sufficit-sanity"),
     layer: LayerOption = None,
     device: DeviceOption = "auto",
-    precision: Annotated[Precision, typer.Option(help="Of weights and inputs.")] = Precision.fp32,
+    precision: PrecisionOption = Precision.fp32,
     weights: WeightsOption = "default",
     num_classes: ClassesOption = None,
     size: SizeOption = None,
-    on_error: Annotated[OnError, typer.Option(help="For unreadable images.")] = OnError.skip,
-    seed: Annotated[int, typer.Option(help="Of all that is random.", min=0)] = 0,
-    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in --out.")] = False,
+    on_error: OnErrorOption = OnError.skip,
+    seed: SeedOption = 0,
+    overwrite: OverwriteOption = False,
 ) -> None:
     """Do a method's maps depend on the model? Make its layers random and compare.
 

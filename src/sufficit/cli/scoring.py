@@ -9,14 +9,28 @@ from rich.table import Table
 
 from sufficit.cli.app import app, err, out, print_skipped
 from sufficit.cli.options import (
+    AlphaOption,
+    BatchOption,
     ClassesOption,
+    DataOption,
     DeviceOption,
+    FillOption,
+    HeldOutFillOption,
+    JsonOption,
     ModelOption,
     OnError,
+    OnErrorOption,
+    OutOption,
+    OverwriteOption,
+    PercentStepOption,
     Precision,
+    PrecisionOption,
     Score,
+    ScoreOption,
     SizeOption,
     Targets,
+    TargetsOption,
+    ValueStepOption,
     WeightsOption,
 )
 from sufficit.files import check_output
@@ -30,50 +44,38 @@ if TYPE_CHECKING:
 @app.command()
 def evaluate(
     model: ModelOption,
-    data: Annotated[Path, typer.Option(help="Folder of images; class folders give labels.")],
+    data: DataOption,
     heatmaps: Annotated[
         Path, typer.Option(help="Heatmaps as .npz or .safetensors, keyed by image.")
     ],
-    out_folder: Annotated[Path, typer.Option("--out", help="Where results go.")] = Path(
-        "sufficit-run"
-    ),
-    alpha_min: Annotated[str, typer.Option(help="A number in 0..1, or search.")] = "0.5",
-    score: Annotated[Score, typer.Option(help="What a masked image scores.")] = Score.accuracy,
-    fill: Annotated[
-        str, typer.Option(help="black, mean, blur, noise, or an image file.")
-    ] = "black",
+    out_folder: OutOption = Path("sufficit-run"),
+    alpha_min: AlphaOption = "0.5",
+    score: ScoreOption = Score.accuracy,
+    fill: FillOption = "black",
     columns: Annotated[
         str | None, typer.Option(help="Some columns only, as in msi,base_score.")
     ] = None,
-    targets: Annotated[
-        Targets, typer.Option(help="auto: labels where there are any.")
-    ] = Targets.auto,
+    targets: TargetsOption = Targets.auto,
     normalize: Annotated[bool, typer.Option(help="Stretch each heatmap to 0..1 first.")] = False,
-    value_step: Annotated[float, typer.Option(help="Step of the pixel-value curves.")] = 0.01,
-    percent_step: Annotated[float, typer.Option(help="Step of the percentage curves.")] = 0.02,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Masked images a model call.", min=1)
-    ] = None,
+    value_step: ValueStepOption = 0.01,
+    percent_step: PercentStepOption = 0.02,
+    batch_size: BatchOption = None,
     device: DeviceOption = "auto",
-    precision: Annotated[Precision, typer.Option(help="Of weights and inputs.")] = Precision.fp32,
+    precision: PrecisionOption = Precision.fp32,
     weights: WeightsOption = "default",
     num_classes: ClassesOption = None,
     size: SizeOption = None,
-    on_error: Annotated[OnError, typer.Option(help="For unreadable images.")] = OnError.skip,
+    on_error: OnErrorOption = OnError.skip,
     leak: Annotated[
         bool, typer.Option("--leak", help="Also whether masks tell the class by their shape alone.")
     ] = False,
     donors: Annotated[
         int, typer.Option(help="Images of other classes under each mask, for --leak.", min=1)
     ] = 16,
-    held_out_fill: Annotated[
-        str | None, typer.Option(help="Score MSI with this fill as well; named as for --fill.")
-    ] = None,
+    held_out_fill: HeldOutFillOption = None,
     seed: Annotated[int, typer.Option(help="Of the bootstrap and of donors.", min=0)] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as JSON only.")
-    ] = False,
-    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in --out.")] = False,
+    as_json: JsonOption = False,
+    overwrite: OverwriteOption = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also model calls and set-up.")
     ] = False,

@@ -14,10 +14,13 @@ from rich.table import Table
 from sufficit.cli.app import app, err, literal, out, print_skipped
 from sufficit.cli.options import (
     ClassesOption,
+    DataOption,
     DeviceOption,
     LayerOption,
     ModelOption,
     OnError,
+    OnErrorOption,
+    SeedOption,
     SizeOption,
     Targets,
     WeightsOption,
@@ -49,7 +52,7 @@ class TrainPrecision(StrEnum):
 @app.command("train-lax")
 def train_lax(
     model: ModelOption,
-    data: Annotated[Path, typer.Option(help="Folder of images; class folders give labels.")],
+    data: DataOption,
     out_folder: Annotated[Path, typer.Option("--out", help="Where the adapter goes.")],
     recipe: Annotated[
         str, typer.Option(help="robust, paper, or another recipe's name.")
@@ -90,8 +93,8 @@ def train_lax(
     weights: WeightsOption = "default",
     num_classes: ClassesOption = None,
     size: SizeOption = None,
-    on_error: Annotated[OnError, typer.Option(help="For unreadable images.")] = OnError.skip,
-    seed: Annotated[int, typer.Option(help="Of all that is random.", min=0)] = 0,
+    on_error: OnErrorOption = OnError.skip,
+    seed: SeedOption = 0,
     overwrite: Annotated[bool, typer.Option(help="Begin anew in --out.")] = False,
 ) -> None:
     """Train a LAX adapter: it draws the heatmap in the model's own forward pass.

@@ -20,7 +20,7 @@ from sufficit.comparing.parts import (
     leak_from,
 )
 from sufficit.data.images import quiet_reading
-from sufficit.errors import EmptyHeatmapWarning, UserError
+from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
 from sufficit.metrics.evaluate import Plan, evaluate
 from sufficit.metrics.leak import POOL, Leak, measure
 from sufficit.metrics.probe import Pool, Probe, Setting, draw_pool, prepare
@@ -29,6 +29,19 @@ from sufficit.reading import Item, Skipped, in_groups, within
 from sufficit.types import Answers, Progress
 
 SCORES, LEAK, HEATMAPS = "scores", "leak", "heatmaps"  # the stages that leave parts
+
+
+NO_NUMBER = "the model gives NaN or infinite values for it"
+REMEDY = "Try another --precision, or go on without such images with --on-error skip"
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Images, the class each is scored for, and every method's heatmaps of them."""
+
+    images: Tensor  # [N,C,H,W]
+    targets: Tensor  # [N]
+    heatmaps: dict[str, Tensor]  # method -> [N,H,W]
 
 
 @dataclass(frozen=True)
@@ -127,22 +140,20 @@ def _score_group(
     skipped: Mapping[str, str],
     told: Sequence[Progress | bool],
 ) -> None:
-    names = [item.picture.name for item in items]
-    facts: dict[str, Any] = {"names": names, "skipped": skipped}
-    facts["bytes"] = {name: job.bytes_of(name) for name in [*names, *skipped]}
-    if not items:
+    group, broken = _explained(job, items)
+    names = [item.picture.name for item in items if item.picture.name not in broken]
+    facts: dict[str, Any] = {"names": names, "skipped": {**skipped, **broken}}
+    facts["bytes"] = {name: job.bytes_of(name) for name in [*names, *facts["skipped"]]}
+    if group is None:
         parts.write(SCORES, number, {}, facts)
         return
-    images = torch.stack([item.image for item in items])
-    targets = _targets(job.classifier, items, images)
-    heatmaps = job.explain(names, images, targets)
     tensors: dict[str, Tensor] = {}
-    for (method, maps), tell in zip(heatmaps.items(), told, strict=True):
+    for (method, maps), tell in zip(group.heatmaps.items(), told, strict=True):
         scores = evaluate(
             job.classifier,
-            images,
+            group.images,
             maps,
-            targets,
+            group.targets,
             fill=job.fill,
             held_out_fill=job.held_out_fill,
             batch_size=job.settings.batch_size,
@@ -153,10 +164,28 @@ def _score_group(
         if scores.held_out is not None:
             tensors |= answers_as_tensors(f"{method}/held_out", scores.held_out)
     if job.settings.save_heatmaps:
-        parts.write(HEATMAPS, number, heatmaps, {"names": names})
-    empty = {m: int((maps.amax((1, 2)) == 0).sum()) for m, maps in heatmaps.items()}
-    facts |= {"size": list(images.shape[1:]), "empty": empty}
+        parts.write(HEATMAPS, number, group.heatmaps, {"names": names})
+    empty = {m: int((maps.amax((1, 2)) == 0).sum()) for m, maps in group.heatmaps.items()}
+    facts |= {"size": list(group.images.shape[1:]), "empty": empty}
     parts.write(SCORES, number, tensors, facts)
+
+
+def _explained(job: Job, items: Sequence[Item]) -> tuple[_Group | None, dict[str, str]]:
+    """The images with every method's heatmap, but for those that the model has no number for."""
+    broken: dict[str, str] = {}
+    left = list(items)
+    while left:
+        images = torch.stack([item.image for item in left])
+        targets = _targets(job.classifier, left, images)
+        names = [item.picture.name for item in left]
+        try:
+            return _Group(images, targets, job.explain(names, images, targets)), broken
+        except NotFiniteError as error:
+            if job.settings.on_error == "stop":
+                raise UserError(f"{names[error.images[0]]}: {NO_NUMBER}. {REMEDY}") from error
+            broken |= {names[i]: NO_NUMBER for i in error.images}
+            left = [item for item in left if item.picture.name not in broken]
+    return None, broken
 
 
 def _targets(classifier: Classifier, items: Sequence[Item], images: Tensor) -> Tensor:

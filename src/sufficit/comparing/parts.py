@@ -53,12 +53,13 @@ class Parts:
         self, stage: str, group: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
     ) -> None:
         """Keep what was found of a group."""
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         # Copies: tensors that share memory can't be stored apart.
         whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
         with writing(self.path(stage, group)) as path:
-            save_file(whole, path, metadata={"facts": json.dumps(facts)})
+            # save_file does not tell a full disk as an OSError.
+            path.write_bytes(save(whole, metadata={"facts": json.dumps(facts)}))
 
     def read(self, stage: str, group: int) -> Part:
         """What was found of a group."""

@@ -15,7 +15,7 @@ from sufficit.classifiers import (
     check_range,
     check_targets,
 )
-from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
+from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError, unknown
 from sufficit.explainers.entry import Explainer
 from sufficit.explainers.passes import Pass, look
 from sufficit.explainers.table import CAMS, EXPLAINERS
@@ -335,9 +335,10 @@ def _judge(heatmaps: dict[str, Tensor]) -> None:
     peaks = torch.stack([maps.amax((1, 2)) for maps in heatmaps.values()]).cpu()  # [methods,N]
     broken = peaks.isnan().any(0).nonzero().flatten().tolist()
     if broken:
-        raise UserError(
+        raise NotFiniteError(
             f"the model gave NaN or infinite values for {len(broken)} of {peaks.shape[1]} images, "
-            f"the first is {broken[0]}: check its weights and precision"
+            f"the first is {broken[0]}: check its weights and precision",
+            broken,
         )
     empty = (peaks == 0).sum(1).tolist()
     counts = ", ".join(f"{name} {n}" for name, n in zip(heatmaps, empty, strict=True) if n)

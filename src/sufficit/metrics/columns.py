@@ -1,6 +1,7 @@
 """One entry a column: the bands it asks for, and how it reads the answers back.
 
-To add a metric, write what it asks and what it makes of the answers, and add a line to METRICS.
+To add a metric, write what it asks and what it makes of the answers, and add a line to METRICS; one
+that is yours alone goes to `evaluate(metrics={name: Metric(...)})`.
 """
 
 from collections.abc import Callable

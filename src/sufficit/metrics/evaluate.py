@@ -1,7 +1,7 @@
 """`evaluate`: ask for all bands at once, read every column back."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +13,17 @@ from sufficit.classifiers import Classifier, check_classifier, check_images, che
 from sufficit.errors import UserError, unknown
 from sufficit.fills import check_fill
 from sufficit.heatmaps import check_heatmaps
-from sufficit.metrics.columns import COLUMNS, CURVES, METRICS, Schedule, alpha_from, msi
+from sufficit.metrics.columns import (
+    BESIDE,
+    COLUMNS,
+    CURVES,
+    METRICS,
+    Metric,
+    Schedule,
+    alpha_from,
+    higher_is_better,
+    msi,
+)
 from sufficit.metrics.leak import Leak, leak
 from sufficit.metrics.probe import Setting, check_classes
 from sufficit.predict import check_batch_size, predict
@@ -24,6 +34,7 @@ if TYPE_CHECKING:
     import pandas
 
 ALPHA = 'a number in 0..1 or "search"'
+_FACTS = ("image", "target", "clean_accuracy", "plan", "answers", "columns", "alpha_min")
 ALPHA_GRID: tuple[float, ...] = tuple(i / 20 for i in range(1, 20))
 
 
@@ -34,11 +45,20 @@ class Plan:
     schedules: tuple[Schedule, ...]  # one for each alpha_min tried
     columns: tuple[str, ...] = COLUMNS
     searching: bool = False
+    own: Mapping[str, Metric] = field(default_factory=dict)  # metrics of the user's own
+
+    def metric(self, name: str) -> Metric:
+        """How a column is made."""
+        return self.own[name] if name in self.own else METRICS[name]
+
+    def higher_is_better(self, name: str) -> bool | None:
+        """The direction of a column, None where it has none."""
+        return self.own[name].higher_is_better if name in self.own else higher_is_better(name)
 
     @property
     def asks(self) -> tuple[Band, ...]:
         """Every band the model must be asked, once."""
-        wanted = (METRICS[name].asks(s) for s in self.schedules for name in self.columns)
+        wanted = (self.metric(name).asks(s) for s in self.schedules for name in self.columns)
         return tuple(dict.fromkeys([EVERYTHING, *(band for asked in wanted for band in asked)]))
 
     @property
@@ -50,7 +70,7 @@ class Plan:
     @property
     def weighs(self) -> tuple[Band, ...]:
         """Every band whose size is wanted, once."""
-        wanted = (METRICS[name].weighs(s) for s in self.schedules for name in self.columns)
+        wanted = (self.metric(name).weighs(s) for s in self.schedules for name in self.columns)
         return tuple(dict.fromkeys(band for weighed in wanted for band in weighed))
 
 
@@ -181,6 +201,7 @@ def evaluate(
     percent_step: float = 0.02,
     batch_size: int | None = None,
     columns: Sequence[str] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     alphas: Sequence[float] = ALPHA_GRID,
     held_out_fill: str | Tensor | None = None,
     leak_donors: int = 0,
@@ -190,7 +211,8 @@ def evaluate(
     """Score heatmaps of images, both in 0..1: [N,C,H,W], [N,H,W] -> a value an image and column.
 
     Without targets the model's own prediction is the target. `alpha_min="search"` tries `alphas`
-    and takes the one with the best mean MSI. `columns` asks for some of the columns only.
+    and takes the one with the best mean MSI. `columns` asks for some of the columns only, and
+    `metrics` adds columns of your own: {name: Metric}.
     `held_out_fill` scores MSI with another fill as well; `leak_donors` measures the leak over so
     many donors an image, drawn by the seed. In a terminal a progress bar shows by itself when it
     takes long; progress=True or False decides, and a function is told (done, total).
@@ -210,7 +232,7 @@ def evaluate(
     targets = check_targets(targets, len(images))
     check_fill(fill, images)
     check_batch_size(batch_size)
-    plan = make_plan(alpha_min, score, value_step, percent_step, columns, alphas)
+    plan = make_plan(alpha_min, score, value_step, percent_step, columns, alphas, metrics)
     if held_out_fill is not None:
         _check_held_out(held_out_fill, fill, images, plan)
     if leak_donors:
@@ -248,6 +270,7 @@ def make_plan(
     percent_step: float = 0.02,
     columns: Sequence[str] | None = None,
     alphas: Sequence[float] = ALPHA_GRID,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> Plan:
     """Check what is wanted and lay it out."""
     searching = isinstance(alpha_min, str) and alpha_min == "search"
@@ -258,18 +281,34 @@ def make_plan(
         raise unknown("score", str(score), ("accuracy", "confidence"))
     for step in (value_step, percent_step):
         grid(step)  # refuses a step that makes none
-    wanted = _known_columns(columns)
+    own = _checked_metrics(metrics or {})
+    wanted = _known_columns(columns, own)
     if searching and "msi" not in wanted:
         raise UserError('alpha_min="search" maximises MSI: add "msi" to columns')
     schedules = tuple(Schedule(alpha, score, value_step, percent_step) for alpha in tried)
-    return Plan(schedules, wanted, searching)
+    return Plan(schedules, wanted, searching, own)
 
 
-def _known_columns(columns: Sequence[str] | None) -> tuple[str, ...]:
-    wanted = COLUMNS if columns is None else (columns,) if isinstance(columns, str) else columns
+def _checked_metrics(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Metrics of the user's own under names that are free."""
+    for name, metric in metrics.items():
+        if not isinstance(metric, Metric):
+            raise UserError(
+                f"metrics must be sufficit.metrics.Metric by name, got {type(metric).__name__} for"
+                f" {name!r}"
+            )
+        if name in {*METRICS, *BESIDE, *_FACTS} or name in dir(Scores):
+            raise UserError(f"a metric of your own can't be called {name!r}: the name is taken")
+    return dict(metrics)
+
+
+def _known_columns(columns: Sequence[str] | None, own: Mapping[str, Metric]) -> tuple[str, ...]:
+    """The columns asked for, or all, those of the user's own metrics included."""
+    known = (*COLUMNS, *own)
+    wanted = known if columns is None else (columns,) if isinstance(columns, str) else columns
     for name in wanted:
-        if name not in METRICS:
-            raise unknown("column", name, COLUMNS)
+        if name not in known:
+            raise unknown("column", name, known)
     if not wanted:
         raise UserError("columns must name at least one column, or be left out for all")
     return tuple(wanted)
@@ -283,7 +322,7 @@ def read(answers: Answers, plan: Plan, held_out: Answers | None = None) -> Score
         tried = torch.stack([msi(answers, s) for s in plan.schedules], dim=1)
         search = AlphaSearch(tuple(s.alpha_min for s in plan.schedules), tried)
         schedule = replace(schedule, alpha_min=search.best)
-    columns = {name: METRICS[name].formula(answers, schedule) for name in plan.columns}
+    columns = {name: plan.metric(name).formula(answers, schedule) for name in plan.columns}
     if held_out is not None:
         columns["msi_held_out"] = msi(held_out, schedule)
         columns["fill_drop"] = columns["msi"] - columns["msi_held_out"]

@@ -1,5 +1,6 @@
 """`leak`: how often a mask makes the model say the mask's own class over what is not that class."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -218,7 +219,7 @@ def leak_warning(summary: Mapping[str, Estimate]) -> str | None:
     facts = (
         f"over images of other classes these masks make the model say the mask's own class in"
         f" {own.mean:.1%} of the cases, where masks of other classes do so in {chance.mean:.1%}"
-        f" (ratio {ratios.mean:.2f}, 95 % interval {ratios.low:.2f} .. {ratios.high:.2f})"
+        f" ({_ratio_in_words(ratios)})"
     )
     if ratios.mean > LIMIT and ratios.low > 1:
         return (
@@ -228,3 +229,14 @@ def leak_warning(summary: Mapping[str, Estimate]) -> str | None:
     if not (ratios.low > 1 or ratios.high <= 2 * LIMIT):
         return f"{ratios.n} images are too few to tell whether the masks leak: {facts}"
     return None
+
+
+def _ratio_in_words(ratio: Estimate) -> str:
+    """The ratio and its interval, as far as there are any."""
+    if not math.isfinite(ratio.mean):
+        return "no ratio: by chance it never happens here"
+    if math.isnan(ratio.low):
+        return f"ratio {ratio.mean:.2f}"
+    if math.isinf(ratio.high):
+        return f"ratio {ratio.mean:.2f}, 95 % interval from {ratio.low:.2f} without end"
+    return f"ratio {ratio.mean:.2f}, 95 % interval {ratio.low:.2f} .. {ratio.high:.2f}"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
-from sufficit import figures
 from sufficit.intervals import Estimate
+from sufficit.sanity.picture import sanity_figure
 from sufficit.sanity.randomising import LabelTraining
 from sufficit.similarity import estimate
 
@@ -82,7 +82,7 @@ class SanityReport:
 
     def figure(self) -> "Figure":
         """Rank correlation and SSIM over the cascade, a line a method."""
-        return figures.sanity_figure(self.frame(), self.threshold, len(self.targets))
+        return sanity_figure(self.frame(), self.threshold, len(self.targets))
 
     def _end(self, method: str) -> Estimate:
         return estimate(self.cascade_of(method)[-1].rank_correlation, seed=self.seed)

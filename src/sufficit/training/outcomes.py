@@ -18,6 +18,7 @@ from sufficit.lax import Lax
 from sufficit.metrics.evaluate import Scores, evaluate
 from sufficit.metrics.leak import leak_warning
 from sufficit.results import Estimate, as_json, provenance, save_json, summarise
+from sufficit.training.figure import training_figure
 from sufficit.training.validation import DONORS, VALUE_STEP, examination_of
 
 SHOWN = 12
@@ -133,7 +134,7 @@ def save_outcome(
     frame = pandas.DataFrame(outcome.history)
     with writing(folder / "history.csv") as path:
         frame.to_csv(path, index=False)
-    figure = figures.training_figure(frame, int(outcome.best["epoch"]), outcome.validated_on)
+    figure = training_figure(frame, int(outcome.best["epoch"]), outcome.validated_on)
     figures.save(figure, folder / "training.png")
     figures.save(_sheet(outcome, held_out, classifier), folder / "sheet.png")
     run = provenance(config, classifier.device, classifier.dtype)

@@ -1,0 +1,45 @@
+"""A page shown in a browser, where there is one to show it."""
+
+import os
+import sys
+import webbrowser
+from pathlib import Path
+from threading import Thread
+
+PATIENCE = 5.0  # seconds a browser has to start
+
+
+def show_page(path: Path, wanted: bool | None = None) -> bool:
+    """Open a page if that is wanted, or (None) in a terminal with a screen; say whether it was.
+
+    Whatever goes wrong with a browser, this ends soon and raises nothing.
+    """
+    if wanted is None:
+        wanted = sys.stdout.isatty() and _has_screen()
+    if not wanted:
+        return False
+    opened: list[bool] = []
+    opening = Thread(target=lambda: opened.append(_open(path)), daemon=True)
+    opening.start()
+    opening.join(PATIENCE)
+    return opened == [True]
+
+
+def _has_screen() -> bool:
+    """Whether a browser would appear before the user, and not on a far machine."""
+    if "SSH_CONNECTION" in os.environ or "CI" in os.environ:
+        return False
+    if sys.platform.startswith(("linux", "freebsd")):
+        return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return True
+
+
+def _open(path: Path) -> bool:
+    try:
+        browser = webbrowser.get()
+        # One that runs inside the terminal, as lynx does, would take it over.
+        if type(browser) is webbrowser.GenericBrowser and "BROWSER" not in os.environ:
+            return False
+        return bool(browser.open(path.resolve().as_uri()))
+    except Exception:
+        return False
