@@ -101,6 +101,7 @@ def _serve(
     known = [*names, *([] if loopback else [socket.gethostname()])]
     page = make_app(studio, limits, example=example, names=known, loopback=loopback)
     out.print(literal(f"{model} at {address(listening)}; Ctrl-C ends it."), highlight=False)
+    out.file.flush()  # a log must not wait for the end
     if not loopback:
         err.print(
             "[yellow]Warning:[/] whoever reaches this port can use the page: it asks for no"

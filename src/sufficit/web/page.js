@@ -96,7 +96,7 @@ const thumb = (map) => {
 const thumbOf = (method) => [...$("maps").querySelectorAll("button")].find((one) => one.dataset.method === method);
 const showScores = (method) => {
   const map = explained.maps.find((one) => one.method === method), found = scoresOf(method), button = thumbOf(method);
-  button.querySelector("b").textContent = found ? signed(found.msi) : "…";
+  button.querySelector("b").textContent = `MSI ${found ? signed(found.msi) : "…"}`;
   button.querySelector("small").textContent = map.empty ? "found nothing" : `${found ? plain(found.base_score) : "…"} − ${plain(map.mask_penalty)}`;
   button.ariaLabel = `${method}, ${found ? `MSI ${signed(found.msi)}, base score ${plain(found.base_score)}` : "not scored yet"}, mask penalty ${plain(map.mask_penalty)}`;
   const values = explained.maps.map((one) => scoresOf(one.method)?.msi ?? -Infinity), top = Math.max(...values);

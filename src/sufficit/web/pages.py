@@ -18,7 +18,7 @@ from sufficit.web.uploads import NAMES, check_picture, decode
 
 HOME = "sufficit.web"
 STEPS = (0.01, 0.02, 0.05, 0.1)
-EXAMPLE_SEED = 0
+EXAMPLE_SEED = 20  # a digit on which methods differ
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ def serve(
     """Answer until interrupted; `ready` is given the server before it starts."""
     config = uvicorn.Config(
         app,
+        ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
