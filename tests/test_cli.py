@@ -555,6 +555,8 @@ def test_help_does_not_load_torch() -> None:
     assert "evaluate" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["evaluate", "explain", "demo", "methods", "models", "sanity"])
+@pytest.mark.parametrize(
+    "command", ["evaluate", "explain", "demo", "methods", "models", "sanity", "serve"]
+)
 def test_every_command_has_examples(sufficit, command: str) -> None:
     assert f"sufficit {command}" in sufficit(command, "--help").out

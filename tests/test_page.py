@@ -173,7 +173,9 @@ def test_adapters_are_methods_too(picture: bytes) -> None:
     with TestClient(make_app(studio), base_url=HOME) as client:
         data = {"methods": "mine"}
         found = client.post("/api/explain", files={"file": picture}, data=data).json()
-        assert client.post("/api/score", files={"file": picture}, data={"method": "mine"}).is_success
+        assert client.post(
+            "/api/score", files={"file": picture}, data={"method": "mine"}
+        ).is_success
     expected = explain(classifier, torch.zeros(1, 3, 64, 64), method=lax).shape
     assert decoded(found["maps"][0]["map"]).shape == expected[1:]
     other = Classifier(nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
@@ -258,9 +260,7 @@ def test_files_that_end_too_early_get_a_plain_sentence(client: TestClient, kind:
 def test_wrong_fields_get_a_plain_sentence(
     client: TestClient, picture: bytes, fields: dict[str, Any], sentence: str
 ) -> None:
-    answer = client.post(
-        "/api/score", files={"file": picture}, data={"method": "gradcam"} | fields
-    )
+    answer = client.post("/api/score", files={"file": picture}, data={"method": "gradcam"} | fields)
     assert answer.status_code == 422
     assert sentence in answer.json()["error"]
     assert answer.headers["content-type"] == "application/json"
@@ -461,7 +461,6 @@ def test_a_running_job_is_stopped_when_nobody_waits_for_it() -> None:
     with line.place(), pytest.raises(RefusedError, match="try again"), line.place():
         pass
     assert line.taken == 0
-    line.close()
 
 
 HOSTS = {

@@ -1,7 +1,6 @@
 """The endpoints: receive, wait in line, ask the studio."""
 
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, TypeVar
 
@@ -40,6 +39,9 @@ Answer = TypeVar("Answer")
 FAILURES: dict[int | str, dict[str, Any]] = {
     status: {"model": Failure, "description": text} for status, text in MEANINGS.items()
 }
+FAILURES[503]["headers"] = {
+    "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}
+}
 ALWAYS: dict[int | str, dict[str, Any]] = {status: FAILURES[status] for status in (400, 403)}
 
 
@@ -57,19 +59,12 @@ def make_app(
     """
     limits = limits or Limits()
     line = Line(limits.places)
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        line.close()
-
     app = FastAPI(
         title="Sufficit",
         version=__version__,
         description="Heatmaps of an image classifier and their scores.",
         docs_url=None,  # FastAPI's own fetches its script from elsewhere
         redoc_url=None,
-        lifespan=lifespan,
     )
     app.add_middleware(Guard, names=names, loopback=loopback)
     _add_failures(app)

@@ -50,9 +50,9 @@ class Line:
             if stopped.is_set():
                 raise GoneError
 
+        leaving = asyncio.ensure_future(gone)
         inner = self._worker.submit(job, tick)
         future = asyncio.wrap_future(inner)
-        leaving = asyncio.ensure_future(gone)
         try:
             awaited: set[asyncio.Future[Any]] = {future, leaving}
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
@@ -67,7 +67,3 @@ class Line:
             stopped.set()
             inner.cancel()
             leaving.cancel()
-
-    def close(self) -> None:
-        """Let the worker go; what waits is dropped."""
-        self._worker.shutdown(wait=False, cancel_futures=True)

@@ -4,6 +4,7 @@ import socket
 import threading
 import webbrowser
 from collections.abc import Callable
+from contextlib import suppress
 from ipaddress import ip_address
 
 import uvicorn
@@ -72,4 +73,5 @@ def serve(
         opening = threading.Timer(1, webbrowser.open, [address(listening)])
         opening.daemon = True
         opening.start()
-    server.run(sockets=[listening])
+    with suppress(KeyboardInterrupt):  # which uvicorn passes on once all is ended
+        server.run(sockets=[listening])
