@@ -41,7 +41,7 @@ def serve(
     ] = None,
     value_step: Annotated[
         float, typer.Option(help="Step of the curves at first; smaller is slower.", min=0.01)
-    ] = 0.02,
+    ] = 0.05,
     max_mb: Annotated[float, typer.Option(help="Largest upload, in MB.", min=0.01)] = 10.0,
     max_megapixels: Annotated[float, typer.Option(help="Largest image.", min=0.01)] = 25.0,
     max_waiting: Annotated[

@@ -1,5 +1,6 @@
 """The endpoints: receive, wait in line, ask the studio."""
 
+import asyncio
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, TypeVar
@@ -162,7 +163,7 @@ async def _work(
     with line.place():
         upload: Upload = await receive(request, limits)
         form = upload.read(kind)
-        check_picture(upload.file, limits)
+        await asyncio.to_thread(check_picture, upload.file, limits)
 
         def job(progress: Progress) -> Answer:
             progress(0, 1)  # whoever went away while waiting is not worked for

@@ -33,6 +33,7 @@ from sufficit.web.schemas import (
 )
 
 COLUMNS = ("insertion_pixel", "deletion_pixel", "base_score", "mask_penalty", "msi")
+VALUE_STEP = 0.05  # the tables have 0.01, which takes five times as long
 MAP_SIDES = (512,)  # one image has room for its maps as they are
 LIKELIEST = 5
 
@@ -47,7 +48,7 @@ class Studio:
     usual: tuple[str, ...]
     size: tuple[int, int]  # height and width of what the model sees
     n_classes: int
-    value_step: float = 0.02
+    value_step: float = VALUE_STEP
 
     def explain(self, images: Tensor, form: ExplainForm) -> Explained:
         """Prediction and heatmaps: [1,C,H,W]. One forward pass or two, and no masks."""
@@ -160,7 +161,7 @@ def open_studio(
     classifier: Classifier,
     name: str,
     adapters: Mapping[str, Method] | None = None,
-    value_step: float = 0.02,
+    value_step: float = VALUE_STEP,
 ) -> Studio:
     """A studio with every method that works on this model, and the adapters, which must."""
     if classifier.view is None or classifier.view.crop is None:
@@ -171,16 +172,28 @@ def open_studio(
     with torch.no_grad():
         n_classes = classifier(grey).shape[1]
     own = methods_for(adapters, classifier) if adapters else {}
-    working = {method: method for method in EXPLAINERS if _works(classifier, method, grey)}
+    working = _working(classifier, grey)
     usual = (*own, *(method for method in (*CAMS, "rollout") if method in working))
     methods = {**own, **working}
     return Studio(classifier, name, methods, usual or tuple(methods), (h, w), n_classes, value_step)
 
 
-def _works(classifier: Classifier, method: str, images: Tensor) -> bool:
+def _working(classifier: Classifier, images: Tensor) -> dict[str, Method]:
+    """The methods that can draw for this model; those of one pass are tried at once."""
+    folding = [name for name, method in EXPLAINERS.items() if method.needs == "attention"]
+    others = [name for name in EXPLAINERS if name not in folding]
+    found = {name for name in folding if _works(classifier, [name], images)}
+    if _works(classifier, others, images):
+        found.update(others)
+    else:
+        found.update(name for name in others if _works(classifier, [name], images))
+    return {name: name for name in EXPLAINERS if name in found}
+
+
+def _works(classifier: Classifier, methods: list[str], images: Tensor) -> bool:
     try:
         with _quiet():
-            explain_all(classifier, images, None, [method], progress=False)
+            explain_all(classifier, images, None, methods, progress=False)
     except UserError:
         return False
     return True
