@@ -23,6 +23,7 @@ from pathlib import Path
 from PIL import Image
 
 BOUNDARY = "soak"
+PARTS = 5  # after each the memory is looked at
 
 
 def picture(seed: int) -> bytes:
@@ -171,14 +172,15 @@ def main() -> None:
 
 def report(pid: int, client: Client, requests: int, clients: int) -> None:
     print(f"at the start      {megabytes(pid):7.0f} MB")
-    _, errors = soak(client, 100, clients, seed=1)
-    before = megabytes(pid)
-    print(f"after 100 to warm {before:7.0f} MB, errors of ours: {len(errors)}")
-    begun = time.perf_counter()
-    asked, errors = soak(client, requests, clients, seed=0)
+    _, errors = soak(client, 100, clients, seed=PARTS)
+    print(f"after 100 to warm {megabytes(pid):7.0f} MB, errors of ours: {len(errors)}")
+    begun, asked, errors = time.perf_counter(), Counter[str](), []
+    for part in range(PARTS):
+        names, wrong = soak(client, requests // PARTS, clients, seed=part)
+        asked.update(names)
+        errors += wrong
+        print(f"after {requests // PARTS} more    {megabytes(pid):7.0f} MB")
     seconds = time.perf_counter() - begun
-    after = megabytes(pid)
-    print(f"after {requests} more    {after:7.0f} MB ({after - before:+.0f})")
     rate = f"{requests / seconds:.1f} a second"
     print(f"{requests} requests from {clients} clients in {seconds:.1f} s: {rate}")
     print(", ".join(f"{name} {n}" for name, n in asked.most_common()))
