@@ -564,7 +564,7 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 def test_there_are_all_these_commands() -> None:
     wanted = {"compare", "demo", "evaluate", "explain", "figure", "methods", "models", "sanity"}
-    assert wanted | {"train-lax"} <= set(COMMANDS)
+    assert wanted | {"serve", "train-lax"} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -2,7 +2,6 @@
 
 import math
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -13,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from report_content import HOSTILE, coarse_maps, decoded, make
+from browsing import Tab, in_browser, launched, opened
+from report_content import HOSTILE, coarse_maps, make
 from sufficit.comparison import compare_values
 from sufficit.metrics.evaluate import read
 from sufficit.report import Content, write_report
@@ -31,26 +31,8 @@ def page(content: Content, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(tmp_path_factory.mktemp("report") / "report.html", content)
 
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
-)
-in_browser = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
-
-
-class Tab:
-    """A page in a browser, and all that it complained of or asked for."""
-
-    def __init__(self, page: Any) -> None:
-        self.page = page
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        page.on("console", lambda message: self.complaints.append(message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("request", lambda request: self.requests.append(request.url))
-
-    def open(self, path: Path) -> None:
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("html[data-ready]")
+class ReportTab(Tab):
+    """The report in a tab."""
 
     def drawn(self) -> tuple[int, int, int]:
         """Image, method and step that the viewer shows, once it is drawn."""
@@ -61,10 +43,6 @@ class Tab:
         image, method, step = self.page.get_attribute("#viewer", "data-drawn").split()
         return int(image), int(method), int(step)
 
-    def pixels(self, view: str) -> np.ndarray:
-        script = "view => document.querySelector(`[data-view=${view}] canvas`).toDataURL()"
-        return decoded(self.page.evaluate(script, view)).reshape(-1, 4)[:, :3]
-
     def order(self) -> list[int]:
         script = "[...document.querySelectorAll('#rows > li')].map(row => +row.dataset.image)"
         found: list[int] = self.page.evaluate(script)
@@ -73,23 +51,14 @@ class Tab:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with launched() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture
-def tab(browser: Any, page: Path) -> Iterator[Tab]:
-    context = browser.new_context(
-        viewport={"width": 1280, "height": 900}, color_scheme="light", reduced_motion="reduce"
-    )
-    context.set_default_timeout(20_000)
-    found = Tab(context.new_page())
-    found.open(page)
-    yield found
-    context.close()
+def tab(browser: Any, page: Path) -> Iterator[ReportTab]:
+    with opened(browser, page.as_uri(), ReportTab) as found:
+        yield found
     assert found.complaints == []
     assert [url for url in found.requests if not url.startswith(("data:", "file:"))] == []
 
@@ -108,7 +77,7 @@ def expected_pixels(
 
 
 @in_browser
-def test_the_slider_shows_what_the_model_sees(tab: Tab, content: Content) -> None:
+def test_the_slider_shows_what_the_model_sees(tab: ReportTab, content: Content) -> None:
     seen = set()
     for step in (50, 70, 20):
         tab.page.locator("#alpha").fill(str(step))
@@ -123,7 +92,9 @@ def test_the_slider_shows_what_the_model_sees(tab: Tab, content: Content) -> Non
 
 
 @in_browser
-def test_the_words_beside_a_mask_are_the_answers_of_the_model(tab: Tab, content: Content) -> None:
+def test_the_words_beside_a_mask_are_the_answers_of_the_model(
+    tab: ReportTab, content: Content
+) -> None:
     data = curves_of(content, "coarse", slider_grid(content))
     place = content.methods.index("coarse")
     tab.page.locator(f'#image-2 button[data-method="{place}"]').click()
@@ -142,7 +113,7 @@ def test_the_words_beside_a_mask_are_the_answers_of_the_model(tab: Tab, content:
 
 
 @in_browser
-def test_keys_move_the_slider_and_choose_a_map(tab: Tab) -> None:
+def test_keys_move_the_slider_and_choose_a_map(tab: ReportTab) -> None:
     tab.page.locator("#alpha").focus()
     before = tab.drawn()[2]
     tab.page.keyboard.press("ArrowRight")
@@ -155,7 +126,7 @@ def test_keys_move_the_slider_and_choose_a_map(tab: Tab) -> None:
 
 
 @in_browser
-def test_images_come_in_the_order_asked_for(tab: Tab, content: Content) -> None:
+def test_images_come_in_the_order_asked_for(tab: ReportTab, content: Content) -> None:
     rows = list(content.shown.rows)
     values = torch.stack([content.scores[method].msi[rows] for method in content.methods])
     values = (values * 1e4).round() / 1e4
@@ -177,7 +148,7 @@ def test_images_come_in_the_order_asked_for(tab: Tab, content: Content) -> None:
 
 
 @in_browser
-def test_dark_and_light_can_be_chosen(tab: Tab) -> None:
+def test_dark_and_light_can_be_chosen(tab: ReportTab) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     light = tab.page.evaluate(background)
     tab.page.locator("#theme").click()
@@ -198,7 +169,7 @@ def test_dark_and_light_can_be_chosen(tab: Tab) -> None:
 
 
 @in_browser
-def test_all_columns_and_all_images_are_there_on_demand(tab: Tab) -> None:
+def test_all_columns_and_all_images_are_there_on_demand(tab: ReportTab) -> None:
     extra = tab.page.locator('td[data-column="fid_plus_pixel"]').first
     assert not extra.is_visible()
     tab.page.locator("label[for=all-columns]").click()
@@ -210,14 +181,14 @@ def test_all_columns_and_all_images_are_there_on_demand(tab: Tab) -> None:
 
 @in_browser
 @pytest.mark.parametrize("width", [320, 390, 1280])
-def test_nothing_sticks_out_of_the_screen(tab: Tab, width: int) -> None:
+def test_nothing_sticks_out_of_the_screen(tab: ReportTab, width: int) -> None:
     tab.page.set_viewport_size({"width": width, "height": 800})
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @in_browser
 @pytest.mark.parametrize("case", ["one image", "msi alone", "confidence and blur", "only NaN"])
-def test_rare_contents_are_shown_too(tab: Tab, tmp_path: Path, case: str) -> None:
+def test_rare_contents_are_shown_too(tab: ReportTab, tmp_path: Path, case: str) -> None:
     options: dict[str, dict[str, Any]] = {
         "one image": {"n": 1, "maps": {"m": coarse_maps(1, 16, 0)}},
         "msi alone": {"n": 3, "columns": ["msi"]},
@@ -235,7 +206,7 @@ def test_rare_contents_are_shown_too(tab: Tab, tmp_path: Path, case: str) -> Non
             summaries={"m": summarise(empty)},
             standing=compare_values({"m": empty.msi}),
         )
-    tab.open(write_report(tmp_path / "rare.html", content))
+    tab.open(write_report(tmp_path / "rare.html", content).as_uri())
     assert tab.page.locator(".dot").count() == {"msi alone": 0, "only NaN": 0}.get(
         case, len(content.methods)
     )
@@ -243,10 +214,10 @@ def test_rare_contents_are_shown_too(tab: Tab, tmp_path: Path, case: str) -> Non
 
 
 @in_browser
-def test_hostile_names_run_nothing(tab: Tab, tmp_path: Path) -> None:
+def test_hostile_names_run_nothing(tab: ReportTab, tmp_path: Path) -> None:
     names = [f"{HOSTILE}{i}" for i in range(4)]
     content = replace(make(4, names=names), title=HOSTILE, classes=[HOSTILE] * 4)
-    tab.open(write_report(tmp_path / "hostile.html", content))
+    tab.open(write_report(tmp_path / "hostile.html", content).as_uri())
     tab.page.locator('#image-1 button[data-method="1"]').click()
     assert tab.drawn()[0] == 1
     assert tab.page.evaluate("window.hacked") is None

@@ -9,17 +9,17 @@ from threading import Thread
 PATIENCE = 5.0  # seconds a browser has to start
 
 
-def show_page(path: Path, wanted: bool | None = None) -> bool:
-    """Open a page if that is wanted, or (None) in a terminal with a screen; say whether it was.
+def show_page(page: Path | str, wanted: bool | None = None) -> bool:
+    """Open a file or an address if that is wanted, or (None) in a terminal with a screen.
 
-    Whatever goes wrong with a browser, this ends soon and raises nothing.
+    Say whether it was opened. Whatever goes wrong with a browser, this ends soon and raises nothing.
     """
     if wanted is None:
         wanted = sys.stdout.isatty() and _has_screen()
     if not wanted:
         return False
     opened: list[bool] = []
-    opening = Thread(target=lambda: opened.append(_open(path)), daemon=True)
+    opening = Thread(target=lambda: opened.append(_open(page)), daemon=True)
     opening.start()
     opening.join(PATIENCE)
     return opened == [True]
@@ -34,12 +34,13 @@ def _has_screen() -> bool:
     return True
 
 
-def _open(path: Path) -> bool:
+def _open(page: Path | str) -> bool:
+    address = page if isinstance(page, str) else page.resolve().as_uri()
     try:
         browser = webbrowser.get()
         # One that runs inside the terminal, as lynx does, would take it over.
         if type(browser) is webbrowser.GenericBrowser and "BROWSER" not in os.environ:
             return False
-        return bool(browser.open(path.resolve().as_uri()))
+        return bool(browser.open(address))
     except Exception:
         return False

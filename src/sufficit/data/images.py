@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -93,12 +94,26 @@ def plain_name(name: str) -> str:
 
 def read_picture(path: Path, view: View | None) -> Tensor:
     """What the model sees of a file: [C,H,W] in 0..1."""
-    view = view or View()
     if path.stat().st_size == 0:
         raise BadPictureError("the file is empty")
+    return decode_picture(path, view)
+
+
+def decode_picture(
+    file: Path | BinaryIO,
+    view: View | None,
+    kinds: tuple[str, ...] | None = None,
+    most_pixels: int | None = None,
+) -> Tensor:
+    """What the model sees of a file or of its bytes: [C,H,W] in 0..1.
+
+    `kinds` are the formats that are tried, as Pillow names them; `most_pixels` is looked at before
+    any pixel is decoded.
+    """
+    view = view or View()
     try:
-        with Image.open(path) as opened:
-            _refuse_size(*opened.size)
+        with Image.open(file, formats=kinds) as opened:
+            _refuse_size(*opened.size, most_pixels)
             picture = _eight_bits(ImageOps.exif_transpose(opened))
             seen = _seen(picture.convert("L" if view.channels == 1 else "RGB"), view)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -120,8 +135,8 @@ def quiet_reading() -> Iterator[None]:
         yield
 
 
-def _refuse_size(width: int, height: int) -> None:
-    limit = Image.MAX_IMAGE_PIXELS
+def _refuse_size(width: int, height: int, most_pixels: int | None = None) -> None:
+    limit = Image.MAX_IMAGE_PIXELS if most_pixels is None else most_pixels
     if limit is not None and width * height > limit:
         raise BadPictureError(
             f"too large to open safely ({width} x {height}, the limit is {limit} pixels)"

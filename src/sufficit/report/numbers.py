@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from sufficit import bands
+from sufficit.metrics.evaluate import Scores
 from sufficit.report.content import Content
 from sufficit.report.pictures import encode_fill, encode_heatmaps
 from sufficit.results import as_json, plain
@@ -24,8 +25,16 @@ MOST_ROWS = 3000  # of the table of all images
 def slider_grid(content: Content) -> tuple[float, ...]:
     """The alphas the slider stops at: those of the curves, and every alpha_min."""
     values = content.schedule(content.methods[0]).values
+    return stops(values, {found.alpha_min for found in content.scores.values()})
+
+
+def stops(values: Sequence[float], own: Iterable[float]) -> tuple[float, ...]:
+    """Of the alphas of curves as many as a slider needs, and every alpha_min.
+
+    >>> stops((0.0, 0.5, 1.0), [0.4])
+    (0.0, 0.4, 0.5, 1.0)
+    """
     kept = values[:: -(-len(values) // MOST_POINTS)]
-    own = {found.alpha_min for found in content.scores.values()}
     return tuple(sorted({*kept, 1.0, *own}))
 
 
@@ -60,16 +69,26 @@ def viewer_data(content: Content) -> dict[str, Any]:
 def curves_of(content: Content, method: str, grid: Sequence[float]) -> list[dict[str, Any]]:
     """For each image shown the answers to what is kept, hidden and left at each alpha."""
     scores, rows = content.scores[method], list(content.shown.rows)
-    heatmaps = content.shown.heatmaps[method].cpu()
-    counts = bands.runs(heatmaps, [bands.show(a) for a in grid]).diff(dim=2)[:, :, 0]
-    shares = counts / heatmaps[0].numel()
+    shares = shares_of(content.shown.heatmaps[method], grid)
+    answers = answers_along(scores, rows, grid)
+    return [{"share": share} | found for share, found in zip(shares, answers, strict=True)]
+
+
+def shares_of(heatmaps: Tensor, grid: Sequence[float]) -> list[list[float | None]]:
+    """For each image the share of its pixels above each alpha: [N,H,W] -> N."""
+    counts = bands.runs(heatmaps.cpu(), [bands.show(a) for a in grid]).diff(dim=2)[:, :, 0]
+    return [rounded(share) for share in counts / heatmaps[0].numel()]
+
+
+def answers_along(scores: Scores, rows: list[int], grid: Sequence[float]) -> list[dict[str, Any]]:
+    """For each row the answers to what is kept, hidden and left at each alpha."""
     start = scores.alpha_min
     asked: dict[str, list[Band]] = {
         "kept": [bands.show(a) for a in grid],
         "hidden": [bands.hide(start, a) for a in grid],
         "rest": [bands.rest(a) for a in grid],
     }
-    found: list[dict[str, Any]] = [{"share": rounded(share)} for share in shares]
+    found: list[dict[str, Any]] = [{} for _ in rows]
     for name, wanted in asked.items():
         for i, (confidence, hits) in enumerate(_answers(scores.answers, rows, wanted)):
             found[i] |= {name: confidence, f"{name}_hits": hits}

@@ -1,15 +1,12 @@
 """`write_report`: content -> one HTML file."""
 
-import base64
-import hashlib
 import math
 import re
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from sufficit.files import writing
@@ -18,6 +15,7 @@ from sufficit.metrics.leak import LIMIT
 from sufficit.report import charts, numbers, words
 from sufficit.report.content import Content, Facts
 from sufficit.report.pictures import SIDES, encode_images
+from sufficit.report.templates import environment, look_and_feel
 
 MAIN = (
     "msi",
@@ -67,7 +65,6 @@ def write_report(path: Path | str, content: Content) -> Path:
 
 def render(content: Content) -> str:
     """The page as text."""
-    script = _asset("page.js")
     return (
         _environment()
         .get_template("page.html")
@@ -93,10 +90,7 @@ def render(content: Content) -> str:
             reduced=max(content.shown.images.shape[-2:]) > SIDES[0],
             data=Markup(numbers.script_safe(numbers.viewer_data(content))),
             downloads=downloads(content),
-            style=Markup(_asset("page.css")),
-            dark=Markup(_asset("dark.css")),
-            script=Markup(script),
-            script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            **look_and_feel(),
         )
     )
 
@@ -213,18 +207,8 @@ def interval(estimate: Estimate, digits: int = 3) -> str:
     return f"{number(estimate.low, digits)} to {number(estimate.high, digits)}"
 
 
-def _asset(name: str) -> str:
-    return files("sufficit.report").joinpath(name).read_text(encoding="utf-8")
-
-
 @cache
 def _environment() -> Environment:
-    found = Environment(
-        loader=FunctionLoader(_asset),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    found.filters |= {"number": number, "interval": interval, "typeset": typeset}
+    found = environment().overlay()
+    found.filters = found.filters | {"number": number, "interval": interval, "typeset": typeset}
     return found

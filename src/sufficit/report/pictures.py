@@ -28,10 +28,12 @@ def encode_images(images: Tensor) -> list[str]:
     return _fitting(lambda quality: [_webp(p, quality) for p in pictures], QUALITIES, IMAGE_ROOM)
 
 
-def encode_heatmaps(heatmaps: Mapping[str, Tensor], grid: Sequence[float]) -> dict[str, list[str]]:
+def encode_heatmaps(
+    heatmaps: Mapping[str, Tensor], grid: Sequence[float], sides: Sequence[int] = SIDES
+) -> dict[str, list[str]]:
     """Data addresses of 8-bit PNG that hold `steps` of the maps: each [N,H,W] -> N a method."""
     maps = torch.cat([found.detach().cpu().float() for found in heatmaps.values()])
-    found = _fitting(lambda side: _steps_png(maps, side, grid), SIDES, MAP_ROOM)
+    found = _fitting(lambda side: _steps_png(maps, side, grid), sides, MAP_ROOM)
     n = len(found) // len(heatmaps)
     return {method: found[i * n : (i + 1) * n] for i, method in enumerate(heatmaps)}
 

@@ -1,0 +1,149 @@
+/* The viewer: one image seen through one heatmap. Whoever shows it makes scenes:
+   { key, title, target, width, height, image, map, fill, grid, start, curves or null, waiting }. */
+const $ = (id) => document.getElementById(id);
+const VIEWS = ["kept", "hidden", "rest"];
+const INFERNO = [[0, 0, 4], [31, 12, 72], [85, 15, 109], [136, 34, 106], [186, 54, 85], [227, 89, 51], [249, 140, 10], [249, 201, 50], [252, 255, 164]];
+
+/* Light and dark. */
+const dark = () => (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+const tellTheme = () => { $("theme").textContent = dark() ? "Light" : "Dark"; $("theme").setAttribute("aria-pressed", String(dark())); };
+const keep = (theme) => { try { localStorage.setItem("sufficit-theme", theme); } catch { /* a file may not be allowed to */ } };
+const kept = () => { try { return localStorage.getItem("sufficit-theme"); } catch { return null; } };
+const setTheme = () => { const wanted = kept(); document.documentElement.dataset.theme = wanted || (dark() ? "dark" : "light"); tellTheme(); };
+$("theme").addEventListener("click", () => { document.documentElement.dataset.theme = dark() ? "light" : "dark"; keep(document.documentElement.dataset.theme); tellTheme(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (!kept()) { delete document.documentElement.dataset.theme; setTheme(); } });
+setTheme();
+$("theme").hidden = false;
+
+/* Pictures as pixels. */
+const picture = (address) => new Promise((done, fail) => { const image = new Image(); image.onload = () => done(image); image.onerror = fail; image.src = address; });
+const pixels = (source, width, height) => {
+  const canvas = document.createElement("canvas");
+  canvas.width = width; canvas.height = height;
+  const pen = canvas.getContext("2d", { willReadFrequently: true });
+  if (typeof source === "string") { pen.fillStyle = source; pen.fillRect(0, 0, width, height); }
+  else pen.drawImage(source, 0, 0, width, height);
+  return pen.getImageData(0, 0, width, height).data;
+};
+const known = new Map();
+const once = (key, make) => { if (!known.has(key)) known.set(key, make()); return known.get(key); };
+const pixelsOf = (address, { width, height }) => once(`${width} ${height} ${address}`, async () => pixels(address.startsWith("#") ? address : await picture(address), width, height));
+
+/* A heatmap over its image; steps of the map count the alphas that lie below it. */
+const colour = (value) => {
+  const place = value * (INFERNO.length - 1), low = Math.min(Math.floor(place), INFERNO.length - 2);
+  return INFERNO[low].map((channel, c) => channel + (place - low) * (INFERNO[low + 1][c] - channel));
+};
+const coloursOf = (grid) => grid.map((alpha, step) => (step ? (alpha + grid[step - 1]) / 2 : 0)).map((value) => [value, colour(value)]);
+const drawOverlay = async (canvas, scene) => {
+  const colours = coloursOf(scene.grid);
+  const [image, map] = await Promise.all([pixelsOf(scene.image, scene), pixelsOf(scene.map, scene)]);
+  const drawn = new ImageData(scene.width, scene.height);
+  for (let p = 0; p < image.length; p += 4) {
+    const [value, tint] = colours[Math.min(map[p], colours.length - 1)];
+    const grey = (image[p] + image[p + 1] + image[p + 2]) / 3, weight = 0.7 * value;
+    for (let c = 0; c < 3; c++) drawn.data[p + c] = grey * (1 - weight) + tint[c] * weight;
+    drawn.data[p + 3] = 255;
+  }
+  canvas.getContext("2d").putImageData(drawn, 0, 0);
+};
+const inside = {
+  kept: (value, step) => value > step,
+  hidden: (value, step, start) => value > start && value <= step,
+  rest: (value, step) => value <= step,
+};
+const drawMasked = (canvas, view, image, map, fill, step, start) => {
+  const drawn = new ImageData(canvas.width, canvas.height);
+  for (let p = 0; p < image.length; p += 4) {
+    const source = inside[view](map[p], step, start) ? image : fill;
+    for (let c = 0; c < 3; c++) drawn.data[p + c] = source[p + c];
+    drawn.data[p + 3] = 255;
+  }
+  canvas.getContext("2d").putImageData(drawn, 0, 0);
+};
+
+/* What the model says. */
+const percent = (value) => (value > 0 && value < 0.001 ? "< 0.1" : (100 * value).toFixed(1)) + "\u00a0%";
+const share = (view, { shares, start }, step) => ({
+  kept: shares[step], hidden: Math.max(0, shares[start] - shares[step]), rest: 1 - shares[step],
+})[view];
+const says = (view, { target, curves, start, waiting }, step) => {
+  if (view === "hidden" && step < start) return { text: "nothing: α is below α_min", yes: false };
+  if (!curves) return { text: waiting || "not asked", yes: false };
+  const value = curves[view][step], hit = curves[`${view}_hits`][step];
+  if (hit === "?") return { text: "not asked", yes: false };
+  return hit === "1" ? { text: `says ${target} (${percent(value)})`, yes: true } : { text: `says another class (${target}: ${percent(value)})`, yes: false };
+};
+
+/* The curves of one image. The plot is as wide as the way of the slider's thumb. */
+const EDGE = 8, TOP = 8, BARS = 30;
+const drawCurves = ({ grid, curves, start }) => {
+  const svg = $("curves"), width = svg.clientWidth, height = svg.clientHeight;
+  if (!width) return;
+  const x = (step) => EDGE + grid[step] * (width - 2 * EDGE), y = (value) => TOP + (1 - value) * (height - TOP - BARS - 4);
+  const parts = [0, 0.5, 1].map((v) => `<line class="grid" x1="${EDGE}" x2="${width - EDGE}" y1="${y(v)}" y2="${y(v)}"/><text class="tick" x="${EDGE}" y="${y(v) - 3}">${v ? v : ""}</text>`);
+  parts.push(`<line class="mark" x1="${x(start)}" x2="${x(start)}" y1="${TOP}" y2="${height}"/>`);
+  const shown = curves ? VIEWS : [];
+  shown.forEach((view, v) => {
+    let pen = "M", path = "";
+    curves[view].forEach((value, step) => { if (value === null) return; path += `${pen}${x(step).toFixed(1)} ${y(value).toFixed(1)}`; pen = "L"; });
+    parts.push(`<path class="line ${view}" d="${path}"/>`);
+    const row = height - BARS + 4 + v * 9;
+    for (const run of curves[`${view}_hits`].matchAll(/1+/g)) {
+      const first = x(run.index), last = x(run.index + run[0].length - 1);
+      parts.push(`<rect class="${view}" fill="var(--c)" opacity=".8" rx="2" x="${(first - 2).toFixed(1)}" width="${(last - first + 4).toFixed(1)}" y="${row}" height="5"/>`);
+    }
+  });
+  parts.push(`<g id="marker"><line stroke="var(--ink)" y1="0" y2="${height}"/>${shown.map((view) => `<circle class="${view}" r="4.5" fill="var(--c)" stroke="var(--card)" stroke-width="1.5"/>`).join("")}</g>`);
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.innerHTML = parts.join("");
+  svg.dataset.x = JSON.stringify([EDGE, width - 2 * EDGE]);
+  shown.forEach((view) => { svg.querySelector(`circle.${view}`).dataset.y = JSON.stringify(curves[view].map((v) => (v === null ? null : y(v)))); });
+};
+const moveMarker = ({ grid }, step) => {
+  const svg = $("curves"), marker = $("marker");
+  if (!marker) return;
+  const [left, width] = JSON.parse(svg.dataset.x), x = (left + grid[step] * width).toFixed(1);
+  marker.querySelector("line").setAttribute("x1", x); marker.querySelector("line").setAttribute("x2", x);
+  marker.querySelectorAll("circle").forEach((circle) => {
+    const y = JSON.parse(circle.dataset.y)[step];
+    circle.setAttribute("cx", x); circle.setAttribute("cy", y ?? 0); circle.style.display = y === null ? "none" : "";
+  });
+};
+
+/* What is shown now, and the threshold. */
+const now = { scene: null, step: 0 };
+const draw = async () => {
+  const { scene, step } = now, { grid } = scene;
+  $("alpha").value = step;
+  $("alpha-value").textContent = `α = ${grid[step].toFixed(2)}`;
+  const words = VIEWS.map((view) => says(view, scene, step));
+  $("alpha").setAttribute("aria-valuetext", `alpha ${grid[step].toFixed(2)}: kept ${words[0].text}; complement ${words[2].text}`);
+  VIEWS.forEach((view, v) => {
+    const figure = document.querySelector(`[data-view="${view}"]`), said = figure.querySelector(".says");
+    figure.querySelector(".share").textContent = `${percent(share(view, scene, step))} of the pixels`;
+    said.textContent = words[v].text; said.classList.toggle("no", !words[v].yes);
+  });
+  moveMarker(scene, step);
+  const sources = await Promise.all([scene.image, scene.map, scene.fill].map((address) => pixelsOf(address, scene)));
+  if (now.scene !== scene || now.step !== step) return;
+  VIEWS.forEach((view) => {
+    const canvas = document.querySelector(`[data-view="${view}"] canvas`);
+    if (canvas.width !== scene.width) canvas.width = scene.width;
+    if (canvas.height !== scene.height) canvas.height = scene.height;
+    drawMasked(canvas, view, ...sources, step, scene.start);
+  });
+  $("viewer").dataset.drawn = `${scene.key} ${step}`;
+};
+const present = (scene, step) => {
+  now.scene = scene; now.step = step;
+  $("viewer").hidden = false;
+  $("viewer-title").textContent = scene.title;
+  $("to-start").textContent = `α_min = ${scene.grid[scene.start].toFixed(2)}`;
+  $("alpha").max = scene.grid.length - 1;
+  drawCurves(scene);
+  return draw();
+};
+$("alpha").addEventListener("input", () => { now.step = Number($("alpha").value); draw(); });
+$("to-start").addEventListener("click", () => { now.step = now.scene.start; draw(); });
+new ResizeObserver(() => { if (now.scene) { drawCurves(now.scene); moveMarker(now.scene, now.step); } }).observe($("curves"));

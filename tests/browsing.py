@@ -1,0 +1,58 @@
+"""A page in Chromium, for the tests of the report and of the page."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from report_content import decoded
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+in_browser = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
+
+
+@contextmanager
+def launched() -> Iterator[Any]:
+    """A browser."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+class Tab:
+    """A page in a browser, and all that it complained of or asked for."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def open(self, address: str) -> None:
+        self.page.goto(address)
+        self.page.wait_for_selector("html[data-ready]")
+
+    def pixels(self, view: str) -> np.ndarray:
+        script = "view => document.querySelector(`[data-view=${view}] canvas`).toDataURL()"
+        return decoded(self.page.evaluate(script, view)).reshape(-1, 4)[:, :3]
+
+
+@contextmanager
+def opened(browser: Any, address: str, kind: type[Tab] = Tab, **options: Any) -> Iterator[Any]:
+    """A tab of a size and colour scheme, closed at the end."""
+    usual = {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"}
+    context = browser.new_context(**{"reduced_motion": "reduce"} | usual | options)
+    context.set_default_timeout(20_000)
+    found = kind(context.new_page())
+    found.open(address)
+    yield found
+    context.close()

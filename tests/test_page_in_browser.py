@@ -1,0 +1,338 @@
+"""The page in a real browser, with a server of its own."""
+
+import io
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import uvicorn
+from PIL import Image
+from torch import nn
+
+from browsing import Tab, in_browser, launched, opened
+from report_content import HOSTILE
+from sufficit import Classifier, View, evaluate, explain
+from sufficit.data.digits import synthetic_digits
+from sufficit.data.images import read_picture
+from sufficit.web import Limits, Studio, make_app, open_studio, serve
+from sufficit.web.server import address, bound
+
+METHODS = ["gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam"]
+
+
+@pytest.fixture(scope="module")
+def studio() -> Studio:
+    return open_studio(Classifier.load("sufficit:digits"), "sufficit:digits", value_step=0.05)
+
+
+class Serving:
+    """A server in a thread of its own, for as long as the block runs."""
+
+    def __init__(self, studio: Studio, limits: Limits | None = None) -> None:
+        self.listening = bound("127.0.0.1", 0)
+        self.address = address(self.listening)
+        app = make_app(studio, limits or Limits(megabytes=0.5, megapixels=1))
+        self.thread = threading.Thread(
+            target=serve, args=(app, self.listening), kwargs={"ready": self.keep}
+        )
+
+    def keep(self, server: uvicorn.Server) -> None:
+        self.server = server
+
+    def __enter__(self) -> str:
+        self.thread.start()
+        begun = time.monotonic()
+        while not getattr(getattr(self, "server", None), "started", False):
+            assert time.monotonic() - begun < 10
+            time.sleep(0.02)
+        return self.address
+
+    def __exit__(self, *_: object) -> None:
+        self.server.should_exit = True
+        self.thread.join(10)
+        self.listening.close()
+
+
+@pytest.fixture(scope="module")
+def home(studio: Studio) -> Iterator[str]:
+    with Serving(studio) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pictures") / "five.png"
+    pixels = synthetic_digits(1, seed=20).images[0].mul(255).round().byte()
+    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with launched() as found:
+        yield found
+
+
+class PageTab(Tab):
+    """The page in a tab."""
+
+    def state(self, wanted: str) -> None:
+        self.page.wait_for_selector(f"#found[data-state={wanted}]")
+
+    def upload(self, path: Path) -> None:
+        self.page.set_input_files("#file", path)
+        self.state("done")
+
+    def drawn(self) -> tuple[str, int]:
+        """Method and step that the viewer shows, once it is drawn."""
+        self.page.wait_for_function(
+            "() => document.getElementById('viewer').dataset.drawn?.split(' ')[1]"
+            " === document.getElementById('alpha').value"
+        )
+        method, step = self.page.get_attribute("#viewer", "data-drawn").split()
+        return method, int(step)
+
+    def msi(self) -> dict[str, float]:
+        found = {}
+        for button in self.page.locator("#maps button").all():
+            value = button.locator("b").inner_text().removeprefix("MSI ").replace("\u2212", "-")
+            found[button.get_attribute("data-method")] = float(value)
+        return found
+
+
+@pytest.fixture
+def tab(browser: Any, home: str) -> Iterator[PageTab]:
+    with opened(browser, home, PageTab) as found:
+        yield found
+    refused = "Failed to load resource"  # what a browser notes of any answer that is no success
+    assert [text for text in found.complaints if refused not in text] == []
+    assert [url for url in found.requests if not url.startswith((home, "data:", "blob:"))] == []
+
+
+def truth(studio: Studio, picture: Path, method: str, target: int) -> tuple[Any, torch.Tensor]:
+    """Scores and heatmap as the package gives them."""
+    images = read_picture(picture, studio.classifier.view)[None]
+    goal = torch.tensor([target])
+    heatmaps = explain(studio.classifier, images, goal, method=method)
+    return evaluate(studio.classifier, images, heatmaps, goal, value_step=0.05), heatmaps[0]
+
+
+@in_browser
+def test_an_upload_gives_prediction_overlays_and_scores(
+    tab: PageTab, studio: Studio, picture: Path
+) -> None:
+    tab.upload(picture)
+    assert tab.page.inner_text("#found-title").startswith("The model says 5 (")
+    assert tab.page.locator("#likeliest li").count() == 5
+    values = tab.msi()
+    assert list(values) == METHODS
+    for method, value in values.items():
+        scores, _ = truth(studio, picture, method, 5)
+        assert value == pytest.approx(scores.msi.item(), abs=0.00501), method
+        told = tab.page.locator(f'#maps [data-method="{method}"] small').inner_text()
+        base, penalty = (float(part.replace("\u2212", "-")) for part in told.split(" \u2212 "))
+        assert base == pytest.approx(scores.base_score.item(), abs=0.00501)
+        assert penalty == pytest.approx(scores.mask_penalty.item(), abs=0.00501)
+    best = tab.page.locator("#maps .top-one").first.get_attribute("data-method")
+    assert values[best] == max(values.values())
+    assert "steps of 0.05" in tab.page.inner_text("#status")
+    colours = "c => new Set(c.getContext('2d').getImageData(0, 0, 64, 64).data).size"
+    assert all(c.evaluate(colours) > 20 for c in tab.page.locator("#maps canvas").all())
+
+
+@in_browser
+def test_the_slider_shows_what_the_model_sees_and_says(
+    tab: PageTab, studio: Studio, picture: Path
+) -> None:
+    tab.upload(picture)
+    tab.page.locator('#maps [data-method="kpca-cam"]').click()
+    scores, heatmap = truth(studio, picture, "kpca-cam", 5)
+    image = read_picture(picture, studio.classifier.view)
+    curves, places = scores.curves(), set()
+    for step in (10, 16, 4):
+        tab.page.locator("#alpha").fill(str(step))
+        assert tab.drawn() == ("kpca-cam", step)
+        alpha = step / 20
+        for view, inside in (
+            ("kept", heatmap > alpha),
+            ("hidden", (heatmap > 0.5) & (heatmap <= alpha)),
+            ("rest", heatmap <= alpha),
+        ):
+            wanted = (image * inside).mul(255).round().byte().permute(1, 2, 0).reshape(-1, 3)
+            assert np.array_equal(tab.pixels(view), wanted.numpy()), (step, view)
+        for view, name in (("kept", "insertion_pixel"), ("rest", "deletion_pixel")):
+            said = tab.page.inner_text(f"#says-{view} .says")
+            hit = curves[name].accuracy[0][step].item() == 1
+            assert said.startswith("says 5 (" if hit else "says another class (5:")
+            value = float(re.findall(r"([\d.]+)\s%", said)[0])
+            assert value == pytest.approx(100 * curves[name].confidence[0][step].item(), abs=0.11)
+        places.add(tab.page.get_attribute("#marker line", "x1"))
+        heights = tab.page.locator("#marker circle.kept").get_attribute("cy")
+        assert float(heights) > 0
+    assert len(places) == 3
+    tab.page.locator("#to-start").click()
+    assert tab.drawn() == ("kpca-cam", 10)
+
+
+@in_browser
+def test_settings_are_asked_for_at_once(tab: PageTab, studio: Studio, picture: Path) -> None:
+    tab.upload(picture)
+    for box in METHODS[1:]:
+        tab.page.locator(f"label:text-is('{box}')").click()
+    tab.page.fill("#target", "3")
+    tab.page.dispatch_event("#target", "change")
+    tab.page.wait_for_function("() => document.querySelectorAll('#maps button').length === 1")
+    tab.state("done")
+    scores, _ = truth(studio, picture, "gradcam", 3)
+    assert tab.msi() == {"gradcam": pytest.approx(scores.msi.item(), abs=0.00501)}
+    assert tab.page.inner_text("#likeliest .wanted .name") == "3, explained"
+    tab.page.fill("#target", "eleven")
+    tab.page.dispatch_event("#target", "change")
+    tab.page.wait_for_selector("#problem:not([hidden])")
+    assert "Unknown class 'eleven'" in tab.page.inner_text("#problem")
+    tab.page.fill("#target", "")
+    tab.page.fill("#alpha_min", "0.7")
+    tab.page.dispatch_event("#alpha_min", "change")
+    tab.page.wait_for_function(
+        "() => document.getElementById('to-start').textContent.includes('0.70')"
+    )
+    assert not tab.page.is_visible("#problem")
+    tab.page.locator("label:text-is('gradcam')").click()
+    tab.page.wait_for_selector("#problem:not([hidden])")
+    assert tab.page.inner_text("#problem") == "Choose one method at least."
+
+
+@in_browser
+def test_bad_files_are_told_in_words(tab: PageTab, picture: Path, tmp_path: Path) -> None:
+    files = {
+        "notes.png": (b"no image at all", "not an image"),
+        "cut.png": (picture.read_bytes()[:3000], "damaged or cut off"),
+        "empty.png": (b"", "The file is empty"),
+        "large.png": (bytes(600_000), "too large: the limit is 0.5 MB"),
+    }
+    for name, (content, sentence) in files.items():
+        (tmp_path / name).write_bytes(content)
+        tab.page.set_input_files("#file", tmp_path / name)
+        tab.page.wait_for_function(
+            "text => document.getElementById('problem').textContent.includes(text)", arg=sentence
+        )
+        assert tab.page.is_visible("#problem")
+    tab.upload(picture)
+    assert not tab.page.is_visible("#problem")
+
+
+@in_browser
+def test_images_can_be_dropped_and_pasted(tab: PageTab, picture: Path) -> None:
+    content = list(picture.read_bytes())
+    script = """([content, kind]) => {
+      const data = new DataTransfer();
+      data.items.add(new File([new Uint8Array(content)], "five.png", { type: "image/png" }));
+      const options = { bubbles: true, cancelable: true };
+      document.body.dispatchEvent(kind === "drop"
+        ? new DragEvent("drop", { ...options, dataTransfer: data })
+        : new ClipboardEvent("paste", { ...options, clipboardData: data }));
+    }"""
+    for kind, title in (("drop", "five.png"), ("paste", "The pasted image")):
+        tab.page.evaluate(script, [content, kind])
+        tab.page.wait_for_function(
+            "text => document.getElementById('viewer-title').textContent.startsWith(text)",
+            arg=title,
+        )
+        tab.state("done")
+        assert len(tab.msi()) == 5
+
+
+@in_browser
+def test_keys_alone_suffice(tab: PageTab) -> None:
+    keys, focused = tab.page.keyboard, "document.activeElement.id"
+    ring = "getComputedStyle(document.activeElement).outlineStyle"
+    reached = []
+    for _ in range(30):
+        keys.press("Tab")
+        reached.append(tab.page.evaluate(focused))
+        if reached[-1] == "example":
+            break
+    assert "file" in reached
+    assert tab.page.evaluate(ring) == "solid"
+    keys.press("Enter")
+    tab.state("done")
+    while tab.page.evaluate("document.activeElement.dataset.method") != "layercam":
+        keys.press("Tab")
+        reached.append(tab.page.evaluate(focused))
+        assert len(reached) < 60
+    assert {"method-0", "target", "alpha_min", "fill", "score", "value_step"} <= set(reached)
+    keys.press("Enter")
+    assert tab.drawn() == ("layercam", 10)
+    while tab.page.evaluate(focused) != "alpha":
+        keys.press("Tab")
+    keys.press("ArrowRight")
+    assert tab.drawn() == ("layercam", 11)
+    spoken = tab.page.get_attribute("#alpha", "aria-valuetext")
+    assert spoken.startswith("alpha 0.55: kept says")
+
+
+@in_browser
+def test_everything_has_a_name_for_screen_readers(tab: PageTab, picture: Path) -> None:
+    tab.upload(picture)
+    unnamed = tab.page.evaluate(
+        """[...document.querySelectorAll("input, select, button, canvas:not([aria-hidden]), img")]
+          .filter((e) => !(e.labels?.length || e.ariaLabel || e.getAttribute("aria-labelledby")
+            || e.textContent.trim() || e.alt)).map((e) => e.outerHTML)"""
+    )
+    assert unnamed == []
+    assert tab.page.get_attribute("#status", "aria-live") == "polite"
+    assert tab.page.get_attribute("#problem", "role") == "alert"
+    label = tab.page.locator('#maps [data-method="gradcam"]').get_attribute("aria-label")
+    assert re.fullmatch(r"gradcam, MSI .\d\.\d\d, base score .*, mask penalty .*", label)
+
+
+@in_browser
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (320, "dark")]
+)
+def test_nothing_sticks_out_in_light_and_dark_on_desk_and_phone(
+    browser: Any, home: str, picture: Path, tmp_path: Path, width: int, scheme: str
+) -> None:
+    size = {"width": width, "height": 900}
+    with opened(browser, home, PageTab, viewport=size, color_scheme=scheme) as tab:
+        tab.upload(picture)
+        tab.drawn()
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        shade = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", shade))) < 150) == (scheme == "dark")
+        shot = tmp_path / f"{scheme}-{width}.png"
+        tab.page.screenshot(path=shot, full_page=True)
+        with Image.open(io.BytesIO(shot.read_bytes())) as opened_shot:
+            assert opened_shot.width == width
+        assert tab.complaints == []
+
+
+@in_browser
+def test_hostile_names_run_nothing(browser: Any, tmp_path: Path, picture: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    torch.nn.init.constant_(model[0].weight, 0.1)
+    classifier = Classifier(model, "0", classes=[HOSTILE, "good"], view=View(crop=(16, 16)))
+    path = tmp_path / ('<img src=x onerror="window.hacked=3">.png'.replace("/", ""))
+    path.write_bytes(picture.read_bytes())
+    studio = open_studio(classifier, HOSTILE, value_step=0.1)
+    with Serving(studio) as home, opened(browser, home, PageTab) as tab:
+        tab.page.fill("#target", HOSTILE)
+        tab.upload(path)
+        assert tab.page.evaluate("window.hacked") is None
+        assert HOSTILE in tab.page.inner_text("#likeliest")
+        assert "onerror" in tab.page.inner_text("#viewer-title")
+        assert tab.complaints == []
+
+
+@in_browser
+def test_the_list_of_endpoints_needs_no_network(tab: PageTab, home: str) -> None:
+    tab.page.goto(f"{home}/docs")
+    assert "POST /api/score" in tab.page.inner_text("main")
+    tab.page.set_viewport_size({"width": 390, "height": 800})
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
