@@ -12,7 +12,7 @@ PATIENCE = 5.0  # seconds a browser has to start
 def show_page(page: Path | str, wanted: bool | None = None) -> bool:
     """Open a file or an address if that is wanted, or (None) in a terminal with a screen.
 
-    Say whether it was opened. Whatever goes wrong with a browser, this ends soon and raises nothing.
+    Say whether it was. Whatever goes wrong with a browser, this ends soon and raises nothing.
     """
     if wanted is None:
         wanted = sys.stdout.isatty() and _has_screen()
