@@ -21,9 +21,10 @@ from sufficit.errors import UserError
 from sufficit.models import MODELS
 from sufficit.reproduce import reproduce
 from sufficit.reproducing.clock import Clock
+from sufficit.reproducing.learning import lax_recipe
 from sufficit.reproducing.outcome import Outcome, paper_rows, read_outcome, summary_of
 from sufficit.reproducing.plans import begin, make_plan
-from sufficit.reproducing.stages import lax_recipe, overlap, pointing
+from sufficit.reproducing.scoring import overlap, pointing
 from sufficit.reproducing.tables import TABLES
 from sufficit.reproducing.writing import table_lines, write_results
 from sufficit.smallnet import SmallNet
@@ -259,7 +260,10 @@ def test_training_and_scoring_import_nothing_that_a_gpu_machine_lacks() -> None:
 
 
 def test_a_folder_goes_on_only_with_what_it_was_begun_with(tmp_path: Path) -> None:
+    begin(tmp_path, "cifar10", {"images": 9}, quick=False, cuda=False)
     plan = begin(tmp_path, "cifar10", {"images": 10}, quick=True, cuda=False)
+    assert plan.images == 10, "nothing was done by the first plan"
+    (tmp_path / "test.json").touch()
     assert begin(tmp_path, "cifar10", {}, quick=False, cuda=True) == plan, "the device may differ"
     with pytest.raises(UserError, match="was begun with images 10, and is asked now for 11"):
         begin(tmp_path, "cifar10", {"images": 11}, quick=True, cuda=False)
@@ -412,3 +416,22 @@ def test_the_command_prints_the_table(sufficit, tmp_path: Path, whole: Path) -> 
     assert "Means over 4 test images, alpha_min 0.5" in run.words
     assert "LAX, paper's recipe" in run.words
     assert "0.582" in run.words, "the paper's"
+
+
+def test_the_page_of_results_is_made_from_files(whole: Path, tmp_path: Path) -> None:
+    import results_tables
+
+    shutil.copytree(whole / "results", tmp_path / "synthetic-mnist")
+    page = results_tables.page(tmp_path, results_tables.TEMPLATE.read_text())
+    assert "{{" not in page
+    places = len(results_tables.PLACES)
+    assert page.count(results_tables.NOT_YET) == 3 * places, "of the three other tables"
+    for line in (whole / "results" / "table.md").read_text().splitlines():
+        assert line in page
+    assert "small-net at 64 px from random weights, trained for 2 epochs on 36 images" in page
+    assert "![MSI over alpha_min](../results/synthetic-mnist/alpha.png)" in page
+    summary = json.loads((whole / "results" / "summary.json").read_text())
+    gap = summary["methods"]["kpca-cam"]["msi"]["mean"] - 0.128
+    assert f"KPCA-CAM {gap:+.3f}" in page
+    with pytest.raises(SystemExit, match="the template asks for 'tabel'"):
+        results_tables.page(tmp_path, "{{synthetic-mnist tabel}}")

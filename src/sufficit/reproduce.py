@@ -7,18 +7,17 @@ from typing import Any
 import torch
 
 from sufficit.reproducing.clock import Clock
+from sufficit.reproducing.learning import train_the_adapters, train_the_classifier
 from sufficit.reproducing.outcome import Outcome, read_outcome
 from sufficit.reproducing.plans import NUMBERS, TIMINGS, begin
-from sufficit.reproducing.stages import (
-    Work,
+from sufficit.reproducing.scoring import (
     draw_some,
     find_the_digits,
     score_the_table,
     search_alpha,
-    train_the_adapters,
-    train_the_classifier,
     write_the_test_folder,
 )
+from sufficit.reproducing.work import Work
 from sufficit.reproducing.writing import REPORT, absent, write_results
 from sufficit.types import Progress
 

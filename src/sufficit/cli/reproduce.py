@@ -85,7 +85,7 @@ def reproduce(
 
     data_name = table_of(table).data
     folder = out_folder or Path(table)
-    check_output(folder, [data] if data else [])
+    check_output(folder)
     from sufficit.data.datasets import download as fetch
     from sufficit.parsing import device_from
     from sufficit.reproduce import reproduce as run

@@ -81,7 +81,7 @@ def make_plan(table: str, asked: Mapping[str, Any], *, quick: bool, cuda: bool) 
 def begin(out: Path, table: str, asked: Mapping[str, Any], *, quick: bool, cuda: bool) -> Plan:
     """The plan of a folder: the one it was begun with, where what is asked does not differ."""
     path = out / PLAN
-    if not path.exists():
+    if _untouched(out):
         plan = make_plan(table, asked, quick=quick, cuda=cuda)
         path.parent.mkdir(parents=True, exist_ok=True)
         save_json(path, asdict(plan))
@@ -96,6 +96,12 @@ def begin(out: Path, table: str, asked: Mapping[str, Any], *, quick: bool, cuda:
                 " as it was, or choose another --out"
             )
     return begun
+
+
+def _untouched(out: Path) -> bool:
+    """Whether no stage has left anything in a folder."""
+    left = {path for path in out.rglob("*") if path.is_file()}
+    return left <= {out / PLAN, out / TIMINGS}
 
 
 def read_plan(out: Path) -> Plan:

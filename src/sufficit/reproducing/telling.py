@@ -13,7 +13,7 @@ from sufficit.report import Content, Facts, Shown, write_report
 from sufficit.reproducing.kept import Kept
 from sufficit.reproducing.outcome import PLACES, Outcome, summary_of
 from sufficit.reproducing.plans import NUMBERS
-from sufficit.reproducing.stages import NO_ANSWER
+from sufficit.reproducing.scoring import NO_ANSWER
 from sufficit.reproducing.tables import table_of
 from sufficit.types import Answers
 
