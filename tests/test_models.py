@@ -145,4 +145,5 @@ def test_published_weights_that_can_not_be_had_are_one_line(
         fill_in(build("resnet18", 3, 224), "resnet18", "default", 224)
     with pytest.raises(UserError, match="deit-tiny has no published weights: give --weights FILE"):
         fill_in(build("deit-tiny", 3, 224), "deit-tiny", "default", 224)
+    assert fill_in(build("small-net", 10, 64), "small-net", "default", 64) == ()
     assert "fc" in fill_in(build("resnet18", 3, 224), "resnet18", "none", 224)

@@ -38,6 +38,7 @@ SMALL = {
     "lax_epochs": 2,
     "step": 0.25,
     "group": 2,
+    "weights": "none",
 }
 TOLD = ("numbers/scores", "numbers/search", "numbers/places", "numbers/shown", "numbers/answers")
 
@@ -271,6 +272,17 @@ def test_a_folder_goes_on_only_with_what_it_was_begun_with(tmp_path: Path) -> No
         begin(tmp_path, "cub200", {}, quick=True, cuda=False)
 
 
+def test_a_small_size_is_small_and_a_whole_one_the_papers() -> None:
+    quick = make_plan("synthetic-mnist", {}, quick=True, cuda=False)
+    assert (quick.model, quick.weights, quick.side) == ("small-net", "default", 64)
+    assert make_plan("cifar10", {}, quick=True, cuda=False).weights == "none"
+    whole = make_plan("cifar10-vit", {}, quick=False, cuda=True)
+    assert (whole.model, whole.weights, whole.side) == ("vit-b-16", "default", 224)
+    assert (whole.precision, whole.batch_size, whole.seeds, whole.images) == ("bf16", 512, 3, 2000)
+    assert make_plan("cifar10", {}, quick=False, cuda=True).batch_size == 2048
+    assert make_plan("cifar10", {"model": "deit-tiny"}, quick=True, cuda=False).side == 224
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -428,7 +440,7 @@ def test_the_page_of_results_is_made_from_files(whole: Path, tmp_path: Path) -> 
     assert page.count(results_tables.NOT_YET) == 3 * places, "of the three other tables"
     for line in (whole / "results" / "table.md").read_text().splitlines():
         assert line in page
-    assert "small-net at 64 px from random weights, trained for 2 epochs on 36 images" in page
+    assert "small-net at 64 px from random weights, trained for 2 epochs on 38 images" in page
     assert "![MSI over alpha_min](../results/synthetic-mnist/alpha.png)" in page
     summary = json.loads((whole / "results" / "summary.json").read_text())
     gap = summary["methods"]["kpca-cam"]["msi"]["mean"] - 0.128

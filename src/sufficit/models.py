@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from sufficit.errors import UserError, unknown
-from sufficit.parts import read_state
-from sufficit.smallnet import SmallNet
+from sufficit.parts import WEIGHTS, read_state
+from sufficit.smallnet import SMALL_NETS, SmallNet
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SMALL_SIDE = 64  # images up to this size get a stem that does not shrink them
@@ -28,6 +28,7 @@ class Architecture:
     stem: str | None = None  # what published weights do not fit where images are small
     fixed_side: int | None = None
     attention: bool = False
+    shipped_for: str | None = None  # a data set that weights for it come with the package
 
 
 def build(name: str, num_classes: int, image_size: int, *, folded: bool = False) -> nn.Module:
@@ -80,6 +81,8 @@ def _published(name: str) -> dict[str, Tensor]:
     from torchvision import models
 
     source = MODELS[name].published
+    if MODELS[name].shipped_for is not None:
+        return read_state(SMALL_NETS["digits"].folder / WEIGHTS)
     if source is None:
         raise UserError(
             f"{name} has no published weights: give --weights FILE, or none for random ones"
@@ -175,6 +178,6 @@ MODELS: dict[str, Architecture] = {
         _vit(12, 12, 768, 16), "heads", None, "vit_b_16", fixed_side=224, attention=True
     ),
     "deit-tiny": Architecture(_vit(12, 3, 192, 16), "heads", fixed_side=224, attention=True),
-    "small-net": Architecture(_small, "head", "features"),
+    "small-net": Architecture(_small, "head", "features", shipped_for="synthetic-mnist"),
     "tiny-vit": Architecture(_vit(3, 2, 48, 4), "heads", attention=True),
 }

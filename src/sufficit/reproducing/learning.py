@@ -58,12 +58,13 @@ def train_the_classifier(work: Work) -> None:
 
 
 def _recipe(work: Work) -> ClassifierRecipe:
-    training = work.table.training
+    training, batch = work.table.training, work.plan.train_batch
+    lr = training.lr if work.plan.weights == "none" else training.fine_lr
     return ClassifierRecipe(
         epochs=work.plan.epochs,
-        batch_size=training.batch_size,
+        batch_size=batch,
         optimizer=training.optimizer,
-        lr=training.lr if work.plan.weights == "none" else training.fine_lr,
+        lr=lr * batch / training.batch_size,
         weight_decay=training.weight_decay,
         augment=training.augment,
     )

@@ -29,7 +29,9 @@ class Plan:
     train_images: int | None  # all
     test_images: int | None  # all; those that are scored are drawn from them
     epochs: int
+    train_batch: int
     lax_epochs: int
+    lax_batch: int
     recipes: tuple[str, ...]
     seeds: int
     images: int  # of the test set that are scored, at most
@@ -54,15 +56,18 @@ def make_plan(table: str, asked: Mapping[str, Any], *, quick: bool, cuda: bool) 
     if model not in MODELS:
         raise unknown("model", model, MODELS)
     small = MODELS[model].fixed_side or (known.quick_side if quick else known.side)
+    shipped = MODELS[model].shipped_for == known.data
     usual: dict[str, Any] = {
         "model": model,
         "side": small,
-        "weights": "none" if quick else "default",
+        "weights": "default" if shipped or not quick else "none",
         "classes": (),
-        "train_images": 2000 if quick else None,
-        "test_images": 500 if quick else None,
-        "epochs": 4 if quick else known.training.epochs,
-        "lax_epochs": 3 if quick else known.adapter.epochs,
+        "train_images": 512 if quick else None,
+        "test_images": 200 if quick else None,
+        "epochs": (2 if shipped else 6) if quick else known.training.epochs,
+        "train_batch": 32 if quick else known.training.batch_size,
+        "lax_epochs": 4 if quick else known.adapter.epochs,
+        "lax_batch": 32 if quick else known.adapter.batch_size,
         "recipes": RECIPES,
         "seeds": 1 if quick else 3,
         "images": 20 if quick else 2000,
@@ -125,6 +130,7 @@ def _check(plan: Plan) -> None:
     if plan.classes and plan.table != "cub200":
         raise UserError(f"--classes is for cub200, {plan.table} has classes of its own")
     least = {"seeds": 0, "images": 2, "search_images": 1, "epochs": 1, "lax_epochs": 1, "group": 1}
+    least |= {"train_batch": 1, "lax_batch": 2}
     least |= {"train_images": 20, "test_images": 2, "seed": 0, "batch_size": 1}
     for name, fewest in least.items():
         value = getattr(plan, name)

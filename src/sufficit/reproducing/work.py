@@ -25,7 +25,7 @@ from sufficit.types import Progress
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-VALIDATION = 256  # training pictures held out to choose adapters by, at most
+VALIDATION, SHARE = 256, 16  # held out to choose adapters by: one in so many, at most
 TRAINED = "trained.json"  # the last file of a training
 
 
@@ -69,7 +69,7 @@ class Work:
     def parts(self) -> tuple[Split, Split]:
         """Pictures to train on, and some held out to choose adapters by."""
         train = self.sets.train
-        return held_out(train, min(VALIDATION, max(2, len(train) // 10)), self.plan.seed)
+        return held_out(train, min(VALIDATION, max(2, len(train) // SHARE)), self.plan.seed)
 
     @cached_property
     def classifier(self) -> Classifier:
@@ -81,9 +81,8 @@ class Work:
     @cached_property
     def loader(self) -> Shuffled:
         """What adapters train on."""
-        adapter = self.table.adapter
-        size = min(adapter.batch_size, len(self.parts[0]))
-        return loader_for(self.classifier, self.parts[0], size, adapter.images)
+        size = min(self.plan.lax_batch, len(self.parts[0]))
+        return loader_for(self.classifier, self.parts[0], size, self.table.adapter.images)
 
     @property
     def settings(self) -> Settings:
