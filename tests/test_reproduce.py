@@ -266,6 +266,10 @@ def test_a_folder_goes_on_only_with_what_it_was_begun_with(tmp_path: Path) -> No
     assert plan.images == 10, "nothing was done by the first plan"
     (tmp_path / "test.json").touch()
     assert begin(tmp_path, "cifar10", {}, quick=False, cuda=True) == plan, "the device may differ"
+    note = tmp_path / "numbers" / "plan.json"
+    older = {k: v for k, v in json.loads(note.read_text()).items() if k != "train_batch"}
+    note.write_text(json.dumps(older))
+    assert begin(tmp_path, "cifar10", {}, quick=True, cuda=False).train_batch == 512, "the table's"
     with pytest.raises(UserError, match="was begun with images 10, and is asked now for 11"):
         begin(tmp_path, "cifar10", {"images": 11}, quick=True, cuda=False)
     with pytest.raises(UserError, match="was begun with table 'cifar10'"):

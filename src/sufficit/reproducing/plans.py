@@ -110,9 +110,10 @@ def _untouched(out: Path) -> bool:
 
 
 def read_plan(out: Path) -> Plan:
-    """The plan that a folder was begun with."""
+    """The plan that a folder was begun with; what it does not name yet is as usual."""
     try:
         saved = json.loads((out / PLAN).read_text())
+        saved = asdict(make_plan(saved["table"], {}, quick=False, cuda=False)) | saved
         lists = {name: tuple(saved[name]) for name in ("classes", "recipes")}
         return Plan(**{field.name: saved[field.name] for field in fields(Plan)} | lists)
     except (OSError, ValueError, KeyError, TypeError) as error:
