@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sufficit import Classifier
-from sufficit.data.splits import Split
+from sufficit.data.splits import Split, seen
 from sufficit.errors import UserError
 from sufficit.training.classifiers import ClassifierRecipe, accuracy, augmented, train_classifier
 from sufficit.training.loaders import Featured, Shuffled, loader_for
@@ -87,6 +87,22 @@ def test_another_trainings_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.pt").write_text("broken")
     with pytest.raises(UserError, match="can't be read"):
         train(tmp_path)
+
+
+def test_every_epoch_has_an_order_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+
+    def spy(images: torch.Tensor, side: int) -> torch.Tensor:
+        given.extend(images[:, :, 0, 0].float().mean(1).tolist())
+        return seen(images, side)
+
+    monkeypatch.setattr("sufficit.training.classifiers.seen", spy)
+    train(tmp_path, replace(RECIPE, epochs=2, augment=False))
+    first, second = given[:64], given[64:]
+    assert first != second
+    assert sorted(first) == sorted(second), "the same pictures"
 
 
 def test_the_rate_rises_and_falls() -> None:

@@ -26,7 +26,7 @@ from sufficit.reproducing.outcome import Outcome, paper_rows, read_outcome, summ
 from sufficit.reproducing.plans import begin, make_plan
 from sufficit.reproducing.scoring import overlap, pointing
 from sufficit.reproducing.tables import TABLES
-from sufficit.reproducing.writing import table_lines, write_results
+from sufficit.reproducing.writing import alpha_curves, table_lines, write_results
 from sufficit.smallnet import SmallNet
 
 SMALL = {
@@ -347,6 +347,11 @@ def test_seeds_of_a_recipe_are_one_row() -> None:
     assert list(pooled) == ["gradcam", "lax-paper"]
     np.testing.assert_allclose(pooled["lax-paper"]["msi"], [0.4, 0.6])
     assert made_up().seed_means("paper", "msi") == pytest.approx([0.4, 0.6])
+    search = {"gradcam": [[0, 1]], "lax-paper-0": [[0.2, 0.4]], "lax-paper-1": [[0.4, 0.2]]}
+    known = {method: np.array(values, np.float64) for method, values in search.items()}
+    curves = alpha_curves(replace(made_up(), alphas=(0.4, 0.5), search=known))
+    assert curves["mean_msi"] == {"gradcam": [0, 1], "lax-paper": pytest.approx([0.3, 0.3])}
+    assert curves["best"]["gradcam"] == 0.5
 
 
 def test_the_table_has_the_papers_row_under_ours() -> None:

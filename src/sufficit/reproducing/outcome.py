@@ -50,6 +50,16 @@ class Outcome:
                 }
         return found
 
+    def pooled_search(self) -> dict[str, Floats]:
+        """MSI over alpha_min, the seeds of each recipe as one method: each [n,A]."""
+        search = self.search or {}
+        found = {m: values for m, values in search.items() if m not in self.plan.adapters}
+        for recipe in self.plan.recipes:
+            own = [search[m] for m, (r, _) in self.plan.adapters.items() if r == recipe]
+            if own:
+                found[f"lax-{recipe}"] = np.mean(own, axis=0)
+        return found
+
     def seed_means(self, recipe: str, column: str) -> list[float]:
         """The mean of a column for each seed of a recipe."""
         return [

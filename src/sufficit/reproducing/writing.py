@@ -15,6 +15,7 @@ from sufficit.reproducing.tables import table_of
 from sufficit.results import as_json, save_json
 
 FOLDER = "results"
+SHEET = 6  # images on the sheet; adapters by their first seed
 TITLES = {
     "gradcam": "Grad-CAM",
     "gradcam++": "Grad-CAM++",
@@ -113,10 +114,10 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def alpha_curves(outcome: Outcome) -> dict[str, Any]:
     """Mean MSI over alpha_min for every method, and where it is best."""
-    assert outcome.search is not None
-    means = {m: np.nanmean(values, axis=0) for m, values in outcome.search.items()}
+    search = outcome.pooled_search()
+    means = {m: np.nanmean(values, axis=0) for m, values in search.items()}
     best = {m: outcome.alphas[int(np.nanargmax(v))] for m, v in means.items()}
-    n = len(next(iter(outcome.search.values())))
+    n = len(next(iter(search.values())))
     told = {"alphas": list(outcome.alphas), "n": n, "best": best}
     return told | {"mean_msi": {m: v.tolist() for m, v in means.items()}}
 
@@ -145,15 +146,25 @@ def _save_sheet(out: Path, folder: Path, outcome: Outcome) -> None:
     if not kept.exists():
         return
     tensors, facts = kept.read()
-    rows = [outcome.names.index(name) for name in facts["names"]]
-    maps = {m: tensors[f"{m}/heatmaps"].float() / 255 for m in facts["methods"]}
-    captions = {m: [f"MSI {outcome.columns[m]['msi'][row]:+.2f}" for row in rows] for m in maps}
-    titles = [
-        name.partition("/")[0].partition(".")[2] or name.partition("/")[0]
-        for name in facts["names"]
-    ]
-    sheet = figures.sheet_figure(tensors["images"].float() / 255, maps, titles, captions)
+    later = {m for m, (_, seed) in outcome.plan.adapters.items() if seed > outcome.plan.seed}
+    names = facts["names"][:SHEET]
+    rows = [outcome.names.index(name) for name in names]
+    methods = [m for m in facts["methods"] if m not in later]
+    maps = {m: tensors[f"{m}/heatmaps"][:SHEET].float() / 255 for m in methods}
+    captions = {m: [f"MSI {outcome.columns[m]['msi'][row]:+.2f}" for row in rows] for m in methods}
+    images = tensors["images"][:SHEET].float() / 255
+    sheet = figures.sheet_figure(images, maps, [_class_name(name) for name in names], captions)
     figures.save(sheet, folder / "sheet.png")
+
+
+def _class_name(name: str) -> str:
+    """An image's class folder, without the number of CUB-200.
+
+    >>> _class_name("011.Rusty_Blackbird/00003.png"), _class_name("cat/00001.png")
+    ('Rusty_Blackbird', 'cat')
+    """
+    folder = name.partition("/")[0]
+    return folder.partition(".")[2] or folder
 
 
 def _save_rows(path: Path, outcome: Outcome) -> None:
