@@ -30,10 +30,11 @@ def page(results: Path, template: str, pictures: str = "../results") -> str:
             raise SystemExit(f"the template asks for {what!r}: known are {', '.join(PLACES)}")
         folder = results / table
         if not (folder / "summary.json").exists():
-            return NOT_YET
+            return NOT_YET if what == "setup" else ""
         return PLACES[what](folder, f"{pictures}/{table}")
 
-    return re.sub(r"\{\{(\S+) (\S+)\}\}", fill, template)
+    filled = re.sub(r"\{\{(\S+) (\S+)\}\}", fill, template)
+    return re.sub(r"\n{3,}", "\n\n", filled).rstrip() + "\n"
 
 
 def read(folder: Path, name: str) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def seeds(folder: Path, _: str) -> str:
 def alpha(folder: Path, _: str) -> str:
     """Each method's MSI at the alpha_min that is best for it."""
     if not (folder / "alpha.json").exists():
-        return NOT_YET
+        return ""
     found = read(folder, "alpha.json")
     lines = ["| method | best alpha_min | MSI there |", "|---|---:|---:|"]
     for method, best in found["best"].items():
