@@ -316,9 +316,7 @@ def test_some_columns_of_some_images_are_scored_alone(photos: Path, tmp_path: Pa
         assert list(some.scores[method].columns) == ["msi", "mask_penalty"]
         assert torch.equal(some.scores[method].msi, whole.scores[method].msi[kept])
     assert not (tmp_path / "out" / "run.json").exists()
-    with pytest.raises(
-        UserError, match=r"columns was \['msi', 'mask_penalty'\]"
-    ):
+    with pytest.raises(UserError, match=r"columns was \['msi', 'mask_penalty'\]"):
         score_folder(
             wanted(photos, leak=False), tmp_path / "out", group=3, columns=["msi"], pictures=chosen
         )
