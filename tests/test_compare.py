@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from sufficit import Classifier, Lax, UserError, evaluate, explain, leak
-from sufficit.compare import _summary, compare_folder, scores_at_one_alpha
+from sufficit.compare import _summary, compare_folder, score_folder, scores_at_one_alpha
 from sufficit.comparing import groups
 from sufficit.comparing.groups import Found
 from sufficit.comparing.outcome import OWN_BEST
@@ -36,7 +37,7 @@ from sufficit.comparing.telling import sentences, warnings_of
 from sufficit.comparing.toml import as_toml
 from sufficit.data.digits import synthetic_digits
 from sufficit.data.heatmaps import HeatmapFile
-from sufficit.data.images import read_picture
+from sufficit.data.images import find_pictures, read_picture
 from sufficit.explainers import CAMS
 from sufficit.metrics.evaluate import make_plan
 from sufficit.types import Answers
@@ -219,7 +220,7 @@ def test_a_run_that_was_killed_goes_on_and_ends_the_same(photos: Path, tmp_path:
     script = """
 import os, signal, sys
 from pathlib import Path
-from sufficit.compare import _summary, compare_folder, scores_at_one_alpha
+from sufficit.compare import _summary, compare_folder, score_folder, scores_at_one_alpha
 from sufficit.comparing import groups
 from sufficit.comparing.groups import Found
 from sufficit.comparing.settings import read_run, settings_from
@@ -269,6 +270,56 @@ def test_a_run_does_not_go_on_with_other_settings(photos: Path, tmp_path: Path) 
     Image.new("RGB", (10, 12)).save(photos / "ant" / "new.png")
     with pytest.raises(UserError, match="number of images was 11 and is now 12"):
         compare_folder(settings, out, group=3)
+
+
+def test_what_is_all_scored_is_written_out_on_another_machine(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, out = wanted(photos), tmp_path / "out"
+    compare_folder(settings, tmp_path / "whole", group=3)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "pyarrow", None)
+        with pytest.raises(ImportError):
+            compare_folder(settings, out, group=3)
+    with pytest.raises(StoppedError):
+        compare_folder(settings, tmp_path / "half", group=3, progress=stop_after(0.5))
+    for place in (out, tmp_path / "half"):
+        note = place / "parts" / "begun.json"
+        begun = json.loads(note.read_text()) | {"device": "cuda:0", "torch": "2.11.0"}
+        note.write_text(json.dumps(begun))
+    with pytest.raises(UserError, match="device was 'cuda:0' and is now 'cpu'"):
+        compare_folder(settings, tmp_path / "half", group=3)
+    with pytest.raises(UserError, match="alpha_min was"):
+        compare_folder(replace(settings, alpha_min=0.4), out, group=3)
+
+    moved = tmp_path / "moved" / "photos"
+    shutil.copytree(photos, moved)
+    found = compare_folder(replace(settings, data=str(moved)), out, group=3)
+    assert list(found.scores) == ["gradcam", "layercam", "random", "center"]
+    for method in found.scores:
+        pandas.testing.assert_frame_equal(rows(out, method), rows(tmp_path / "whole", method))
+
+
+def test_some_columns_of_some_images_are_scored_alone(photos: Path, tmp_path: Path) -> None:
+    whole = compare_folder(wanted(photos), tmp_path / "whole", group=3)
+    chosen = [p for p in find_pictures(photos) if p.folder != "bee"]
+    some = score_folder(
+        wanted(photos, leak=False),
+        tmp_path / "out",
+        group=3,
+        columns=("msi", "mask_penalty"),
+        pictures=chosen,
+    )
+    assert some.found.names == tuple(picture.name for picture in chosen)
+    kept = [whole.names.index(name) for name in some.found.names]
+    for method in ("gradcam", "layercam"):
+        assert list(some.scores[method].columns) == ["msi", "mask_penalty"]
+        assert torch.equal(some.scores[method].msi, whole.scores[method].msi[kept])
+    assert not (tmp_path / "out" / "run.json").exists()
+    with pytest.raises(UserError, match=r"columns was \['msi', 'mask_penalty'\]"):
+        score_folder(
+            wanted(photos, leak=False), tmp_path / "out", group=3, columns=["msi"], pictures=chosen
+        )
 
 
 def test_an_unreadable_part_is_named(photos: Path, tmp_path: Path) -> None:

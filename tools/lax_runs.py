@@ -2,33 +2,31 @@
 
     python tools/lax_runs.py --data ROOT --out results/lax
 
-ROOT holds MNIST/raw (as torchvision lays it out) and cifar10/{train,test}/CLASS/ (as images).
-The classifiers are trained first, plainly, unless ROOT/classifiers has them already.
+ROOT holds MNIST and CIFAR-10 as `sufficit reproduce` reads them. The classifiers are trained first,
+plainly. The runs in results/lax were made by an earlier form of this file.
 """
 
 import argparse
 import json
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from lab import (
-    Shuffled,
-    Split,
-    accuracy,
-    cifar10,
-    classifier_of,
-    stride8_resnet18,
-    synthetic_mnist,
-    train_plainly,
-)
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from sufficit import Classifier, Lax, cache_features, evaluate, explain, leak, train_lax
+from sufficit import Classifier, Lax, evaluate, explain, leak, train_lax
+from sufficit.data.datasets import DataOptions, load_sets
+from sufficit.data.splits import Split, evenly
+from sufficit.models import IMAGENET_MEAN, IMAGENET_STD, build, fold
+from sufficit.reproducing.learning import lax_recipe
+from sufficit.reproducing.scoring import overlap, pointing
+from sufficit.reproducing.tables import TABLES
 from sufficit.training import RECIPES, LaxRecipe
+from sufficit.training.classifiers import ClassifierRecipe, accuracy, train_classifier
+from sufficit.training.loaders import loader_for
 
 MSI = ("base_score", "mask_penalty", "msi")
 TESTED, BATCH, DONORS = 2000, 256, 16
@@ -46,8 +44,7 @@ class Task:
 
     def loader(self) -> Any:
         """Batches whose features are computed once, kept on the classifier's device."""
-        device = self.classifier.device
-        return cache_features(self.classifier, Shuffled(self.train, BATCH), device=device)
+        return loader_for(self.classifier, self.train, BATCH)
 
 
 def score(task: Task, heatmaps: Tensor, n: int = TESTED, **options: Any) -> dict[str, float]:
@@ -68,11 +65,9 @@ def score(task: Task, heatmaps: Tensor, n: int = TESTED, **options: Any) -> dict
     )
     found |= leaked.mean() | {"leak_ratio": leaked.ratio}
     if task.test.masks is not None:
-        marked, digit = heatmaps > task.alpha_min, task.test.masks[:n]
-        both, either = (marked & digit).flatten(1).sum(1), (marked | digit).flatten(1).sum(1)
-        found["iou_digit"] = float((both / either.clamp(min=1)).mean())
-        peaks = heatmaps.flatten(1).argmax(1)
-        found["pointing"] = float(digit.flatten(1).gather(1, peaks[:, None]).float().mean())
+        digit = task.test.masks[:n]
+        found["iou_digit"] = float(overlap(heatmaps, digit, task.alpha_min).mean())
+        found["pointing"] = float(pointing(heatmaps, digit).mean())
     return found
 
 
@@ -86,9 +81,7 @@ def one_run(
     **by: Any,
 ) -> tuple[dict[str, Any], Lax]:
     """Train an adapter by a recipe, test it, and tell all that is known of it."""
-    device = task.classifier.device.type
-    precision = "bf16-mixed" if device == "cuda" else "32-true"
-    fabric = Fabric(accelerator=device, devices=1, precision=precision)
+    fabric = fabric_of(task.classifier.device.type)
     begun = time.monotonic()
     lax = train_lax(
         task.classifier,
@@ -117,21 +110,39 @@ def shown(row: dict[str, Any]) -> str:
     )
 
 
-def tasks_of(root: Path, device: str) -> list[Task]:
+def tasks_of(root: Path, out: Path, device: str) -> list[Task]:
     """Both tasks, their classifiers trained plainly."""
-    digits = synthetic_mnist(root / "MNIST", True, 60_000, 0, device)
-    held = synthetic_mnist(root / "MNIST", False, TESTED, 1, device)
-    photos, test = cifar10(root, "train", device), cifar10(root, "test", device)
     made = []
-    for name, train, tested, epochs in (
-        ("synthetic-mnist", digits, held, 6),
-        ("cifar10", photos, test, 24),
-    ):
-        model = stride8_resnet18()
-        train_plainly(model, train, epochs, augment=name == "cifar10")
-        made.append(Task(name, classifier_of(model), train, tested))
-        print(name, "accuracy", accuracy(made[-1].classifier, tested), flush=True)
+    for name in ("synthetic-mnist", "cifar10"):
+        table = TABLES[name]
+        sets = load_sets(name, root, DataOptions(side=table.side, device=device))
+        training = table.training
+        recipe = ClassifierRecipe(
+            training.epochs, training.batch_size, lr=training.lr, augment=training.augment
+        )
+        model = build(table.model, len(sets.classes), table.side)
+        train_classifier(
+            model,
+            sets.train,
+            recipe,
+            mean=IMAGENET_MEAN,
+            std=IMAGENET_STD,
+            fabric=fabric_of(device),
+            out=out / f"{name}-classifier",
+        )
+        found = Classifier(fold(model), "layer4", IMAGENET_MEAN, IMAGENET_STD)
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        classifier = found.to(device, dtype, torch.channels_last)
+        test = sets.test.pick(evenly(sets.test.labels, TESTED, seed=0))
+        made.append(Task(name, classifier, sets.train, test))
+        print(name, "accuracy", accuracy(classifier, sets.test), flush=True)
     return made
+
+
+def fabric_of(device: str) -> Fabric:
+    """Mixed precision on a GPU."""
+    precision = "bf16-mixed" if device == "cuda" else "32-true"
+    return Fabric(accelerator=device, devices=1, precision=precision)
 
 
 def main() -> None:
@@ -144,11 +155,9 @@ def main() -> None:
     asked = words.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     rows = []
-    for task in tasks_of(asked.data, asked.device):
+    for task in tasks_of(asked.data, asked.out, asked.device):
         loader = task.loader()
-        weight = 5 if task.name == "synthetic-mnist" else 2
-        upsample = 1 if task.name == "synthetic-mnist" else 2
-        paper = replace(RECIPES["paper"], entropy=weight, upsample=upsample, epochs=6)
+        paper = lax_recipe(TABLES[task.name], "paper", 6)
         for name, recipe in (("robust", RECIPES["robust"]), ("paper", paper)):
             for seed in range(asked.seeds):
                 row, lax = one_run(task, name, recipe, seed, loader)

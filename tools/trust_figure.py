@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from lab import CIFAR_CLASSES
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from sufficit import Classifier, figures
+from sufficit.data.cifar import CLASSES
 
 DONORS = 5
 FOOLED, HONEST = "#c2410c", "#1f2937"
@@ -38,10 +38,10 @@ def draw_trust(
         with torch.no_grad():
             said = classifier(shown).argmax(1).tolist()
         line = axes[number]
-        _picture(line[0], images[row], CIFAR_CLASSES[own], HONEST)
+        _picture(line[0], images[row], CLASSES[own], HONEST)
         _picture(line[1], images[row] * mask, f"{name}, {mask.mean():.0%}", HONEST)
         for axis, picture, word in zip(line[2:], shown, said, strict=True):
-            _picture(axis, picture, CIFAR_CLASSES[word], FOOLED if word == own else HONEST)
+            _picture(axis, picture, CLASSES[word], FOOLED if word == own else HONEST)
     figure.tight_layout(pad=0.4)
     figures.save(figure, path)
 

@@ -4,11 +4,25 @@ import os
 import sys
 import warnings
 
-from sufficit.cli import compare, demo, drawing, figure, lists, sanity, scoring, serving, training
+from sufficit.cli import (
+    compare,
+    demo,
+    drawing,
+    figure,
+    lists,
+    reproduce,
+    sanity,
+    scoring,
+    serving,
+    training,
+)
 from sufficit.cli.app import app, err, literal
 from sufficit.errors import UserError
 
-COMMANDS = (compare, demo, drawing, figure, lists, sanity, scoring, serving, training)
+COMMANDS = (
+    *(compare, demo, drawing, figure, lists, reproduce),
+    *(sanity, scoring, serving, training),
+)
 """Their files; importing one adds its commands to the app."""
 __all__ = ["app", "main"]
 

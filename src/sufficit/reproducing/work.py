@@ -1,0 +1,116 @@
+"""A run: its plan, its folder, where data and device are; what is dear is made once."""
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sufficit.classifiers import Classifier
+from sufficit.comparing.settings import Settings
+from sufficit.data.datasets import DataOptions, load_sets
+from sufficit.data.splits import Sets, Split, held_out
+from sufficit.models import MODELS
+from sufficit.parsing import DTYPES
+from sufficit.reproducing.clock import Clock
+from sufficit.reproducing.kept import Kept
+from sufficit.reproducing.plans import NUMBERS, Plan
+from sufficit.reproducing.tables import Table, table_of
+from sufficit.results import provenance
+from sufficit.training.loaders import Shuffled, loader_for
+from sufficit.training.processes import fabric_for
+from sufficit.types import Progress
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+VALIDATION, SHARE = 256, 16  # held out to choose adapters by: one in so many, at most
+TRAINED = "trained.json"  # the last file of a training
+
+
+@dataclass(frozen=True)
+class Work:
+    """A run: its plan, its folder, where data and device are; what is dear is made once."""
+
+    plan: Plan
+    out: Path
+    root: Path | None
+    device: torch.device
+    clock: Clock
+    progress: bool | Progress | None = None
+
+    @property
+    def table(self) -> Table:
+        """The table it is for."""
+        return table_of(self.plan.table)
+
+    @cached_property
+    def fabric(self) -> "Fabric":
+        """The device and precision of training."""
+        return fabric_for(self.device, 1, self.plan.precision)
+
+    @cached_property
+    def sets(self) -> Sets:
+        """The data, read when a stage needs it."""
+        plan = self.plan
+        options = DataOptions(
+            side=plan.side,
+            seed=plan.seed,
+            train_images=plan.train_images,
+            test_images=plan.test_images,
+            classes=plan.classes,
+            device=self.device,
+        )
+        with self.clock("data"):
+            return load_sets(self.table.data, self.root, options)
+
+    @cached_property
+    def parts(self) -> tuple[Split, Split]:
+        """Pictures to train on, and some held out to choose adapters by."""
+        train = self.sets.train
+        return held_out(train, min(VALIDATION, max(2, len(train) // SHARE)), self.plan.seed)
+
+    @cached_property
+    def classifier(self) -> Classifier:
+        """The trained classifier on its device, in its precision."""
+        layout = torch.channels_last if self.device.type == "cuda" else None
+        found = Classifier.load(self.out / "classifier")
+        return found.to(self.device, DTYPES[self.plan.precision], layout)
+
+    @cached_property
+    def loader(self) -> Shuffled:
+        """What adapters train on."""
+        size = min(self.plan.lax_batch, len(self.parts[0]))
+        return loader_for(self.classifier, self.parts[0], size, self.table.adapter.images)
+
+    @property
+    def settings(self) -> Settings:
+        """How the methods are compared."""
+        plan = self.plan
+        return Settings(
+            model=str(self.out / "classifier"),
+            data=str(self.out / "test"),
+            methods=self.table.methods if MODELS[plan.model].attention else _plain(self.table),
+            lax=tuple(str(self.out / "adapters" / name) for name in plan.adapters),
+            targets="label",
+            alpha_min=self.table.alpha_min,
+            value_step=plan.step,
+            percent_step=2 * plan.step,
+            precision=plan.precision,  # type: ignore[arg-type]  # checked by the plan
+            batch_size=plan.batch_size,
+            on_error="stop",
+            seed=plan.seed,
+        )
+
+    def kept(self, name: str) -> Kept:
+        """Where a stage's numbers lie: all that a table and a report are made of."""
+        return Kept(self.out / NUMBERS / f"{name}.safetensors")
+
+    def record(self) -> dict[str, Any]:
+        """What the numbers of a stage need to be believed and repeated."""
+        return provenance(asdict(self.plan), self.device, DTYPES[self.plan.precision])
+
+
+def _plain(table: Table) -> tuple[str, ...]:
+    return tuple(method for method in table.methods if method != "rollout")

@@ -1,0 +1,131 @@
+"""docs/results.md from the results of `sufficit reproduce`: no number in it is typed.
+
+    python tools/results_tables.py             # results/TABLE/ -> docs/results.md
+    python tools/results_tables.py FOLDER OUT  # FOLDER/TABLE/ -> OUT
+
+The prose is tools/results_template.md, where `{{cifar10 table}}` is the table of results/cifar10.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sufficit.reproducing.outcome import paper_rows
+from sufficit.reproducing.writing import TITLES, number, table_lines
+
+ROOT = Path(__file__).parent.parent
+TEMPLATE = Path(__file__).with_name("results_template.md")
+NOT_YET = "*Not run yet.*"
+
+
+def page(results: Path, template: str, pictures: str = "../results") -> str:
+    """The template with every place filled from files."""
+
+    def fill(found: re.Match[str]) -> str:
+        table, what = found.groups()
+        if what not in PLACES:
+            raise SystemExit(f"the template asks for {what!r}: known are {', '.join(PLACES)}")
+        folder = results / table
+        if not (folder / "summary.json").exists():
+            return NOT_YET if what == "setup" else ""
+        return PLACES[what](folder, f"{pictures}/{table}")
+
+    filled = re.sub(r"\{\{(\S+) (\S+)\}\}", fill, template)
+    return re.sub(r"\n{3,}", "\n\n", filled).rstrip() + "\n"
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    """A file of results."""
+    found: dict[str, Any] = json.loads((folder / name).read_text())
+    return found
+
+
+def table(folder: Path, _: str) -> str:
+    """Our rows, the paper's under each."""
+    return "\n".join(table_lines(folder.name, read(folder, "summary.json")["methods"]))
+
+
+def setup(folder: Path, _: str) -> str:
+    """What was trained and scored, where and by which commit, in one paragraph."""
+    run = read(folder, "run.json")
+    plan, classifier, device = run["config"], run["classifier"], run["device"]
+    weights = Path(plan["weights"]).name
+    begun = {"none": "random weights", "default": "torchvision's ImageNet weights"}.get(
+        weights, f"the weights of {weights}"
+    )
+    return (
+        f"{classifier['data']}; {plan['model']} at {plan['side']} px from {begun}, trained for"
+        f" {plan['epochs']} epochs on {classifier['train_images']:,} images:"
+        f" {classifier['test_accuracy']:.1%} of {classifier['test_images']:,} test images right."
+        f" LAX: {plan['lax_epochs']} epochs, {plan['seeds']} seeds. Scored: {run['n']:,} test"
+        f" images, as many of each class (seed {plan['seed']}), {run['model_calls']:,} model calls,"
+        f" {device['name']}, {device['dtype'].removeprefix('torch.')}, torch"
+        f" {run['versions']['torch']}, commit {(run['commit'] or 'unknown')[:9]},"
+        f" {sum(run['seconds'].values()) / 60:.1f} minutes in all."
+    )
+
+
+def seeds(folder: Path, _: str) -> str:
+    """How far the seeds of each recipe are apart."""
+    found = read(folder, "summary.json")["seeds"]
+    parts = [
+        f"{TITLES[f'lax-{recipe}']}: {', '.join(number(v) for v in told['msi'])}"
+        f" (standard deviation {number(told['sd'])})"
+        for recipe, told in found.items()
+    ]
+    return f"MSI of each seed. {'; '.join(parts)}." if parts else ""
+
+
+def alpha(folder: Path, _: str) -> str:
+    """Each method's MSI at the alpha_min that is best for it."""
+    if not (folder / "alpha.json").exists():
+        return ""
+    found = read(folder, "alpha.json")
+    lines = ["| method | best alpha_min | MSI there |", "|---|---:|---:|"]
+    for method, best in found["best"].items():
+        value = found["mean_msi"][method][found["alphas"].index(best)]
+        lines.append(f"| {TITLES.get(method, method)} | {best:g} | {number(value)} |")
+    told = f"On {found['n']} of the images, chosen on these very images, so a little flattering:"
+    return "\n".join([told, "", *lines])
+
+
+def gap(folder: Path, _: str) -> str:
+    """How far our MSI is from the paper's."""
+    summary, theirs = read(folder, "summary.json")["methods"], paper_rows(folder.name)
+    known = [(m, "lax" if m == "lax-paper" else m) for m in summary]
+    parts = [
+        f"{TITLES[ours]} {summary[ours]['msi']['mean'] - theirs[name]['msi']:+.3f}"
+        for ours, name in known
+        if name in theirs
+    ]
+    return f"MSI, ours less the paper's: {', '.join(parts)}."
+
+
+def figures(folder: Path, place: str) -> str:
+    """The pictures, where there are any."""
+    told = {"sheet.png": "Images and every method's heatmap", "alpha.png": "MSI over alpha_min"}
+    return "\n\n".join(f"![{w}]({place}/{n})" for n, w in told.items() if (folder / n).exists())
+
+
+PLACES: dict[str, Callable[[Path, str], str]] = {
+    "table": table,
+    "setup": setup,
+    "seeds": seeds,
+    "alpha": alpha,
+    "gap": gap,
+    "figures": figures,
+}
+
+
+def main(results: Path, out: Path) -> None:
+    """Fill the template."""
+    out.write_text(page(results, TEMPLATE.read_text()))
+    print(f"written: {out}")
+
+
+if __name__ == "__main__":
+    given = [Path(word) for word in sys.argv[1:3]]
+    main(*(given + [ROOT / "results", ROOT / "docs" / "results.md"][len(given) :]))
