@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +12,12 @@ from sufficit.classifiers import Classifier
 from sufficit.comparing.groups import Found, collect, draw, leak_groups, quiet, score_groups
 from sufficit.comparing.jobs import Job, check_methods, identity, load, make_job
 from sufficit.comparing.outcome import OWN_BEST, Comparison
-from sufficit.comparing.parts import begin
+from sufficit.comparing.parts import Parts, begin
 from sufficit.comparing.saving import save_comparison
 from sufficit.comparing.settings import CONTROLS, Settings, write_run
 from sufficit.comparing.showing import Shown, choose
 from sufficit.comparison import compare_scores
-from sufficit.data.images import find_pictures
+from sufficit.data.images import Picture, find_pictures
 from sufficit.intervals import Estimate, estimates
 from sufficit.metrics.evaluate import AlphaSearch, Scores, read, with_leak
 from sufficit.reading import GROUP
@@ -38,20 +38,8 @@ def compare_folder(
     What is done is kept in parts below `out`; begun again with the same settings, a run goes on
     where it was stopped. Hand in a classifier of your own, or settings.model is loaded.
     """
-    check_methods(settings)
-    pictures = find_pictures(Path(settings.data))
-    job = make_job(settings, classifier or load(settings), pictures, group, progress)
-    parts = begin(out, identity(job))
-    write_run(out / "RUN.toml", settings)
-
-    score_groups(job, parts)
-    found = collect(job, parts)
-    contest = [method for method in job.methods if method not in CONTROLS] or list(job.methods)
-    scores = scores_at_one_alpha(job, found, contest)
-    if settings.leak and len(found.targets.unique()) > 1:
-        leaked = leak_groups(job, parts, found, scores[contest[0]].alpha_min)
-        scores = {method: with_leak(scores[method], leaked[method]) for method in scores}
-
+    scored = score_folder(settings, out, classifier=classifier, group=group, progress=progress)
+    job, found, scores, contest = scored.job, scored.found, scored.scores, scored.contest
     competing = {method: scores[method] for method in contest}
     comparison = Comparison(
         settings=settings,
@@ -67,9 +55,52 @@ def compare_folder(
         classifier=job.classifier,
         fill=job.fill,
     )
-    save_comparison(out, comparison, parts)
+    save_comparison(out, comparison, scored.parts)
     _remark(comparison)
     return comparison
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Every method's scores on the same images, kept in parts on disk and not yet written out."""
+
+    job: Job
+    parts: Parts
+    found: Found
+    scores: dict[str, Scores]
+    contest: list[str]  # the methods that are compared: all but the controls
+
+
+def score_folder(
+    settings: Settings,
+    out: Path,
+    *,
+    classifier: Classifier | None = None,
+    group: int = GROUP,
+    columns: Sequence[str] | None = None,
+    pictures: Sequence[Picture] | None = None,
+    progress: bool | Progress | None = None,
+) -> Scored:
+    """The part of `compare_folder` that asks the model: it leaves parts below `out`, no results.
+
+    `columns` and `pictures` are some of the columns and of the folder's images, all by default.
+    """
+    check_methods(settings)
+    pictures = pictures or find_pictures(Path(settings.data))
+    classifier = classifier or load(settings)
+    job = make_job(settings, classifier, pictures, group, progress, columns)
+    parts = begin(out, identity(job))
+    write_run(out / "RUN.toml", settings)
+
+    score_groups(job, parts)
+    found = collect(job, parts)
+    contest = [method for method in job.methods if method not in CONTROLS] or list(job.methods)
+    scores = scores_at_one_alpha(job, found, contest)
+    if settings.leak and len(found.targets.unique()) > 1:
+        leaked = leak_groups(job, parts, found, scores[contest[0]].alpha_min)
+        scores = {method: with_leak(scores[method], leaked[method]) for method in scores}
+    parts.complete()
+    return Scored(job, parts, found, scores, contest)
 
 
 def scores_at_one_alpha(job: Job, found: Found, contest: Sequence[str]) -> dict[str, Scores]:

@@ -115,6 +115,25 @@ def _searches_panel(
     axis.autoscale(axis="y")
 
 
+def alpha_figure(
+    alphas: Sequence[float], means: Mapping[str, Sequence[float]], alpha_min: float, title: str
+) -> "Figure":
+    """Mean MSI over alpha_min, a line a method; a dotted line where they were compared."""
+    figure, axes = _axes(1)
+    figure.set_size_inches(6, 3.6)
+    for number, (method, values) in enumerate(means.items()):
+        line = "-" if number < len(LINES) else "--"
+        colour = LINES[number % len(LINES)]
+        axes[0].plot(alphas, values, line, label=method, linewidth=1.4, color=colour)
+    axes[0].axvline(alpha_min, color=QUIET, linestyle=":", linewidth=1)
+    _dress(axes[0], title, "alpha_min", "mean MSI")
+    axes[0].set_ylim(auto=True)
+    axes[0].relim()
+    axes[0].autoscale(axis="y")
+    axes[0].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=7)
+    return figure
+
+
 def overlay(image: Tensor, heatmap: Tensor) -> Tensor:
     """A heatmap over its image: [C,H,W], [H,W] -> [H,W,3] in 0..1."""
     from matplotlib import colormaps

@@ -81,7 +81,7 @@ def save(parts: Parts, folder: Path) -> Path:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Put a state dict from .safetensors, .pt or .pth into a model; no pickle is run."""
-    state = {key.removeprefix("module."): value for key, value in _read_state(path).items()}
+    state = {key.removeprefix("module."): value for key, value in read_state(path).items()}
     wanted = model.state_dict()
     missing = sorted(wanted.keys() - state.keys())
     extra = sorted(state.keys() - wanted.keys())
@@ -101,7 +101,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
     model.load_state_dict(state)
 
 
-def _read_state(path: Path) -> dict[str, Tensor]:
+def read_state(path: Path) -> dict[str, Tensor]:
+    """A state dict from .safetensors, .pt or .pth; no pickle is run."""
     if not path.is_file():
         raise UserError(f"no weights file at {path}")
     try:

@@ -177,10 +177,15 @@ def _processor_view(processor: Any) -> View:
 
 
 def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Parts:
+    from sufficit.models import MODELS, build
     from sufficit.smallnet import SMALL_NETS
 
+    if name in MODELS:
+        if published:
+            raise UserError(f"sufficit:{name} ships without weights: give weights=FILE or None")
+        return Parts(_fetch(name, lambda: build(name, **options)))
     if name not in SMALL_NETS:
-        raise unknown("sufficit model", name, SMALL_NETS)
+        raise unknown("sufficit model", name, [*SMALL_NETS, *MODELS])
     _refuse_random(name, published, options)
     if published:
         return _read(SMALL_NETS[name].folder)

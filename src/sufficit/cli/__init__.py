@@ -4,11 +4,31 @@ import os
 import sys
 import warnings
 
-from sufficit.cli import compare, demo, drawing, lists, sanity, scoring, training
+from sufficit.cli import (
+    compare,
+    demo,
+    drawing,
+    lists,
+    reproduce,
+    sanity,
+    scoring,
+    training,
+)
 from sufficit.cli.app import app, err, literal
 from sufficit.errors import UserError
 
-__all__ = ["app", "compare", "demo", "drawing", "lists", "main", "sanity", "scoring", "training"]
+__all__ = [
+    "app",
+    "compare",
+    "demo",
+    "drawing",
+    "lists",
+    "main",
+    "reproduce",
+    "sanity",
+    "scoring",
+    "training",
+]
 
 
 def main() -> None:

@@ -41,6 +41,7 @@ class Job:
     held_out_fill: str | Tensor | None = None
     group: int = GROUP
     progress: bool | Progress | None = None
+    columns: tuple[str, ...] | None = None  # all where it is None
 
     @cached_property
     def plan(self) -> Plan:
@@ -51,7 +52,8 @@ class Job:
     def scoring(self) -> dict[str, Any]:
         """What of the settings makes a plan."""
         names = ("alpha_min", "score", "value_step", "percent_step")
-        return {name: getattr(self.settings, name) for name in names}
+        chosen: dict[str, Any] = {name: getattr(self.settings, name) for name in names}
+        return chosen | ({} if self.columns is None else {"columns": self.columns})
 
     @cached_property
     def numbers(self) -> dict[str, int]:
@@ -102,6 +104,7 @@ def make_job(
     pictures: Sequence[Picture],
     group: int,
     progress: bool | Progress | None,
+    columns: Sequence[str] | None = None,
 ) -> Job:
     """Everything that can be wrong with the settings is said here, before anything is scored."""
     held_out = settings.held_out_fill
@@ -115,6 +118,7 @@ def make_job(
         held_out_fill=None if held_out is None else fill_from(held_out, classifier),
         group=group,
         progress=progress,
+        columns=None if columns is None else tuple(columns),
     )
     assert job.plan  # made, and so checked
     return job
@@ -170,6 +174,7 @@ def identity(job: Job) -> dict[str, Any]:
         "model's fingerprint": asdict(fingerprint(classifier)),
         "adapters' weights": adapters,
         "images a group": job.group,
+        "columns": job.columns,
         "torch": version("torch"),
     }
 

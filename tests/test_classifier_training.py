@@ -1,0 +1,151 @@
+"""Plain training of a classifier: what it sees, that it learns, that it goes on when stopped."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from sufficit import Classifier
+from sufficit.data.splits import Split
+from sufficit.errors import UserError
+from sufficit.training.classifiers import ClassifierRecipe, accuracy, augmented, train_classifier
+from sufficit.training.loaders import Featured, Shuffled, loader_for
+from sufficit.training.processes import fabric_for
+
+RECIPE = ClassifierRecipe(epochs=6, batch_size=16, lr=0.1, weight_decay=0)
+NORMAL = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
+
+
+def colours(n: int = 64, side: int = 8) -> Split:
+    """Red, green or blue pictures in noise."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(n) % 3
+    images = 60 * torch.rand(n, 3, side, side, generator=generator)
+    images[torch.arange(n), labels] += 120
+    return Split(images.byte(), labels, side)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(6, 3),
+    )  # fmt: skip
+
+
+def train(out: Path, recipe: ClassifierRecipe = RECIPE, seed: int = 0, progress=False) -> nn.Module:
+    model = net()
+    fabric = fabric_for(torch.device("cpu"))
+    split = colours()
+    train_classifier(
+        model, split, recipe, **NORMAL, fabric=fabric, out=out, seed=seed, progress=progress
+    )
+    return model
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_it_learns_colours(tmp_path: Path, optimizer: str) -> None:
+    recipe = replace(RECIPE, optimizer=optimizer, lr=0.1 if optimizer == "sgd" else 0.02)
+    model = train(tmp_path, recipe)
+    assert not model.training
+    held = Split(colours(99).images[64:], colours(99).labels[64:], 8)
+    assert accuracy(Classifier(model, **NORMAL), held, batch_size=10) == 1
+
+
+@pytest.mark.parametrize("batches", [1, 6, 9, 22])
+def test_a_stopped_training_ends_with_the_same_weights(tmp_path: Path, batches: int) -> None:
+    class StoppedError(Exception):
+        pass
+
+    def tell(done: float, _: float) -> None:
+        if done == batches:
+            raise StoppedError
+
+    whole = train(tmp_path / "whole")
+    with pytest.raises(StoppedError):
+        train(tmp_path / "out", progress=tell)
+    again = train(tmp_path / "out")
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_a_finished_training_is_not_done_again(tmp_path: Path) -> None:
+    first = train(tmp_path)
+    asked: list[float] = []
+    again = train(tmp_path, progress=lambda done, _: asked.append(done))
+    assert not asked
+    assert torch.equal(first[0].weight, again[0].weight)
+    assert not torch.equal(first[0].weight, train(tmp_path / "b", seed=1)[0].weight)
+
+
+def test_another_trainings_checkpoint_is_refused(tmp_path: Path) -> None:
+    train(tmp_path)
+    with pytest.raises(UserError, match=r"holds a training with another seed \(0, now 1\)"):
+        train(tmp_path, seed=1)
+    (tmp_path / "checkpoint.pt").write_text("broken")
+    with pytest.raises(UserError, match="can't be read"):
+        train(tmp_path)
+
+
+def test_the_rate_rises_and_falls() -> None:
+    rates = [RECIPE.rate(done) for done in (0, 0.1, 0.2, 0.6, 1)]
+    assert rates == pytest.approx([0.004, 0.052, 0.1, 0.05, 0])
+
+
+def plain_crops(image: torch.Tensor, side: int, pad: int) -> set[tuple]:
+    """Every crop of a picture and of its mirror image."""
+    padded = nn.functional.pad(image, (pad,) * 4)
+    found = set()
+    for one in (padded, padded.flip(2)):
+        for top in range(padded.shape[1] - side + 1):
+            for left in range(padded.shape[2] - side + 1):
+                crop = one[:, top : top + side, left : left + side]
+                found.add(tuple(crop.flatten().tolist()))
+    return found
+
+
+@pytest.mark.parametrize(("stored", "side", "pad"), [(8, 8, 1), (10, 8, 0), (8, 32, 1)])
+def test_pictures_are_flipped_and_cropped_anywhere(stored: int, side: int, pad: int) -> None:
+    torch.manual_seed(0)
+    image = torch.randint(0, 256, (3, stored, stored), dtype=torch.uint8)
+    found = augmented(image[None].expand(400, -1, -1, -1), side)
+    kept = min(stored, side)
+    assert found.shape == (400, 3, kept, kept)
+    seen = {tuple(one.flatten().tolist()) for one in found}
+    assert seen == plain_crops(image, kept, pad), "each of them, and no other"
+
+
+def test_a_loader_gives_every_picture_once_with_its_label() -> None:
+    split = colours(10)
+    batches = list(Shuffled(split, 4))
+    assert [len(labels) for _, labels in batches] == [4, 4, 2]
+    given = sorted(
+        (int(255 * x[0, 0, 0] + 0.5), int(y))
+        for xs, ys in batches
+        for x, y in zip(xs, ys, strict=True)
+    )
+    known = sorted(
+        (int(x[0, 0, 0]), int(y)) for x, y in zip(split.images, split.labels, strict=True)
+    )
+    assert given == known
+    assert sum(len(y) for _, y in Shuffled(split, 4, limit=6)) == 6
+    assert len(Shuffled(split, 4, limit=6)) == 2
+
+
+def test_features_are_computed_once_and_are_the_pictures_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    split = colours(10)
+    classifier = Classifier(net().eval(), "2", **NORMAL)
+    loader = loader_for(classifier, split, 4)
+    assert isinstance(loader, Featured)
+    for batch in loader:
+        with torch.no_grad():
+            wanted, _ = classifier.features(batch.images)
+        torch.testing.assert_close(batch.features, wanted)
+    monkeypatch.setattr("sufficit.training.loaders.MEMORY", 100)
+    plain = loader_for(classifier, split, 4)
+    assert not isinstance(plain, Featured), "too large for the memory"
+    assert len(plain) == 3
