@@ -29,7 +29,7 @@ from sufficit.reproducing.plans import NUMBERS, Plan
 from sufficit.reproducing.tables import Table, table_of
 from sufficit.results import provenance, save_json
 from sufficit.training import RECIPES, LaxRecipe, train_lax
-from sufficit.training.classifiers import ClassifierRecipe, accuracy, train_classifier
+from sufficit.training.classifiers import Augmented, ClassifierRecipe, accuracy, train_classifier
 from sufficit.training.loaders import Shuffled, loader_for
 from sufficit.training.processes import fabric_for
 from sufficit.types import Progress
@@ -99,6 +99,8 @@ class Work:
         """What adapters train on."""
         adapter = self.table.adapter
         size = min(adapter.batch_size, len(self.parts[0]))
+        if adapter.augment:
+            return Augmented(self.parts[0], size, adapter.images)
         return loader_for(self.classifier, self.parts[0], size, adapter.images)
 
     @property
