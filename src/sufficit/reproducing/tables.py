@@ -32,6 +32,7 @@ class Adapter:
     batch_size: int
     lr: float = 1e-3
     images: int | None = None  # of an epoch, all by default
+    augment: bool = True  # flips and crops, as the classifier had them
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ TABLES: dict[str, Table] = {
         side=64,
         alpha_min=0.5,
         training=Training(6, 512, lr=0.4, fine_lr=0.1, augment=False),
-        adapter=Adapter(entropy=5, upsample=1, epochs=6, batch_size=256),
+        adapter=Adapter(entropy=5, upsample=1, epochs=6, batch_size=128, augment=False),
     ),
     "cub200": Table(
         "CUB-200 (20 classes), CNN",
@@ -76,7 +77,7 @@ TABLES: dict[str, Table] = {
         side=32,
         alpha_min=0.4,
         training=Training(24, 512, lr=0.4, fine_lr=0.1),
-        adapter=Adapter(entropy=2, upsample=2, epochs=10, batch_size=256),
+        adapter=Adapter(entropy=2, upsample=2, epochs=10, batch_size=128),
         quick_side=32,
     ),
     "cifar10-vit": Table(

@@ -18,6 +18,7 @@ from sufficit.reproducing.kept import Kept
 from sufficit.reproducing.plans import NUMBERS, Plan
 from sufficit.reproducing.tables import Table, table_of
 from sufficit.results import provenance
+from sufficit.training.classifiers import Augmented
 from sufficit.training.loaders import Shuffled, loader_for
 from sufficit.training.processes import fabric_for
 from sufficit.types import Progress
@@ -82,7 +83,10 @@ class Work:
     def loader(self) -> Shuffled:
         """What adapters train on."""
         size = min(self.plan.lax_batch, len(self.parts[0]))
-        return loader_for(self.classifier, self.parts[0], size, self.table.adapter.images)
+        adapter = self.table.adapter
+        if adapter.augment:
+            return Augmented(self.parts[0], size, adapter.images)
+        return loader_for(self.classifier, self.parts[0], size, adapter.images)
 
     @property
     def settings(self) -> Settings:

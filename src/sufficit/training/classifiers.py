@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +18,7 @@ from sufficit.errors import UserError
 from sufficit.files import CHECKPOINT, writing
 from sufficit.progress import Tick, bar
 from sufficit.training.feeding import keeping_randomness, mixed_seed
+from sufficit.training.loaders import Shuffled
 from sufficit.types import Progress
 
 if TYPE_CHECKING:
@@ -157,6 +158,16 @@ def augmented(images: Tensor, side: int) -> Tensor:
     index = torch.arange(n, device=images.device)[:, None, None]
     taken = padded.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]]
     return taken.permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Augmented(Shuffled):
+    """The same pictures as a classifier is trained on: flipped and cropped anew each time."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        side = self.split.side
+        for rows in self._rows():
+            yield seen(augmented(self.split.images[rows], side), side), self.split.labels[rows]
 
 
 def accuracy(classifier: Classifier, split: Split, batch_size: int = 500) -> float:
