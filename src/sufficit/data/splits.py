@@ -65,7 +65,7 @@ def evenly(labels: Sequence[int] | Tensor, n: int, seed: int) -> Tensor:
     """Which n pictures to take, as many of each class as can be, by the seed; in rising order.
 
     >>> evenly([0, 0, 0, 1, 1, 1], 2, seed=0).tolist()
-    [0, 3]
+    [2, 5]
     """
     known = torch.as_tensor(labels).cpu()
     generator = torch.Generator().manual_seed(seed)
