@@ -59,7 +59,7 @@ def explain(
             [0.2500, 1.0000]])
     """
     name = method if isinstance(method, str) else getattr(method, "__name__", "own method")
-    methods = methods_for({name: method}, classifier)
+    methods = _known_methods({name: method}, classifier)
     return _heatmaps(classifier, images, targets, methods, layer, batch_size, seed, progress)[name]
 
 
@@ -79,7 +79,7 @@ def explain_all(
     Methods that look at gradients share the backward pass to the feature layer; Finer-CAM adds one
     more, from the logits to that layer. `methods` are names, or names and methods.
     """
-    wanted = methods_for(methods, classifier)
+    wanted = _known_methods(methods, classifier)
     return _heatmaps(classifier, images, targets, wanted, layer, batch_size, seed, progress)
 
 
@@ -220,10 +220,18 @@ class _Job:
 
 
 def methods_for(methods: Methods, classifier: Classifier) -> dict[str, Explainer | OwnMethod]:
-    """Methods by name, all known; adapters are checked to be this classifier's when they draw.
+    """Methods by name, all known, and adapters checked to be this classifier's.
 
     What comes out may also be asked of changed copies of the classifier, adapters included.
     """
+    found = _known_methods(methods, classifier)
+    for method in found.values():
+        if isinstance(method, Explainer):
+            method.check()
+    return found
+
+
+def _known_methods(methods: Methods, classifier: Classifier) -> dict[str, Explainer | OwnMethod]:
     methods = [methods] if isinstance(methods, str) else methods
     named = methods if isinstance(methods, Mapping) else {name: name for name in methods}
     if not named:

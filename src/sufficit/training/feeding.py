@@ -49,8 +49,9 @@ class Feed:
             set_epoch(epoch)
         seen = 0
         for given in self.loader:
-            batch = self.batch(given)
-            if not seen and epoch == 0:
+            first = not seen and epoch == 0
+            batch = self.batch(given, look=first)
+            if first:
                 check_images(batch.images)  # not of every batch: a GPU would wait
             seen += 1
             yield batch
@@ -63,22 +64,26 @@ class Feed:
         for generator in _generators(self.loader):
             generator.manual_seed(mixed_seed(self.seed, epoch, self.rank))
 
-    def batch(self, given: object) -> Batch:
-        """What a loader gave, with its targets and features, on the classifier's device."""
+    def batch(self, given: object, *, look: bool = True) -> Batch:
+        """What a loader gave, with its targets and features, on the classifier's device.
+
+        Labels that lie on a GPU are read only to `look` whether there are such classes.
+        """
         device = self.classifier.device
         if isinstance(given, Batch):
             moved = (part.to(device, non_blocking=True) for part in _tensors(given))
             return Batch(*moved)
-        images, labels = self.parts(given)
+        images, labels = self.parts(given, look=look)
         images = images.to(device, non_blocking=True)
         with torch.no_grad():
             features, logits = self.classifier.features(images)
         if labels is None:
             return Batch(images, logits.argmax(1), features.float())
-        check_range(labels, logits.shape[1])
+        if look or not labels.is_cuda:
+            check_range(labels, logits.shape[1])
         return Batch(images, labels.to(device, non_blocking=True), features.float())
 
-    def parts(self, given: object) -> tuple[Tensor, Tensor | None]:
+    def parts(self, given: object, *, look: bool = True) -> tuple[Tensor, Tensor | None]:
         """Images and, where they are the targets, labels of what a loader gave."""
         if isinstance(given, Batch):
             return given.images, given.targets
@@ -98,6 +103,8 @@ class Feed:
                 'target="label" needs a loader of (images, labels), this one gives images alone:'
                 ' use target="prediction" to explain what the classifier says'
             )
+        if isinstance(labels, Tensor) and labels.is_cuda and not look:
+            return images, labels.long()
         return images, check_targets(labels, len(images))
 
 
