@@ -53,5 +53,5 @@ def _line(task: str, arm: str, rows: list[Row]) -> str:
 
 
 if __name__ == "__main__":
-    for file in ("runs.json", "round-3.json", "round-2.json", "round-1.json"):
+    for file in ("runs.json", "round-4.json", "round-3.json", "round-2.json", "round-1.json"):
         print(f"\n{file}\n\n{table(rows_of(file))}")

@@ -1,14 +1,26 @@
-"""Masks laid over images of other classes: what the classifier then says, method by method."""
+"""Masks laid over images of other classes: what the classifier then says, method by method.
 
+    sufficit reproduce cifar10 --data ROOT --out runs/cifar10
+    python tools/trust_figure.py runs/cifar10 docs/trust.png
+
+Shown are Grad-CAM, the run's first adapter of each recipe, and adapters of the paper's recipe that
+upsample early, in folders given with `--early` (tools/lax_arms.py --keep makes them).
+"""
+
+import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from lax_arms import upsampled_early
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from sufficit import Classifier, figures
+from sufficit import Classifier, Lax, explain, figures
 from sufficit.data.cifar import CLASSES
+from sufficit.data.images import find_pictures, read_picture
+from sufficit.reproducing.plans import read_plan
+from sufficit.reproducing.tables import table_of
 
 DONORS = 5
 FOOLED, HONEST = "#c2410c", "#1f2937"
@@ -57,3 +69,34 @@ def _picture(axis: object, image: Tensor, words: str, colour: str) -> None:
     axis.imshow(image.permute(1, 2, 0).cpu().numpy())  # type: ignore[attr-defined]
     axis.set_title(words, fontsize=7, color=colour, pad=2)  # type: ignore[attr-defined]
     axis.set_axis_off()  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    """A few test images of a run, in an order drawn once."""
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("run", type=Path)
+    words.add_argument("out", type=Path)
+    words.add_argument("--early", type=Path)
+    words.add_argument("--rows", type=int, nargs="+", default=[0, 1, 2])
+    words.add_argument("--images", type=int, default=200)
+    asked = words.parse_args()
+    classifier = Classifier.load(asked.run / "classifier")
+    pictures = find_pictures(asked.run / "test")
+    order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(0))
+    chosen = [pictures[i] for i in order[: asked.images].tolist()]
+    images = torch.stack([read_picture(picture.path, classifier.view) for picture in chosen])
+    labels = torch.tensor([CLASSES.index(str(picture.folder)) for picture in chosen])
+    methods: dict[str, Lax | str] = {"Grad-CAM": "gradcam"}
+    for recipe in ("paper", "robust"):
+        folder = next((asked.run / "adapters").glob(f"lax-{recipe}-*"))
+        methods[f"LAX {recipe}"] = Lax.from_pretrained(folder)
+    if asked.early:
+        net = upsampled_early(512, 2)
+        methods["LAX paper, early"] = Lax.from_pretrained(asked.early, net=net)
+    heatmaps = {name: explain(classifier, images, labels, m) for name, m in methods.items()}
+    alpha = table_of(read_plan(asked.run).table).alpha_min
+    draw_trust(asked.out, classifier, images, labels, heatmaps, asked.rows, alpha)
+
+
+if __name__ == "__main__":
+    main()

@@ -35,7 +35,7 @@ from sufficit.training import train_lax
 LEARNED = "lax"
 CONTROLS = ("center", "random")
 METHODS = (*CAMS, *CONTROLS)
-EPOCHS, DONORS = 4, 8
+EPOCHS, BATCH, DONORS = 4, 16, 8
 TRUTH = "true digit"
 SHOWN, REPORTED = 6, 24  # pictures on the sheet and in the report
 
@@ -90,7 +90,7 @@ def run_demo(folder: Path, n: int, seed: int, console: Console, trained_on: int 
 def train(classifier: Classifier, n: int, seed: int) -> Lax:
     """An adapter for the classifier, from pictures of digits that are not held out."""
     shown = synthetic_digits(n, seed=seed + 1, held_out=False)
-    loader = DataLoader(TensorDataset(shown.images, shown.labels), 32, shuffle=True)
+    loader = DataLoader(TensorDataset(shown.images, shown.labels), BATCH, shuffle=True)
     return train_lax(classifier, loader, epochs=EPOCHS, seed=seed, validation_images=min(32, n))
 
 
