@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from sufficit.data.heatmaps import HeatmapFile
-from sufficit.data.images import BadPictureError, Picture, read_picture
+from sufficit.data.images import BadPictureError, Picture
 from sufficit.errors import UserError
 from sufficit.heatmaps import check_range, normalize, resize
 from sufficit.parts import View
@@ -36,7 +36,7 @@ class Pairs:
         key = self.keys[picture.name]
         if key is None:
             raise BadPictureError(f"no heatmap: {self.maps.path.name} has no such key")
-        image = read_picture(picture.path, self.view)
+        image = picture.read(self.view)
         return Pair(picture, label, image, self._heatmap(key, picture.name, image))
 
     def _heatmap(self, key: str, name: str, image: Tensor) -> Tensor:

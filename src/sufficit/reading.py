@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sufficit.classifiers import Classifier
 from sufficit.data.heatmaps import HeatmapError
-from sufficit.data.images import BadPictureError, Picture, labels_of, read_picture
+from sufficit.data.images import BadPictureError, Picture, labels_of
 from sufficit.errors import UserError
 from sufficit.types import Progress
 
@@ -147,7 +147,7 @@ def _num_classes(classifier: Classifier, pictures: Sequence[Picture]) -> int:
         return len(classifier.classes)
     for picture in pictures:
         try:
-            image = read_picture(picture.path, classifier.view)
+            image = picture.read(classifier.view)
         except (BadPictureError, OSError):
             continue
         with torch.no_grad():
@@ -156,8 +156,9 @@ def _num_classes(classifier: Classifier, pictures: Sequence[Picture]) -> int:
 
 
 def folder_targets(names: Sequence[str], targets: Tensor) -> dict[str, int]:
-    """Which class number each class folder was taken for."""
-    return {name.split("/")[0]: k for name, k in zip(names, targets.tolist(), strict=True)}
+    """Which class number each class folder was taken for; a shard is no class folder."""
+    pairs = zip(names, targets.tolist(), strict=True)
+    return {name.split("/")[0]: k for name, k in pairs if ".tar/" not in name}
 
 
 def within(tick: Progress | None, done: float, share: float, total: float) -> Progress | bool:

@@ -2,13 +2,11 @@
 
 import hashlib
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -29,6 +27,7 @@ from sufficit.keeping import (
     begin,
     leak_as_tensors,
     leak_from,
+    place_for,
 )
 from sufficit.metrics.columns import COLUMNS
 from sufficit.metrics.evaluate import ALPHA_GRID, Plan, Scores, evaluate, make_plan, with_leak
@@ -159,7 +158,11 @@ def score_folder(
     if out is None and crew.size > 1:
         raise UserError("several processes meet in the folder of results: give out")
     pictures = find_pictures(data)
-    with HeatmapFile(heatmaps) as maps, _place(out) as place, quiet_reading():
+    with (
+        HeatmapFile(heatmaps) as maps,
+        place_for(out, alone=crew.size == 1) as place,
+        quiet_reading(),
+    ):
         pairs = Pairs(classifier.view, maps, keys_of(maps, pictures), options.normalize)
         labels = labels_for(classifier, pictures, options.targets)
         if options.leak_donors and labels:
@@ -176,16 +179,6 @@ def score_folder(
             result = _with_leak(job, parts, _collected(job, parts), crew)
     _remark(result, options)
     return result
-
-
-@contextmanager
-def _place(out: Path | None) -> Iterator[Path]:
-    """Where parts are kept: below the folder of results, or where nobody looks."""
-    if out is not None:
-        yield out
-        return
-    with TemporaryDirectory(prefix="sufficit-") as place:
-        yield Path(place)
 
 
 def _score_groups(job: _Job, parts: Parts, crew: Crew) -> None:

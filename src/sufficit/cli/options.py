@@ -42,7 +42,9 @@ MODEL = typer.Option(
     help="torchvision:NAME, timm:NAME, transformers:NAME, a saved classifier's folder, or your own"
     " python:FILE.py:FUNCTION."
 )
-DATA = typer.Option(help="Folder of images; class folders give labels.")
+DATA = typer.Option(
+    help="Folder of images; class folders give labels. Or tar shards, as in 'web/{000..012}.tar'."
+)
 ModelOption = Annotated[str, MODEL]
 ModelOrNoneOption = Annotated[str | None, MODEL]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
