@@ -54,7 +54,8 @@ class Crew:
         self._since: dict[int, float] = {}
         self._looked = 0.0
         self._lock = Lock()
-        self._parent = os.getppid()
+        # The first process of a machine may outlive the shell that started it.
+        self._parent = os.getppid() if os.environ.get("LOCAL_RANK", "0") != "0" else None
 
     @property
     def first(self) -> bool:
@@ -179,7 +180,7 @@ class Crew:
     def _look(self) -> None:
         """Read what the others say; raise where one is gone."""
         self._looked = time.monotonic()
-        if not self.first and os.getppid() != self._parent:
+        if self._parent is not None and os.getppid() != self._parent:
             raise FirstGoneError("the process that started this one is gone")
         for rank in self._others:
             said = _read(self._folder / f"{rank}.json")

@@ -108,6 +108,8 @@ def compare(
     sufficit compare --config sufficit-compare/RUN.toml --seed 1 --out again
 
     sufficit compare --model torchvision:resnet50 --data photos --devices 8
+
+    sufficit compare --model timm:resnet50 --data 'web/{000..099}.tar' --targets prediction
     """
     settings = _settings(ctx, config)
     comparison = _compared(settings, out_folder, as_json, overwrite, devices, num_nodes)

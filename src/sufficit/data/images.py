@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from os.path import splitext
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,9 +28,14 @@ SUFFIXES = frozenset(
 class Picture:
     """A file, its name relative to the folder, and the name of its class folder if it has one."""
 
-    path: Path
+    file: Path | str  # text takes a quarter of a Path's memory
     name: str
     folder: str | None
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return Path(self.file)
 
     def read(self, view: View | None) -> Tensor:
         """What the model sees of it: [C,H,W] in 0..1."""
@@ -56,7 +62,7 @@ def find_pictures(root: Path) -> list[Picture]:
         return find_in_shards(root)
     if not root.is_dir():
         raise UserError(f"no folder of images at {root}")
-    found = list(_below(root, "", None))
+    found = list(_below(str(root), "", None))
     if not found and (shards := sorted(root.glob("*.tar"))):
         return pictures_of_shards(shards)
     if not found:
@@ -64,16 +70,17 @@ def find_pictures(root: Path) -> list[Picture]:
     return found
 
 
-def _below(folder: Path, inside: str, label: str | None) -> Iterator[Picture]:
+def _below(folder: str, inside: str, label: str | None) -> Iterator[Picture]:
     """The pictures of a folder and of those in it, in the order of their paths."""
     with os.scandir(folder) as entries:
         listed = sorted(entries, key=lambda entry: entry.name)
     for entry in listed:
         name = f"{inside}{entry.name}"
         if entry.is_dir(follow_symlinks=False):
-            yield from _below(Path(entry.path), f"{name}/", label or entry.name)
-        elif Path(entry.name).suffix.lower() in SUFFIXES and entry.is_file():
-            yield Picture(Path(entry.path), name, label)
+            yield from _below(entry.path, f"{name}/", label or entry.name)
+        # A Path for each of millions would take long.
+        elif splitext(entry.name)[1].lower() in SUFFIXES and entry.is_file():  # noqa: PTH122
+            yield Picture(entry.path, name, label)
 
 
 def labels_of(

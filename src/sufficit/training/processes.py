@@ -38,7 +38,8 @@ def crew_for(device: torch.device, devices: int = 1, nodes: int = 1) -> Iterator
     if devices * nodes == 1:
         yield Crew()
         return
-    with one_voice(is_first(), int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))):
+    local, node = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "NODE_RANK"))
+    with one_voice(is_first(), int(os.environ.get("RANK", node * devices + local))):
         fabric = fabric_for(device, devices, nodes=nodes)
         launch(fabric)
         run = fabric.broadcast(uuid.uuid4().hex)
