@@ -68,10 +68,17 @@ def test_files_of_one_key_are_one_sample(tmp_path: Path, kind: int) -> None:
         ("d.png", png(2)),
         (f"{long}.png", png(3)),
         (f"{long}.cls", b"1"),
-        ("__meta.png", png(4)),
+        ("__meta.png", png(5)),
+        ("e.png", png(4)),
     ]
     found = find_pictures(write_shard(tmp_path / "one.tar", files, kind))
-    names = [("a.png", "2"), ("b.jpg.png", "bee"), ("d.png", None), (f"{long}.png", "1")]
+    names = [
+        ("a.png", "2"),
+        ("b.jpg.png", "bee"),
+        ("d.png", None),
+        (f"{long}.png", "1"),
+        ("e.png", None),
+    ]
     assert [(p.name, p.folder) for p in found] == [(f"one.tar/{n}", word) for n, word in names]
     for number, picture in enumerate(found):
         (tmp_path / "same.png").write_bytes(png(number))
