@@ -189,6 +189,18 @@ def test_a_header_of_records_renames_what_follows_it(tmp_path: Path) -> None:
     assert (found.name, found.bytes()) == ("b.tar/b.png", 7)
 
 
+def test_a_size_of_records_is_not_that_of_a_long_name(tmp_path: Path) -> None:
+    name = b"long/" * 30 + b"a.png\0"
+    about = tarfile.TarInfo("about")
+    about.type, about.size = tarfile.GNUTYPE_LONGNAME, len(name)
+    content = pax(b"10 size=7\n")
+    (tmp_path / "a.tar").write_bytes(content[:1024] + about.tobuf() + name.ljust(512, b"\0"))
+    with (tmp_path / "a.tar").open("ab") as file:
+        file.write(content[1024:])
+    (found,) = find_pictures(tmp_path / "a.tar")
+    assert (found.name, found.bytes()) == (f"a.tar/{'long/' * 30}a.png", 7)
+
+
 def test_words_in_json_that_are_no_label_are_none(tmp_path: Path) -> None:
     odd = [b"[1]", b"{", b'{"label": true}', b'{"label": null}', b"[" * 100_000, b'{"cls": 4}']
     files = [pair for i, c in enumerate(odd) for pair in ((f"{i}.json", c), (f"{i}.png", png(i)))]

@@ -138,15 +138,11 @@ def _samples(files: Iterator[_File]) -> Iterator[list[_File]]:
 
 def _label(file: BinaryIO, sample: Sequence[_File]) -> str | None:
     """The word that names a sample's class; None where there is none."""
-    place = file.tell()
-    try:
-        for one in sample:
-            if one.kind == ".cls" and one.size <= MOST_WORDS:
-                return _content(file, one).decode("utf-8", "replace").strip() or None
-            if one.kind == ".json" and one.size <= MOST_WORDS:
-                return _json_label(_content(file, one))
-    finally:
-        file.seek(place)
+    for one in sample:
+        if one.kind == ".cls" and one.size <= MOST_WORDS:
+            return _content(file, one).decode("utf-8", "replace").strip() or None
+        if one.kind == ".json" and one.size <= MOST_WORDS:
+            return _json_label(_content(file, one))
     return None
 
 
