@@ -9,16 +9,26 @@ import numpy as np
 import torch
 
 from sufficit.classifiers import Classifier
-from sufficit.comparing.groups import Found, collect, draw, leak_groups, quiet, score_groups
+from sufficit.comparing.groups import (
+    Found,
+    collect,
+    collect_leak,
+    draw,
+    leak_groups,
+    quiet,
+    score_groups,
+    told_roll,
+)
 from sufficit.comparing.jobs import Job, check_methods, identity, load, make_job
 from sufficit.comparing.outcome import OWN_BEST, Comparison
-from sufficit.comparing.parts import Parts, begin
 from sufficit.comparing.saving import save_comparison
 from sufficit.comparing.settings import CONTROLS, Settings, write_run
 from sufficit.comparing.showing import Shown, choose
 from sufficit.comparison import compare_scores
+from sufficit.crews import Crew
 from sufficit.data.images import Picture, find_pictures
 from sufficit.intervals import Estimate, estimates
+from sufficit.keeping import FOLDER, Parts, begin
 from sufficit.metrics.evaluate import AlphaSearch, Scores, read, with_leak
 from sufficit.reading import GROUP
 from sufficit.results import summarise
@@ -31,15 +41,23 @@ def compare_folder(
     *,
     classifier: Classifier | None = None,
     group: int = GROUP,
+    crew: Crew | None = None,
     progress: bool | Progress | None = None,
-) -> Comparison:
+) -> Comparison | None:
     """Explain every image below a folder by every method, score all of it, compare, write it down.
 
     What is done is kept in parts below `out`; begun again with the same settings, a run goes on
-    where it was stopped. Hand in a classifier of your own, or settings.model is loaded.
+    where it was stopped. Hand in a classifier of your own, or settings.model is loaded. Of a crew
+    of several processes only the first has an outcome.
     """
-    scored = score_folder(settings, out, classifier=classifier, group=group, progress=progress)
-    job, found, scores, contest = scored.job, scored.found, scored.scores, scored.contest
+    crew = crew or Crew()
+    check_methods(settings)
+    here = replace(settings, device=crew.device or settings.device)
+    job = _job(settings, classifier or load(here), group, progress)
+    scored = _score(job, out, crew)
+    if scored is None:
+        return None
+    found, scores, contest = scored.found, scored.scores, scored.contest
     competing = {method: scores[method] for method in contest}
     comparison = Comparison(
         settings=settings,
@@ -85,22 +103,60 @@ def score_folder(
 
     `columns` and `pictures` are some of the columns and of the folder's images, all by default.
     """
+    job = _job(settings, classifier, group, progress, columns, pictures)
+    scored = _score(job, out, Crew())
+    assert scored is not None  # alone, this process is the first
+    return scored
+
+
+def _job(
+    settings: Settings,
+    classifier: Classifier | None,
+    group: int,
+    progress: bool | Progress | None,
+    columns: Sequence[str] | None = None,
+    pictures: Sequence[Picture] | None = None,
+) -> Job:
     check_methods(settings)
     pictures = pictures or find_pictures(Path(settings.data))
-    classifier = classifier or load(settings)
-    job = make_job(settings, classifier, pictures, group, progress, columns)
-    parts = begin(out, identity(job))
-    write_run(out / "RUN.toml", settings)
+    return make_job(settings, classifier or load(settings), pictures, group, progress, columns)
 
-    score_groups(job, parts)
+
+def _score(job: Job, out: Path, crew: Crew) -> Scored | None:
+    """Ask the model all that is left to ask; only the first process has an outcome."""
+    parts = begin(out, identity(job)) if crew.first else Parts(out / FOLDER)
+    if crew.first:
+        write_run(out / "RUN.toml", job.settings)
+    with crew.meet(parts.folder):
+        crew.check_alike(identity(job))
+        score_groups(job, parts, crew)
+        if not crew.first:
+            if crew.tell("leak", None):
+                leak_groups(job, parts, *told_roll(None, 0, crew), crew)
+            return None
+        scored = _with_leak(_collected(job, parts), crew)
+    parts.complete()
+    return scored
+
+
+def _collected(job: Job, parts: Parts) -> Scored:
+    """All that was scored, as it lies on disk."""
     found = collect(job, parts)
     contest = [method for method in job.methods if method not in CONTROLS] or list(job.methods)
-    scores = scores_at_one_alpha(job, found, contest)
-    if settings.leak and len(found.targets.unique()) > 1:
-        leaked = leak_groups(job, parts, found, scores[contest[0]].alpha_min)
-        scores = {method: with_leak(scores[method], leaked[method]) for method in scores}
-    parts.complete()
-    return Scored(job, parts, found, scores, contest)
+    return Scored(job, parts, found, scores_at_one_alpha(job, found, contest), contest)
+
+
+def _with_leak(scored: Scored, crew: Crew) -> Scored:
+    """Scores with the leak beside them, if it is wanted and can be measured."""
+    job, found = scored.job, scored.found
+    wanted = job.settings.leak and len(found.targets.unique()) > 1
+    if not crew.tell("leak", wanted):
+        return scored
+    alpha_min = scored.scores[scored.contest[0]].alpha_min
+    leak_groups(job, scored.parts, *told_roll(found, alpha_min, crew), crew)
+    leaked = collect_leak(job, scored.parts, found)
+    scores = {method: with_leak(one, leaked[method]) for method, one in scored.scores.items()}
+    return replace(scored, scores=scores)
 
 
 def scores_at_one_alpha(job: Job, found: Found, contest: Sequence[str]) -> dict[str, Scores]:

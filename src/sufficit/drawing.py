@@ -19,7 +19,6 @@ from sufficit.data.images import (
     labels_of,
     plain_name,
     quiet_reading,
-    read_picture,
 )
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import Methods, explain_all, methods_for
@@ -180,7 +179,7 @@ def read_pictures(
     skipped: dict[str, str] = {}
     for picture in pictures:
         try:
-            images.append(read_picture(picture.path, classifier.view))
+            images.append(picture.read(classifier.view))
             kept.append(picture)
         except (BadPictureError, OSError) as error:
             if on_error == "stop":

@@ -1,6 +1,6 @@
 """Read a folder some pictures at a time: labels, bad files, sizes, the next group read ahead."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sufficit.classifiers import Classifier
 from sufficit.data.heatmaps import HeatmapError
-from sufficit.data.images import BadPictureError, Picture, labels_of, read_picture
+from sufficit.data.images import BadPictureError, Picture, labels_of
 from sufficit.errors import UserError
 from sufficit.types import Progress
 
@@ -55,33 +55,28 @@ class Reader(Generic[T]):
             self.sizes.clear()
         for item in items:
             self.sizes.setdefault(tuple(item.image.shape), item.picture.name)
-        if len(self.sizes) > 1:
-            listed = ", ".join(
-                f"{name} {list(size)}" for size, name in list(self.sizes.items())[:3]
-            )
-            raise UserError(
-                f"images differ in size ({listed}) and the model names none: give --size"
-            )
+        check_sizes(self.sizes)
         return items
 
-    def ahead(self, groups: Sequence[Sequence[Labelled]]) -> Iterator[list[T]]:
+    def ahead(self, groups: Iterable[Sequence[Labelled]]) -> Iterator[list[T]]:
         """The items of each group, the next one read in the background while this one is used."""
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(self.items, groups[0]) if groups else None
-            for following in [*groups[1:], None]:
-                if waiting is None:
-                    return
-                items = waiting.result()
-                waiting = None if following is None else pool.submit(self.items, following)
-                yield items
+            waiting = None
+            for group in groups:
+                items = None if waiting is None else waiting.result()
+                waiting = pool.submit(self.items, group)
+                if items is not None:
+                    yield items
+            if waiting is not None:
+                yield waiting.result()
 
-    def check_any(self, read: int, asked: int) -> None:
-        """Raise where none of the images asked for could be read."""
-        if not read:
-            first = self.skipped[0]
-            raise UserError(
-                f"all {asked} images were skipped; the first, {first.name}: {first.reason}"
-            )
+    def dropped(self, group: Sequence[Labelled]) -> dict[str, str]:
+        """What of a group could not be read, and why; it is forgotten here."""
+        asked = {picture.name for picture, _ in group}
+        found = [one for one in self.skipped if one.name in asked]
+        for one in found:
+            self.skipped.remove(one)
+        return {one.name: one.reason for one in found}
 
     def _item(self, picture: Picture, label: int | None) -> T | None:
         try:
@@ -96,13 +91,38 @@ class Reader(Generic[T]):
             return None
 
 
-def in_groups(
-    pictures: Sequence[Picture], labels: Sequence[int] | None, size: int
-) -> list[list[Labelled]]:
+@dataclass(frozen=True)
+class Groups:
     """Pictures with their labels, some at a time."""
-    known: Sequence[int | None] = labels or [None] * len(pictures)
-    pairs = list(zip(pictures, known, strict=True))
-    return [pairs[i : i + size] for i in range(0, len(pairs), size)]
+
+    pictures: Sequence[Picture]
+    labels: Sequence[int] | None
+    size: int
+
+    def __len__(self) -> int:
+        return (len(self.pictures) + self.size - 1) // self.size
+
+    def __getitem__(self, number: int) -> list[Labelled]:
+        some = slice(number * self.size, (number + 1) * self.size)
+        pictures = self.pictures[some]
+        labels = [None] * len(pictures) if self.labels is None else self.labels[some]
+        return list(zip(pictures, labels, strict=True))
+
+
+def check_sizes(sizes: Mapping[tuple[int, ...], str]) -> None:
+    """Raise where there are images of several sizes, of which one each is named."""
+    if len(sizes) > 1:
+        listed = ", ".join(f"{name} {list(size)}" for size, name in list(sizes.items())[:3])
+        raise UserError(f"images differ in size ({listed}) and the model names none: give --size")
+
+
+def check_any(scored: int, skipped: Sequence[Skipped]) -> None:
+    """Raise where none of the images could be scored."""
+    if not scored:
+        first = skipped[0]
+        raise UserError(
+            f"all {len(skipped)} images were skipped; the first, {first.name}: {first.reason}"
+        )
 
 
 def labels_for(
@@ -127,7 +147,7 @@ def _num_classes(classifier: Classifier, pictures: Sequence[Picture]) -> int:
         return len(classifier.classes)
     for picture in pictures:
         try:
-            image = read_picture(picture.path, classifier.view)
+            image = picture.read(classifier.view)
         except (BadPictureError, OSError):
             continue
         with torch.no_grad():
@@ -136,8 +156,9 @@ def _num_classes(classifier: Classifier, pictures: Sequence[Picture]) -> int:
 
 
 def folder_targets(names: Sequence[str], targets: Tensor) -> dict[str, int]:
-    """Which class number each class folder was taken for."""
-    return {name.split("/")[0]: k for name, k in zip(names, targets.tolist(), strict=True)}
+    """Which class number each class folder was taken for; a shard is no class folder."""
+    pairs = zip(names, targets.tolist(), strict=True)
+    return {name.split("/")[0]: k for name, k in pairs if ".tar/" not in name}
 
 
 def within(tick: Progress | None, done: float, share: float, total: float) -> Progress | bool:

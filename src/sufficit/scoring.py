@@ -1,8 +1,11 @@
 """Score a folder of images and a file of heatmaps: the whole chain."""
 
+import hashlib
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,42 +14,46 @@ from torch import Tensor
 
 from sufficit import figures
 from sufficit.classifiers import Classifier
+from sufficit.crews import Crew
 from sufficit.data.heatmaps import HeatmapFile
-from sufficit.data.images import (
-    BadPictureError,
-    Picture,
-    find_pictures,
-    quiet_reading,
-    read_picture,
-)
+from sufficit.data.images import Picture, find_pictures, quiet_reading
 from sufficit.errors import UserError
-from sufficit.heatmaps import check_range, normalize, resize
+from sufficit.fingerprints import fingerprint
+from sufficit.keeping import (
+    FOLDER,
+    Parts,
+    answers_as_tensors,
+    answers_from,
+    begin,
+    leak_as_tensors,
+    leak_from,
+    place_for,
+)
 from sufficit.metrics.columns import COLUMNS
-from sufficit.metrics.evaluate import ALPHA_GRID, Scores, evaluate, join, make_plan, with_leak
-from sufficit.metrics.leak import leak_in_groups, leak_warning
-from sufficit.metrics.probe import Setting, check_classes
-from sufficit.parts import View
+from sufficit.metrics.evaluate import ALPHA_GRID, Plan, Scores, evaluate, make_plan, with_leak
+from sufficit.metrics.evaluate import read as read_scores
+from sufficit.metrics.leak import POOL, Leak, leak_warning, measure
+from sufficit.metrics.probe import Pool, Probe, Setting, check_classes, draw_pool, prepare
+from sufficit.pairing import Pair, Pairs, keys_of, warn_of_stretched
 from sufficit.progress import bar
 from sufficit.reading import (
     GROUP,
-    Item,
+    Groups,
+    Labelled,
     Reader,
     Skipped,
+    check_any,
+    check_sizes,
     folder_targets,
-    in_groups,
     labels_for,
     within,
 )
 from sufficit.resampling import RESAMPLES
-from sufficit.results import (
-    Estimate,
-    as_json,
-    provenance,
-    save_json,
-    save_scores,
-    summarise,
-)
-from sufficit.types import Progress, ScoreKind
+from sufficit.results import Estimate, as_json, provenance, save_json, save_scores, summarise
+from sufficit.types import Answers, Progress, ScoreKind
+
+SCORES, LEAK = "scores", "leak"  # the stages that leave parts
+OWN = "heatmaps"  # what the parts call them
 
 
 @dataclass(frozen=True)
@@ -87,80 +94,233 @@ class FolderScores:
 
 
 @dataclass(frozen=True)
-class _Item(Item):
-    heatmap: Tensor  # [H,W]
+class _Job:
+    """What is to be scored, and how."""
+
+    classifier: Classifier
+    pictures: Sequence[Picture]
+    labels: Sequence[int] | None
+    pairs: Pairs
+    options: Options
+
+    @cached_property
+    def plan(self) -> Plan:
+        return make_plan(**self.options.scoring())
+
+    def reader(self, on_error: Literal["skip", "stop"]) -> Reader[Pair]:
+        # The leak lays masks over images of other groups.
+        return Reader(self.pairs.read, on_error, one_size=bool(self.options.leak_donors))
+
+    def identity(self) -> dict[str, Any]:
+        """All that must be the same for a run to go on where it was stopped."""
+        maps = self.pairs.maps.path
+        names = "\n".join(picture.name for picture in self.pictures)
+        return _plain(self.options) | {
+            "heatmaps": f"{maps.name}, {maps.stat().st_size} bytes",
+            "device": str(self.classifier.device),
+            "precision": str(self.classifier.dtype),
+            "number of images": len(self.pictures),
+            "names of images": hashlib.sha256(names.encode()).hexdigest()[:16],
+            "model's fingerprint": asdict(fingerprint(self.classifier)),
+            "images a group": GROUP,
+            "torch": version("torch"),
+        }
 
 
 @dataclass(frozen=True)
-class _Pairs:
-    """Pictures with their heatmaps."""
+class _Roll:
+    """The images that were scored: all that the leak must know of them."""
 
-    view: View | None
-    maps: HeatmapFile
-    keys: dict[str, str | None]
-    normalize: bool
-    askew: list[str] = field(default_factory=list)
-
-    def read(self, picture: Picture, label: int | None) -> _Item:
-        """A picture and its heatmap, or an error that says what is wrong with either."""
-        key = self.keys[picture.name]
-        if key is None:
-            raise BadPictureError(f"no heatmap: {self.maps.path.name} has no such key")
-        image = read_picture(picture.path, self.view)
-        return _Item(picture, label, image, self._heatmap(key, picture.name, image))
-
-    def _heatmap(self, key: str, name: str, image: Tensor) -> Tensor:
-        heatmap = self.maps.read(key)[None]
-        if not heatmap.isfinite().all():
-            raise BadPictureError("its heatmap has NaN or infinite values")
-        if self.normalize:
-            heatmap = normalize(heatmap)
-        check_range(heatmap, [name])
-        ratio = heatmap.shape[1] / heatmap.shape[2] * image.shape[2] / image.shape[1]
-        if not 0.9 < ratio < 1.1:
-            self.askew.append(name)
-        return resize(heatmap, (image.shape[1], image.shape[2]))[0]
+    names: Sequence[str]
+    targets: Tensor  # [N]
+    alpha_min: float
 
 
 def score_folder(
-    classifier: Classifier, data: Path, heatmaps: Path, options: Options | None = None
-) -> FolderScores:
-    """Score every image below a folder that has a heatmap in the file."""
-    options = options or Options()
+    classifier: Classifier,
+    data: Path,
+    heatmaps: Path,
+    options: Options | None = None,
+    *,
+    out: Path | None = None,
+    crew: Crew | None = None,
+) -> FolderScores | None:
+    """Score every image below a folder that has a heatmap in the file.
+
+    What is done is kept in parts below `out`, if it is given: begun again, a run goes on where it
+    was stopped. Of a crew of several processes only the first has an outcome.
+    """
+    options, crew = options or Options(), crew or Crew()
     make_plan(**options.scoring())  # what is wrong with it is said before anything is read
     for fill in (options.fill, options.held_out_fill):
         if isinstance(fill, Tensor) and fill.ndim > 3:
             raise UserError("a fill for a folder is one for all images: a number, [C] or [C,H,W]")
+    if out is None and crew.size > 1:
+        raise UserError("several processes meet in the folder of results: give out")
     pictures = find_pictures(data)
-    with HeatmapFile(heatmaps) as maps:
-        pairs = _Pairs(classifier.view, maps, _keys(maps, pictures), options.normalize)
-        # The leak lays masks over images of other groups.
-        reader = Reader(pairs.read, options.on_error, one_size=bool(options.leak_donors))
+    with (
+        HeatmapFile(heatmaps) as maps,
+        place_for(out, alone=crew.size == 1) as place,
+        quiet_reading(),
+    ):
+        pairs = Pairs(classifier.view, maps, keys_of(maps, pictures), options.normalize)
         labels = labels_for(classifier, pictures, options.targets)
         if options.leak_donors and labels:
             check_classes(torch.tensor(labels), torch.tensor(labels))
-        names, parts = _score_all(classifier, pictures, labels, reader, options)
-        reader.check_any(len(parts), len(pictures))
-        _remark(pairs.askew)
-        scores = join(parts)
-        if options.leak_donors and len(scores.targets.unique()) > 1:
-            kept = set(names)
-            scored = [picture for picture in pictures if picture.name in kept]
-            scores = _with_leak(classifier, scores, scored, pairs, options)
+        job = _Job(classifier, pictures, labels, pairs, options)
+        parts = begin(place, job.identity()) if crew.first else Parts(place / FOLDER)
+        with crew.meet(parts.folder):
+            crew.check_alike(job.identity())
+            _score_groups(job, parts, crew)
+            if not crew.first:
+                if told := crew.tell("roll", None):
+                    _leak_groups(job, parts, _Roll(told[0], torch.tensor(told[1]), told[2]), crew)
+                return None
+            result = _with_leak(job, parts, _collected(job, parts), crew)
+    _remark(result, options)
+    return result
+
+
+def _score_groups(job: _Job, parts: Parts, crew: Crew) -> None:
+    """Score every group that is not done yet, and keep each as a part."""
+    groups, reader = Groups(job.pictures, job.labels, GROUP), job.reader(job.options.on_error)
+    earlier = parts.done(SCORES) if crew.first else []
+    left = crew.mine(SCORES, sorted({*range(len(groups))} - {*earlier}))
+    before, total, done = sum(len(groups[k]) for k in earlier), len(job.pictures), 0
+    with (
+        bar("scoring images", crew.voice(job.options.progress)) as tick,
+        crew.stage(SCORES, tick, before, total) as told,
+    ):
+        for number, items in zip(left, reader.ahead(groups[k] for k in left), strict=True):
+            step = len(groups[number])
+            tensors, facts = _scored(job, items, within(told, done, step, total))
+            facts |= {"skipped": reader.dropped(groups[number])}
+            parts.write(SCORES, number, tensors, facts)
+            done += step
+            told(done, total)
+
+
+def _scored(
+    job: _Job, items: Sequence[Pair], progress: Progress | bool
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What the model says of a group, and of which images."""
+    names = [item.picture.name for item in items]
+    if not items:
+        return {}, {"names": names}
+    scores = _score(job.classifier, items, job.labels is not None, job.options, progress)
+    tensors = answers_as_tensors(OWN, scores.answers)
+    if scores.held_out is not None:
+        tensors |= answers_as_tensors(f"{OWN}/held_out", scores.held_out)
+    askew = [name for name in names if name in job.pairs.askew]
+    job.pairs.askew.difference_update(names)
+    return tensors, {"names": names, "askew": askew, "size": list(items[0].image.shape)}
+
+
+def _collected(job: _Job, parts: Parts) -> FolderScores:
+    """All that the parts hold of the scores, in the folder's order."""
+    read = [parts.read(SCORES, k) for k in range(len(Groups(job.pictures, None, GROUP)))]
+    skipped = [Skipped(*pair) for part in read for pair in part.facts["skipped"].items()]
+    full = [part for part in read if part.facts["names"]]
+    check_any(len(full), skipped)
+    if job.options.leak_donors:
+        check_sizes({tuple(part.facts["size"]): part.facts["names"][0] for part in reversed(full)})
+    warn_of_stretched([name for part in full for name in part.facts["askew"]])
+    answers = Answers.join([answers_from(part, OWN, job.plan) for part in full])
+    held_out = None
+    if job.options.held_out_fill is not None:
+        second = [answers_from(part, OWN, job.plan, held_out=True) for part in full]
+        held_out = Answers.join(second)
+    names = tuple(name for part in full for name in part.facts["names"])
+    kind = "prediction" if job.labels is None else "label"
+    return FolderScores(read_scores(answers, job.plan, held_out), names, {}, tuple(skipped), kind)
+
+
+def _with_leak(job: _Job, parts: Parts, found: FolderScores, crew: Crew) -> FolderScores:
+    """What was found with its summary, and with the leak if it is wanted and can be measured."""
+    scores = found.scores
+    roll = _Roll(found.names, scores.targets, scores.alpha_min)
+    wanted = job.options.leak_donors and len(scores.targets.unique()) > 1
+    crew.tell("roll", [roll.names, roll.targets.tolist(), roll.alpha_min] if wanted else None)
+    if wanted:
+        numbers = _leak_groups(job, parts, roll, crew)
+        leaked = Leak.join([leak_from(parts.read(LEAK, number), OWN) for number in numbers])
+        scores = with_leak(scores, leaked)
+    summary = summarise(scores, seed=job.options.seed)
+    return replace(found, scores=scores, summary=summary)
+
+
+def _leak_groups(job: _Job, parts: Parts, roll: _Roll, crew: Crew) -> range:
+    """Measure the leak, for which the images are read once more; a part a group.
+
+    Only now alpha_min and the target of every image are known.
+    """
+    by_name = {picture.name: picture for picture in job.pictures}
+    groups = Groups([by_name[name] for name in roll.names], None, GROUP)
+    earlier = {*parts.done(LEAK)} if crew.first else set()
+    left = crew.mine(LEAK, [k for k in range(len(groups)) if k not in earlier])
+    before, total, done = len(earlier), len(groups), 0
+    with (
+        bar("measuring the leak", crew.voice(job.options.progress)) as tick,
+        crew.stage(LEAK, tick, before, total) as told,
+    ):
+        probe = _probe(job, groups.pictures, roll) if left else None
+        for number in left:
+            assert probe is not None
+            images, maps = _read(job, groups[number])
+            some = slice(number * GROUP, (number + 1) * GROUP)
+            goals, setting = roll.targets[some], probe.setting
+            found = measure(job.classifier, images, maps, goals, setting, probe, first=some.start)
+            facts = {"alpha_min": roll.alpha_min}
+            parts.write(LEAK, number, leak_as_tensors(OWN, found), facts)
+            done += 1
+            told(done, total)
+    return range(len(groups))
+
+
+def _probe(job: _Job, pictures: Sequence[Picture], roll: _Roll) -> Probe:
+    """The pool that donors are drawn from, up to POOL of the images, under their own masks."""
+    options = job.options
+    setting = Setting(
+        roll.alpha_min,
+        options.leak_donors,
+        options.seed,
+        fill=options.fill,
+        batch_size=options.batch_size,
+    )
+    chosen = draw_pool(roll.targets, POOL, options.seed)
+    images, maps = _read(job, [(pictures[k], None) for k in chosen])
+    return prepare(job.classifier, Pool(images, maps, roll.targets[chosen]), setting)
+
+
+def _read(job: _Job, group: Sequence[Labelled]) -> tuple[Tensor, Tensor]:
+    """Images that were scored, and their heatmaps, once more: [N,C,H,W], [N,H,W]."""
+    items = job.reader("stop").items(group)
+    return torch.stack([item.image for item in items]), torch.stack([i.heatmap for i in items])
+
+
+def _remark(result: FolderScores, options: Options) -> None:
+    """Say once what was odd."""
+    scores = result.scores
     broken = int(scores.clean.isnan().sum())
     if broken:
         warnings.warn(
             f"the model answered NaN for {broken} of {len(scores)} whole images: they are left out"
             " of the means; try another --precision",
-            stacklevel=2,
+            stacklevel=3,
         )
-    kind = "prediction" if labels is None else "label"
-    summary = summarise(scores, seed=options.seed)
     if options.leak_donors and scores.leaked is None:
-        warnings.warn("no leak: all images that were scored are of one class", stacklevel=2)
-    elif scores.leaked is not None and (remark := leak_warning(summary)):
-        warnings.warn(remark, stacklevel=2)
-    return FolderScores(scores, tuple(names), summary, tuple(reader.skipped), kind)
+        warnings.warn("no leak: all images that were scored are of one class", stacklevel=3)
+    elif scores.leaked is not None and (remark := leak_warning(result.summary)):
+        warnings.warn(remark, stacklevel=3)
+
+
+def _plain(options: Options) -> dict[str, Any]:
+    """The options as run.json holds them."""
+    settings = asdict(options)
+    for name in ("fill", "held_out_fill"):
+        if isinstance(fill := getattr(options, name), Tensor):
+            settings[name] = f"own tensor {list(fill.shape)}"
+    return settings
 
 
 def save_run(
@@ -170,17 +330,13 @@ def save_run(
     config: dict[str, Any],
     options: Options,
 ) -> None:
-    """Write scores.parquet, curves.parquet, summary.json, curves.png and, last, run.json."""
+    """Write scores.parquet, curves.parquet, summary.json, curves.png and run.json; drop parts."""
     scores, labelled = result.scores, result.target_kind == "label"
     folder.mkdir(parents=True, exist_ok=True)
     save_scores(folder, scores, result.names)
     save_json(folder / "summary.json", as_json(result.summary))
     figures.save(figures.curves_figure(scores), folder / "curves.png")
-    settings = asdict(options)
-    for name in ("fill", "held_out_fill"):
-        if isinstance(fill := getattr(options, name), Tensor):
-            settings[name] = f"own tensor {list(fill.shape)}"
-    run = provenance(config | {"options": settings}, classifier.device, classifier.dtype)
+    run = provenance(config | {"options": _plain(options)}, classifier.device, classifier.dtype)
     run |= run_facts(result) | {
         "skipped": [asdict(skipped) for skipped in result.skipped],
         "class_folders": folder_targets(result.names, scores.targets) if labelled else {},
@@ -193,6 +349,7 @@ def save_run(
             "mean_msi": scores.search.means.tolist(),
         }
     save_json(folder / "run.json", run)
+    Parts(folder / FOLDER).remove()
 
 
 def run_facts(result: FolderScores) -> dict[str, Any]:
@@ -211,85 +368,9 @@ def run_facts(result: FolderScores) -> dict[str, Any]:
     return facts
 
 
-def _keys(maps: HeatmapFile, pictures: Sequence[Picture]) -> dict[str, str | None]:
-    keys = maps.match([picture.name for picture in pictures])
-    if not any(keys.values()):
-        raise UserError(
-            f"none of the {len(pictures)} images has a heatmap in {maps.path}: images are named"
-            f" like {pictures[0].name!r}, keys like {(maps.keys or ['(none)'])[0]!r}"
-        )
-    return keys
-
-
-def _score_all(
-    classifier: Classifier,
-    pictures: Sequence[Picture],
-    labels: Sequence[int] | None,
-    reader: Reader[_Item],
-    options: Options,
-) -> tuple[list[str], list[Scores]]:
-    """The names of the images that were scored, and their scores group by group."""
-    names: list[str] = []
-    parts: list[Scores] = []
-    done, groups = 0, in_groups(pictures, labels, GROUP)
-    with bar("scoring images", options.progress) as tick, quiet_reading():
-        for group, items in zip(groups, reader.ahead(groups), strict=True):
-            if items:
-                inner = within(tick, done, len(group), len(pictures))
-                parts.append(_score(classifier, items, labels is not None, options, inner))
-                names.extend(item.picture.name for item in items)
-            done += len(group)
-            if tick:
-                tick(done, len(pictures))
-    return names, parts
-
-
-def _with_leak(
-    classifier: Classifier,
-    scores: Scores,
-    pictures: Sequence[Picture],
-    pairs: _Pairs,
-    options: Options,
-) -> Scores:
-    """Scores with the leak, for which these images, all that were scored, are read once more.
-
-    Only now alpha_min and the target of every image are known.
-    """
-    again = Reader(pairs.read, "stop")
-    setting = Setting(
-        scores.alpha_min,
-        options.leak_donors,
-        options.seed,
-        fill=options.fill,
-        batch_size=options.batch_size,
-    )
-
-    def read(numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        items = again.items((pictures[i], None) for i in numbers)
-        images, heatmaps = (
-            [getattr(item, name) for item in items] for name in ("image", "heatmap")
-        )
-        return torch.stack(images), torch.stack(heatmaps)
-
-    with bar("measuring the leak", options.progress) as tick, quiet_reading():
-        found = leak_in_groups(classifier, read, scores.targets, setting, GROUP, tick)
-    return with_leak(scores, found)
-
-
-def _remark(askew: Sequence[str]) -> None:
-    """Say which heatmaps had to be stretched."""
-    if askew:
-        warnings.warn(
-            f"{len(askew)} heatmaps (first {askew[0]}) have other proportions than"
-            " what the model sees, and are stretched to it: were they made on the uncropped"
-            " image?",
-            stacklevel=3,
-        )
-
-
 def _score(
     classifier: Classifier,
-    items: Sequence[_Item],
+    items: Sequence[Pair],
     labelled: bool,
     options: Options,
     progress: Progress | bool,

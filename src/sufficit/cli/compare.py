@@ -13,11 +13,13 @@ from sufficit.cli.options import (
     ClassesOption,
     DataOrNoneOption,
     DeviceOption,
+    DevicesOption,
     FillOption,
     HeldOutFillOption,
     JsonOption,
     LayerOption,
     ModelOrNoneOption,
+    NodesOption,
     OnError,
     OnErrorOption,
     OutOption,
@@ -34,12 +36,13 @@ from sufficit.cli.options import (
     WeightsOption,
 )
 from sufficit.comparing.settings import METHODS, Settings, read_run, settings_from
+from sufficit.crews import is_first
 from sufficit.files import check_output
 
 if TYPE_CHECKING:
     from sufficit.comparing.outcome import Comparison
 
-NOT_SETTINGS = ("config", "out_folder", "as_json", "overwrite")
+NOT_SETTINGS = ("config", "out_folder", "as_json", "overwrite", "devices", "num_nodes")
 
 
 @app.command()
@@ -76,6 +79,8 @@ def compare(
     layer: LayerOption = None,
     batch_size: BatchOption = None,
     device: DeviceOption = "auto",
+    devices: DevicesOption = 1,
+    num_nodes: NodesOption = 1,
     precision: PrecisionOption = Precision.fp32,
     weights: WeightsOption = "default",
     num_classes: ClassesOption = None,
@@ -101,21 +106,38 @@ def compare(
     sufficit compare --model saved/birds --data birds --lax birds-lax --alpha-min search
 
     sufficit compare --config sufficit-compare/RUN.toml --seed 1 --out again
+
+    sufficit compare --model torchvision:resnet50 --data photos --devices 8
+
+    sufficit compare --model timm:resnet50 --data 'web/{000..099}.tar' --targets prediction
     """
     settings = _settings(ctx, config)
-    check_output(out_folder, [Path(settings.data)], overwrite=overwrite)
-    from sufficit.compare import compare_folder
-    from sufficit.comparing.saving import clear
-
-    if overwrite:
-        clear(out_folder)
-    progress = False if as_json else None
-    comparison = compare_folder(settings, out_folder, progress=progress)
+    comparison = _compared(settings, out_folder, as_json, overwrite, devices, num_nodes)
+    if comparison is None:
+        return
     print_skipped({skipped.name: skipped.reason for skipped in comparison.skipped})
     if as_json:
         typer.echo(json.dumps(_report(comparison), indent=2, allow_nan=False))
         return
     _print(comparison, out_folder)
+
+
+def _compared(
+    settings: Settings, folder: Path, as_json: bool, overwrite: bool, devices: int, nodes: int
+) -> "Comparison | None":
+    """What comes out, in the first of the processes that share the work."""
+    if is_first():
+        check_output(folder, [Path(settings.data)], overwrite=overwrite)
+    from sufficit.compare import compare_folder
+    from sufficit.comparing.saving import clear
+    from sufficit.parsing import device_from
+    from sufficit.training.processes import crew_for
+
+    if overwrite and is_first():
+        clear(folder)
+    progress = False if as_json else None
+    with crew_for(device_from(settings.device), devices, nodes) as crew:
+        return compare_folder(settings, folder, crew=crew, progress=progress)
 
 
 def _settings(ctx: typer.Context, config: Path | None) -> Settings:

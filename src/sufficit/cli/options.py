@@ -42,10 +42,18 @@ MODEL = typer.Option(
     help="torchvision:NAME, timm:NAME, transformers:NAME, a saved classifier's folder, or your own"
     " python:FILE.py:FUNCTION."
 )
-DATA = typer.Option(help="Folder of images; class folders give labels.")
+DATA = typer.Option(
+    help="Folder of images; class folders give labels. Or tar shards, as in 'web/{000..012}.tar'."
+)
 ModelOption = Annotated[str, MODEL]
 ModelOrNoneOption = Annotated[str | None, MODEL]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
+DevicesOption = Annotated[
+    int, typer.Option(help="Share the images among so many GPUs, or processes.", min=1)
+]
+NodesOption = Annotated[
+    int, typer.Option("--num-nodes", help="And among so many machines; see docs/scale.md.", min=1)
+]
 WeightsOption = Annotated[
     str,
     typer.Option(help="default (published), none (random), or a .safetensors, .pt or .pth file."),

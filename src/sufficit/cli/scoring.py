@@ -14,10 +14,12 @@ from sufficit.cli.options import (
     ClassesOption,
     DataOption,
     DeviceOption,
+    DevicesOption,
     FillOption,
     HeldOutFillOption,
     JsonOption,
     ModelOption,
+    NodesOption,
     OnError,
     OnErrorOption,
     OutOption,
@@ -33,6 +35,7 @@ from sufficit.cli.options import (
     ValueStepOption,
     WeightsOption,
 )
+from sufficit.crews import is_first
 from sufficit.files import check_output
 
 if TYPE_CHECKING:
@@ -61,6 +64,8 @@ def evaluate(
     percent_step: PercentStepOption = 0.02,
     batch_size: BatchOption = None,
     device: DeviceOption = "auto",
+    devices: DevicesOption = 1,
+    num_nodes: NodesOption = 1,
     precision: PrecisionOption = Precision.fp32,
     weights: WeightsOption = "default",
     num_classes: ClassesOption = None,
@@ -93,30 +98,41 @@ def evaluate(
     sufficit evaluate --model timm:resnet50 --data photos --heatmaps a.npz --json > scores.json
 
     sufficit evaluate --model saved/birds --data birds --heatmaps a.npz --leak --held-out-fill blur
+
+    sufficit evaluate --model saved/birds --data birds --heatmaps a.npz --devices 8
     """
-    check_output(out_folder, [data], overwrite=overwrite)
-    from sufficit.parsing import alpha_from, classifier_from, columns_from, fill_from
+    if is_first():
+        check_output(out_folder, [data], overwrite=overwrite)
+    from sufficit.keeping import FOLDER, Parts
+    from sufficit.parsing import alpha_from, classifier_from, columns_from, device_from, fill_from
     from sufficit.scoring import Options, save_run, score_folder
+    from sufficit.training.processes import crew_for
 
     alpha, wanted = alpha_from(alpha_min), columns_from(columns)
-    classifier = classifier_from(model, weights, num_classes, size, device, precision)
-    options = Options(
-        alpha_min=alpha,
-        score=score.value,
-        fill=fill_from(fill, classifier),
-        value_step=value_step,
-        percent_step=percent_step,
-        batch_size=batch_size,
-        columns=wanted,
-        held_out_fill=None if held_out_fill is None else fill_from(held_out_fill, classifier),
-        leak_donors=donors if leak else 0,
-        targets=targets.value,
-        normalize=normalize,
-        on_error=on_error.value,
-        seed=seed,
-        progress=False if as_json else None,
-    )
-    result = score_folder(classifier, data, heatmaps, options)
+    if overwrite and is_first():
+        Parts(out_folder / FOLDER).remove()
+    with crew_for(device_from(device), devices, num_nodes) as crew:
+        place = crew.device or device
+        classifier = classifier_from(model, weights, num_classes, size, place, precision)
+        options = Options(
+            alpha_min=alpha,
+            score=score.value,
+            fill=fill_from(fill, classifier),
+            value_step=value_step,
+            percent_step=percent_step,
+            batch_size=batch_size,
+            columns=wanted,
+            held_out_fill=None if held_out_fill is None else fill_from(held_out_fill, classifier),
+            leak_donors=donors if leak else 0,
+            targets=targets.value,
+            normalize=normalize,
+            on_error=on_error.value,
+            seed=seed,
+            progress=False if as_json else None,
+        )
+        result = score_folder(classifier, data, heatmaps, options, out=out_folder, crew=crew)
+    if result is None:
+        return
     config: dict[str, Any] = {"model": model, "weights": weights}
     config |= {"data": str(data), "heatmaps": str(heatmaps), "fill": fill}
     config |= {"held_out_fill": held_out_fill}

@@ -15,12 +15,12 @@ from torch import Tensor
 from sufficit.classifiers import Classifier
 from sufficit.comparing.groups import draw, quiet
 from sufficit.comparing.jobs import Job, load, make_job
-from sufficit.comparing.parts import FOLDER
 from sufficit.comparing.settings import Settings, read_run, settings_from
 from sufficit.data.heatmaps import HeatmapFile
 from sufficit.data.images import find_pictures
 from sufficit.errors import UserError, unknown
 from sufficit.intervals import Estimate
+from sufficit.keeping import FOLDER
 from sufficit.reading import GROUP
 from sufficit.resampling import Floats
 

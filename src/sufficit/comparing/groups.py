@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -11,7 +12,10 @@ from torch import Tensor
 
 from sufficit.classifiers import Classifier
 from sufficit.comparing.jobs import Job
-from sufficit.comparing.parts import (
+from sufficit.crews import Crew
+from sufficit.data.images import quiet_reading
+from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
+from sufficit.keeping import (
     Part,
     Parts,
     answers_as_tensors,
@@ -19,13 +23,11 @@ from sufficit.comparing.parts import (
     leak_as_tensors,
     leak_from,
 )
-from sufficit.data.images import quiet_reading
-from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
 from sufficit.metrics.evaluate import Plan, evaluate
 from sufficit.metrics.leak import POOL, Leak, measure
 from sufficit.metrics.probe import Pool, Probe, Setting, draw_pool, prepare
 from sufficit.progress import bar
-from sufficit.reading import Item, Skipped, in_groups, within
+from sufficit.reading import Groups, Item, Skipped, check_any, check_sizes, within
 from sufficit.types import Answers, Progress
 
 SCORES, LEAK, HEATMAPS = "scores", "leak", "heatmaps"  # the stages that leave parts
@@ -45,6 +47,15 @@ class _Group:
 
 
 @dataclass(frozen=True)
+class Roll:
+    """The images that were scored: all that the leak must know of them."""
+
+    names: tuple[str, ...]
+    targets: Tensor  # [N] the class each was scored for
+    counts: tuple[int, ...]  # how many there are of each group
+
+
+@dataclass(frozen=True)
 class Found:
     """All that was scored, and what could not be."""
 
@@ -61,22 +72,26 @@ class Found:
         return next(iter(self.answers.values())).targets
 
 
-def score_groups(job: Job, parts: Parts) -> None:
+def score_groups(job: Job, parts: Parts, crew: Crew) -> None:
     """Explain and score every group that is not done yet, and keep each as a part."""
-    groups = in_groups(job.pictures, job.labels, job.group)
-    left = [number for number in range(len(groups)) if not parts.has(SCORES, number)]
-    reader, width = job.reader(job.settings.on_error), len(job.methods)
-    reader.sizes.update(_sizes(job, parts, parts.done(SCORES)))
-    total = len(job.pictures) * width
-    with bar("images x methods", job.progress) as tick, quiet():
-        for number, items in zip(left, reader.ahead([groups[k] for k in left]), strict=True):
-            done, step = number * job.group * width, len(groups[number])
-            told = [within(tick, done + k * step, step, total) for k in range(width)]
-            asked = {picture.name for picture, _ in groups[number]}
-            skipped = {s.name: s.reason for s in reader.skipped if s.name in asked}
-            _score_group(job, parts, number, items, skipped, told)
-            if tick:
-                tick(done + step * width, total)
+    groups, width = Groups(job.pictures, job.labels, job.group), len(job.methods)
+    earlier = parts.done(SCORES) if crew.first else []
+    reader = job.reader(job.settings.on_error)
+    reader.sizes.update(_sizes(job, parts, earlier))
+    left = crew.mine(SCORES, sorted({*range(len(groups))} - {*earlier}))
+    before = sum(len(groups[number]) for number in earlier) * width
+    total, done = len(job.pictures) * width, 0
+    with (
+        quiet(),
+        bar("images x methods", crew.voice(job.progress)) as tick,
+        crew.stage(SCORES, tick, before, total) as told,
+    ):
+        for number, items in zip(left, reader.ahead(groups[k] for k in left), strict=True):
+            step = len(groups[number])
+            steps = [within(told, done + k * step, step, total) for k in range(width)]
+            _score_group(job, parts, number, items, reader.dropped(groups[number]), steps)
+            done += step * width
+            told(done, total)
 
 
 def collect(job: Job, parts: Parts) -> Found:
@@ -84,11 +99,8 @@ def collect(job: Job, parts: Parts) -> Found:
     read = [parts.read(SCORES, number) for number in range(job.groups)]
     skipped = [Skipped(*pair) for part in read for pair in part.facts["skipped"].items()]
     full = [part for part in read if part.facts["names"]]
-    if not full:
-        raise UserError(
-            f"all {len(skipped)} images were skipped; the first, {skipped[0].name}:"
-            f" {skipped[0].reason}"
-        )
+    check_any(len(full), skipped)
+    check_sizes({tuple(part.facts["size"]): part.facts["names"][0] for part in reversed(full)})
     second = job.methods if job.held_out_fill is not None else ()
     return Found(
         names=tuple(name for part in full for name in part.facts["names"]),
@@ -104,21 +116,37 @@ def _joined(parts: Sequence[Part], method: str, plan: Plan, *, held_out: bool) -
     return Answers.join([answers_from(part, method, plan, held_out=held_out) for part in parts])
 
 
-def leak_groups(job: Job, parts: Parts, found: Found, alpha_min: float) -> dict[str, Leak]:
-    """The leak of every method, over donors drawn from all images; each group kept as a part."""
-    probes: dict[str, Probe] = {}
-    starts = [sum(found.counts[:number]) for number in range(len(found.counts))]
-    full = [number for number, count in enumerate(found.counts) if count]
-    with bar("measuring the leak", job.progress) as tick, quiet():
-        for number in full:
-            some = slice(starts[number], starts[number] + found.counts[number])
-            if not parts.has(LEAK, number):
-                probes = probes or _probes(job, found, alpha_min)
-                tensors = _leak_group(job, found, probes, some)
-                parts.write(LEAK, number, tensors, {"alpha_min": alpha_min})
-            if tick:
-                tick(some.stop, len(found.names))
-    read = [parts.read(LEAK, number) for number in full]
+def told_roll(found: Found | None, alpha_min: float, crew: Crew) -> tuple[Roll, float]:
+    """The images that were scored, and alpha_min, in every process; the first one knows them."""
+    known = [] if found is None else [found.names, found.targets.tolist(), found.counts]
+    names, targets, counts, alpha = crew.tell("roll", [*known, alpha_min])
+    return Roll(tuple(names), torch.tensor(targets), tuple(counts)), alpha
+
+
+def leak_groups(job: Job, parts: Parts, roll: Roll, alpha_min: float, crew: Crew) -> None:
+    """Measure the leak of every method, over donors drawn from all images; a part a group."""
+    starts = [0, *accumulate(roll.counts)]
+    full = [number for number, count in enumerate(roll.counts) if count]
+    earlier = {*parts.done(LEAK)} if crew.first else set()
+    left = crew.mine(LEAK, [number for number in full if number not in earlier])
+    before = sum(roll.counts[number] for number in earlier)
+    done, total = 0, len(roll.names)
+    with (
+        quiet(),
+        bar("measuring the leak", crew.voice(job.progress)) as tick,
+        crew.stage(LEAK, tick, before, total) as told,
+    ):
+        probes = _probes(job, roll, alpha_min) if left else {}
+        for number in left:
+            tensors = _leak_group(job, roll, probes, slice(starts[number], starts[number + 1]))
+            parts.write(LEAK, number, tensors, {"alpha_min": alpha_min})
+            done += roll.counts[number]
+            told(done, total)
+
+
+def collect_leak(job: Job, parts: Parts, found: Found) -> dict[str, Leak]:
+    """All that the parts hold of every method's leak."""
+    read = [parts.read(LEAK, number) for number, count in enumerate(found.counts) if count]
     return {method: Leak.join([leak_from(part, method) for part in read]) for method in job.methods}
 
 
@@ -216,7 +244,7 @@ def _sizes(job: Job, parts: Parts, done: Iterable[int]) -> dict[tuple[int, ...],
     return found
 
 
-def _probes(job: Job, found: Found, alpha_min: float) -> dict[str, Probe]:
+def _probes(job: Job, roll: Roll, alpha_min: float) -> dict[str, Probe]:
     """For each method the pool that donors are drawn from, under its own masks."""
     setting = Setting(
         alpha_min,
@@ -225,18 +253,18 @@ def _probes(job: Job, found: Found, alpha_min: float) -> dict[str, Probe]:
         fill=job.fill,
         batch_size=job.settings.batch_size,
     )
-    chosen = draw_pool(found.targets, POOL, setting.seed)
-    targets = found.targets[chosen]
-    images, heatmaps = draw(job, [found.names[i] for i in chosen], targets)
+    chosen = draw_pool(roll.targets, POOL, setting.seed)
+    targets = roll.targets[chosen]
+    images, heatmaps = draw(job, [roll.names[i] for i in chosen], targets)
     pools = {method: Pool(images, maps, targets) for method, maps in heatmaps.items()}
     return {method: prepare(job.classifier, pool, setting) for method, pool in pools.items()}
 
 
 def _leak_group(
-    job: Job, found: Found, probes: Mapping[str, Probe], some: slice
+    job: Job, roll: Roll, probes: Mapping[str, Probe], some: slice
 ) -> dict[str, Tensor]:
-    goals = found.targets[some]
-    images, heatmaps = draw(job, found.names[some], goals)
+    goals = roll.targets[some]
+    images, heatmaps = draw(job, roll.names[some], goals)
     tensors: dict[str, Tensor] = {}
     for method, probe in probes.items():
         maps = heatmaps[method]

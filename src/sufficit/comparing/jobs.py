@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sufficit.classifiers import Classifier
 from sufficit.comparing.settings import CONTROLS, Settings
-from sufficit.data.images import Picture, read_picture
+from sufficit.data.images import Picture
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, explain_all
 from sufficit.explainers.explaining import Method
@@ -62,7 +62,7 @@ class Job:
 
     def bytes_of(self, name: str) -> int:
         """The size of an image's file."""
-        return self.pictures[self.numbers[name]].path.stat().st_size
+        return self.pictures[self.numbers[name]].bytes()
 
     @property
     def groups(self) -> int:
@@ -72,9 +72,7 @@ class Job:
     def reader(self, on_error: Literal["skip", "stop"] = "stop") -> Reader[Item]:
         """Reads images as the model sees them."""
         view = self.classifier.view
-        return Reader(
-            lambda picture, label: Item(picture, label, read_picture(picture.path, view)), on_error
-        )
+        return Reader(lambda picture, label: Item(picture, label, picture.read(view)), on_error)
 
     def read(self, names: Sequence[str]) -> Tensor:
         """Images that were scored, once more: [N,C,H,W]."""

@@ -9,8 +9,8 @@ from torch import Tensor
 from sufficit import figures
 from sufficit.comparing.groups import HEATMAPS
 from sufficit.comparing.outcome import Comparison
-from sufficit.comparing.parts import FOLDER, Parts
 from sufficit.data.heatmaps import write_heatmaps
+from sufficit.keeping import FOLDER, Parts
 from sufficit.reading import folder_targets
 from sufficit.report import Content, Facts, Shown, write_report
 from sufficit.results import as_json, provenance, save_json, save_pairs, save_scores

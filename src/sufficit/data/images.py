@@ -1,9 +1,11 @@
 """Folders of pictures: find them, give them labels, read them as the model sees them."""
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from os.path import splitext
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,13 +24,26 @@ SUFFIXES = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Picture:
     """A file, its name relative to the folder, and the name of its class folder if it has one."""
 
-    path: Path
+    file: Path | str  # text takes a quarter of a Path's memory
     name: str
     folder: str | None
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return Path(self.file)
+
+    def read(self, view: View | None) -> Tensor:
+        """What the model sees of it: [C,H,W] in 0..1."""
+        return read_picture(self.path, view)
+
+    def bytes(self) -> int:
+        """The size of its file."""
+        return self.path.stat().st_size
 
 
 class BadPictureError(Exception):
@@ -36,18 +51,36 @@ class BadPictureError(Exception):
 
 
 def find_pictures(root: Path) -> list[Picture]:
-    """Every picture below a folder, sorted by name; a first-level folder is a class."""
+    """Every picture below a folder, sorted by name; a first-level folder is a class.
+
+    A .tar, a pattern as shards/{0000..0012}.tar, or a folder with shards and no pictures gives the
+    pictures inside.
+    """
+    from sufficit.data.shards import find_in_shards, is_shards, pictures_of_shards
+
+    if is_shards(root):
+        return find_in_shards(root)
     if not root.is_dir():
         raise UserError(f"no folder of images at {root}")
-    files = sorted(p for p in root.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
-    if not files:
+    found = list(_below(str(root), "", None))
+    if not found and (shards := sorted(root.glob("*.tar"))):
+        return pictures_of_shards(shards)
+    if not found:
         raise UserError(f"no images in {root}: looked for {', '.join(sorted(SUFFIXES))}")
-    return [_picture(path, root) for path in files]
+    return found
 
 
-def _picture(path: Path, root: Path) -> Picture:
-    inside = path.relative_to(root)
-    return Picture(path, inside.as_posix(), inside.parts[0] if len(inside.parts) > 1 else None)
+def _below(folder: str, inside: str, label: str | None) -> Iterator[Picture]:
+    """The pictures of a folder and of those in it, in the order of their paths."""
+    with os.scandir(folder) as entries:
+        listed = sorted(entries, key=lambda entry: entry.name)
+    for entry in listed:
+        name = f"{inside}{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            yield from _below(entry.path, f"{name}/", label or entry.name)
+        # A Path for each of millions would take long.
+        elif splitext(entry.name)[1].lower() in SUFFIXES and entry.is_file():  # noqa: PTH122
+            yield Picture(entry.path, name, label)
 
 
 def labels_of(

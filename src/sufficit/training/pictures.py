@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
-from sufficit.data.images import BadPictureError, Picture, read_picture
+from sufficit.data.images import BadPictureError, Picture
 from sufficit.errors import UserError
 from sufficit.parts import View
 
@@ -60,7 +60,7 @@ class Pictures(Dataset[Item]):
         picture = self.part.pictures[number]
         label = self.part.labels[number] if self.part.labels is not None else None
         try:
-            return Item(picture.name, label, read_picture(picture.path, self.view))
+            return Item(picture.name, label, picture.read(self.view))
         except (BadPictureError, OSError) as error:
             return Item(picture.name, label, problem=str(error))
 

@@ -1,8 +1,9 @@
-"""The devices a training runs on, and one voice where it runs in several processes."""
+"""The devices and machines a run uses, and one voice where it runs in several processes."""
 
 import logging
 import os
 import time
+import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sufficit.crews import Crew, FirstGoneError, is_first
 from sufficit.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,11 +21,39 @@ WAIT = 3.0  # seconds in which the first process can tell an error that all of t
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed"}
 
 
-def fabric_for(device: torch.device, devices: int = 1, precision: str = "fp32") -> "Fabric":
+def by_torchrun() -> bool:
+    """Whether torchrun has started this process, and so decides how many there are."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+@contextmanager
+def crew_for(device: torch.device, devices: int = 1, nodes: int = 1) -> Iterator[Crew]:
+    """The place of this process among all that share a run; starts the others.
+
+    Under torchrun they are there already, and its numbers hold.
+    """
+    if by_torchrun():
+        devices = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = int(os.environ["WORLD_SIZE"]) // devices
+    if devices * nodes == 1:
+        yield Crew()
+        return
+    local, node = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "NODE_RANK"))
+    with one_voice(is_first(), int(os.environ.get("RANK", node * devices + local))):
+        fabric = fabric_for(device, devices, nodes=nodes)
+        launch(fabric)
+        run = fabric.broadcast(uuid.uuid4().hex)
+        yield Crew(fabric.global_rank, fabric.world_size, run, str(fabric.device))
+        torch.distributed.destroy_process_group()
+
+
+def fabric_for(
+    device: torch.device, devices: int = 1, precision: str = "fp32", nodes: int = 1
+) -> "Fabric":
     """A Fabric over one device, or over the first so many of its kind, a process each."""
     from lightning.fabric import Fabric
 
-    if devices > 1 and (device.index is not None or device.type == "mps"):
+    if devices * nodes > 1 and (device.index is not None or device.type == "mps"):
         raise UserError(
             f"--devices {devices} takes the first {devices} of a kind, cuda or cpu, got --device"
             f" {device}"
@@ -31,7 +61,8 @@ def fabric_for(device: torch.device, devices: int = 1, precision: str = "fp32") 
     if device.type == "cuda" and devices > torch.cuda.device_count():
         raise UserError(f"--devices {devices}, but there are {torch.cuda.device_count()} GPUs here")
     chosen = [device.index or 0] if device.type == "cuda" and devices == 1 else devices
-    return Fabric(accelerator=device.type, devices=chosen, precision=PRECISIONS[precision])  # type: ignore[arg-type]  # one of its words
+    words = PRECISIONS[precision]
+    return Fabric(accelerator=device.type, devices=chosen, num_nodes=nodes, precision=words)  # type: ignore[arg-type]  # one of its words
 
 
 def launch(fabric: "Fabric") -> None:
@@ -63,6 +94,8 @@ def one_voice(first: bool, rank: int) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         os._exit(130)
+    except FirstGoneError:
+        os._exit(1)
     except Exception as error:
         time.sleep(WAIT)
         if os.getppid() != parent:

@@ -2,9 +2,11 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import Tensor
@@ -79,6 +81,11 @@ class Parts:
                 f"{path} can't be read ({error}): delete it, and the run makes it anew"
             ) from error
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no group is done."""
+        return next(self.folder.glob("*.safetensors"), None) is None
+
     def complete(self) -> None:
         """Take note that nothing is left to ask the model."""
         (self.folder / COMPLETE).touch()
@@ -93,11 +100,32 @@ class Parts:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+@contextmanager
+def place_for(out: Path | None, *, alone: bool) -> Iterator[Path]:
+    """Where parts are kept: below the folder of results, or, without one, where nobody looks.
+
+    A run that fails before anything is done leaves no trace, if no other process works there.
+    """
+    if out is None:
+        with TemporaryDirectory(prefix="sufficit-") as place:
+            yield Path(place)
+        return
+    made, parts = not out.exists(), Parts(out / FOLDER)
+    try:
+        yield out
+    except UserError:
+        if alone and parts.is_empty:
+            parts.remove()
+            if made and out.exists() and not any(out.iterdir()):
+                out.rmdir()
+        raise
+
+
 def begin(out: Path, identity: Mapping[str, Any]) -> Parts:
     """The parts of a run: those of an earlier start, if it was the very same run."""
     parts = Parts(out / FOLDER)
     note, wanted = parts.folder / BEGUN, plain(identity)
-    if note.exists():
+    if note.exists() and (parts.is_complete or not parts.is_empty):
         _check_same(out, json.loads(note.read_text()), wanted, parts.is_complete)
         return parts
     parts.remove()
