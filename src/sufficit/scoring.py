@@ -20,6 +20,7 @@ from sufficit.data.images import (
     read_picture,
 )
 from sufficit.errors import UserError
+from sufficit.files import make_folder
 from sufficit.heatmaps import check_range, normalize, resize
 from sufficit.metrics.columns import COLUMNS
 from sufficit.metrics.evaluate import ALPHA_GRID, Scores, evaluate, join, make_plan, with_leak
@@ -172,7 +173,7 @@ def save_run(
 ) -> None:
     """Write scores.parquet, curves.parquet, summary.json, curves.png and, last, run.json."""
     scores, labelled = result.scores, result.target_kind == "label"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     save_scores(folder, scores, result.names)
     save_json(folder / "summary.json", as_json(result.summary))
     figures.save(figures.curves_figure(scores), folder / "curves.png")

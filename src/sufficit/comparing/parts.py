@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.files import writing
+from sufficit.files import make_folder, read_json, writing
 from sufficit.fingerprints import read, same
 from sufficit.metrics.evaluate import Plan
 from sufficit.metrics.leak import Leak
@@ -81,7 +81,8 @@ class Parts:
 
     def complete(self) -> None:
         """Take note that nothing is left to ask the model."""
-        (self.folder / COMPLETE).touch()
+        with writing(self.folder / COMPLETE) as path:
+            path.touch()
 
     @property
     def is_complete(self) -> bool:
@@ -98,10 +99,10 @@ def begin(out: Path, identity: Mapping[str, Any]) -> Parts:
     parts = Parts(out / FOLDER)
     note, wanted = parts.folder / BEGUN, plain(identity)
     if note.exists():
-        _check_same(out, json.loads(note.read_text()), wanted, parts.is_complete)
+        _check_same(out, read_json(note), wanted, parts.is_complete)
         return parts
     parts.remove()
-    parts.folder.mkdir(parents=True)
+    make_folder(parts.folder)
     save_json(note, wanted)
     return parts
 

@@ -1,10 +1,12 @@
 """Folders of pictures: find them, give them labels, read them as the model sees them."""
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import BinaryIO
 
 import numpy as np
@@ -15,11 +17,15 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as V
 
 from sufficit.errors import UserError
+from sufficit.files import is_unfinished
 from sufficit.parts import View
 
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
+
+# What a file may hold, whatever its suffix: Pillow would run Ghostscript for others.
+FORMATS = ("BMP", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 
 
 @dataclass(frozen=True)
@@ -39,15 +45,57 @@ def find_pictures(root: Path) -> list[Picture]:
     """Every picture below a folder, sorted by name; a first-level folder is a class."""
     if not root.is_dir():
         raise UserError(f"no folder of images at {root}")
-    files = sorted(p for p in root.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    files = sorted(path for path in _files_below(root) if path.suffix.lower() in SUFFIXES)
     if not files:
         raise UserError(f"no images in {root}: looked for {', '.join(sorted(SUFFIXES))}")
-    return [_picture(path, root) for path in files]
+    pictures = [_picture(path, root) for path in files]
+    if len({picture.name for picture in pictures}) < len(pictures):
+        raise UserError(f"two images in {root} have names that are written alike: rename them")
+    return pictures
+
+
+def _files_below(root: Path) -> Iterator[Path]:
+    """All that is below a folder and no folder, be it a file or not.
+
+    A link to a folder elsewhere is followed, once; one to a folder around or inside the root is
+    not, as it would bring the same pictures again, or never end.
+    """
+    top, seen = root.resolve(), set[Path]()
+
+    def wanted(folder: Path) -> bool:
+        if not folder.is_symlink():
+            return True
+        place = folder.resolve()
+        if place in seen or place.is_relative_to(top) or top.is_relative_to(place):
+            return False
+        seen.add(place)
+        return True
+
+    for folder, inner, files in os.walk(root, onerror=_remark_closed, followlinks=True):
+        inner[:] = [name for name in sorted(inner) if wanted(Path(folder, name))]
+        paths = (Path(folder, name) for name in files)
+        yield from (path for path in paths if not is_unfinished(path))
+
+
+def _remark_closed(error: OSError) -> None:
+    warnings.warn(
+        f"{error.filename} can't be opened ({error.strerror}): images in it are left out",
+        stacklevel=2,
+    )
 
 
 def _picture(path: Path, root: Path) -> Picture:
-    inside = path.relative_to(root)
-    return Picture(path, inside.as_posix(), inside.parts[0] if len(inside.parts) > 1 else None)
+    inside = [_as_text(part) for part in path.relative_to(root).parts]
+    return Picture(path, "/".join(inside), inside[0] if len(inside) > 1 else None)
+
+
+def _as_text(name: str) -> str:
+    r"""A name that can be written anywhere: bytes that are no UTF-8 stand as \xff.
+
+    >>> print(_as_text("caf\udce9.png"))
+    caf\xe9.png
+    """
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def labels_of(
@@ -94,7 +142,13 @@ def plain_name(name: str) -> str:
 
 def read_picture(path: Path, view: View | None) -> Tensor:
     """What the model sees of a file: [C,H,W] in 0..1."""
-    if path.stat().st_size == 0:
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise BadPictureError(f"can't be opened ({error.strerror})") from error
+    if not S_ISREG(facts.st_mode):  # opening a pipe would wait for ever
+        raise BadPictureError("a pipe, socket, device or folder, and no file")
+    if facts.st_size == 0:
         raise BadPictureError("the file is empty")
     return decode_picture(path, view)
 
@@ -108,17 +162,19 @@ def decode_picture(
     """What the model sees of a file or of its bytes: [C,H,W] in 0..1.
 
     `kinds` are the formats that are tried, as Pillow names them; `most_pixels` is looked at before
-    any pixel is decoded.
+    any pixel is decoded. Of a film the first picture is taken; transparency is dropped.
     """
     view = view or View()
     try:
-        with Image.open(file, formats=kinds) as opened:
+        with Image.open(file, formats=kinds or FORMATS) as opened:
             _refuse_size(*opened.size, most_pixels)
             picture = _eight_bits(ImageOps.exif_transpose(opened))
-            seen = _seen(picture.convert("L" if view.channels == 1 else "RGB"), view)
+            seen = _seen(_coloured(picture, "L" if view.channels == 1 else "RGB"), view)
+    except BadPictureError:
+        raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadPictureError(f"too large to open safely ({error})") from error
-    except (OSError, ValueError, SyntaxError) as error:
+    except Exception as error:  # Pillow raises nearly anything for a damaged file
         raise BadPictureError(f"not a readable image ({error})") from error
     pixels: Tensor = V.to_dtype(V.to_image(seen), torch.float32, scale=True)
     return pixels.as_subclass(Tensor)
@@ -150,6 +206,13 @@ def _eight_bits(picture: Image.Image) -> Image.Image:
     if picture.mode in ("I", "F"):
         raise BadPictureError(f"pixels of mode {picture.mode} have no known range: save as 8 bit")
     return picture
+
+
+def _coloured(picture: Image.Image, mode: str) -> Image.Image:
+    """A picture in colour or grey, without its transparency."""
+    if picture.mode == "P" and "transparency" in picture.info:
+        picture = picture.convert("RGBA")  # the way Pillow asks for
+    return picture.convert(mode)
 
 
 def _seen(picture: Image.Image, view: View) -> Image.Image:
