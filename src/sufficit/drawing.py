@@ -23,7 +23,7 @@ from sufficit.data.images import (
 )
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import Methods, explain_all, methods_for
-from sufficit.files import make_folder, writing
+from sufficit.files import make_folder, short_name, writing
 from sufficit.results import provenance, save_json
 
 SHEET_ROWS = 24
@@ -131,7 +131,8 @@ def save_drawn(
         write_heatmaps(path, dict(zip(drawn.names, maps, strict=True)))
         written.append(path)
         for name, image, heatmap in zip(drawn.names, drawn.images, maps, strict=True):
-            _save_overlay(overlays / f"{name}.{method}.png", image, heatmap)
+            path = overlays / f"{name}.{method}.png"
+            _save_overlay(path.with_name(short_name(path.name)), image, heatmap)
     sheets = _save_sheets(folder, drawn, classifier.classes)
     run = provenance(config, classifier.device, classifier.dtype) | {
         "n": len(drawn.names),

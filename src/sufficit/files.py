@@ -61,6 +61,19 @@ def safe_name(name: str) -> str:
     return name
 
 
+def short_name(name: str) -> str:
+    """A name no longer than a file's may be: what is left out of the middle becomes a digest.
+
+    >>> short_name("cat.png"), len(short_name(300 * "x" + ".png"))
+    ('cat.png', 215)
+    """
+    raw = os.fsencode(name)
+    if len(raw) <= LONGEST:
+        return name
+    digest = hashlib.sha256(raw).hexdigest()[:14]
+    return f"{raw[:100].decode(errors='ignore')}~{digest}{raw[-100:].decode(errors='ignore')}"
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """A temporary path beside the wanted one, renamed to it when the block ends well."""
@@ -94,11 +107,11 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
 
 
 def _part_name(path: Path) -> str:
-    name = f".{path.stem}.part-{_NODE}-{os.getpid()}{path.suffix}"
+    end = f".part-{_NODE}-{os.getpid()}{path.suffix}"
+    name = f".{path.stem}{end}"
     if len(os.fsencode(name)) <= LONGEST:
         return name
-    short = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:32]
-    return f".{short}.part-{_NODE}-{os.getpid()}{path.suffix}"
+    return f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:32]}{end}"
 
 
 def _sweep(folder: Path) -> None:

@@ -112,14 +112,15 @@ def _check_same(
 ) -> None:
     """Raise where a run would go on with other settings than it was begun with.
 
-    What is complete may be written out on another machine, to which the folder was moved.
+    What is complete may be written out on another machine, to which the folder was moved. What a
+    bad file has stopped may go on without such files, as the error says.
     """
     for name in {**begun, **wanted}:
         before, now = begun.get(name), wanted.get(name)
         free = complete and (
             name in OF_THE_MACHINE or (name == MODEL and same(read(before), read(now)))
         )
-        if before != now and not free:
+        if before != now and not free and (name, before) != ("on_error", "stop"):
             raise UserError(
                 f"{out} holds part of another run: {name} was {before!r} and is now {now!r}. Go on"
                 " with the settings it was begun with, choose another --out, or --overwrite it"

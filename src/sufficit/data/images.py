@@ -25,7 +25,7 @@ SUFFIXES = frozenset(
 )
 
 # What a file may hold, whatever its suffix: Pillow would run Ghostscript for others.
-FORMATS = ("BMP", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
 @dataclass(frozen=True)
