@@ -119,7 +119,7 @@ def no_larger_than(path: Path) -> Iterator[None]:
         nonlocal left
         left -= 0 if weights is None else weights.numel()
         if left < 0:
-            raise UserError(f"a larger model is described than {path} has weights for")
+            raise UserError(f"{path} could not be read: a larger model is described than it fills")
 
     hook = register_module_parameter_registration_hook(weigh)
     try:

@@ -139,15 +139,15 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, Any]:
     shape, by_column, dtype = _HEADERS[version](file)
     if any(side < 0 for side in shape):
         raise ValueError(f"no array has the shape {list(shape)}")
+    if dtype.kind not in "fiub":
+        reason = "objects need pickle, which is not run" if dtype.kind == "O" else dtype
+        raise ValueError(f"numbers wanted, got {reason}")
     return shape, by_column, dtype
 
 
 def _from_npy(archive: ZipFile, member: ZipInfo) -> Tensor:
     with archive.open(member) as file:
         shape, by_column, dtype = _header(file)
-        if dtype.kind not in "fiub":
-            reason = "objects need pickle, which is not run" if dtype.kind == "O" else dtype
-            raise ValueError(f"numbers wanted, got {reason}")
         size = math.prod(shape) * dtype.itemsize
         if size > member.file_size:
             raise ValueError(f"{size} bytes announced, and {member.file_size} there")
