@@ -284,7 +284,7 @@ def draw(chance: random.Random, seconds: float, n: int) -> list[Moment]:
         if chance.random() < 0.5:
             found.append(Moment(seconds=chance.uniform(0.02, seconds)))
         else:
-            found.append(Moment(write=chance.randint(1, 12), named=chance.random() < 0.5))
+            found.append(Moment(write=chance.randint(1, 30), named=chance.random() < 0.5))
     return found
 
 
@@ -293,10 +293,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-drawing", action="store_true", help="more runs in the same time")
     told = parser.parse_args()
     chance, counts, runs = random.Random(told.seed), Counter[str](), 0
     with tempfile.TemporaryDirectory() as folder:
-        bench = make_bench(Path(folder))
+        bench = make_bench(Path(folder), drawn=not told.no_drawing)
         end = time.monotonic() + 60 * told.minutes
         while time.monotonic() < end:
             for name in COMMANDS:

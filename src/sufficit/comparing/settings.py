@@ -51,6 +51,9 @@ class Settings:
 def settings_from(values: Mapping[str, Any]) -> Settings:
     """Settings from plain values by name; what is left out has its default."""
     hints = get_type_hints(Settings)
+    for name in values:
+        if name not in hints:
+            raise unknown("setting", name, hints)
     known = {name: fitting(name, value, hints[name]) for name, value in values.items()}
     for field in fields(Settings):
         if field.name not in known and field.default is MISSING:
@@ -97,7 +100,16 @@ def fitting(name: str, value: Any, hint: Any) -> Any:
     words = [word for kind in kinds for word in _words(kind)]
     if isinstance(value, str) and get_origin(hint) is Literal:
         raise unknown(name, value, words)
-    raise UserError(f"{name} must be {' or '.join(words)}, got {value!r}")
+    raise UserError(f"{name} must be {' or '.join(words)}, got {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """A value in an error, however large or deep it is."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return "what is too large to be shown"
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _within(name: str, value: Any) -> Any:
@@ -117,8 +129,10 @@ def _as(value: Any, kind: Any) -> Any:
         return tuple(value) if listed else None
     if isinstance(value, bool) and kind is not bool:
         return None
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return None
     if kind is float and isinstance(value, int):
-        return float(value) if abs(value) < 2**53 else None
+        return float(value)
     return value if isinstance(value, kind) else None
 
 

@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from sufficit.classifiers import Classifier, check_classifier
 from sufficit.errors import UserError
 from sufficit.files import CHECKPOINT
-from sufficit.lax import Lax
+from sufficit.lax import WEIGHTS, Lax
 from sufficit.progress import Tick, bar
 from sufficit.training.feeding import (
     Feed,
@@ -277,7 +277,7 @@ class _Run:
 
     def _save(self, better: bool) -> None:
         if self.fabric.is_global_zero:
-            if better and self.out is not None:
+            if self.out is not None and (better or not (self.out / WEIGHTS).exists()):
                 self.result().save_pretrained(self.out)
             save_run(self.out, self.settings, self.state, self.lax, self.optimizer)
         self.fabric.barrier()
