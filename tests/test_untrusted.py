@@ -10,6 +10,7 @@ import textwrap
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,17 +19,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save as as_safetensors
 
-from sufficit import Classifier, Lax, UserError
+from sufficit import Classifier, Lax, UserError, train_lax
 from sufficit.comparing.finished import read_finished
 from sufficit.comparing.jobs import make_job
 from sufficit.comparing.settings import Settings, read_run, settings_from, write_run
 from sufficit.data.heatmaps import HeatmapError, HeatmapFile, write_heatmaps
 from sufficit.data.images import find_pictures
+from sufficit.data.splits import Split
 from sufficit.errors import unknown
 from sufficit.files import safe_name
 from sufficit.reproducing.outcome import read_outcome
 from sufficit.reproducing.plans import make_plan, read_plan
+from sufficit.reproducing.scoring import write_the_test_folder
 from sufficit.results import save_json
+from sufficit.training import classifiers
 from sufficit.training.runs import State, open_run
 
 FUZZ = settings(
@@ -487,3 +491,64 @@ def test_all_of_it_stays_within_little_memory(tmp_path: Path, adapter: Path, sav
     )
     told = ["large.npz", "bomb.npz", "RUN.toml", "adapter", "saved"]
     assert done.stdout.split() == [word for name in told for word in (name, "True")], done.stderr
+
+
+def test_a_checkpoint_of_another_adapter_is_one_line(tmp_path: Path) -> None:
+    classifier = Classifier.load("sufficit:digits")
+    batches = [(torch.rand(4, 3, 64, 64), torch.tensor([0, 1, 2, 3]))]
+    asked = {"out": tmp_path, "epochs": 1, "validation_images": 4, "progress": False}
+    train_lax(classifier, batches, **asked)
+    whole = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    first = next(iter(whole["lax"]))
+    for changes in (
+        {"lax": {**whole["lax"], first: torch.zeros(1)}},
+        {"lax": 3},
+        {"optimizer": {}},
+        {"state": whole["state"] | {"best": {first: torch.zeros(1)}}},
+    ):
+        torch.save(whole | changes, tmp_path / "checkpoint.pt")
+        with pytest.raises(UserError, match=r"checkpoint\.pt in .* does not fit"):
+            train_lax(classifier, batches, **asked)
+    torch.save(whole, tmp_path / "checkpoint.pt")
+    assert len(train_lax(classifier, batches, **asked).trained["history"]) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"settings": 3},
+        {"state": {"epoch": 9, "history": []}},
+        {"state": 3},
+        {"model": {}},
+        {"optimizer": {}},
+    ],
+)
+def test_a_checkpoint_of_another_classifier_is_one_line(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    model, path = torch.nn.Linear(2, 2), tmp_path / "checkpoint.pt"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    whole = {
+        "settings": {"a": 1},
+        "state": {"epoch": 1, "history": [{}]},
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+    }
+    torch.save(whole, path)
+    assert classifiers._resume(path, {"a": 1}, model, optimizer).epoch == 1
+    torch.save(whole | changes, path)
+    with pytest.raises(UserError, match=r"checkpoint\.pt (can't be read|does not fit)"):
+        classifiers._resume(path, {"a": 1}, model, optimizer)
+
+
+def test_a_class_of_a_data_set_makes_no_folder_elsewhere(tmp_path: Path) -> None:
+    split = Split(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 0, 1, 1]), 8)
+    work = SimpleNamespace(
+        out=tmp_path / "out",
+        sets=SimpleNamespace(test=split, classes=("a", "../../../escaped")),
+        plan=SimpleNamespace(images=4, seed=0, side=8),
+        clock=lambda stage: contextlib.nullcontext(),
+    )
+    with pytest.raises(UserError, match=r"'../../../escaped' can't be the name"):
+        write_the_test_folder(work)
+    assert not list(tmp_path.rglob("escaped"))
