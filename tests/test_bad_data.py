@@ -1,8 +1,10 @@
 """Folders as people have them: every kind of bad file has an outcome that is known beforehand."""
 
+import io
 import json
 import os
 import socket
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ from sufficit.data.images import (
 from sufficit.errors import UserError
 from sufficit.files import short_name
 from sufficit.parts import View
+from sufficit.results import save_json
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 24, 3), dtype=np.uint8)
 GREY = PIXELS[..., 0]
@@ -339,3 +342,19 @@ def test_names_give_no_orders_to_the_terminal(sufficit, tmp_path: Path) -> None:
     assert run.code == 0, run.err
     assert r"\x1b[2J.png: the file is empty" in run.err
     assert "\x1b[2J" not in run.err
+
+
+def test_a_terminal_that_knows_few_letters_is_told_what_it_can_show(
+    sufficit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert sufficit("--version").code == 0
+    screen.write("🐈")
+    screen.flush()
+    assert screen.buffer.getvalue().endswith(rb"\U0001f408")
+
+
+def test_json_holds_names_that_are_no_utf8(tmp_path: Path) -> None:
+    save_json(tmp_path / "run.json", {"data": BYTES, "cat": "🐈"})
+    assert json.loads((tmp_path / "run.json").read_text()) == {"data": BYTES, "cat": "🐈"}

@@ -99,6 +99,10 @@ def test_a_disk_that_gets_room_again_is_gone_on_with(sufficit, place: Path, tmp_
     assert "could not be written: File too large" in run.err
     assert (tmp_path / "out" / "parts" / "complete").exists()
     assert sufficit(*given).code == 0
+    assert sufficit(*words("compare", place, tmp_path / "whole")).code == 0
+    for method in ("gradcam", "random", "center"):
+        rows = [tmp_path / out / method / "scores.parquet" for out in ("out", "whole")]
+        assert rows[0].read_bytes() == rows[1].read_bytes()
     with no_file_over(0):
         run = sufficit(*words("figure", tmp_path, tmp_path / "out")[:1], tmp_path / "out",
                        "--show", "sizes", "--out", tmp_path / "figure.png")  # fmt: skip
