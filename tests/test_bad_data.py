@@ -115,7 +115,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated.jpg": (truncated, "not a readable image"),
     "nothing.png": (Path.touch, "the file is empty"),
     "text.png": (lambda path: path.write_text("hello"), "not a readable image"),
-    "postscript.png": (lambda path: through(path, "EPS"), "not a readable image"),
+    "postscript.png": (lambda path: through(path, "EPS"), "cannot identify image file"),
     "bomb.png": (bomb, "too large to open safely"),
     "sliver.png": (lambda path: Image.new("1", (300_000, 1)).save(path), "too large"),
     "float.tiff": (lambda p: Image.fromarray(GREY / np.float32(255)).save(p), "no known range"),
