@@ -180,7 +180,7 @@ def values_of(name: str) -> np.ndarray:
 @pytest.mark.parametrize("name", GOOD, ids=lambda name: ascii(name)[:20])
 def test_what_can_be_read_is_read_as_its_kind_says(folder: Path, name: str) -> None:
     path = next(p for p in (folder / "3" / name, folder / "5" / name) if p.exists())
-    seen = read(path).permute(1, 2, 0).numpy()
+    seen = read_picture(path, None).permute(1, 2, 0).numpy()  # without a warning
     if name == "cmyk.jpg":  # lossy
         assert np.abs(seen - values_of(name)).mean() < 0.05
         return
