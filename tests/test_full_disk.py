@@ -189,3 +189,11 @@ def test_a_folder_that_can_not_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="could not be made: Not a directory"):
         make_folder(tmp_path / "file" / "below")
+
+
+def test_a_name_as_long_as_names_may_be_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / f"{'é' * 125}.json"  # 255 bytes
+    with writing(path) as part:
+        part.write_text("1")
+        assert is_unfinished(part)
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
