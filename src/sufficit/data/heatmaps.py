@@ -149,8 +149,6 @@ def _from_npy(archive: ZipFile, member: ZipInfo) -> Tensor:
     with archive.open(member) as file:
         shape, by_column, dtype = _header(file)
         size = math.prod(shape) * dtype.itemsize
-        if size > member.file_size:
-            raise ValueError(f"{size} bytes announced, and {member.file_size} there")
         content = file.read(size)
         if file.read(1) or len(content) < size:
             raise ValueError(f"{size} bytes announced, and more or fewer there")
