@@ -15,6 +15,7 @@ from sufficit.classifiers import Classifier
 from sufficit.comparison import Standing, compare_scores
 from sufficit.data.digits import Digits, synthetic_digits
 from sufficit.explainers import CAMS, Method, explain_all
+from sufficit.files import make_folder
 from sufficit.lax import Lax
 from sufficit.metrics.evaluate import Scores, evaluate, join, with_leak
 from sufficit.metrics.leak import Leak, leak
@@ -42,7 +43,7 @@ SHOWN, REPORTED = 6, 24  # pictures on the sheet and in the report
 
 def run_demo(folder: Path, n: int, seed: int, console: Console, trained_on: int = 512) -> None:
     """Train, draw, score, print and save."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     console.print("This takes about two minutes on two cores; a bar says how long is left.")
     console.print(
         f"[bold]1[/] Making {n} pictures: a digit somewhere in noise, among boxes that mean"
@@ -165,8 +166,7 @@ def _save(
     figures.save(figures.curves_figure(scores[best], best), folder / "curves.png")
     images = _names(digits)
     for name, found in scores.items():
-        place = folder / name.replace(" ", "-")
-        place.mkdir(exist_ok=True)
+        place = make_folder(folder / name.replace(" ", "-"))
         save_scores(place, found, images)
     summary = {name: as_json(found) for name, found in summaries.items()}
     save_json(folder / "summary.json", summary | {"standing": asdict(standing)})

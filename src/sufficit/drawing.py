@@ -22,7 +22,7 @@ from sufficit.data.images import (
 )
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import Methods, explain_all, methods_for
-from sufficit.files import writing
+from sufficit.files import make_folder, short_name, writing
 from sufficit.results import provenance, save_json
 
 SHEET_ROWS = 24
@@ -123,15 +123,15 @@ def save_drawn(
     folder: Path, drawn: Drawn, classifier: Classifier, config: dict[str, Any]
 ) -> list[Path]:
     """Write sheet.png, METHOD.npz, overlays/IMAGE.METHOD.png and, last, run.json."""
-    overlays = folder / "overlays"
-    overlays.mkdir(parents=True, exist_ok=True)
+    overlays = make_folder(folder / "overlays")
     written = []
     for method, maps in drawn.heatmaps.items():
         path = folder / f"{method}.npz"
         write_heatmaps(path, dict(zip(drawn.names, maps, strict=True)))
         written.append(path)
         for name, image, heatmap in zip(drawn.names, drawn.images, maps, strict=True):
-            _save_overlay(overlays / f"{name}.{method}.png", image, heatmap)
+            path = overlays / f"{name}.{method}.png"
+            _save_overlay(path.with_name(short_name(path.name)), image, heatmap)
     sheets = _save_sheets(folder, drawn, classifier.classes)
     run = provenance(config, classifier.device, classifier.dtype) | {
         "n": len(drawn.names),
@@ -199,6 +199,6 @@ def _save_overlay(path: Path, image: Tensor, heatmap: Tensor) -> None:
     from PIL import Image
 
     pixels = (figures.overlay(image, heatmap) * 255).round().to(torch.uint8).numpy()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with writing(path) as part:
         Image.fromarray(pixels).save(part)

@@ -28,7 +28,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """
     names = list(known)
     lower = {other.lower(): other for other in reversed(names)}
-    close = get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    close = get_close_matches(name[:100].lower(), lower, n=1, cutoff=0.5)
     hint = f" Did you mean {lower[close[0]]!r}?" if close else ""
+    told = repr(name) if len(name) <= 100 else f"{name[:100]!r}..."
     shown = ", ".join(names[:20]) + (f", and {len(names) - 20} more" if len(names) > 20 else "")
-    return UserError(f"Unknown {kind} {name!r}.{hint} Known: {shown}")
+    return UserError(f"Unknown {kind} {told}.{hint} Known: {shown}")

@@ -1,6 +1,7 @@
 """Pictures of scores: curves, heatmaps over images, sheets of masks."""
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -32,6 +33,7 @@ TITLES = {
     "insertion_percent": "Insertion by percentage",
     "deletion_percent": "Deletion by percentage",
 }
+_OWN_MATH = re.compile(r"\$(\\geq )?\\alpha(_\{min\})?\$")  # all that figures have of it
 METHOD_TITLES = TITLES | {"show": r"MSI's Show(>$\alpha$)", "hide": r"MSI's Hide(>$\alpha$)"}
 
 
@@ -73,7 +75,9 @@ def save(figure: "Figure", path: Path, *, dpi: float = 150, tight: bool = True) 
     kind = path.suffix.removeprefix(".").lower()
     box = "tight" if tight else None
     content = BytesIO()
-    with rc_context(_FONTS):
+    _take_names_literally(figure)
+    with rc_context(_FONTS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # a box stands for it
         figure.savefig(
             content,
             format=kind,
@@ -87,6 +91,15 @@ def save(figure: "Figure", path: Path, *, dpi: float = 150, tight: bool = True) 
         written = re.sub(rb"%%CreationDate:[^\n]*\n", b"", written)
     with writing(path) as part:
         part.write_bytes(written)
+
+
+def _take_names_literally(figure: "Figure") -> None:
+    """Dollars in the names of files and methods are no mathematics."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and "$" in _OWN_MATH.sub("", text.get_text()):
+            text.set_parse_math(False)
 
 
 def curves_figure(scores: Scores, title: str = "") -> "Figure":

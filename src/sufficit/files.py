@@ -1,14 +1,26 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and files of strangers that are read with care."""
 
+import hashlib
+import json
 import os
+import platform
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 from sufficit.errors import UserError
 
 CHECKPOINT = "checkpoint.pt"
 """Where a training run keeps how far it is; whoever finds it may go on with the run."""
+LONGEST = 255  # bytes in a file's name, on most systems
+MOST_JSON = 2**24  # bytes; a description of anything is smaller
+_NODE = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+_PART = re.compile(r"\..*\.part-([0-9a-f]{8})-(\d+)(\.\w+)?", re.DOTALL)
+_swept: set[Path] = set()
+_sweeping = Lock()
 
 
 def check_output(folder: Path, sources: Sequence[Path] = (), *, overwrite: bool = True) -> None:
@@ -29,14 +41,99 @@ def check_output(folder: Path, sources: Sequence[Path] = (), *, overwrite: bool 
         raise UserError(f"{folder} can't be a folder of results: {error.strerror}") from error
 
 
+def make_folder(folder: Path) -> Path:
+    """The folder, made where it is not there yet."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} could not be made: {error.strerror}") from error
+    return folder
+
+
+def safe_name(name: str) -> str:
+    """A name that a file or folder of results may have; it leads to no other place.
+
+    >>> safe_name("011.Rusty_Blackbird")
+    '011.Rusty_Blackbird'
+    """
+    if name in ("", ".", "..") or re.search(r"[/\\\0]", name):
+        raise UserError(f"{name!r} can't be the name of a file or folder: rename it")
+    return name
+
+
+def short_name(name: str) -> str:
+    """A name no longer than a file's may be: what is left out of the middle becomes a digest.
+
+    >>> short_name("cat.png"), len(short_name(300 * "x" + ".png"))
+    ('cat.png', 215)
+    """
+    raw = os.fsencode(name)
+    if len(raw) <= LONGEST:
+        return name
+    digest = hashlib.sha256(raw).hexdigest()[:14]
+    return f"{raw[:100].decode(errors='ignore')}~{digest}{raw[-100:].decode(errors='ignore')}"
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """A temporary path beside the wanted one, renamed to it when the block ends well."""
-    part = path.with_name(f".{path.stem}.part-{os.getpid()}{path.suffix}")
+    _sweep(path.parent)
+    part = path.with_name(_part_name(path))
     try:
         yield part
         part.replace(path)
     except OSError as error:
         raise UserError(f"{path} could not be written: {error.strerror or error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file of this name is what `writing` leaves behind when the process is killed."""
+    return _PART.fullmatch(name) is not None
+
+
+def read_json(path: Path, most: int = MOST_JSON) -> Any:
+    """What a JSON file holds; raise where it is no file, too large, or no JSON."""
+    try:
+        if not path.is_file():
+            raise FileNotFoundError("there is no such file")
+        if path.stat().st_size > most:
+            raise ValueError(f"it has {path.stat().st_size} bytes, at most {most} are read")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} could not be read: {error}") from error
+
+
+def _part_name(path: Path) -> str:
+    end = f".part-{_NODE}-{os.getpid()}{path.suffix}"
+    name = f".{path.stem}{end}"
+    if len(os.fsencode(name)) <= LONGEST:
+        return name
+    return f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:32]}{end}"
+
+
+def _sweep(folder: Path) -> None:
+    """Remove, once in each folder, what killed processes of this machine left half written."""
+    with _sweeping, suppress(OSError):
+        if folder in _swept:
+            return
+        _swept.add(folder)
+        for path in folder.iterdir():
+            found = _PART.fullmatch(path.name)
+            if found and found[1] == _NODE and _is_gone(int(found[2])):
+                path.unlink(missing_ok=True)
+
+
+def _is_gone(process: int) -> bool:
+    """Whether a process has ended; what has this one's own number is of an earlier one."""
+    if process == os.getpid():
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:
+        return False
+    return False

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.files import writing
+from sufficit.files import make_folder, read_json, writing
 from sufficit.fingerprints import read, same
 from sufficit.metrics.evaluate import Plan
 from sufficit.metrics.leak import Leak
@@ -88,7 +88,8 @@ class Parts:
 
     def complete(self) -> None:
         """Take note that nothing is left to ask the model."""
-        (self.folder / COMPLETE).touch()
+        with writing(self.folder / COMPLETE) as path:
+            path.touch()
 
     @property
     def is_complete(self) -> bool:
@@ -126,10 +127,10 @@ def begin(out: Path, identity: Mapping[str, Any]) -> Parts:
     parts = Parts(out / FOLDER)
     note, wanted = parts.folder / BEGUN, plain(identity)
     if note.exists() and (parts.is_complete or not parts.is_empty):
-        _check_same(out, json.loads(note.read_text()), wanted, parts.is_complete)
+        _check_same(out, read_json(note), wanted, parts.is_complete)
         return parts
     parts.remove()
-    parts.folder.mkdir(parents=True)
+    make_folder(parts.folder)
     save_json(note, wanted)
     return parts
 
@@ -139,14 +140,15 @@ def _check_same(
 ) -> None:
     """Raise where a run would go on with other settings than it was begun with.
 
-    What is complete may be written out on another machine, to which the folder was moved.
+    What is complete may be written out on another machine, to which the folder was moved. What a
+    bad file has stopped may go on without such files, as the error says.
     """
     for name in {**begun, **wanted}:
         before, now = begun.get(name), wanted.get(name)
         free = complete and (
             name in OF_THE_MACHINE or (name == MODEL and same(read(before), read(now)))
         )
-        if before != now and not free:
+        if before != now and not free and (name, before) != ("on_error", "stop"):
             raise UserError(
                 f"{out} holds part of another run: {name} was {before!r} and is now {now!r}. Go on"
                 " with the settings it was begun with, choose another --out, or --overwrite it"

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from sufficit import fingerprints
 from sufficit.classifiers import Classifier
 from sufficit.errors import UserError
-from sufficit.files import check_output, writing
+from sufficit.files import check_output, make_folder, read_json, writing
 from sufficit.fingerprints import Fingerprint
-from sufficit.parts import load_weights
+from sufficit.parts import load_weights, no_larger_than
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -145,7 +145,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 
         folder = Path(save_directory)
         check_output(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         state = {k: v.detach().cpu().contiguous().clone() for k, v in self.state_dict().items()}
         with writing(folder / WEIGHTS) as path:
             path.write_bytes(save(state))  # save_file does not tell a full disk as an OSError
@@ -172,8 +172,9 @@ class Lax(nn.Module, PyTorchModelHubMixin):
             wanted = f"net=, a {own}" if own else "no net="
             raise UserError(f"the adapter in {folder} was saved with {wanted}: give the same")
         try:
-            lax = cls(**config, net=net)
-        except (TypeError, ValueError, OverflowError) as error:
+            with no_larger_than(folder / WEIGHTS):
+                lax = cls(**config, net=net)
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise UserError(f"{folder / CONFIG} does not describe an adapter: {error}") from error
         load_weights(lax, folder / WEIGHTS)
         return lax.eval()
@@ -237,10 +238,7 @@ def _folder(source: str | Path, hub: dict[str, Any]) -> Path:
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"no adapter in {path.parent}: it has no {CONFIG}")
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} could not be read: {error}") from error
+    config = read_json(path)
     if not isinstance(config, dict) or not isinstance(config.get("layer"), str | None):
         raise UserError(f"{path} does not describe an adapter")
     return config

@@ -1,19 +1,23 @@
 """What a classifier is made of, and how it lies on disk: a description and safetensors."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from sufficit.errors import UserError
-from sufficit.files import check_output, writing
+from sufficit.files import check_output, make_folder, writing
 
 DESCRIPTION = "classifier.json"
 WEIGHTS = "classifier.safetensors"
+LARGEST = 2**14  # pixels of a side that a view may have
+WAYS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def save(parts: Parts, folder: Path) -> Path:
         for key, value in parts.model.state_dict().items()
     }
     check_output(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with writing(folder / WEIGHTS) as weights, writing(folder / DESCRIPTION) as words:
         weights.write_bytes(as_bytes(tensors))  # save_file does not tell a full disk as an OSError
         words.write_text(json.dumps(description, indent=2) + "\n")
@@ -100,6 +104,30 @@ def load_weights(model: nn.Module, path: Path) -> None:
     model.load_state_dict(state)
 
 
+@contextmanager
+def no_larger_than(path: Path) -> Iterator[None]:
+    """Inside, a model that gets more weights than a file could fill is refused at once.
+
+    A description of few words could else ask for all the memory there is.
+    """
+    if not path.is_file():
+        raise UserError(f"no weights file at {path}")
+    # A byte a weight or more; some are made twice while a model is built.
+    left = 2 * path.stat().st_size
+
+    def weigh(module: nn.Module, name: str, weights: nn.Parameter | None) -> None:
+        nonlocal left
+        left -= 0 if weights is None else weights.numel()
+        if left < 0:
+            raise UserError(f"{path} could not be read: a larger model is described than it fills")
+
+    hook = register_module_parameter_registration_hook(weigh)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def read_state(path: Path) -> dict[str, Tensor]:
     """A state dict from .safetensors, .pt or .pth; no pickle is run."""
     if not path.is_file():
@@ -124,11 +152,16 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 def read_view(saved: dict[str, Any]) -> View:
     """A view as `save` wrote it."""
-    crop, resize = saved["crop"], saved["resize"]
+    crop, resize, channels = saved["crop"], saved["resize"], int(saved["channels"])
+    sides = [int(side) for side in [*(crop or ()), *([resize] if resize else ())]]
+    if not all(0 < side <= LARGEST for side in sides) or (crop and len(crop) != 2):
+        raise ValueError(f"sides of 1..{LARGEST} pixels wanted, got {crop} and {resize}")
+    if not 0 < channels < LARGEST or saved["interpolation"] not in WAYS:
+        raise ValueError(f"no view has {channels} channels, {saved['interpolation']!r}")
     return View(
-        crop and (int(crop[0]), int(crop[1])),
-        resize and int(resize),
-        int(saved["channels"]),
+        (sides[0], sides[1]) if crop else None,
+        sides[-1] if resize else None,
+        channels,
         bool(saved["stretch"]),
         str(saved["interpolation"]),
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from sufficit.files import writing
 from sufficit.reproducing.clock import Clock
 from sufficit.reproducing.learning import train_the_adapters, train_the_classifier
 from sufficit.reproducing.outcome import Outcome, read_outcome
@@ -56,7 +57,8 @@ def reproduce(
         work = Work(plan, out, data, device, Clock(out / TIMINGS, say), progress)
         for stage in STAGES:
             stage(work)
-        (out / COMPLETE).touch()
+        with writing(out / COMPLETE) as path:
+            path.touch()
     outcome = read_outcome(out)
     folder = write_results(out, outcome)
     missing = absent(REPORT)

@@ -96,7 +96,9 @@ def save_pairs(path: Path, standing: Standing) -> None:
 def save_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON with a line's end; NaN becomes null."""
     with writing(path) as part:
-        part.write_text(json.dumps(plain(content), indent=2, ensure_ascii=False) + "\n")
+        text = json.dumps(plain(content), indent=2, ensure_ascii=False) + "\n"
+        # What UTF-8 can't hold, as in a file's name of raw bytes, becomes JSON's own escape.
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def as_json(summary: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:

@@ -18,6 +18,7 @@ from sufficit.crews import Crew
 from sufficit.data.heatmaps import HeatmapFile
 from sufficit.data.images import Picture, find_pictures, quiet_reading
 from sufficit.errors import UserError
+from sufficit.files import make_folder
 from sufficit.fingerprints import fingerprint
 from sufficit.keeping import (
     FOLDER,
@@ -332,7 +333,7 @@ def save_run(
 ) -> None:
     """Write scores.parquet, curves.parquet, summary.json, curves.png and run.json; drop parts."""
     scores, labelled = result.scores, result.target_kind == "label"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     save_scores(folder, scores, result.names)
     save_json(folder / "summary.json", as_json(result.summary))
     figures.save(figures.curves_figure(scores), folder / "curves.png")

@@ -1,6 +1,5 @@
 """Where models come from: torchvision, timm, transformers, the demo's net, a saved folder."""
 
-import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,7 +15,17 @@ from PIL.Image import Resampling
 from torch import nn
 
 from sufficit.errors import UserError, unknown
-from sufficit.parts import DESCRIPTION, WEIGHTS, Parts, Recipe, View, load_weights, read_view
+from sufficit.files import read_json
+from sufficit.parts import (
+    DESCRIPTION,
+    WEIGHTS,
+    Parts,
+    Recipe,
+    View,
+    load_weights,
+    no_larger_than,
+    read_view,
+)
 
 RANDOM_SEED = 0  # random weights are the same at every load
 
@@ -56,24 +65,27 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
 
 
 def _read(folder: Path) -> Parts:
+    if not (folder / DESCRIPTION).is_file():
+        raise UserError(f"{folder} has no {DESCRIPTION}: it is no saved classifier")
+    saved = read_json(folder / DESCRIPTION)
     try:
-        saved = json.loads((folder / DESCRIPTION).read_text())
         recipe = Recipe(str(saved["recipe"]["source"]), dict(saved["recipe"]["options"]))
         view = saved["view"] and read_view(saved["view"])
         _refuse_code(recipe, folder)
-        parts = load(recipe.source, None, recipe.options)
+        with no_larger_than(folder / WEIGHTS):
+            parts = load(recipe.source, None, recipe.options)
         parts = Parts(
             parts.model,
             recipe,
-            saved["layer"],
-            saved["mean"] and tuple(saved["mean"]),
-            saved["std"] and tuple(saved["std"]),
-            saved["classes"] and tuple(saved["classes"]),
+            None if saved["layer"] is None else str(saved["layer"]),
+            saved["mean"] and tuple(float(value) for value in saved["mean"]),
+            saved["std"] and tuple(float(value) for value in saved["std"]),
+            saved["classes"] and tuple(str(name) for name in saved["classes"]),
             view,
         )
-    except FileNotFoundError as error:
-        raise UserError(f"{folder} has no {DESCRIPTION}: it is no saved classifier") from error
-    except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # an architecture's own code meets a stranger's options
         raise UserError(
             f"{folder / DESCRIPTION} is damaged ({error!r}): save the classifier again"
         ) from error
@@ -286,6 +298,8 @@ def _fetch(name: str, build: Callable[[], Any]) -> Any:
     """Build a model, and say plainly when it can't be downloaded or its options do not fit."""
     try:
         return build()
+    except UserError:
+        raise
     except TypeError as error:
         raise UserError(f"{name} does not take these options: {error}") from error
     except (OSError, ValueError, RuntimeError) as error:

@@ -3,6 +3,7 @@
 import os
 import sys
 import warnings
+from io import TextIOWrapper
 
 from sufficit.cli import (
     compare,
@@ -30,6 +31,9 @@ __all__ = ["app", "main"]
 def main() -> None:
     """Run the command line; what the user can mend is one line, not a traceback."""
     warnings.showwarning = _show_warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # names may hold what a terminal can't show
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except UserError as error:

@@ -30,8 +30,13 @@ def root(
 
 
 def literal(text: str) -> str:
-    """Text in which square brackets are no markup."""
-    return text.replace("[", r"\[")
+    r"""Text in which square brackets are no markup, and nothing is an order to the terminal.
+
+    >>> print(literal("a[b]\x1b[2J"))
+    a\[b]\x1b\[2J
+    """
+    shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+    return shown.replace("[", r"\[")
 
 
 def print_skipped(skipped: dict[str, str]) -> None:

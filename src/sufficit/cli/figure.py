@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sufficit.cli.app import app, literal, out
-from sufficit.files import check_output
+from sufficit.files import check_output, make_folder
 
 
 class Shows(StrEnum):
@@ -94,7 +94,7 @@ def figure(
     else:
         draw = plates.alphas if show == Shows.alpha else plates.sizes
         drawn = draw(finished, chosen, look=look)
-    out_file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out_file.parent)
     save(drawn, out_file, dpi=dpi, tight=False)
     out.print(literal(str(out_file)), highlight=False)
 

@@ -19,6 +19,7 @@ from sufficit.comparing.settings import Settings, read_run, settings_from
 from sufficit.data.heatmaps import HeatmapFile
 from sufficit.data.images import find_pictures
 from sufficit.errors import UserError, unknown
+from sufficit.files import read_json, safe_name
 from sufficit.intervals import Estimate
 from sufficit.keeping import FOLDER
 from sufficit.reading import GROUP
@@ -27,6 +28,7 @@ from sufficit.resampling import Floats
 if TYPE_CHECKING:
     import pandas
 
+MOST_RECORD = 2**28  # bytes; it names every image that was skipped
 ORDERS = ("best", "worst", "disputed")
 SLACK = 0.02  # a mask drawn anew may differ by so much of the image, on another device
 
@@ -151,10 +153,11 @@ def read_finished(folder: Path) -> Finished:
         raise UserError(f"no finished run of sufficit compare at {folder}: {advice}")
     if not (folder / "RUN.toml").exists():
         raise UserError(f"{folder} holds the run of another command: figures are of a compare run")
-    record, summary = (json.loads((folder / f"{n}.json").read_text()) for n in ("run", "summary"))
+    record, summary = (read_json(folder / f"{n}.json", MOST_RECORD) for n in ("run", "summary"))
     try:
-        rows = {m: pandas.read_parquet(folder / m / "scores.parquet") for m in record["methods"]}
-    except (OSError, KeyError, ValueError) as error:
+        methods = [safe_name(method) for method in record["methods"]]
+        rows = {m: pandas.read_parquet(folder / m / "scores.parquet") for m in methods}
+    except (OSError, KeyError, ValueError, TypeError) as error:
         raise UserError(f"{folder} is not whole ({error}): compare anew") from error
     return Finished(folder, settings_from(read_run(folder / "RUN.toml")), record, summary, rows)
 

@@ -25,7 +25,8 @@ from sufficit.parsing import classifier_from, fill_from
 from sufficit.reading import GROUP, Item, Reader, labels_for
 from sufficit.types import Progress
 
-RESERVED = ("parts",)  # no method may have these names: its folder would be taken
+FILES = ("curves.png", "pairs.csv", "report.html", "run.json", "RUN.toml", "sheet.png")
+RESERVED = ("parts", "summary.json", *FILES)  # no method may be called so: its folder is taken
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,11 @@ class Job:
         return {picture.name: number for number, picture in enumerate(self.pictures)}
 
     def bytes_of(self, name: str) -> int:
-        """The size of an image's file."""
-        return self.pictures[self.numbers[name]].bytes()
+        """The size of an image's file; -1 where there is none to be had."""
+        try:
+            return self.pictures[self.numbers[name]].bytes()
+        except OSError:
+            return -1
 
     @property
     def groups(self) -> int:
@@ -150,7 +154,9 @@ def _methods(settings: Settings, classifier: Classifier) -> dict[str, Method]:
     methods: dict[str, Method] = {name: name for name in settings.methods}
     for source in settings.lax:
         name = Path(source).resolve().name
-        if name in {*methods, *EXPLAINERS, *RESERVED}:
+        if name in RESERVED or not name:
+            raise UserError(f"no method can be called {name!r}: rename the folder {source}")
+        if name in {*methods, *EXPLAINERS}:
             raise UserError(f"two methods would be called {name!r}: rename the folder {source}")
         adapter = Lax.from_pretrained(source)
         adapter.check(classifier)

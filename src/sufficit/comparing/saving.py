@@ -10,6 +10,7 @@ from sufficit import figures
 from sufficit.comparing.groups import HEATMAPS
 from sufficit.comparing.outcome import Comparison
 from sufficit.data.heatmaps import write_heatmaps
+from sufficit.files import make_folder
 from sufficit.keeping import FOLDER, Parts
 from sufficit.reading import folder_targets
 from sufficit.report import Content, Facts, Shown, write_report
@@ -19,8 +20,7 @@ from sufficit.results import as_json, provenance, save_json, save_pairs, save_sc
 def save_comparison(out: Path, comparison: Comparison, parts: Parts) -> None:
     """Write all results, then run.json, and only then give up the parts."""
     for method, scores in comparison.scores.items():
-        place = out / method
-        place.mkdir(parents=True, exist_ok=True)
+        place = make_folder(out / method)
         save_scores(place, scores, comparison.names)
         if comparison.settings.save_heatmaps:
             write_heatmaps(place / "heatmaps.npz", _heatmaps(parts, method))

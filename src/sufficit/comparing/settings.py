@@ -14,6 +14,8 @@ from sufficit.files import writing
 METHODS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
 CONTROLS = ("random", "center")
 LEAST = {"seed": 0, "donors": 1, "batch_size": 1, "num_classes": 2}
+MOST = {"seed": 2**63 - 1, "donors": 10**6, "batch_size": 10**9, "num_classes": 10**7}
+MOST_BYTES = 2**20  # of a RUN.toml
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,10 @@ class Settings:
 def settings_from(values: Mapping[str, Any]) -> Settings:
     """Settings from plain values by name; what is left out has its default."""
     hints = get_type_hints(Settings)
-    known = {name: _fitting(name, value, hints[name]) for name, value in values.items()}
+    for name in values:
+        if name not in hints:
+            raise unknown("setting", name, hints)
+    known = {name: fitting(name, value, hints[name]) for name, value in values.items()}
     for field in fields(Settings):
         if field.name not in known and field.default is MISSING:
             raise UserError(f"give --{field.name}, or {field.name} in a --config RUN.toml")
@@ -59,17 +64,23 @@ def settings_from(values: Mapping[str, Any]) -> Settings:
 def read_run(path: Path) -> dict[str, Any]:
     """What a RUN.toml sets, each of it known and of the right kind."""
     try:
+        if path.exists() and not path.is_file():
+            raise OSError(0, "it is no file")
         with path.open("rb") as file:
-            content = tomllib.load(file)
+            text = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UserError(f"no settings at {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    if len(text) > MOST_BYTES:
+        raise UserError(f"{path} is no RUN.toml: it has more than {MOST_BYTES} bytes")
+    try:
+        content = tomllib.loads(text.decode())
+    except (ValueError, RecursionError) as error:  # of broken TOML, text or numbers
         raise UserError(f"{path} is not TOML: {error}") from error
     hints = get_type_hints(Settings)
     for name in content:
         if name not in hints:
             raise unknown(f"setting in {path.name}", name, hints)
-    return {name: _fitting(name, value, hints[name]) for name, value in content.items()}
+    return {name: fitting(name, value, hints[name]) for name, value in content.items()}
 
 
 def write_run(path: Path, settings: Settings) -> None:
@@ -78,23 +89,34 @@ def write_run(path: Path, settings: Settings) -> None:
         part.write_text(as_toml(asdict(settings)), encoding="utf-8")
 
 
-def _fitting(name: str, value: Any, hint: Any) -> Any:
+def fitting(name: str, value: Any, hint: Any) -> Any:
     """The value as its kind, or an error that names the kind."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if value is None and type(None) in kinds:
         return None
     for kind in kinds:
         if (found := _as(value, kind)) is not None:
-            return _large_enough(name, found)
+            return _within(name, found)
     words = [word for kind in kinds for word in _words(kind)]
     if isinstance(value, str) and get_origin(hint) is Literal:
         raise unknown(name, value, words)
-    raise UserError(f"{name} must be {' or '.join(words)}, got {value!r}")
+    raise UserError(f"{name} must be {' or '.join(words)}, got {_shown(value)}")
 
 
-def _large_enough(name: str, value: Any) -> Any:
+def _shown(value: Any) -> str:
+    """A value in an error, however large or deep it is."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return "what is too large to be shown"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _within(name: str, value: Any) -> Any:
     if name in LEAST and value < LEAST[name]:
         raise UserError(f"{name} must be {LEAST[name]} or more, got {value}")
+    if name in MOST and value > MOST[name]:
+        raise UserError(f"{name} must be {MOST[name]} or less, got {value:.3g}")
     return value
 
 
@@ -106,6 +128,8 @@ def _as(value: Any, kind: Any) -> Any:
         listed = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
         return tuple(value) if listed else None
     if isinstance(value, bool) and kind is not bool:
+        return None
+    if isinstance(value, int) and abs(value) >= 2**64:
         return None
     if kind is float and isinstance(value, int):
         return float(value)

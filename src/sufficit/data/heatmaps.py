@@ -1,12 +1,13 @@
 """Heatmap files: .npz or .safetensors, one array [h,w] an image, keyed by the image's name."""
 
-import zlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
-from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
+from typing import IO, Any
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import numpy as np
 import torch
@@ -14,6 +15,12 @@ from torch import Tensor
 
 from sufficit.errors import UserError
 from sufficit.files import writing
+
+MOST = 2**27  # values of a heatmap: more than any image that is opened has pixels
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 class HeatmapError(UserError):
@@ -29,7 +36,8 @@ class HeatmapFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._closing = ExitStack()
-        self.keys, self._read = _open(path, self._closing)
+        self._arrays = _open(path, self._closing)
+        self.keys = self._arrays.keys
         self._known = frozenset(self.keys)
 
     def __enter__(self) -> "HeatmapFile":
@@ -59,17 +67,18 @@ class HeatmapFile:
 
     def read(self, key: str) -> Tensor:
         """One heatmap: [h,w] float32."""
+        what = f"heatmap {key!r} of {self.path}"
         try:
-            heatmap = self._read(key)
-        except (ValueError, OSError, KeyError, EOFError, BadZipFile, zlib.error) as error:
-            raise HeatmapError(
-                f"heatmap {key!r} of {self.path} could not be read: {error}"
-            ) from error
-        if heatmap.ndim != 2 or 0 in heatmap.shape:
-            raise HeatmapError(
-                f"heatmap {key!r} of {self.path} must be [h,w], got {list(heatmap.shape)}"
-            )
-        return heatmap.float()
+            shape = self._arrays.shape(key)  # known before there is memory for it
+            if len(shape) != 2 or 0 in shape:
+                raise HeatmapError(f"{what} must be [h,w], got {list(shape)}")
+            if math.prod(shape) > MOST:
+                raise HeatmapError(f"{what} is too large: {list(shape)}, at most {MOST} values")
+            return self._arrays.read(key)
+        except HeatmapError:
+            raise
+        except Exception as error:  # zip, numpy and safetensors have many errors of their own
+            raise HeatmapError(f"{what} could not be read: {error}") from error
 
 
 def write_heatmaps(path: Path, heatmaps: dict[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
@@ -87,25 +96,72 @@ def _forms(name: str) -> list[str]:
     return list(dict.fromkeys([name, path.with_suffix("").as_posix(), path.name, path.stem]))
 
 
-def _open(path: Path, closing: ExitStack) -> tuple[list[str], Callable[[str], Tensor]]:
-    """The keys of a file, and how to read one of them."""
+@dataclass(frozen=True)
+class _Arrays:
+    """The keys of a file, what shape the array of a key has, and how to read it as float32."""
+
+    keys: list[str]
+    shape: Callable[[str], tuple[int, ...]]
+    read: Callable[[str], Tensor]
+
+
+def _open(path: Path, closing: ExitStack) -> _Arrays:
     if not path.is_file():
         raise UserError(f"no heatmap file at {path}")
     try:
         if path.suffix == ".npz":
-            archive = closing.enter_context(np.load(path, allow_pickle=False))
-            return list(archive.files), lambda key: torch.from_numpy(_floats(archive[key]))
+            return _in_npz(closing.enter_context(ZipFile(path)))
         if path.suffix == ".safetensors":
             from safetensors import safe_open
 
-            opened = closing.enter_context(safe_open(path, framework="pt"))
-            return list(opened.keys()), opened.get_tensor
+            return _in_safetensors(closing.enter_context(safe_open(path, framework="pt")))
     except Exception as error:
         raise UserError(f"{path} could not be read as heatmaps: {error}") from error
     raise UserError(f"heatmaps must be a .npz or .safetensors file, got {path.name}")
 
 
-def _floats(array: Any) -> Any:
-    if array.dtype.kind not in "fiub":
-        raise ValueError(f"numbers wanted, got dtype {array.dtype}")
-    return np.ascontiguousarray(array, dtype=np.float32)
+def _in_npz(archive: ZipFile) -> _Arrays:
+    """As numpy.load, but that nothing is believed which a header says of the array's size."""
+    members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+
+    def shape(key: str) -> tuple[int, ...]:
+        with archive.open(members[key]) as file:
+            return _header(file)[0]
+
+    return _Arrays(list(members), shape, lambda key: _from_npy(archive, members[key]))
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, Any]:
+    """Shape, whether columns come first, dtype."""
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f"version {version} of .npy is not known")
+    shape, by_column, dtype = _HEADERS[version](file)
+    if any(side < 0 for side in shape):
+        raise ValueError(f"no array has the shape {list(shape)}")
+    if dtype.kind not in "fiub":
+        reason = "objects need pickle, which is not run" if dtype.kind == "O" else dtype
+        raise ValueError(f"numbers wanted, got {reason}")
+    return shape, by_column, dtype
+
+
+def _from_npy(archive: ZipFile, member: ZipInfo) -> Tensor:
+    with archive.open(member) as file:
+        shape, by_column, dtype = _header(file)
+        size = math.prod(shape) * dtype.itemsize
+        content = file.read(size)
+        if file.read(1) or len(content) < size:
+            raise ValueError(f"{size} bytes announced, and more or fewer there")
+    array = np.frombuffer(content, dtype).reshape(shape, order="F" if by_column else "C")
+    with np.errstate(over="ignore"):  # what is infinite then is told as such
+        return torch.from_numpy(np.array(array, dtype=np.float32, order="C"))
+
+
+def _in_safetensors(opened: Any) -> _Arrays:
+    def read(key: str) -> Tensor:
+        found: Tensor = opened.get_tensor(key)
+        if found.is_complex():
+            raise ValueError(f"numbers wanted, got {found.dtype}")
+        return found.float()
+
+    return _Arrays(list(opened.keys()), lambda key: tuple(opened.get_slice(key).get_shape()), read)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from os.path import splitext
 from pathlib import Path
+from stat import S_ISREG
 from typing import BinaryIO
 
 import numpy as np
@@ -17,11 +18,15 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as V
 
 from sufficit.errors import UserError
+from sufficit.files import is_unfinished
 from sufficit.parts import View
 
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
+
+# What a file may hold, whatever its suffix: Pillow would run Ghostscript for others.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +67,74 @@ def find_pictures(root: Path) -> list[Picture]:
         return find_in_shards(root)
     if not root.is_dir():
         raise UserError(f"no folder of images at {root}")
-    found = list(_below(str(root), "", None))
+    found = list(_Search(root).pictures())
     if not found and (shards := sorted(root.glob("*.tar"))):
         return pictures_of_shards(shards)
     if not found:
         raise UserError(f"no images in {root}: looked for {', '.join(sorted(SUFFIXES))}")
+    if any("\\x" in picture.name for picture in found):
+        _check_alike(root, found)
     return found
 
 
-def _below(folder: str, inside: str, label: str | None) -> Iterator[Picture]:
-    """The pictures of a folder and of those in it, in the order of their paths."""
-    with os.scandir(folder) as entries:
-        listed = sorted(entries, key=lambda entry: entry.name)
-    for entry in listed:
-        name = f"{inside}{entry.name}"
-        if entry.is_dir(follow_symlinks=False):
-            yield from _below(entry.path, f"{name}/", label or entry.name)
-        # A Path for each of millions would take long.
-        elif splitext(entry.name)[1].lower() in SUFFIXES and entry.is_file():  # noqa: PTH122
-            yield Picture(entry.path, name, label)
+class _Search:
+    """All that is below a folder and named as a picture, be it a file or not.
+
+    A link to a folder elsewhere is followed, once; one to a folder around or inside the root is
+    not, as it would bring the same pictures again, or never end.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.top, self.seen = root, root.resolve(), set[Path]()
+
+    def pictures(self) -> Iterator[Picture]:
+        """In the order of their paths."""
+        return self._below(str(self.root), "", None)
+
+    def _below(self, folder: str, inside: str, label: str | None) -> Iterator[Picture]:
+        for entry in _listed(folder):
+            name = f"{inside}{_as_text(entry.name)}"
+            if entry.is_dir():
+                if self._enters(entry):
+                    yield from self._below(entry.path, f"{name}/", label or _as_text(entry.name))
+            # A Path for each of millions would take long.
+            elif splitext(entry.name)[1].lower() in SUFFIXES and not is_unfinished(entry.name):  # noqa: PTH122
+                yield Picture(entry.path, name, label)
+
+    def _enters(self, folder: os.DirEntry[str]) -> bool:
+        if not folder.is_symlink():
+            return True
+        place = Path(folder.path).resolve()
+        if place in self.seen or place.is_relative_to(self.top) or self.top.is_relative_to(place):
+            return False
+        self.seen.add(place)
+        return True
+
+
+def _listed(folder: str) -> list[os.DirEntry[str]]:
+    """What a folder holds, by name; nothing where it can't be opened, which is said."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        warnings.warn(
+            f"{folder} can't be opened ({error.strerror}): images in it are left out", stacklevel=2
+        )
+        return []
+
+
+def _check_alike(root: Path, pictures: Sequence[Picture]) -> None:
+    if len({picture.name for picture in pictures}) < len(pictures):
+        raise UserError(f"two images in {root} have names that are written alike: rename them")
+
+
+def _as_text(name: str) -> str:
+    r"""A name that can be written anywhere: bytes that are no UTF-8 stand as \xff.
+
+    >>> print(_as_text("caf\udce9.png"))
+    caf\xe9.png
+    """
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def labels_of(
@@ -127,7 +181,13 @@ def plain_name(name: str) -> str:
 
 def read_picture(path: Path, view: View | None) -> Tensor:
     """What the model sees of a file: [C,H,W] in 0..1."""
-    if path.stat().st_size == 0:
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise BadPictureError(f"can't be opened ({error.strerror})") from error
+    if not S_ISREG(facts.st_mode):  # opening a pipe would wait for ever
+        raise BadPictureError("a pipe, socket, device or folder, and no file")
+    if facts.st_size == 0:
         raise BadPictureError("the file is empty")
     return decode_picture(path, view)
 
@@ -141,17 +201,19 @@ def decode_picture(
     """What the model sees of a file or of its bytes: [C,H,W] in 0..1.
 
     `kinds` are the formats that are tried, as Pillow names them; `most_pixels` is looked at before
-    any pixel is decoded.
+    any pixel is decoded. Of a film the first picture is taken; transparency is dropped.
     """
     view = view or View()
     try:
-        with Image.open(file, formats=kinds) as opened:
+        with Image.open(file, formats=kinds or FORMATS) as opened:
             _refuse_size(*opened.size, most_pixels)
             picture = _eight_bits(ImageOps.exif_transpose(opened))
-            seen = _seen(picture.convert("L" if view.channels == 1 else "RGB"), view)
+            seen = _seen(_coloured(picture, "L" if view.channels == 1 else "RGB"), view)
+    except BadPictureError:
+        raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadPictureError(f"too large to open safely ({error})") from error
-    except (OSError, ValueError, SyntaxError) as error:
+    except Exception as error:  # Pillow raises nearly anything for a damaged file
         raise BadPictureError(f"not a readable image ({error})") from error
     pixels: Tensor = V.to_dtype(V.to_image(seen), torch.float32, scale=True)
     return pixels.as_subclass(Tensor)
@@ -183,6 +245,13 @@ def _eight_bits(picture: Image.Image) -> Image.Image:
     if picture.mode in ("I", "F"):
         raise BadPictureError(f"pixels of mode {picture.mode} have no known range: save as 8 bit")
     return picture
+
+
+def _coloured(picture: Image.Image, mode: str) -> Image.Image:
+    """A picture in colour or grey, without its transparency."""
+    if picture.mode == "P" and "transparency" in picture.info:
+        picture = picture.convert("RGBA")  # the way Pillow asks for
+    return picture.convert(mode)
 
 
 def _seen(picture: Image.Image, view: View) -> Image.Image:

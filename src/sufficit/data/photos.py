@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sufficit.data.images import BadPictureError, quiet_reading, read_picture
+from sufficit.data.images import FORMATS, BadPictureError, quiet_reading, read_picture
 from sufficit.errors import UserError
 from sufficit.parts import View
 
@@ -21,7 +21,7 @@ def read_bytes(paths: Sequence[Path], side: int) -> Tensor:
 
     def read(path: Path) -> Tensor:
         try:
-            with Image.open(path) as opened:
+            with Image.open(path, formats=FORMATS) as opened:
                 if opened.size == (side, side) and opened.mode == "RGB":  # the quick way
                     return torch.from_numpy(np.array(opened)).permute(2, 0, 1)
             return (read_picture(path, view) * 255).round().to(torch.uint8)

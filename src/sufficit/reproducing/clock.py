@@ -1,12 +1,13 @@
 """What takes how long, told and kept."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sufficit.errors import UserError
+from sufficit.files import make_folder, read_json
 from sufficit.results import save_json
 
 
@@ -30,13 +31,13 @@ class Clock:
             inner = sum(self.seconds().values()) - before
             took = time.monotonic() - begun - inner
             known = self.seconds()
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             save_json(self.path, known | {stage: round(known.get(stage, 0) + took, 2)})
         self.say(f"{stage}: {took:.1f} s")
 
     def seconds(self) -> dict[str, float]:
-        """What each stage took so far."""
+        """What each stage took so far; a file that can't be read tells nothing, and is no loss."""
         try:
-            return dict(json.loads(self.path.read_text()))
-        except FileNotFoundError:
+            return {str(stage): float(took) for stage, took in read_json(self.path).items()}
+        except (UserError, AttributeError, TypeError, ValueError, OverflowError):
             return {}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sufficit.errors import UserError
 from sufficit.intervals import Estimate, estimates, ratio_estimate
 from sufficit.metrics.columns import higher_is_better
 from sufficit.reproducing.clock import Clock
@@ -71,6 +72,17 @@ class Outcome:
 
 def read_outcome(out: Path) -> Outcome:
     """All that the files of a run say."""
+    try:
+        return _read_outcome(out)
+    except UserError:
+        raise
+    except Exception as error:  # anything may stand in files that came from elsewhere
+        raise UserError(
+            f"{out / NUMBERS} is damaged ({error!r}): take it from where it was made, or delete it"
+        ) from error
+
+
+def _read_outcome(out: Path) -> Outcome:
     numbers = out / NUMBERS
     tensors, facts = Kept(numbers / "scores.safetensors").read()
     columns: dict[str, Columns] = {method: {} for method in facts["methods"]}
@@ -81,6 +93,10 @@ def read_outcome(out: Path) -> Outcome:
         if told["names"] == facts["names"]:
             _sort_in(columns, found)
     alphas, search = _searched(Kept(numbers / "search.safetensors"))
+    for method, known in columns.items():
+        for name, values in known.items():
+            if values.shape != (len(facts["names"]),):
+                raise ValueError(f"{method} {name} has {list(values.shape)} values")
     return Outcome(
         plan=read_plan(out),
         names=tuple(facts["names"]),

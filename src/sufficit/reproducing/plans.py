@@ -1,12 +1,13 @@
 """All that decides a run, each of it known before it begins, and kept in its folder."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from sufficit.comparing.settings import fitting
 from sufficit.errors import UserError, unknown
+from sufficit.files import is_unfinished, make_folder, read_json
 from sufficit.models import MODELS
 from sufficit.reproducing.tables import table_of
 from sufficit.results import save_json
@@ -15,6 +16,7 @@ NUMBERS = "numbers"  # the folder that a table and a report are made from
 PLAN, TIMINGS = f"{NUMBERS}/plan.json", f"{NUMBERS}/timings.json"
 RECIPES = ("paper", "robust")
 PRECISIONS = ("fp32", "bf16")
+MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def begin(out: Path, table: str, asked: Mapping[str, Any], *, quick: bool, cuda:
     path = out / PLAN
     if _untouched(out):
         plan = make_plan(table, asked, quick=quick, cuda=cuda)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         save_json(path, asdict(plan))
         return plan
     begun = read_plan(out)
@@ -105,24 +107,33 @@ def begin(out: Path, table: str, asked: Mapping[str, Any], *, quick: bool, cuda:
 
 def _untouched(out: Path) -> bool:
     """Whether no stage has left anything in a folder."""
-    left = {path for path in out.rglob("*") if path.is_file()}
+    left = {path for path in out.rglob("*") if path.is_file() and not is_unfinished(path.name)}
     return left <= {out / PLAN, out / TIMINGS}
 
 
 def read_plan(out: Path) -> Plan:
     """The plan that a folder was begun with; what it does not name yet is as usual."""
+    hints = get_type_hints(Plan)
     try:
-        saved = json.loads((out / PLAN).read_text())
+        saved = read_json(out / PLAN)
         saved = asdict(make_plan(saved["table"], {}, quick=False, cuda=False)) | saved
-        lists = {name: tuple(saved[name]) for name in ("classes", "recipes")}
-        return Plan(**{field.name: saved[field.name] for field in fields(Plan)} | lists)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{out / PLAN} can't be read ({error!r}): choose another --out") from error
+        known = {field.name: saved[field.name] for field in fields(Plan)}
+        plan = Plan(**{name: fitting(name, value, hints[name]) for name, value in known.items()})
+        _check_values(plan)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{out / PLAN} can't be read ({error}): choose another --out") from error
+    return plan
 
 
 def _check(plan: Plan) -> None:
     if plan.weights not in ("default", "none") and not Path(plan.weights).is_file():
         raise UserError(f"no weights file at {plan.weights}: give a file, default, or none")
+    _check_values(plan)
+
+
+def _check_values(plan: Plan) -> None:
+    if plan.model not in MODELS:
+        raise unknown("model", plan.model, MODELS)
     for name in plan.recipes:
         if name not in RECIPES:
             raise unknown("recipe", name, RECIPES)
@@ -137,3 +148,5 @@ def _check(plan: Plan) -> None:
         value = getattr(plan, name)
         if value is not None and value < fewest:
             raise UserError(f"{name} must be {fewest} or more, got {value}")
+    if plan.seeds > MOST_SEEDS:
+        raise UserError(f"seeds must be {MOST_SEEDS} or fewer, got {plan.seeds}")

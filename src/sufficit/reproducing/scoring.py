@@ -1,6 +1,5 @@
 """The stages that score: test images, all methods, alpha_min, places, a few images to look at."""
 
-import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +14,7 @@ from sufficit.comparing.groups import draw, quiet
 from sufficit.comparing.jobs import Job, make_job
 from sufficit.data.images import Picture, find_pictures
 from sufficit.data.splits import evenly, middle
+from sufficit.files import make_folder, read_json, safe_name, writing
 from sufficit.reproducing.kept import Kept
 from sufficit.reproducing.work import TRAINED, Work
 from sufficit.results import save_json
@@ -39,11 +39,12 @@ def write_the_test_folder(work: Work) -> None:
             f"{sets.classes[k]}/{i:05d}.png" for k, i in zip(labels, chosen.tolist(), strict=True)
         ]
         for name in sets.classes:
-            (work.out / "test" / name).mkdir(parents=True, exist_ok=True)
+            make_folder(work.out / "test" / safe_name(name))
         pixels = middle(split.images, plan.side).permute(0, 2, 3, 1).contiguous().numpy()
 
         def write(job: tuple[str, Any]) -> None:
-            Image.fromarray(job[1]).save(work.out / "test" / job[0])
+            with writing(work.out / "test" / job[0]) as path:
+                Image.fromarray(job[1]).save(path)
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(write, zip(names, pixels, strict=True)))
@@ -57,11 +58,12 @@ def score_the_table(work: Work) -> None:
     """All methods at the paper's alpha_min, with every column and the leak."""
     kept, place = work.kept("scores"), work.out / "compare"
     if kept.exists():
+        shutil.rmtree(place, ignore_errors=True)  # a killed run may have left it
         return
     with work.clock("scoring"), quiet():
         scored = score_folder(work.settings, place, **_asked(work))
         work.kept("answers").write(compact(scored), {"scoring": scored.job.scoring})
-        trained = json.loads((work.out / "classifier" / TRAINED).read_text())
+        trained = read_json(work.out / "classifier" / TRAINED)
         facts = {"record": work.record(), "classifier": trained, "source": trained["data"]}
         kept.write(_columns(scored), _facts(scored) | facts)
     shutil.rmtree(place, ignore_errors=True)
@@ -71,6 +73,7 @@ def search_alpha(work: Work) -> None:
     """MSI of all methods over alpha_min, on some of the images."""
     kept, place = work.kept("search"), work.out / "search"
     if kept.exists():
+        shutil.rmtree(place, ignore_errors=True)
         return
     settings = replace(
         work.settings, alpha_min="search", leak=False, value_step=max(SEARCH_STEP, work.plan.step)
@@ -165,7 +168,7 @@ def some_pictures(work: Work, n: int) -> list[Picture]:
 
 
 def _labels(work: Work) -> dict[str, int]:
-    note = json.loads((work.out / "test.json").read_text())
+    note = read_json(work.out / "test.json", most=2**28)
     return dict(zip(note["names"], note["labels"], strict=True))
 
 

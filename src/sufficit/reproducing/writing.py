@@ -8,7 +8,7 @@ import numpy as np
 
 from sufficit import figures
 from sufficit.comparing.settings import CONTROLS
-from sufficit.files import writing
+from sufficit.files import make_folder, writing
 from sufficit.reproducing.kept import Kept
 from sufficit.reproducing.outcome import Outcome, paper_rows, summary_of
 from sufficit.reproducing.plans import NUMBERS
@@ -55,7 +55,7 @@ def absent(packages: tuple[str, ...]) -> list[str]:
 def write_results(out: Path, outcome: Outcome) -> Path:
     """Everything that can be told of a run from its files; rows where pyarrow is installed."""
     folder, seed = out / FOLDER, outcome.plan.seed
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     own = {m: as_json(summary_of(c, seed)) for m, c in outcome.columns.items()}
     pooled = {m: as_json(summary_of(c, seed)) for m, c in outcome.pooled().items()}
     save_json(folder / "summary.json", {"methods": pooled, "runs": own, "seeds": _seeds(outcome)})

@@ -14,7 +14,7 @@ from sufficit.data.images import Picture, find_pictures, labels_of, quiet_readin
 from sufficit.drawing import read_pictures
 from sufficit.errors import UserError
 from sufficit.explainers import CAMS, Methods, methods_for
-from sufficit.files import writing
+from sufficit.files import make_folder, writing
 from sufficit.results import provenance, save_json
 from sufficit.sanity.checking import predictions, sanity_check
 from sufficit.sanity.randomising import EPOCHS, STEPS
@@ -99,7 +99,7 @@ def save_sanity(
 ) -> None:
     """Write sanity.csv, sanity.png and, last, run.json."""
     report = result.report
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with writing(folder / "sanity.csv") as path:
         report.frame().to_csv(path, index=False)
     figures.save(report.figure(), folder / "sanity.png")

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from sufficit.classifiers import Classifier
 from sufficit.data.splits import Split, seen
 from sufficit.errors import UserError
-from sufficit.files import CHECKPOINT, writing
+from sufficit.files import CHECKPOINT, make_folder, writing
 from sufficit.progress import Tick, bar
 from sufficit.training.feeding import keeping_randomness, mixed_seed
 from sufficit.training.loaders import Shuffled
@@ -198,7 +198,10 @@ def _resume(path: Path, settings: dict[str, Any], model: nn.Module, optimizer: A
         return _State()
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        before = saved["settings"]
+        before = dict(saved["settings"])
+        state = _State(**saved["state"])
+        if len(state.history) != state.epoch:
+            raise ValueError(f"{len(state.history)} epochs are told of {state.epoch}")
     except Exception as error:
         raise UserError(f"{path} can't be read ({error}): remove it to begin anew") from error
     if before != settings:
@@ -207,9 +210,12 @@ def _resume(path: Path, settings: dict[str, Any], model: nn.Module, optimizer: A
             f"{path.parent} holds a training with another {differing[0]}"
             f" ({before.get(differing[0])}, now {settings.get(differing[0])}): choose another --out"
         )
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    return _State(**saved["state"])
+    try:
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    except Exception as error:
+        raise UserError(f"{path} does not fit ({error}): remove it to begin anew") from error
+    return state
 
 
 def _save(
@@ -221,7 +227,7 @@ def _save(
         "optimizer": optimizer.state_dict(),
         "state": vars(state),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with writing(path) as part:
         written = BytesIO()
         torch.save(content, written)

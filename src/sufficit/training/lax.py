@@ -13,7 +13,8 @@ from torch import Generator, Tensor, nn
 
 from sufficit.classifiers import Classifier, check_classifier
 from sufficit.errors import UserError
-from sufficit.lax import Lax
+from sufficit.files import CHECKPOINT
+from sufficit.lax import WEIGHTS, Lax
 from sufficit.progress import Tick, bar
 from sufficit.training.feeding import (
     Feed,
@@ -182,6 +183,18 @@ def _in_words(error: Exception) -> Exception:
     return UserError("out of memory: give a loader with smaller batches")
 
 
+@contextmanager
+def _fitting(out: Path | None) -> Iterator[None]:
+    """Say in words where a checkpoint is not of this run."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(
+            f"the {CHECKPOINT} in {out} does not fit ({' '.join(str(error).split())[:200]}): remove"
+            " it, or begin anew with overwrite"
+        ) from error
+
+
 @dataclass
 class _Run:
     """One training run in this process."""
@@ -199,12 +212,15 @@ class _Run:
         """Begin, or go on from what an earlier start saved."""
         self.state = State(**saved["state"]) if saved else State()
         if saved:
-            self.lax.load_state_dict(saved["lax"])
+            with _fitting(self.out):
+                self.lax.load_state_dict(self.state.best or saved["lax"])
+                self.lax.load_state_dict(saved["lax"])
         self.lax.train()
         optimizer = torch.optim.Adam(self.lax.parameters(), lr=self.recipe.lr)
         self.module, self.optimizer = self.fabric.setup(self.lax, optimizer)
         if saved:
-            self.optimizer.load_state_dict(saved["optimizer"])
+            with _fitting(self.out):
+                self.optimizer.load_state_dict(saved["optimizer"])
 
     def over(self, patience: int | None) -> bool:
         """Whether all epochs are done, or nothing has become better for too long."""
@@ -261,7 +277,7 @@ class _Run:
 
     def _save(self, better: bool) -> None:
         if self.fabric.is_global_zero:
-            if better and self.out is not None:
+            if self.out is not None and (better or not (self.out / WEIGHTS).exists()):
                 self.result().save_pretrained(self.out)
             save_run(self.out, self.settings, self.state, self.lax, self.optimizer)
         self.fabric.barrier()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.files import CHECKPOINT, check_output, writing
+from sufficit.files import CHECKPOINT, check_output, make_folder, writing
 from sufficit.lax import Lax
 
 Weights = dict[str, Tensor]
@@ -37,7 +37,8 @@ def open_run(out: Path | None, settings: dict[str, Any], overwrite: bool) -> dic
         return None
     try:
         saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        before = saved["settings"]
+        before = dict(saved["settings"])
+        _check_state(State(**saved["state"]))
     except Exception as error:
         raise UserError(
             f"{path} can't be read ({error}): remove it, or begin anew with overwrite"
@@ -49,6 +50,16 @@ def open_run(out: Path | None, settings: dict[str, Any], overwrite: bool) -> dic
             " overwrite"
         )
     return saved
+
+
+def _check_state(state: State) -> None:
+    """Raise where what was saved is not how far a run can be."""
+    rows = [{**row, "worth": float(row["worth"])} for row in state.history]
+    if [row["epoch"] for row in rows] != list(range(1, state.epoch + 1)) or state.stale < 0:
+        raise ValueError(f"{len(rows)} epochs are told of {state.epoch}")
+    if state.best is None and rows:
+        raise ValueError("it has no best adapter")
+    float(state.best_worth)
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
@@ -74,7 +85,7 @@ def save_run(
     """Write the checkpoint; it appears whole or not at all."""
     if out is None:
         return
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     content = {
         "settings": settings,
         "state": vars(state),

@@ -1,0 +1,315 @@
+"""Kill runs at any moment, start them again, and see whether they end with the same rows.
+
+python tools/kill.py --minutes 5
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from digit_folder import main as write_digits
+
+from sufficit.data.heatmaps import write_heatmaps
+from sufficit.data.images import find_pictures
+from sufficit.files import is_unfinished
+
+COARSE = ("--value-step", "0.25", "--percent-step", "0.25", "--device", "cpu")
+DIGITS = ("--model", "sufficit:digits")
+IMAGES = 10
+STARTED = multiprocessing.get_context("forkserver")
+"""Starts processes that have all imported: a start takes a moment, not seconds."""
+PRELOADED = [
+    *("sufficit.cli", "sufficit.compare", "sufficit.reproduce", "sufficit.scoring"),
+    *("sufficit.training", "sufficit.reproducing.telling", "lightning.fabric"),
+    *("matplotlib.backends.backend_agg", "pandas", "pyarrow.parquet", "kill"),
+]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When to kill: after some seconds, or at the n-th file, before or after it has its name."""
+
+    seconds: float = 0.0
+    write: int = 0
+    named: bool = False
+    drawn: bool = True  # whether pictures and reports, which take the most time, are drawn
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, what of its folder must be the same at the end, and how far a folder is."""
+
+    words: Callable[[Path, Path], Sequence[object]]  # of the data and of --out
+    rows: Callable[[Path], dict[str, Any]]
+    stage: Callable[[Path], str]
+
+
+def start(words: Sequence[object], log: Path, moment: Moment | None = None) -> int:
+    """Run a command in a process of its own, kill it at a moment, and give its exit code."""
+    STARTED.set_forkserver_preload(PRELOADED)
+    told = (*map(str, words),)
+    process = STARTED.Process(target=_run, args=(told, log, moment or Moment()))
+    process.start()
+    process.join(moment.seconds if moment and moment.seconds else None)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    code = process.exitcode
+    process.close()
+    return 0 if code is None else code
+
+
+def _run(words: Sequence[str], log: Path, moment: Moment) -> None:
+    from sufficit.cli import main
+    from sufficit.compare import compare_folder
+    from sufficit.models import MODELS
+    from sufficit.smallnet import SmallNet
+
+    torch.set_num_threads(1)
+    compare_folder.__kwdefaults__["group"] = 3  # several groups of few images
+    MODELS["small-net"] = replace(
+        MODELS["small-net"], build=lambda classes, _: SmallNet(classes, width=4)
+    )
+    if not moment.drawn:
+        _draw_nothing()
+    if moment.write:
+        Path.replace = _killing(moment)  # type: ignore[method-assign]
+    file = log.open("w")
+    os.dup2(file.fileno(), 1)
+    os.dup2(file.fileno(), 2)
+    sys.argv = ["sufficit", *words]
+    main()
+
+
+def _draw_nothing() -> None:
+    """Files stand in for pictures and reports."""
+    from sufficit import figures
+    from sufficit.comparing import saving
+    from sufficit.files import writing
+    from sufficit.reproducing import telling
+
+    def stand_in(path: Path) -> None:
+        with writing(path) as part:
+            part.write_text("a picture")
+
+    figures.save = lambda figure, path, **_: stand_in(path)
+    figures.sheet_figure = lambda *_, **__: None
+    saving.write_report = lambda path, content: stand_in(path)
+    telling.report_run = lambda out, path, outcome: stand_in(path)
+
+
+def _killing(moment: Moment) -> Callable[[Path, Path], Path]:
+    """`Path.replace`, which every file of a run gets its name by, with an end."""
+    real, left = Path.replace, [moment.write]
+
+    def rename(part: Path, path: Path) -> Path:
+        left[0] -= 1
+        if left[0] == 0 and not moment.named:
+            os.truncate(part, part.stat().st_size // 2)  # it was still being written
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = real(part, path)
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    return rename
+
+
+def files(out: Path, *patterns: str) -> dict[str, Any]:
+    """The bytes of some files."""
+    found = sorted(path for pattern in patterns for path in out.glob(pattern))
+    return {str(path.relative_to(out)): path.read_bytes() for path in found}
+
+
+def adapter_rows(out: Path) -> dict[str, Any]:
+    """An adapter's weights and its history, without the seconds."""
+    history = json.loads((out / "run.json").read_text())["history"]
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in history]
+    return files(out, "model.safetensors") | {"history": rows}
+
+
+def table_rows(out: Path) -> dict[str, Any]:
+    """All numbers of a table, and the table."""
+    from safetensors.torch import load_file
+
+    numbers = {
+        f"{path.stem}/{name}": values.numpy().tobytes()
+        for path in sorted((out / "numbers").glob("*.safetensors"))
+        for name, values in load_file(path).items()
+    }
+    return numbers | files(out, "results/table.md", "results/summary.json")
+
+
+def first_missing(*marks: tuple[str, str]) -> Callable[[Path], str]:
+    """The stage whose last file is not there yet."""
+
+    def stage(out: Path) -> str:
+        return next((name for name, mark in marks if not any(out.glob(mark))), "after the end")
+
+    return stage
+
+
+def compare_stage(out: Path) -> str:
+    """How far a comparison is."""
+    if (out / "run.json").exists():
+        return "after the end"
+    if (out / "parts" / "complete").exists():
+        return "results"
+    if any(out.glob("parts/leak-*")):
+        return "leak"
+    return "scores" if (out / "parts" / "begun.json").exists() else "begin"
+
+
+def _compare(data: Path, out: Path) -> Sequence[object]:
+    words = ("compare", *DIGITS, "--data", data / "digits", "--out", out, *COARSE)
+    return (*words, "--donors", 2, "--methods", "gradcam", "--save-heatmaps")
+
+
+def _evaluate(data: Path, out: Path) -> Sequence[object]:
+    words = ("evaluate", *DIGITS, "--data", data / "digits", "--out", out, *COARSE)
+    return (*words, "--heatmaps", data / "maps.npz")
+
+
+def _train(data: Path, out: Path) -> Sequence[object]:
+    words = ("train-lax", *DIGITS, "--data", data / "digits", "--out", out, "--device", "cpu")
+    return (*words, "--epochs", 3, "--batch-size", 4)
+
+
+def _reproduce(data: Path, out: Path) -> Sequence[object]:
+    words = ("reproduce", "synthetic-mnist", "--quick", "--out", out, "--device", "cpu")
+    sizes = ("--images", 4, "--search-images", 3, "--train-images", 40, "--test-images", 20)
+    return (*words, *sizes, "--epochs", 2, "--lax-epochs", 2, "--step", 0.25, "--weights", "none")
+
+
+COMMANDS = {
+    "compare": Command(
+        _compare,
+        lambda out: files(out, "*/scores.parquet", "*/curves.parquet", "*.csv", "summary.json"),
+        compare_stage,
+    ),
+    "evaluate": Command(
+        _evaluate,
+        lambda out: files(out, "*.parquet", "summary.json"),
+        first_missing(("scores", "*"), ("results", "run.json")),
+    ),
+    "train-lax": Command(
+        _train,
+        adapter_rows,
+        first_missing(("first epoch", "checkpoint.pt"), ("later", "run.json")),
+    ),
+    "reproduce": Command(
+        _reproduce,
+        table_rows,
+        first_missing(
+            ("plan", "numbers/plan.json"),
+            ("classifier", "classifier/trained.json"),
+            ("first adapter", "adapters/lax-paper-0/trained.json"),
+            ("second adapter", "adapters/lax-robust-0/trained.json"),
+            ("test folder", "test.json"),
+            ("scores", "numbers/scores.safetensors"),
+            ("search", "numbers/search.safetensors"),
+            ("places", "numbers/places.safetensors"),
+            ("shown", "numbers/shown.safetensors"),
+            ("results", "results/run.json"),
+            ("report", "results/report.html"),
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A folder with data and with one run of each command that nothing disturbed."""
+
+    folder: Path
+    seconds: dict[str, float]
+    drawn: bool = True
+
+    def survive(self, name: str, moments: Sequence[Moment]) -> list[str]:
+        """Kill a run at each moment and let it end; raise unless it ends as the undisturbed one.
+
+        Gives the stage of each kill.
+        """
+        command, out = COMMANDS[name], self.folder / f"{name}-killed"
+        shutil.rmtree(out, ignore_errors=True)
+        words, log, stages = command.words(self.folder, out), self.folder / "log", []
+        for moment in [*moments, Moment()]:
+            code = start(words, log, replace(moment, drawn=self.drawn))
+            if code != -signal.SIGKILL:
+                break  # it came to the end
+            stages.append(command.stage(out) if out.exists() else "begin")
+        told = " ".join(log.read_text().split())
+        done = code == 0 or "holds an earlier run" in told
+        assert done, f"{name} after {moments}: {code}, {told[-500:]}"
+        rows, wanted = (command.rows(place) for place in (out, self.folder / name))
+        differing = [key for key in {**rows, **wanted} if rows.get(key) != wanted.get(key)]
+        assert not differing, f"{name} after {moments}: {differing} differ"
+        left = [path for path in out.rglob("*") if is_unfinished(path)]
+        assert not left or "after the end" in stages, f"{name} after {moments}: {left} is left"
+        return stages
+
+
+def make_bench(folder: Path, *, drawn: bool = True) -> Bench:
+    """Write the data and run every command once."""
+    write_digits(folder / "digits", IMAGES)
+    pictures = find_pictures(folder / "digits")
+    maps = torch.rand(IMAGES, 8, 8, generator=torch.Generator().manual_seed(0))
+    write_heatmaps(folder / "maps.npz", zip((p.name for p in pictures), maps, strict=True))
+    seconds = {}
+    for name, command in COMMANDS.items():
+        begun = time.monotonic()
+        code = start(command.words(folder, folder / name), folder / "log", Moment(drawn=drawn))
+        assert code == 0, f"{name}: {(folder / 'log').read_text()[-500:]}"
+        seconds[name] = time.monotonic() - begun
+    return Bench(folder, seconds, drawn)
+
+
+def draw(chance: random.Random, seconds: float, n: int) -> list[Moment]:
+    """Moments by chance: half of them anywhere in a run, half at one of its next files."""
+    found = []
+    for _ in range(n):
+        if chance.random() < 0.5:
+            found.append(Moment(seconds=chance.uniform(0.02, seconds)))
+        else:
+            found.append(Moment(write=chance.randint(1, 30), named=chance.random() < 0.5))
+    return found
+
+
+def main() -> None:
+    """Kill for some minutes, and count where."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-drawing", action="store_true", help="more runs in the same time")
+    told = parser.parse_args()
+    chance, counts, runs = random.Random(told.seed), Counter[str](), 0
+    with tempfile.TemporaryDirectory() as folder:
+        bench = make_bench(Path(folder), drawn=not told.no_drawing)
+        end = time.monotonic() + 60 * told.minutes
+        while time.monotonic() < end:
+            for name in COMMANDS:
+                moments = draw(chance, bench.seconds[name], chance.randint(1, 6))
+                counts.update(f"{name}: {stage}" for stage in bench.survive(name, moments))
+                runs += 1
+    for stage, count in sorted(counts.items()):
+        print(f"{stage:30} {count:5}")
+    print(f"{sum(counts.values())} kills in {runs} runs; all ended with the same rows.")
+
+
+if __name__ == "__main__":
+    from kill import main as run  # under the name that its processes import it by
+
+    run()
