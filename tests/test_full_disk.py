@@ -87,7 +87,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(
     assert run.code == 2, run.err
     assert re.search("could not be written: .*File too large$", run.err)
     assert notes.read_text() == "my own"
-    assert not [path for path in out.rglob("*") if is_unfinished(path) or path.name == "run.json"]
+    assert not [path for path in out.rglob("*") if is_unfinished(path.name) or path.name == "run.json"]
 
 
 @pytest.mark.filterwarnings("ignore:heatmaps with no positive part")
@@ -181,8 +181,8 @@ def test_what_a_killed_process_left_half_written_is_swept(tmp_path: Path) -> Non
         part.write_text("2")
     left = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert left == {living.name, elsewhere.name, ".hidden.json", "b.json"}
-    assert is_unfinished(other)
-    assert not is_unfinished(tmp_path / ".hidden.json")
+    assert is_unfinished(other.name)
+    assert not is_unfinished(".hidden.json")
 
 
 def test_a_folder_that_can_not_be_made_is_one_line(tmp_path: Path) -> None:
@@ -195,5 +195,5 @@ def test_a_name_as_long_as_names_may_be_can_be_written(tmp_path: Path) -> None:
     path = tmp_path / f"{'é' * 125}.json"  # 255 bytes
     with writing(path) as part:
         part.write_text("1")
-        assert is_unfinished(part)
+        assert is_unfinished(part.name)
     assert [found.name for found in tmp_path.iterdir()] == [path.name]

@@ -94,7 +94,7 @@ class _Search:
     def _below(self, folder: str, inside: str, label: str | None) -> Iterator[Picture]:
         for entry in _listed(folder):
             name = f"{inside}{_as_text(entry.name)}"
-            if entry.is_dir():
+            if _is_folder(entry):
                 if self._enters(entry):
                     yield from self._below(entry.path, f"{name}/", label or _as_text(entry.name))
             # A Path for each of millions would take long.
@@ -109,6 +109,13 @@ class _Search:
             return False
         self.seen.add(place)
         return True
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _listed(folder: str) -> list[os.DirEntry[str]]:
