@@ -87,7 +87,9 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(
     assert run.code == 2, run.err
     assert re.search("could not be written: .*File too large$", run.err)
     assert notes.read_text() == "my own"
-    assert not [path for path in out.rglob("*") if is_unfinished(path.name) or path.name == "run.json"]
+    assert not [
+        path for path in out.rglob("*") if is_unfinished(path.name) or path.name == "run.json"
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:heatmaps with no positive part")
