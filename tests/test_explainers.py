@@ -30,6 +30,7 @@ from sufficit.explainers import (
 from sufficit.explainers.cams import gradcam, gradcam_plus_plus, layercam
 from sufficit.explainers.finer import mean_contrast, nearest_classes, weighted_contrast
 from sufficit.explainers.kpca import by_powers, by_solver, centred_kernels, kpca_cam
+from sufficit.heatmaps import _as_channels, resize
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # grad-cam's own imports are not ours to mend
@@ -818,3 +819,15 @@ def test_a_thousand_calls_do_not_grow_memory() -> None:
         explain_all(classifier, images)
     assert tensors() <= count
     assert resident() - size < 16 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("small", "large"), [((4, 4), (16, 16)), ((7, 5), (31, 44)), ((9, 8), (4, 5))]
+)
+def test_maps_grow_alike_as_images_and_as_channels(small, large) -> None:
+    maps = torch.rand(6, *small, generator=torch.Generator().manual_seed(0))
+    one = torch.nn.functional.interpolate(maps[:, None], size=large, mode="bilinear")[:, 0]
+    found = _as_channels(maps, large)  # the way of a GPU
+    torch.testing.assert_close(found, one, rtol=0, atol=1e-6)
+    assert found.is_contiguous()
+    torch.testing.assert_close(resize(maps, large), one, rtol=0, atol=1e-6)

@@ -38,9 +38,13 @@ def resize(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _grown(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
-    """On a GPU the maps go as the channels of one image: its kernel takes images in turn."""
-    if not heatmaps.is_cuda:
-        return F.interpolate(heatmaps[:, None], size=size, mode="bilinear")[:, 0]
+    if heatmaps.is_cuda:  # whose kernel takes the images in turn, and channels at once
+        return _as_channels(heatmaps, size)
+    return F.interpolate(heatmaps[:, None], size=size, mode="bilinear")[:, 0]
+
+
+def _as_channels(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
+    """The same, all maps going as the channels of one image."""
     as_one = heatmaps[None].contiguous(memory_format=torch.channels_last)
     return F.interpolate(as_one, size=size, mode="bilinear")[0].contiguous()
 
