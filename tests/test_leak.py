@@ -25,8 +25,8 @@ from sufficit.fills import fill_for, noise
 from sufficit.intervals import Estimate, ratio_estimate
 from sufficit.metrics import Leakage
 from sufficit.metrics.evaluate import join
-from sufficit.metrics.leak import POOL, leak_in_groups, leak_warning
-from sufficit.metrics.probe import Setting, canvases, draw, draw_pool
+from sufficit.metrics.leak import POOL, leak_warning, measure
+from sufficit.metrics.probe import Setting, canvases, draw, draw_pool, prepare
 from sufficit.results import summarise
 from test_predict import SmallMemory, Spy
 
@@ -241,11 +241,14 @@ def test_images_read_in_groups_give_what_they_give_together(classifier, group) -
     order = targets.argsort()  # a group then holds few classes
     images, heatmaps, targets = images[order], heatmaps[order], targets[order]
     wanted = leak(classifier, images, heatmaps, targets, donors=3, seed=5, alpha_min=0.4)
-    found = leak_in_groups(
-        classifier, lambda n: (images[list(n)], heatmaps[list(n)]), targets,
-        Setting(0.4, 3, 5), group,
-    )  # fmt: skip
-    assert_same(found, wanted)
+    setting = Setting(0.4, 3, 5)
+    probe = prepare(classifier, Pool(images, heatmaps, targets), setting)
+    parts = zip(images.split(group), heatmaps.split(group), targets.split(group), strict=True)
+    found = [
+        measure(classifier, *part, setting, probe, first=number * group)
+        for number, part in enumerate(parts)
+    ]
+    assert_same(Leak.join(found), wanted)
 
 
 def test_a_pool_is_a_seeded_draw_of_two_classes() -> None:

@@ -1,7 +1,7 @@
 """`leak`: how often a mask makes the model say the mask's own class over what is not that class."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +20,6 @@ from sufficit.metrics.probe import (
     checked,
     checked_pool,
     draw_all,
-    draw_pool,
     hits,
     predictions,
     prepare,
@@ -159,31 +158,6 @@ def measure(
         said = probe.named_canvases(heatmaps)
     found = _found(probe, heatmaps, goals, said, first, tick)
     return found if known is not None else replace(found, calls=found.calls + 1)
-
-
-def leak_in_groups(
-    classifier: Classifier,
-    read: Callable[[Sequence[int]], tuple[Tensor, Tensor]],
-    targets: Tensor,
-    setting: Setting,
-    group: int = 32,
-    tick: Progress | None = None,
-) -> Leak:
-    """The leak of images [N] that are read some at a time, by number: images and heatmaps.
-
-    Donors, and the masks that stand for chance, come from a pool of up to POOL of them.
-    """
-    chosen = draw_pool(targets, POOL, setting.seed)
-    probe = prepare(classifier, Pool(*read(chosen), targets[chosen]), setting)
-    found = []
-    for start in range(0, len(targets), group):
-        numbers = range(len(targets))[start : start + group]
-        images, heatmaps = read(numbers)
-        goals = targets[start : start + group]
-        found.append(measure(classifier, images, heatmaps, goals, setting, probe, first=start))
-        if tick:
-            tick(start + len(numbers), len(targets))
-    return Leak.join(found)
 
 
 def _found(
