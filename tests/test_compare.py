@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from own_model import MODEL
 from sufficit import Classifier, Lax, UserError, evaluate, explain, leak
 from sufficit.compare import _summary, compare_folder, score_folder, scores_at_one_alpha
 from sufficit.comparing import groups
@@ -43,21 +44,6 @@ from sufficit.metrics.evaluate import make_plan
 from sufficit.types import Answers
 
 FAST = {"value_step": 0.25, "percent_step": 0.25, "donors": 3}
-MODEL = """
-import torch
-from torch import nn
-from sufficit import Classifier
-
-def make():
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
-        nn.Linear(24, 3),
-    )
-    for weights in model.parameters():
-        weights.data = torch.randn(weights.shape, generator=generator)
-    return Classifier(model, layer="1", classes=["ant", "bee", "cat"])
-"""
 
 
 class StoppedError(Exception):

@@ -15,27 +15,13 @@ import pandas
 import pytest
 from PIL import Image
 
+from own_model import MODEL
 from sufficit import UserError, crews
 from sufficit.compare import compare_folder
 from sufficit.comparing.settings import settings_from
 from sufficit.crews import Crew, FirstGoneError, is_first
 
 SOURCE = str(Path(sys.modules["sufficit"].__file__ or "").parents[1])
-MODEL = """
-import torch
-from torch import nn
-from sufficit import Classifier
-
-def make():
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
-        nn.Linear(24, 3),
-    )
-    for weights in model.parameters():
-        weights.data = torch.randn(weights.shape, generator=generator)
-    return Classifier(model, layer="1", classes=["ant", "bee", "cat"])
-"""
 COMMAND = """
 import sys
 from sufficit import compare, scoring

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from own_model import SIZED
 from sufficit import Classifier, UserError, explain
 from sufficit.compare import compare_folder
 from sufficit.comparing import plates
@@ -20,21 +21,6 @@ from sufficit.data.images import read_picture
 from sufficit.figures import LINES, QUIET, Look, overlay, save, sizes_figure
 from sufficit.intervals import Estimate
 
-MODEL = """
-import torch
-from torch import nn
-from sufficit import Classifier, View
-
-def make():
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
-        nn.Linear(24, 3),
-    )
-    for weights in model.parameters():
-        weights.data = torch.randn(weights.shape, generator=generator)
-    return Classifier(model, layer="1", classes=["ant", "bee", "cat"], view=View((12, 10)))
-"""
 N = 7
 
 
@@ -42,7 +28,7 @@ N = 7
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with pictures, a model, and a finished comparison of three methods."""
     place = tmp_path_factory.mktemp("figures")
-    (place / "model.py").write_text(MODEL)
+    (place / "model.py").write_text(SIZED)
     pixels = np.random.default_rng(0).integers(0, 256, (N, 12, 10, 3), dtype=np.uint8)
     for i, picture in enumerate(pixels):
         path = place / "photos" / ("ant", "bee", "cat")[i % 3] / f"{i:02d}.png"

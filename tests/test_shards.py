@@ -13,28 +13,13 @@ import pandas
 import pytest
 from PIL import Image
 
+from own_model import MODEL
 from sufficit import UserError
 from sufficit.compare import compare_folder
 from sufficit.comparing.settings import settings_from
 from sufficit.data import shards
 from sufficit.data.images import BadPictureError, find_pictures, read_picture
 from sufficit.data.shards import Member, expand
-
-MODEL = """
-import torch
-from torch import nn
-from sufficit import Classifier
-
-def make():
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
-        nn.Linear(24, 3),
-    )
-    for weights in model.parameters():
-        weights.data = torch.randn(weights.shape, generator=generator)
-    return Classifier(model, layer="1", classes=["ant", "bee", "cat"])
-"""
 
 
 def png(number: int) -> bytes:
