@@ -257,7 +257,7 @@ class Bench:
         rows, wanted = (command.rows(place) for place in (out, self.folder / name))
         differing = [key for key in {**rows, **wanted} if rows.get(key) != wanted.get(key)]
         assert not differing, f"{name} after {moments}: {differing} differ"
-        left = [path for path in out.rglob("*") if is_unfinished(path)]
+        left = [path for path in out.rglob("*") if is_unfinished(path.name)]
         assert not left or "after the end" in stages, f"{name} after {moments}: {left} is left"
         return stages
 
