@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sufficit import Classifier, Lax, UserError, explain, explain_all
 from sufficit.explainers.explaining import learned
+from sufficit.lax import Finer
 from test_classifier import small_vit
 
 
@@ -76,6 +77,21 @@ def test_the_map_is_the_sigmoid_of_the_net_layer_by_layer(upsample: int) -> None
     wanted = nn.functional.conv2d(wide, four.weight, four.bias, padding=1)[:, 0]
     torch.testing.assert_close(lax(features), 1 / (1 + (-wanted).exp()))
     torch.testing.assert_close(lax.logits(features), wanted)
+
+
+@pytest.mark.parametrize("times", [2, 3, 4, 5])
+def test_a_finer_map_is_a_pixel_shuffle_and_a_convolution(times: int) -> None:
+    torch.manual_seed(times)
+    layer, coarse = Finer(3, times).double(), rand(2, 3 * times**2, 4, 3).double()
+    coarse.requires_grad_()
+    large = nn.functional.pixel_shuffle(coarse, times)
+    wanted = nn.functional.conv2d(large, layer.weight, layer.bias, padding=1)
+    torch.testing.assert_close(layer(coarse), wanted)
+    weights = rand(*wanted.shape).double()
+    inputs = (coarse, layer.weight, layer.bias)
+    one = torch.autograd.grad((wanted * weights).sum(), inputs)
+    other = torch.autograd.grad((layer(coarse) * weights).sum(), inputs)
+    torch.testing.assert_close(other, one)
 
 
 def test_the_bias_is_where_the_map_begins() -> None:
