@@ -235,6 +235,22 @@ def test_words_of_an_earlier_run_are_not_heard(tmp_path: Path) -> None:
     assert Together(tmp_path).work(late, later) == {0: [7], 1: [8]}
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_crew_meets_again_elsewhere_while_it_is_met(tmp_path: Path) -> None:
+    def job(crew: Crew) -> list[list[int]]:
+        found = [staged([1, 2, 3], [])(crew)]
+        for word in ("this", "that"):
+            again = crew.again(word)
+            assert (again.rank, again.size, again._parent) == (crew.rank, 2, crew._parent)
+            with again.meet(tmp_path / word):
+                found.append(staged([4, 5, 6], [])(again))
+        return found
+
+    ended = Together(tmp_path).work(job, job)
+    assert ended == {0: [[1, 3], [4, 6], [4, 6]], 1: [[2], [5], [5]]}
+    assert json.loads((tmp_path / "that" / "crew" / "1.json").read_text())["run"] == "now-that"
+
+
 def failing(crew: Crew) -> None:
     raise UserError(f"nothing works in {crew.rank}")
 

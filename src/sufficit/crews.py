@@ -57,6 +57,12 @@ class Crew:
         # The first process of a machine may outlive the shell that started it.
         self._parent = os.getppid() if os.environ.get("LOCAL_RANK", "0") != "0" else None
 
+    def again(self, word: str) -> "Crew":
+        """The same processes for another meeting: a crew meets once, and not in one folder."""
+        crew = Crew(self.rank, self.size, f"{self.run}-{word}", self.device)
+        crew._parent = self._parent  # who started this process may be gone by now
+        return crew
+
     @property
     def first(self) -> bool:
         """Whether this process speaks, and writes the results."""
