@@ -25,12 +25,14 @@ ADAPTERS = ("lax-paper-0", "lax-robust-0")
 COMMAND = """
 import os
 import torch
+from sufficit import crews
 from sufficit import reproduce as chain
 from sufficit.cli import main
 from sufficit.comparing import groups
 from sufficit.reproducing import writing
 from test_reproduce import narrow_nets
 
+crews.BEAT = 0.1
 torch.set_num_threads(1)
 whole, score_group = chain.reproduce, groups._score_group
 def noting(job, parts, number, *rest):

@@ -7,7 +7,7 @@ import typer
 
 from sufficit.cli.app import app, err, literal, out
 from sufficit.cli.options import DeviceOption, NodesOption
-from sufficit.crews import is_first
+from sufficit.crews import leads
 from sufficit.errors import UserError
 from sufficit.files import check_output
 
@@ -92,7 +92,8 @@ def reproduce(
 
     data_name = table_of(table).data
     folder = out_folder or Path(table)
-    if is_first():
+    first = leads(devices, num_nodes)
+    if first:
         check_output(folder)
     from sufficit.data.datasets import download as fetch
     from sufficit.parsing import device_from
@@ -102,7 +103,7 @@ def reproduce(
     if download:
         if data is None:
             raise UserError("--download needs a folder to put the data in: give --data ROOT")
-        if is_first():
+        if first:
             fetch(data_name, data)
     asked: dict[str, Any] = {
         "images": images,
