@@ -19,7 +19,7 @@ from own_model import MODEL
 from sufficit import UserError, crews
 from sufficit.compare import compare_folder
 from sufficit.comparing.settings import settings_from
-from sufficit.crews import Crew, FirstGoneError, is_first
+from sufficit.crews import Crew, FirstGoneError, is_first, leads
 
 SOURCE = str(Path(sys.modules["sufficit"].__file__ or "").parents[1])
 COMMAND = """
@@ -235,6 +235,22 @@ def test_words_of_an_earlier_run_are_not_heard(tmp_path: Path) -> None:
     assert Together(tmp_path).work(late, later) == {0: [7], 1: [8]}
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_crew_meets_again_elsewhere_while_it_is_met(tmp_path: Path) -> None:
+    def job(crew: Crew) -> list[list[int]]:
+        found = [staged([1, 2, 3], [])(crew)]
+        for word in ("this", "that"):
+            again = crew.again(word)
+            assert (again.rank, again.size, again.device) == (crew.rank, 2, crew.device)
+            with again.meet(tmp_path / word):
+                found.append(staged([4, 5, 6], [])(again))
+        return found
+
+    ended = Together(tmp_path).work(job, job)
+    assert ended == {0: [[1, 3], [4, 6], [4, 6]], 1: [[2], [5], [5]]}
+    assert json.loads((tmp_path / "that" / "crew" / "1.json").read_text())["run"] == "now-that"
+
+
 def failing(crew: Crew) -> None:
     raise UserError(f"nothing works in {crew.rank}")
 
@@ -247,6 +263,19 @@ def test_what_stops_one_process_stops_the_others(tmp_path: Path) -> None:
     ended = Together(tmp_path / "first").work(failing, job)
     assert isinstance(ended[1], FirstGoneError)
     assert "nothing works in 0" in str(ended[1])
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_waits_in_a_meeting_within_hears_what_ends_the_outer_one(tmp_path: Path) -> None:
+    def waiting(crew: Crew) -> None:
+        with crew.again("within").meet(tmp_path / "within"):
+            pass
+
+    ended = Together(tmp_path).work(failing, waiting)
+    assert isinstance(ended[1], FirstGoneError)
+    assert str(ended[1]) == "process 0 has stopped: nothing works in 0"
+    ended = Together(tmp_path, run="later").work(waiting, failing)
+    assert str(ended[0]) == "process 1 has stopped: nothing works in 1"
 
 
 @pytest.mark.usefixtures("quick")
@@ -302,3 +331,16 @@ def test_the_first_process_knows_itself(
     for name, value in named.items():
         monkeypatch.setenv(name, value)
     assert is_first() is first
+
+
+def test_a_run_of_one_process_is_its_own_first_whatever_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    assert leads(1, 1)
+    assert not leads(2, 1)
+    assert not leads(1, 2)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    assert not leads(1, 1), "torchrun has started others"

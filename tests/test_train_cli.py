@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from contextlib import redirect_stdout
@@ -247,27 +248,42 @@ main()
 """
 
 
-def test_two_processes_train_one_adapter_and_speak_once(digits: Path, tmp_path: Path) -> None:
+def beginning(script: Path, words: list[object], more: dict[str, str]) -> subprocess.Popen[str]:
+    quiet = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"}
+    return subprocess.Popen(
+        [sys.executable, script, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=quiet | more,
+    )
+
+
+def machines(n: int) -> list[dict[str, str]]:
+    """What tells as many machines of each other."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    return [where | {"NODE_RANK": str(number)} for number in range(n)]
+
+
+@pytest.mark.parametrize("option", ["--devices", "--num-nodes"])
+def test_two_processes_train_one_adapter_and_speak_once(tmp_path: Path, option: str) -> None:
     script, data, out = tmp_path / "two.py", tmp_path / "data", tmp_path / "lax"
     script.write_text(TWO)
     broken = write_digits(data, 36) / "0" / "broken.png"
     broken.parent.mkdir(exist_ok=True)
     broken.write_bytes(b"no picture")
-    words = [*training(data, out, "--devices", "2"), "--device", "cpu", "--batch-size", "8"]
-    quiet = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"}
-    done = subprocess.run(
-        [sys.executable, script, *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=quiet,
-    )
-    assert done.returncode == 0, done.stderr
+    words = [*training(data, out, option, "2"), "--device", "cpu", "--batch-size", "8"]
+    started = machines(2) if option == "--num-nodes" else [{}]
+    runs = [beginning(script, words, more) for more in started]
+    printed, complaints = map("".join, zip(*(run.communicate() for run in runs), strict=True))
+    assert [run.returncode for run in runs] == [0] * len(runs), complaints
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
     assert same(*ranks)
     assert same(ranks[0], weights(out))
-    assert done.stdout.count("held-out images") == 1
-    assert "distributed" not in done.stderr
+    assert printed.count("held-out images") == 1
+    assert "distributed" not in complaints
     run = json.loads((out / "run.json").read_text())
     assert run["trained"]["processes"] == 2
     assert list(run["skipped"]) == ["0/broken.png"]

@@ -51,9 +51,7 @@ def compare_folder(
     of several processes only the first has an outcome.
     """
     crew = crew or Crew()
-    check_methods(settings)
-    here = replace(settings, device=crew.device or settings.device)
-    job = _job(settings, classifier or load(here), group, progress)
+    job = _job(settings, classifier, crew, group, progress)
     scored = _score(job, out, crew)
     if scored is None:
         return None
@@ -97,29 +95,33 @@ def score_folder(
     group: int = GROUP,
     columns: Sequence[str] | None = None,
     pictures: Sequence[Picture] | None = None,
+    crew: Crew | None = None,
     progress: bool | Progress | None = None,
-) -> Scored:
+) -> Scored | None:
     """The part of `compare_folder` that asks the model: it leaves parts below `out`, no results.
 
-    `columns` and `pictures` are some of the columns and of the folder's images, all by default.
+    `columns` and `pictures` are some of the columns and of the folder's images, all by default. Of
+    a crew of several processes only the first has an outcome.
     """
-    job = _job(settings, classifier, group, progress, columns, pictures)
-    scored = _score(job, out, Crew())
-    assert scored is not None  # alone, this process is the first
-    return scored
+    crew = crew or Crew()
+    job = _job(settings, classifier, crew, group, progress, columns, pictures)
+    return _score(job, out, crew)
 
 
 def _job(
     settings: Settings,
     classifier: Classifier | None,
+    crew: Crew,
     group: int,
     progress: bool | Progress | None,
     columns: Sequence[str] | None = None,
     pictures: Sequence[Picture] | None = None,
 ) -> Job:
     check_methods(settings)
+    if classifier is None:
+        classifier = load(replace(settings, device=crew.device or settings.device))
     pictures = pictures or find_pictures(Path(settings.data))
-    return make_job(settings, classifier or load(settings), pictures, group, progress, columns)
+    return make_job(settings, classifier, pictures, group, progress, columns)
 
 
 def _score(job: Job, out: Path, crew: Crew) -> Scored | None:

@@ -37,6 +37,16 @@ def is_first() -> bool:
     return told.get("NODE_RANK", told.get("SLURM_PROCID", "0")) == "0"
 
 
+def by_torchrun() -> bool:
+    """Whether torchrun has started this process, and so decides how many there are."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def leads(devices: int, nodes: int) -> bool:
+    """Whether this process is the first of a run, or all of it, whatever its number elsewhere."""
+    return is_first() or (devices * nodes == 1 and not by_torchrun())
+
+
 class FirstGoneError(UserError):
     """The first process has ended before its time, and has said why if it could."""
 
@@ -53,9 +63,16 @@ class Crew:
         self._heard: dict[int, dict[str, Any]] = {}
         self._since: dict[int, float] = {}
         self._looked = 0.0
+        self._outer: Crew | None = None  # the meeting within which this one is
         self._lock = Lock()
         # The first process of a machine may outlive the shell that started it.
         self._parent = os.getppid() if os.environ.get("LOCAL_RANK", "0") != "0" else None
+
+    def again(self, word: str) -> "Crew":
+        """The same processes for a meeting within this one, in a folder of its own."""
+        crew = Crew(self.rank, self.size, f"{self.run}-{word}", self.device)
+        crew._outer = self
+        return crew
 
     @property
     def first(self) -> bool:
@@ -179,6 +196,8 @@ class Crew:
 
     def _look(self) -> None:
         """Read what the others say; raise where one is gone."""
+        if self._outer is not None:
+            self._outer._look()
         self._looked = time.monotonic()
         if self._parent is not None and os.getppid() != self._parent:
             raise FirstGoneError("the process that started this one is gone")

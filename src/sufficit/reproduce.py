@@ -1,16 +1,19 @@
 """One table of the paper, from data to report: the whole chain. Read this file first."""
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from sufficit.crews import FOLDER, Crew
 from sufficit.files import writing
 from sufficit.reproducing.clock import Clock
 from sufficit.reproducing.learning import train_the_adapters, train_the_classifier
 from sufficit.reproducing.outcome import Outcome, read_outcome
-from sufficit.reproducing.plans import NUMBERS, TIMINGS, begin
+from sufficit.reproducing.plans import NUMBERS, TIMINGS, Plan, begin, plan_of
 from sufficit.reproducing.scoring import (
     draw_some,
     find_the_digits,
@@ -32,6 +35,7 @@ STAGES = (
     find_the_digits,
     draw_some,
 )
+SHARED = (train_the_adapters, score_the_table, search_alpha)  # the others are the first process's
 
 
 def reproduce(
@@ -43,22 +47,62 @@ def reproduce(
     quick: bool = False,
     report: bool = True,
     say: Callable[[str], None] = print,
+    crew: Crew | None = None,
     progress: bool | Progress | None = None,
     **asked: Any,
-) -> Outcome:
+) -> Outcome | None:
     """Train the classifier and LAX, score every method on test images, write results and report.
 
     Every stage is skipped where its files are in `out`; a stage that was stopped goes on. What is
-    `asked` are fields of a Plan; the rest is what is usual for the table.
+    `asked` are fields of a Plan; the rest is what is usual for the table. Of a crew of several
+    processes only the first has an outcome.
     """
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    plan = begin(out, table, asked, quick=quick, cuda=device.type == "cuda")
-    if not (out / COMPLETE).exists():
-        work = Work(plan, out, data, device, Clock(out / TIMINGS, say), progress)
-        for stage in STAGES:
+    crew = crew or Crew()
+    device = torch.device(crew.device) if crew.device else device or _usual_device()
+    with crew.meet(out):
+        plan = _begin_together(crew, out, table, asked, quick=quick, cuda=device.type == "cuda")
+        if crew.tell("left", not (out / COMPLETE).exists()):
+            clock = Clock(out / TIMINGS, say if crew.first else _be_silent, mute=not crew.first)
+            _do_all(Work(plan, out, data, device, clock, crew.voice(progress), crew))
+    if not crew.first:
+        return None
+    shutil.rmtree(out / FOLDER, ignore_errors=True)
+    return _written(out, report=report, say=say)
+
+
+def _usual_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _be_silent(line: str) -> None:
+    """What all processes but the first say."""
+
+
+def _begin_together(
+    crew: Crew, out: Path, table: str, asked: Mapping[str, Any], *, quick: bool, cuda: bool
+) -> Plan:
+    """The plan of the first process, in all of them."""
+    crew.check_alike({"table": table, "--quick": quick, "torch": torch.__version__, **asked})
+    if crew.first:
+        plan = begin(out, table, asked, quick=quick, cuda=cuda)
+        crew.tell("plan", asdict(plan))
+        return plan
+    return plan_of(crew.tell("plan", None))
+
+
+def _do_all(work: Work) -> None:
+    """Every stage in turn; no process begins one before the first has ended the one before it."""
+    for stage in STAGES:
+        if work.crew.first or stage in SHARED:
             stage(work)
-        with writing(out / COMPLETE) as path:
+        work.crew.tell(f"done-{stage.__name__}", True)
+    if work.crew.first:
+        with writing(work.out / COMPLETE) as path:
             path.touch()
+
+
+def _written(out: Path, *, report: bool, say: Callable[[str], None]) -> Outcome:
+    """The results of a run whose stages are done, as files, and the report if it is wanted."""
     outcome = read_outcome(out)
     folder = write_results(out, outcome)
     missing = absent(REPORT)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sufficit.cli.app import app, err, literal, out
-from sufficit.cli.options import DeviceOption
+from sufficit.cli.options import DeviceOption, NodesOption
+from sufficit.crews import leads
 from sufficit.errors import UserError
 from sufficit.files import check_output
 
@@ -56,6 +57,10 @@ def reproduce(
         str | None, typer.Option(help="Of CUB-200, with commas; twenty by the seed.")
     ] = None,
     device: DeviceOption = "auto",
+    devices: Annotated[
+        int, typer.Option(help="Share adapters and scoring among so many GPUs.", min=1)
+    ] = 1,
+    num_nodes: NodesOption = 1,
     precision: Annotated[
         str | None, typer.Option(help="fp32 or bf16; bf16 on a GPU by default.")
     ] = None,
@@ -80,20 +85,26 @@ def reproduce(
     sufficit reproduce cifar10 --data data --download --weights none
 
     sufficit reproduce cub200 --data data --model resnet50 --out birds
+
+    sufficit reproduce cifar10 --data data --devices 8
     """
     from sufficit.reproducing.tables import table_of
 
     data_name = table_of(table).data
     folder = out_folder or Path(table)
-    check_output(folder)
+    first = leads(devices, num_nodes)
+    if first:
+        check_output(folder)
     from sufficit.data.datasets import download as fetch
     from sufficit.parsing import device_from
     from sufficit.reproduce import reproduce as run
+    from sufficit.training.processes import crew_for
 
     if download:
         if data is None:
             raise UserError("--download needs a folder to put the data in: give --data ROOT")
-        fetch(data_name, data)
+        if first:
+            fetch(data_name, data)
     asked: dict[str, Any] = {
         "images": images,
         "search_images": search_images,
@@ -111,17 +122,21 @@ def reproduce(
         "batch_size": batch_size,
         "seed": seed,
     }
-    outcome = run(
-        table,
-        folder,
-        data=data,
-        device=device_from(device),
-        quick=quick,
-        report=report,
-        say=lambda line: err.print(literal(line), highlight=False),
-        **asked,
-    )
-    _print(outcome, folder)
+    chosen = device_from(device)
+    with crew_for(chosen, devices, num_nodes) as crew:
+        outcome = run(
+            table,
+            folder,
+            data=data,
+            device=chosen,
+            quick=quick,
+            report=report,
+            say=lambda line: err.print(literal(line), highlight=False),
+            crew=crew,
+            **asked,
+        )
+    if outcome is not None:
+        _print(outcome, folder)
 
 
 def _words(text: str | None) -> tuple[str, ...] | None:

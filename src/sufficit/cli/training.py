@@ -1,6 +1,5 @@
 """`sufficit train-lax`."""
 
-import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from sufficit.cli.options import (
     DeviceOption,
     LayerOption,
     ModelOption,
+    NodesOption,
     OnError,
     OnErrorOption,
     SeedOption,
@@ -25,6 +25,7 @@ from sufficit.cli.options import (
     Targets,
     WeightsOption,
 )
+from sufficit.crews import leads
 from sufficit.files import CHECKPOINT, check_output
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def train_lax(
     devices: Annotated[
         int, typer.Option(help="Train on so many GPUs, or in so many processes.", min=1)
     ] = 1,
+    num_nodes: NodesOption = 1,
     device: DeviceOption = "auto",
     precision: Annotated[
         TrainPrecision, typer.Option(help="bf16 is mixed: weights stay fp32.")
@@ -110,14 +112,16 @@ def train_lax(
     sufficit train-lax --model saved/birds --data birds --out small --area 0.1 --epochs 20
 
     sufficit train-lax --model saved/birds --data birds --out lax --devices 4 --precision bf16
+
+    sufficit train-lax --model saved/birds --data birds --out lax --num-nodes 2 --devices 8
     """
-    rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if rank == 0:
+    first = leads(devices, num_nodes)
+    if first:
         begun = (out_folder / CHECKPOINT).exists()
         check_output(out_folder, [data], overwrite=overwrite or begun)
     from sufficit.parsing import classifier_from, device_from
     from sufficit.training import FolderOptions, train_folder
-    from sufficit.training.processes import fabric_for, one_voice
+    from sufficit.training.processes import fabric_for, one_voice, own_rank, places
     from sufficit.training.recipes import recipe_of
 
     recipe_of(recipe, epochs, area, alpha_min)  # what is wrong with it is said before all else
@@ -136,11 +140,13 @@ def train_lax(
         overwrite=overwrite,
         seed=seed,
     )
+    devices, num_nodes = places(devices, num_nodes)
     config: dict[str, Any] = {"model": model, "weights": weights, "num_classes": num_classes}
-    config |= {"size": size, "layer": layer, "precision": precision.value, "devices": devices}
-    with one_voice(rank == 0, rank), _stopping_well():
-        fabric = fabric_for(device_from(device), devices, precision.value)
-        place = str(fabric.device) if devices == 1 else "cpu"
+    config |= {"size": size, "layer": layer, "precision": precision.value}
+    config |= {"devices": devices, "num_nodes": num_nodes}
+    with one_voice(first, own_rank(devices)), _stopping_well():
+        fabric = fabric_for(device_from(device), devices, precision.value, num_nodes)
+        place = str(fabric.device) if devices * num_nodes == 1 else "cpu"
         classifier = classifier_from(model, weights, num_classes, size, place, "fp32", layer)
         outcome = train_folder(classifier, data, out_folder, options, fabric=fabric, config=config)
     if outcome is None:

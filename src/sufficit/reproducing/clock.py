@@ -20,10 +20,14 @@ class Clock:
 
     path: Path
     say: Callable[[str], None]
+    mute: bool = False  # in all processes but the first: nothing is told, nothing kept
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         """Time a stage."""
+        if self.mute:
+            yield
+            return
         begun, before = time.monotonic(), sum(self.seconds().values())
         try:
             yield

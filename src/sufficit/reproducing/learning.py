@@ -1,6 +1,7 @@
 """The stages that train: the classifier, then the adapters."""
 
 import shutil
+import time
 from dataclasses import replace
 
 import torch
@@ -10,11 +11,14 @@ from sufficit.comparing.groups import quiet
 from sufficit.files import CHECKPOINT
 from sufficit.models import IMAGENET_MEAN, IMAGENET_STD, MODELS, build, fill_in, fold
 from sufficit.parts import Recipe, View
+from sufficit.progress import bar
+from sufficit.reading import within
 from sufficit.reproducing.tables import Table
 from sufficit.reproducing.work import TRAINED, Work
 from sufficit.results import save_json
 from sufficit.training import RECIPES, LaxRecipe, train_lax
 from sufficit.training.classifiers import ClassifierRecipe, accuracy, train_classifier
+from sufficit.types import Progress
 
 
 def train_the_classifier(work: Work) -> None:
@@ -71,30 +75,46 @@ def _recipe(work: Work) -> ClassifierRecipe:
 
 
 def train_the_adapters(work: Work) -> None:
-    """An adapter for each recipe and seed."""
-    for name, (recipe, seed) in work.plan.adapters.items():
-        folder = work.out / "adapters" / name
-        if (folder / TRAINED).exists():
-            continue
-        loader = work.loader
-        images, labels = work.parts[1].part(slice(None))
-        with work.clock(f"adapter {name}"), quiet():
-            lax = train_lax(
-                work.classifier,
-                loader,
-                recipe=lax_recipe(work.table, recipe, work.plan.lax_epochs),
-                seed=seed,
-                alpha_min=work.table.alpha_min,
-                patience=None,
-                validation=[(images, labels)],
-                validation_images=len(labels),
-                fabric=work.fabric,
-                out=folder,
-                progress=work.progress,
-            )
-            save_json(folder / TRAINED, work.record() | {"seed": seed, "recipe": recipe})
-            (folder / CHECKPOINT).unlink(missing_ok=True)
-        work.clock.say(f"  validation MSI {lax.trained['history'][-1]['msi']:.3f}")
+    """An adapter for each recipe and seed; each process trains its share of what is left."""
+    crew, names = work.crew, list(work.plan.adapters)
+    paths = [work.out / "adapters" / name / TRAINED for name in names]
+    left = [number for number, path in enumerate(paths) if not path.exists()]
+    mine = crew.mine("adapters", left)
+    alone = crew.size == 1
+    before, total = len(names) - len(left), len(names)
+    with (
+        bar("adapters", False if alone else work.progress) as tick,
+        crew.stage("adapters", tick, before, total) as told,
+    ):
+        for done, number in enumerate(mine):
+            # Telling is listening too: who trains for hours learns that another one is gone.
+            progress = work.progress if alone else within(told, done, 1, total)
+            _train_adapter(work, names[number], progress)
+
+
+def _train_adapter(work: Work, name: str, progress: bool | Progress | None) -> None:
+    recipe, seed = work.plan.adapters[name]
+    folder, loader = work.out / "adapters" / name, work.loader
+    images, labels = work.parts[1].part(slice(None))
+    begun = time.monotonic()
+    with work.clock(f"adapter {name}"), quiet():
+        lax = train_lax(
+            work.classifier,
+            loader,
+            recipe=lax_recipe(work.table, recipe, work.plan.lax_epochs),
+            seed=seed,
+            alpha_min=work.table.alpha_min,
+            patience=None,
+            validation=[(images, labels)],
+            validation_images=len(labels),
+            fabric=work.fabric,
+            out=folder,
+            progress=progress,
+        )
+        told = {"seed": seed, "recipe": recipe, "seconds": round(time.monotonic() - begun, 2)}
+        save_json(folder / TRAINED, work.record() | told)
+        (folder / CHECKPOINT).unlink(missing_ok=True)
+    work.clock.say(f"  validation MSI {lax.trained['history'][-1]['msi']:.3f}")
 
 
 def lax_recipe(table: Table, name: str, epochs: int) -> LaxRecipe:

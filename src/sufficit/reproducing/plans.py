@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from sufficit.comparing.settings import fitting
+from sufficit.crews import FOLDER as CREW
 from sufficit.errors import UserError, unknown
 from sufficit.files import is_unfinished, make_folder, read_json
 from sufficit.models import MODELS
@@ -108,20 +109,25 @@ def begin(out: Path, table: str, asked: Mapping[str, Any], *, quick: bool, cuda:
 def _untouched(out: Path) -> bool:
     """Whether no stage has left anything in a folder."""
     left = {path for path in out.rglob("*") if path.is_file() and not is_unfinished(path.name)}
+    left = {path for path in left if path.parent != out / CREW}
     return left <= {out / PLAN, out / TIMINGS}
 
 
 def read_plan(out: Path) -> Plan:
     """The plan that a folder was begun with; what it does not name yet is as usual."""
-    hints = get_type_hints(Plan)
     try:
-        saved = read_json(out / PLAN)
-        saved = asdict(make_plan(saved["table"], {}, quick=False, cuda=False)) | saved
-        known = {field.name: saved[field.name] for field in fields(Plan)}
-        plan = Plan(**{name: fitting(name, value, hints[name]) for name, value in known.items()})
-        _check_values(plan)
+        return plan_of(read_json(out / PLAN))
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{out / PLAN} can't be read ({error}): choose another --out") from error
+
+
+def plan_of(saved: Mapping[str, Any]) -> Plan:
+    """A plan from its fields, as JSON has them."""
+    hints = get_type_hints(Plan)
+    saved = asdict(make_plan(saved["table"], {}, quick=False, cuda=False)) | dict(saved)
+    known = {field.name: saved[field.name] for field in fields(Plan)}
+    plan = Plan(**{name: fitting(name, value, hints[name]) for name, value in known.items()})
+    _check_values(plan)
     return plan
 
 

@@ -3,6 +3,7 @@
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,11 +58,12 @@ def write_the_test_folder(work: Work) -> None:
 def score_the_table(work: Work) -> None:
     """All methods at the paper's alpha_min, with every column and the leak."""
     kept, place = work.kept("scores"), work.out / "compare"
-    if kept.exists():
-        shutil.rmtree(place, ignore_errors=True)  # a killed run may have left it
+    if not _is_left(work, kept, place):
         return
     with work.clock("scoring"), quiet():
-        scored = score_folder(work.settings, place, **_asked(work))
+        scored = score_folder(work.settings, place, **_asked(work, "scores"))
+        if scored is None:
+            return
         work.kept("answers").write(compact(scored), {"scoring": scored.job.scoring})
         trained = read_json(work.out / "classifier" / TRAINED)
         facts = {"record": work.record(), "classifier": trained, "source": trained["data"]}
@@ -72,15 +74,17 @@ def score_the_table(work: Work) -> None:
 def search_alpha(work: Work) -> None:
     """MSI of all methods over alpha_min, on some of the images."""
     kept, place = work.kept("search"), work.out / "search"
-    if kept.exists():
-        shutil.rmtree(place, ignore_errors=True)
+    if not _is_left(work, kept, place):
         return
     settings = replace(
         work.settings, alpha_min="search", leak=False, value_step=max(SEARCH_STEP, work.plan.step)
     )
     pictures = some_pictures(work, work.plan.search_images)
     with work.clock("search of alpha_min"), quiet():
-        scored = score_folder(settings, place, **_asked(work), columns=MSI, pictures=pictures)
+        asked = _asked(work, "search") | {"columns": MSI, "pictures": pictures}
+        scored = score_folder(settings, place, **asked)
+        if scored is None:
+            return
         searches = {method: one.search for method, one in scored.scores.items() if one.search}
         alphas = list(next(iter(searches.values())).alphas)
         tensors = {f"{method}/msi": search.msi for method, search in searches.items()}
@@ -155,8 +159,17 @@ def compact(scored: Scored) -> dict[str, Tensor]:
     return found
 
 
-def _asked(work: Work) -> dict[str, Any]:
-    return {"classifier": work.classifier, "group": work.plan.group, "progress": work.progress}
+def _is_left(work: Work, kept: Kept, place: Path) -> bool:
+    """Whether a stage is left to do: the first process looks, and all do as it says."""
+    if work.crew.first and kept.exists():
+        shutil.rmtree(place, ignore_errors=True)  # a killed run may have left it
+    left: bool = work.crew.tell(f"left-{place.name}", not kept.exists())
+    return left
+
+
+def _asked(work: Work, stage: str) -> dict[str, Any]:
+    asked = {"classifier": work.classifier, "group": work.plan.group, "progress": work.progress}
+    return asked | {"crew": work.crew.again(stage)}
 
 
 def some_pictures(work: Work, n: int) -> list[Picture]:

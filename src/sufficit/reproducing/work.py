@@ -1,6 +1,6 @@
 """A run: its plan, its folder, where data and device are; what is dear is made once."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,7 @@ import torch
 
 from sufficit.classifiers import Classifier
 from sufficit.comparing.settings import Settings
+from sufficit.crews import Crew
 from sufficit.data.datasets import DataOptions, load_sets
 from sufficit.data.splits import Sets, Split, held_out
 from sufficit.models import MODELS
@@ -40,6 +41,7 @@ class Work:
     device: torch.device
     clock: Clock
     progress: bool | Progress | None = None
+    crew: Crew = field(default_factory=Crew)  # the processes that share the run
 
     @property
     def table(self) -> Table:
@@ -48,7 +50,7 @@ class Work:
 
     @cached_property
     def fabric(self) -> "Fabric":
-        """The device and precision of training."""
+        """The device and precision of training, which each process does for itself."""
         return fabric_for(self.device, 1, self.plan.precision)
 
     @cached_property

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sufficit.crews import Crew, FirstGoneError, is_first
+from sufficit.crews import Crew, FirstGoneError, by_torchrun, is_first
 from sufficit.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,9 +21,18 @@ WAIT = 3.0  # seconds in which the first process can tell an error that all of t
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed"}
 
 
-def by_torchrun() -> bool:
-    """Whether torchrun has started this process, and so decides how many there are."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+def places(devices: int, nodes: int) -> tuple[int, int]:
+    """Devices a machine, and machines: as asked, or, under torchrun, as many as it has started."""
+    if not by_torchrun():
+        return devices, nodes
+    devices = int(os.environ["LOCAL_WORLD_SIZE"])
+    return devices, int(os.environ["WORLD_SIZE"]) // devices
+
+
+def own_rank(devices: int) -> int:
+    """Which of all processes this one is, of which each machine has so many."""
+    local, node = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "NODE_RANK"))
+    return int(os.environ.get("RANK", node * devices + local))
 
 
 @contextmanager
@@ -32,14 +41,11 @@ def crew_for(device: torch.device, devices: int = 1, nodes: int = 1) -> Iterator
 
     Under torchrun they are there already, and its numbers hold.
     """
-    if by_torchrun():
-        devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes = int(os.environ["WORLD_SIZE"]) // devices
+    devices, nodes = places(devices, nodes)
     if devices * nodes == 1:
         yield Crew()
         return
-    local, node = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "NODE_RANK"))
-    with one_voice(is_first(), int(os.environ.get("RANK", node * devices + local))):
+    with one_voice(is_first(), own_rank(devices)):
         fabric = fabric_for(device, devices, nodes=nodes)
         launch(fabric)
         run = fabric.broadcast(uuid.uuid4().hex)
