@@ -200,9 +200,10 @@ def test_heatmaps_of_other_proportions_bring_a_warning(sufficit, digits: Path) -
     assert "other proportions" in run.err
 
 
-def test_an_earlier_run_is_not_overwritten_unasked(sufficit, digits: Path) -> None:
+def test_an_earlier_run_is_not_overwritten_unasked(sufficit, digits: Path, monkeypatch) -> None:
     assert sufficit(*scored(digits, "--columns", "msi")).code == 0
     before = (digits.parent / "out" / "run.json").read_text()
+    monkeypatch.setenv("SLURM_PROCID", "3")  # one of several tasks that share nothing
     again = sufficit(*scored(digits, "--columns", "msi"))
     assert again.code == 2
     assert "holds an earlier run" in again.err

@@ -600,7 +600,9 @@ def words(photos: Path, *more: object) -> list[object]:
     ]  # fmt: skip
 
 
-def test_the_command_prints_the_table_and_where_to_look(sufficit, photos: Path) -> None:
+def test_the_command_prints_the_table_and_where_to_look(
+    sufficit, photos: Path, monkeypatch
+) -> None:
     run = sufficit(*words(photos))
     assert run.code == 0, run.err
     summary = json.loads((photos.parent / "out" / "summary.json").read_text())
@@ -609,6 +611,7 @@ def test_the_command_prints_the_table_and_where_to_look(sufficit, photos: Path) 
     assert "Means over 11 images, alpha_min 0.5" in run.words
     assert "* best MSI of 2" in run.words
     assert "sheet.png" in run.words
+    monkeypatch.setenv("SLURM_PROCID", "3")  # one of several tasks that share nothing
     again = sufficit(*words(photos))
     assert again.code == 2
     assert "holds an earlier run" in again.err

@@ -36,7 +36,7 @@ from sufficit.cli.options import (
     WeightsOption,
 )
 from sufficit.comparing.settings import METHODS, Settings, read_run, settings_from
-from sufficit.crews import is_first
+from sufficit.crews import leads
 from sufficit.files import check_output
 
 if TYPE_CHECKING:
@@ -126,14 +126,15 @@ def _compared(
     settings: Settings, folder: Path, as_json: bool, overwrite: bool, devices: int, nodes: int
 ) -> "Comparison | None":
     """What comes out, in the first of the processes that share the work."""
-    if is_first():
+    first = leads(devices, nodes)
+    if first:
         check_output(folder, [Path(settings.data)], overwrite=overwrite)
     from sufficit.compare import compare_folder
     from sufficit.comparing.saving import clear
     from sufficit.parsing import device_from
     from sufficit.training.processes import crew_for
 
-    if overwrite and is_first():
+    if overwrite and first:
         clear(folder)
     progress = False if as_json else None
     with crew_for(device_from(settings.device), devices, nodes) as crew:

@@ -35,7 +35,7 @@ from sufficit.cli.options import (
     ValueStepOption,
     WeightsOption,
 )
-from sufficit.crews import is_first
+from sufficit.crews import leads
 from sufficit.files import check_output
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ def evaluate(
 
     sufficit evaluate --model saved/birds --data birds --heatmaps a.npz --devices 8
     """
-    if is_first():
+    first = leads(devices, num_nodes)
+    if first:
         check_output(out_folder, [data], overwrite=overwrite)
     from sufficit.keeping import FOLDER, Parts
     from sufficit.parsing import alpha_from, classifier_from, columns_from, device_from, fill_from
@@ -109,7 +110,7 @@ def evaluate(
     from sufficit.training.processes import crew_for
 
     alpha, wanted = alpha_from(alpha_min), columns_from(columns)
-    if overwrite and is_first():
+    if overwrite and first:
         Parts(out_folder / FOLDER).remove()
     with crew_for(device_from(device), devices, num_nodes) as crew:
         place = crew.device or device
