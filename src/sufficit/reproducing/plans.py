@@ -70,7 +70,7 @@ def make_plan(table: str, asked: Mapping[str, Any], *, quick: bool, cuda: bool) 
         "epochs": (2 if shipped else 6) if quick else known.training.epochs,
         "train_batch": 32 if quick else known.training.batch_size,
         "lax_epochs": 4 if quick else known.adapter.epochs,
-        "lax_batch": 32 if quick else known.adapter.batch_size,
+        "lax_batch": 16 if quick else known.adapter.batch_size,
         "recipes": RECIPES,
         "seeds": 1 if quick else 3,
         "images": 20 if quick else 2000,
