@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sufficit import Lax, evaluate, explain, leak, train_lax
+from sufficit import Lax, evaluate, explain, leak
 from sufficit.comparing.groups import quiet
 from sufficit.data.splits import Split, evenly
 from sufficit.files import writing
 from sufficit.reproducing.clock import Clock
-from sufficit.reproducing.learning import lax_recipe
+from sufficit.reproducing.learning import lax_recipe, learn
 from sufficit.reproducing.plans import read_plan
 from sufficit.reproducing.scoring import overlap, pointing
 from sufficit.reproducing.work import Work
@@ -81,20 +81,8 @@ def trained(work: Work, arm: str, seed: int, loader: Any, epochs: int) -> Lax:
         torch.manual_seed(seed)
         channels = work.classifier.features(work.parts[1].part(slice(0, 1))[0])[0].shape[1]
         net = upsampled_early(channels, lax_recipe(work.table, "paper", 1).upsample)
-    images, labels = work.parts[1].part(slice(None))
-    return train_lax(
-        work.classifier,
-        loader,
-        recipe=recipe_of(work, arm, epochs),
-        seed=seed,
-        net=net,
-        alpha_min=work.table.alpha_min,
-        patience=None,
-        validation=[(images, labels)],
-        validation_images=len(labels),
-        fabric=work.fabric,
-        progress=False,
-    )
+    recipe = recipe_of(work, arm, epochs)
+    return learn(work, loader, recipe=recipe, seed=seed, net=net, progress=False)
 
 
 def scored(work: Work, test: Split, heatmaps: Tensor) -> dict[str, float]:

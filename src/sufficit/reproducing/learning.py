@@ -3,12 +3,14 @@
 import shutil
 import time
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from sufficit.classifiers import Classifier
 from sufficit.comparing.groups import quiet
 from sufficit.files import CHECKPOINT
+from sufficit.lax import Lax
 from sufficit.models import IMAGENET_MEAN, IMAGENET_STD, MODELS, build, fill_in, fold
 from sufficit.parts import Recipe, View
 from sufficit.progress import bar
@@ -18,6 +20,7 @@ from sufficit.reproducing.work import TRAINED, Work
 from sufficit.results import save_json
 from sufficit.training import RECIPES, LaxRecipe, train_lax
 from sufficit.training.classifiers import ClassifierRecipe, accuracy, train_classifier
+from sufficit.training.feeding import Loader
 from sufficit.types import Progress
 
 
@@ -95,26 +98,29 @@ def train_the_adapters(work: Work) -> None:
 def _train_adapter(work: Work, name: str, progress: bool | Progress | None) -> None:
     recipe, seed = work.plan.adapters[name]
     folder, loader = work.out / "adapters" / name, work.loader
-    images, labels = work.parts[1].part(slice(None))
     begun = time.monotonic()
     with work.clock(f"adapter {name}"), quiet():
-        lax = train_lax(
-            work.classifier,
-            loader,
-            recipe=lax_recipe(work.table, recipe, work.plan.lax_epochs),
-            seed=seed,
-            alpha_min=work.table.alpha_min,
-            patience=None,
-            validation=[(images, labels)],
-            validation_images=len(labels),
-            fabric=work.fabric,
-            out=folder,
-            progress=progress,
-        )
+        chosen = lax_recipe(work.table, recipe, work.plan.lax_epochs)
+        lax = learn(work, loader, recipe=chosen, seed=seed, out=folder, progress=progress)
         told = {"seed": seed, "recipe": recipe, "seconds": round(time.monotonic() - begun, 2)}
         save_json(folder / TRAINED, work.record() | told)
         (folder / CHECKPOINT).unlink(missing_ok=True)
     work.clock.say(f"  validation MSI {lax.trained['history'][-1]['msi']:.3f}")
+
+
+def learn(work: Work, loader: Loader, **options: Any) -> Lax:
+    """An adapter of the run's classifier; pictures held out from training choose the epoch."""
+    images, labels = work.parts[1].part(slice(None))
+    return train_lax(
+        work.classifier,
+        loader,
+        alpha_min=work.table.alpha_min,
+        patience=None,
+        validation=[(images, labels)],
+        validation_images=len(labels),
+        fabric=work.fabric,
+        **options,
+    )
 
 
 def lax_recipe(table: Table, name: str, epochs: int) -> LaxRecipe:
