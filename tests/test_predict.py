@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import sufficit.predict
 from reference import COLUMNS, heatmaps_like, one_at_a_time, reference_columns, small_net
-from sufficit import Classifier, UserError, evaluate
+from sufficit import Classifier, UserError, evaluate, leak
 from sufficit.bands import EVERYTHING, rest, show
 from sufficit.fills import blur
 from sufficit.predict import predict
@@ -120,6 +120,48 @@ def test_no_call_has_more_images_than_the_batch_size(batch_size):
     scores = evaluate(Classifier(model), *data(), batch_size=batch_size, **COARSE)
     assert max(model.sizes) == batch_size
     assert sum(model.sizes) == scores.calls.sum().item()
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_where_new_sizes_are_slow_the_model_sees_few_and_says_the_same(monkeypatch, last):
+    images, heatmaps = data(6)
+    targets = torch.tensor([0, 1, 2, 0, 1, 2])
+    asked = {"batch_size": 32, "leak_donors": 2, **COARSE}
+    model = Spy(small_net(seed=2))
+    if last:
+        model.to(memory_format=torch.channels_last)
+    plain = evaluate(Classifier(model), images, heatmaps, targets, **asked)
+    free = set(model.sizes)
+    model.sizes.clear()
+    monkeypatch.setattr(sufficit.predict, "_FEW_SIZES", ("cpu",))
+    scores = evaluate(Classifier(model), images, heatmaps, targets, **asked)
+    assert any(size % 4 for size in free)  # so there was something to fill up
+    assert all(size % 4 == 0 and size <= 32 for size in model.sizes)
+    assert all(kept for _, kept in model.inputs) or not last
+    assert torch.equal(scores.calls, plain.calls)
+    assert torch.equal(scores.answers.hits, plain.answers.hits)
+    assert_same(scores, plain.columns)
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+def test_a_batch_that_was_filled_up_is_halved_from_what_was_sent(monkeypatch):
+    monkeypatch.setattr(sufficit.predict, "_FEW_SIZES", ("cpu",))
+    wanted = evaluate(Classifier(small_net(seed=2)), *data(), **COARSE)
+    model = SmallMemory(small_net(seed=2), 5)
+    scores = evaluate(Classifier(model), *data(), batch_size=64, **COARSE)
+    assert_same(scores, wanted.columns)
+    assert max(model.sizes) >= 2
+
+
+@pytest.mark.parametrize("most", [0, 2**32])
+def test_masks_of_the_leak_may_lie_anywhere(monkeypatch, most):
+    images, heatmaps = data(6)
+    targets = torch.tensor([0, 1, 2, 0, 1, 2])
+    wanted = leak(Classifier(small_net(seed=2)), images, heatmaps, targets)
+    monkeypatch.setattr(sufficit.predict, "_MASK_ELEMENTS", most)
+    monkeypatch.setattr(sufficit.predict, "_GROUP_ELEMENTS", 100)
+    found = leak(Classifier(small_net(seed=2)), images, heatmaps, targets)
+    assert found.mean() == wanted.mean()
 
 
 # Whole images

@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import sub
 from weakref import WeakKeyDictionary
 
 import torch
@@ -38,7 +39,8 @@ def same(one: Fingerprint, other: Fingerprint) -> bool:
     """Whether two fingerprints are of one classifier, up to a change of precision."""
     if one.architecture != other.architecture or len(one.sketch) != len(other.sketch):
         return False
-    return all(abs(a - b) <= TOLERANCE for a, b in zip(one.sketch, other.sketch, strict=True))
+    apart = list(map(abs, map(sub, one.sketch, other.sketch)))
+    return max(apart, default=0.0) <= TOLERANCE and not any(map(math.isnan, apart))
 
 
 def read(saved: object) -> Fingerprint:

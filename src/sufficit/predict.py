@@ -16,6 +16,9 @@ from sufficit.types import Answers, Band, Progress, Views
 
 _GROUP_ELEMENTS = 2**25  # of images held ready at once; masks are never stored
 _BATCH_ELEMENTS = {"cuda": 2**27, "cpu": 2**19}
+_MASK_ELEMENTS = 2**32  # of masks, a byte each, that may lie on the device
+_FEW_SIZES = ("cuda",)  # where a batch of a new size is slow at first: libraries plan for each
+_SIZES = 8  # of batches, there
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ def predict_views(
     used, place = views.images.unique(return_inverse=True)
     order = place.argsort(stable=True)
     ends = place.bincount().cumsum(0).tolist()
+    masks = _masks(heatmaps, band, classifier.device)
     group = _group_size(images)
     named = torch.empty(len(order), dtype=torch.long, device="cpu")
     done = 0
@@ -115,7 +119,7 @@ def predict_views(
             rows = Views(place[here] - start, views.heatmaps[here])
             loop.tick = _ticker(progress, done, len(here), len(order))
             filler = fill_for(device_images, fill)
-            named[here] = loop.views(device_images, filler, heatmaps, band, rows)
+            named[here] = loop.views(device_images, filler, masks, rows)
             done += len(here)
     return named
 
@@ -194,17 +198,14 @@ class _Loop:
             distinct.calls,
         )
 
-    def views(
-        self, images: Tensor, filler: Tensor, heatmaps: Tensor, band: Band, views: Views
-    ) -> Tensor:
+    def views(self, images: Tensor, filler: Tensor, masks: Tensor, views: Views) -> Tensor:
         """The class named for each view of a group of images on the device, on the CPU: [T]."""
         inputs, hidden = self._prepared(images, filler)
         named = torch.empty(len(views.images), dtype=torch.long, device=inputs.device)
 
         def one(start: int, stop: int) -> None:
             rows = views.images[start:stop].to(inputs.device)
-            maps = heatmaps[views.heatmaps[start:stop]].to(inputs.device, torch.float32)
-            mask = inside(maps, band).to(inputs.dtype)[:, None]
+            mask = masks[views.heatmaps[start:stop].to(masks.device)].to(inputs)[:, None]
             # At weights 0 and 1 lerp gives its ends to the bit.
             batch = torch.lerp(hidden[rows] if len(hidden) > 1 else hidden, inputs[rows], mask)
             batch = batch.contiguous(memory_format=self.classifier.memory_format)
@@ -221,9 +222,26 @@ class _Loop:
 
     def _answer(self, batch: Tensor) -> Tensor:
         """Logits of a batch as float32, once it is sure that the model has the classes wanted."""
-        logits = self.classifier.logits_of(batch).float()
+        n = len(batch)
+        logits = self.classifier.logits_of(self._filled_up(batch))[:n].float()
         _check_targets(self.highest, logits.shape[1])
         return logits
+
+    def _filled_up(self, batch: Tensor) -> Tensor:
+        """A batch with its last image once more, as often as there is room for."""
+        n = len(batch)
+        more = self._room(n) - n
+        if not more:
+            return batch
+        whole = torch.cat([batch, batch[-1:].expand(more, -1, -1, -1)])
+        return whole.contiguous(memory_format=self.classifier.memory_format)
+
+    def _room(self, n: int) -> int:
+        """With how many images a batch of n is sent."""
+        if self.classifier.device.type not in _FEW_SIZES:
+            return n
+        step = -(-self.batch_size // _SIZES)
+        return min(self.batch_size, -(-n // step) * step)
 
     def _logits(self, inputs: Tensor) -> Tensor:
         """Logits of the images as they are: [N,C,H,W] -> [N,classes]."""
@@ -277,7 +295,7 @@ class _Loop:
             except torch.OutOfMemoryError:
                 pass  # what the model held is freed once the exception is gone
             drop()
-            self._halve(stop - start)
+            self._halve(self._room(stop - start))
 
     def _halve(self, failed: int) -> None:
         if failed == 1:
@@ -337,6 +355,17 @@ class _Masker:
             batch = torch.empty_like(empty(size, c, h, w), memory_format=self.layout)
             self.buffers = (batch, empty(size, h, w), empty(size, h, w))
         return self.buffers
+
+
+def _masks(heatmaps: Tensor, band: Band, device: torch.device) -> Tensor:
+    """Which pixels of every heatmap a band keeps, on the device unless they are too many."""
+    there = device if heatmaps.numel() <= _MASK_ELEMENTS else heatmaps.device
+    step = max(1, _GROUP_ELEMENTS // heatmaps[0].numel())
+    parts = [
+        inside(heatmaps[k : k + step].to(there, torch.float32), band)
+        for k in range(0, len(heatmaps), step)
+    ]
+    return torch.cat(parts)
 
 
 def _distinct(found: Tensor, pixels: int) -> _Distinct:

@@ -95,7 +95,6 @@ def _heatmaps(
 ) -> dict[str, Tensor]:
     check_classifier(classifier)
     check_form(images)
-    extremes = torch.stack(images.aminmax())  # read below: a GPU would wait here
     given = check_targets(targets, len(images))
     with torch.inference_mode(False):
         goals = None if given is None else given.cpu().clone()
@@ -104,8 +103,9 @@ def _heatmaps(
     if size < 1:
         raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
     if job.own:
-        check_extremes(extremes)
+        check_extremes(torch.stack(images.aminmax()))
     parts: list[dict[str, Tensor]] = []
+    peaks: list[Tensor] = []
     with bar("explaining", progress) as tick:
         for start in range(0, len(images), size):
             part = slice(start, start + size)
@@ -114,11 +114,14 @@ def _heatmaps(
             except UserError:
                 job.check()  # a method that does not fit says so in better words
                 raise
-            if not start:
+            peaks.append(job.peaks(parts[-1]))
+            if not start:  # a GPU has its work by now, and is waited for once
+                extremes = torch.stack(images.aminmax())
                 job.check()
                 check_extremes(extremes)
             if tick:
                 tick(min(start + size, len(images)), len(images))
+    _judge(list(job.watching), torch.cat(peaks, 1).cpu())
     return job.joined(parts, images)
 
 
@@ -163,14 +166,17 @@ class _Job:
                 found |= _drawn(seen, goals, methods, images)
         return found | self._own(here, goals)
 
+    def peaks(self, drawn: dict[str, Tensor]) -> Tensor:
+        """The highest value of every map that came out of a pass: [methods,N]."""
+        found = [drawn[name].amax((1, 2)) for name in self.watching]
+        return torch.stack(found) if found else torch.empty(0, 0)
+
     def joined(self, parts: list[dict[str, Tensor]], images: Tensor) -> dict[str, Tensor]:
         """The heatmaps of all batches, in the order the methods were asked for."""
         found = self._controls(images)
         for name in parts[0]:
             drawn = [part[name] for part in parts]
             found[name] = drawn[0] if len(drawn) == 1 else torch.cat(drawn)
-        if self.watching:
-            _judge({name: found[name] for name in self.watching})
         return {name: found[name] for name in self.methods}
 
     def _controls(self, images: Tensor) -> dict[str, Tensor]:
@@ -338,9 +344,11 @@ def _checked(heatmaps: Tensor, images: Tensor) -> Tensor:
     return heatmaps.detach().to(images.device, torch.float32)
 
 
-def _judge(heatmaps: dict[str, Tensor]) -> None:
-    """Raise where a map is not finite; warn, once, where maps have no positive part."""
-    peaks = torch.stack([maps.amax((1, 2)) for maps in heatmaps.values()]).cpu()  # [methods,N]
+def _judge(methods: list[str], peaks: Tensor) -> None:
+    """Raise where a map is not finite; warn, once, where maps have no positive part.
+
+    `peaks` are the highest values of their maps, [methods,N].
+    """
     broken = peaks.isnan().any(0).nonzero().flatten().tolist()
     if broken:
         raise NotFiniteError(
@@ -349,10 +357,10 @@ def _judge(heatmaps: dict[str, Tensor]) -> None:
             broken,
         )
     empty = (peaks == 0).sum(1).tolist()
-    counts = ", ".join(f"{name} {n}" for name, n in zip(heatmaps, empty, strict=True) if n)
+    counts = ", ".join(f"{name} {n}" for name, n in zip(methods, empty, strict=True) if n)
     if counts:
         warnings.warn(
             f"heatmaps with no positive part are all zeros, of {peaks.shape[1]} images: {counts}",
             EmptyHeatmapWarning,
-            stacklevel=5,
+            stacklevel=4,
         )

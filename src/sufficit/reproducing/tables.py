@@ -68,7 +68,7 @@ TABLES: dict[str, Table] = {
         side=224,
         alpha_min=0.5,
         training=Training(30, 32, lr=0.05, fine_lr=0.01, weight_decay=1e-4),
-        adapter=Adapter(entropy=5, upsample=1, epochs=30, batch_size=32, lr=1e-4),
+        adapter=Adapter(entropy=5, upsample=1, epochs=80, batch_size=32, lr=1e-4),
     ),
     "cifar10": Table(
         "CIFAR-10, CNN",

@@ -1,0 +1,94 @@
+"""What `sufficit evaluate` costs on a folder, all read as it goes, beside the bare model.
+
+    python benchmarks/folder.py --device cuda --out benchmarks/results/folder-h200.json
+    python benchmarks/folder.py --images 4 --model resnet18 --side 64    # on a CPU
+
+Photographs are made up and written as JPEG, twice as large as the model sees them, with heatmaps in
+one file; then all eleven columns are computed by the code behind the command. Bare is as many
+images through the model alone, at its best batch size, on inputs that lie ready on the device. The
+two take turns.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torchvision import models
+
+from compare import write_photographs
+from evaluate import bare, smooth_maps
+from sufficit import Classifier, View
+from sufficit.data.images import find_pictures
+from sufficit.results import provenance
+from sufficit.scoring import FolderScores, Options, score_folder
+from timing import medians, side_by_side
+
+
+def make_classifier(asked: argparse.Namespace) -> Classifier:
+    torch.manual_seed(0)
+    view = View((asked.side, asked.side), resize=asked.side * 256 // 224)
+    model = models.get_model(asked.model).eval()
+    classifier = Classifier(model, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), view=view)
+    if asked.device == "cpu":
+        return classifier
+    return classifier.to(asked.device, torch.bfloat16, torch.channels_last)
+
+
+def best_batch(classifier: Classifier, side: int, calls: int, device: str) -> int:
+    """The batch at which the bare model is fastest."""
+    sizes = (256, 512, 1024, 2048) if device == "cuda" else (4, 8, 16, 32)
+    trial = min(calls, 8 * sizes[-1])
+    tries = {str(size): bare(classifier, side, trial, size) for size in sizes}
+    found = medians(side_by_side(tries, device, 2))
+    return int(min(found, key=lambda name: found[name]))
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--device", default="cpu")
+    words.add_argument("--model", default="resnet50")
+    words.add_argument("--images", type=int, default=256)
+    words.add_argument("--side", type=int, default=224)
+    words.add_argument("--rounds", type=int, default=3)
+    words.add_argument("--out", type=Path)
+    asked = words.parse_args()
+    classifier = make_classifier(asked)
+    with tempfile.TemporaryDirectory() as place:
+        photographs, heatmaps = Path(place) / "photographs", Path(place) / "maps.safetensors"
+        write_photographs(photographs, asked.images, asked.side * 2)
+        names = [picture.name for picture in find_pictures(photographs)]
+        maps = smooth_maps(len(names), asked.side)
+        save_file({name: one.clone() for name, one in zip(names, maps, strict=True)}, heatmaps)
+        options = Options(targets="label", progress=False)
+
+        def evaluate() -> FolderScores:
+            found = score_folder(classifier, photographs, heatmaps, options)
+            assert found is not None
+            return found
+
+        calls = int(evaluate().scores.calls.sum())
+        batch = best_batch(classifier, asked.side, calls, asked.device)
+        jobs: dict[str, Callable[[], object]] = {
+            "evaluate": evaluate,
+            "bare": bare(classifier, asked.side, calls, batch),
+        }
+        seconds = medians(side_by_side(jobs, asked.device, asked.rounds))
+    share = seconds["bare"] / seconds["evaluate"]
+    print(
+        f"{asked.model}, {asked.images} files of {2 * asked.side} px, seen at {asked.side} px,"
+        f" {calls} passes: {calls / seconds['evaluate']:.0f} a second, the bare model"
+        f" {calls / seconds['bare']:.0f} (batch {batch}): {share:.1%} of its throughput"
+    )
+    if asked.out:
+        results = {"passes": calls, "bare_batch": batch, "seconds": seconds, "share": share}
+        facts = provenance({"argv": sys.argv[1:]}, classifier.device, classifier.dtype)
+        asked.out.write_text(json.dumps(facts | {"results": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
