@@ -30,7 +30,7 @@ from sufficit.explainers import (
 from sufficit.explainers.cams import gradcam, gradcam_plus_plus, layercam
 from sufficit.explainers.finer import mean_contrast, nearest_classes, weighted_contrast
 from sufficit.explainers.kpca import by_powers, by_solver, centred_kernels, kpca_cam
-from sufficit.heatmaps import _as_channels, resize
+from sufficit.heatmaps import _as_channels, _bounded, resize
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # grad-cam's own imports are not ours to mend
@@ -827,7 +827,7 @@ def test_a_thousand_calls_do_not_grow_memory() -> None:
 def test_maps_grow_alike_as_images_and_as_channels(small, large) -> None:
     maps = torch.rand(6, *small, generator=torch.Generator().manual_seed(0))
     one = torch.nn.functional.interpolate(maps[:, None], size=large, mode="bilinear")[:, 0]
-    found = _as_channels(maps, large)  # the way of a GPU
+    found = _bounded(_as_channels(maps, large), maps)  # the way of a GPU
     torch.testing.assert_close(found, one, rtol=0, atol=1e-6)
     assert found.is_contiguous()
     torch.testing.assert_close(resize(maps, large), one, rtol=0, atol=1e-6)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sufficit import Classifier, Lax, UserError, explain, explain_all
 from sufficit.explainers.explaining import learned
-from sufficit.lax import Finer
+from sufficit.lax import Finer, Mix
 from test_classifier import small_vit
 
 
@@ -77,6 +77,16 @@ def test_the_map_is_the_sigmoid_of_the_net_layer_by_layer(upsample: int) -> None
     wanted = nn.functional.conv2d(wide, four.weight, four.bias, padding=1)[:, 0]
     torch.testing.assert_close(lax(features), 1 / (1 + (-wanted).exp()))
     torch.testing.assert_close(lax.logits(features), wanted)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_mixed_channels_are_a_one_by_one_convolution_in_any_layout(layout) -> None:
+    layer, features = Mix(5, 3).double(), rand(2, 5, 4, 3).double()
+    bias = layer.bias[None, :, None, None]
+    wanted = torch.einsum("nkhw,mk->nmhw", features, layer.weight[:, :, 0, 0]) + bias
+    found = layer(features.contiguous(memory_format=layout))
+    torch.testing.assert_close(found, wanted)
+    assert found.is_contiguous(memory_format=layout)
 
 
 @pytest.mark.parametrize("times", [2, 3, 4, 5])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ class Classifier:
                 f"images have {moved.shape[1]} channels, mean and std have {len(self.mean)}: "
                 "give one number per channel"
             )
-        mean, std = (moved.new_tensor(v)[:, None, None] for v in (self.mean, self.std))
+        mean, std = (constant(v, moved.device, moved.dtype) for v in (self.mean, self.std))
         return ((moved - mean) / std).to(self.dtype)
 
     def logits_of(self, inputs: Tensor) -> Tensor:
@@ -215,6 +216,13 @@ class Classifier:
     def __repr__(self) -> str:
         name = self.recipe.source if self.recipe else type(self.model).__name__
         return f"Classifier({name}, layer={self.layer!r}, mean={self.mean}, std={self.std})"
+
+
+@lru_cache(maxsize=64)  # copying it to a GPU would wait for the GPU each time
+@torch.inference_mode(False)
+def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A number a channel: [C,1,1]."""
+    return torch.tensor(values, dtype=dtype, device=device)[:, None, None]
 
 
 def check_classifier(classifier: Classifier) -> None:

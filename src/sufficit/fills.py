@@ -26,7 +26,7 @@ def blur(images: Tensor) -> Tensor:
     """Each image under a Gaussian of a tenth of its shorter side: [N,C,H,W]."""
     h, w = images.shape[2:]
     sigma = min(h, w) / 10
-    down, across = (_blur_matrix(side, sigma).to(images) for side in (h, w))
+    down, across = (_blur_matrix(s, sigma, images.device, images.dtype) for s in (h, w))
     with torch.autocast(images.device.type, enabled=False):
         return down @ images @ across.mT
 
@@ -94,8 +94,9 @@ def _broadcasts(fill: Tensor, shape: tuple[int, ...]) -> bool:
     return fill.ndim == 3 and all(a in (1, b) for a, b in zip(fill.shape, shape, strict=True))
 
 
-@cache
-def _blur_matrix(side: int, sigma: float) -> Tensor:
+@cache  # copying it to a GPU would wait for the GPU each time
+@torch.inference_mode(False)
+def _blur_matrix(side: int, sigma: float, device: torch.device, dtype: torch.dtype) -> Tensor:
     """What a line of pixels is multiplied by, edges mirrored: [side,side]."""
     radius = min(math.ceil(3 * sigma), side - 1)
     offsets = torch.arange(-radius, radius + 1)
@@ -104,4 +105,4 @@ def _blur_matrix(side: int, sigma: float) -> Tensor:
     place = torch.where(place < side, place, 2 * (side - 1) - place)
     found = torch.zeros(side, side, dtype=torch.float64)
     found.scatter_add_(1, place, weights.expand(side, -1))
-    return (found / weights.sum()).float()
+    return (found / weights.sum()).float().to(device, dtype)

@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import sub
+from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 import torch
@@ -35,12 +35,12 @@ def fingerprint(classifier: Classifier) -> Fingerprint:
     return known[1]
 
 
+@lru_cache(maxsize=64)  # the same two are compared at every explanation
 def same(one: Fingerprint, other: Fingerprint) -> bool:
     """Whether two fingerprints are of one classifier, up to a change of precision."""
     if one.architecture != other.architecture or len(one.sketch) != len(other.sketch):
         return False
-    apart = list(map(abs, map(sub, one.sketch, other.sketch)))
-    return max(apart, default=0.0) <= TOLERANCE and not any(map(math.isnan, apart))
+    return all(abs(a - b) <= TOLERANCE for a, b in zip(one.sketch, other.sketch, strict=True))
 
 
 def read(saved: object) -> Fingerprint:

@@ -31,22 +31,28 @@ def resize(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
     _check_maps(heatmaps)
     if tuple(heatmaps.shape[-2:]) == tuple(size):
         return heatmaps
-    grown = _grown(heatmaps.float(), size)
-    # Rounding may carry a value past the ends that bilinear weights never pass.
+    # A GPU's kernel takes the images in turn, and channels at once.
+    grow = _as_channels if heatmaps.is_cuda else _one_by_one
+    return _bounded(grow(heatmaps.float(), size), heatmaps)
+
+
+def _bounded(grown: Tensor, heatmaps: Tensor) -> Tensor:
+    """Rounding may carry a value past the ends of its map, which bilinear weights never pass."""
     low, high = (edge[:, None, None].float() for edge in heatmaps.flatten(1).aminmax(dim=1))
-    return grown.clamp(low, high)
+    if grown.requires_grad or grown.is_contiguous():
+        return grown.clamp(low, high).contiguous()
+    dense = torch.empty_like(grown, memory_format=torch.contiguous_format)
+    return torch.clamp(grown, low, high, out=dense)
 
 
-def _grown(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
-    if heatmaps.is_cuda:  # whose kernel takes the images in turn, and channels at once
-        return _as_channels(heatmaps, size)
+def _one_by_one(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(heatmaps[:, None], size=size, mode="bilinear")[:, 0]
 
 
 def _as_channels(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
-    """The same, all maps going as the channels of one image."""
+    """The same, all maps going as the channels of one image; the maps lie apart in memory."""
     as_one = heatmaps[None].contiguous(memory_format=torch.channels_last)
-    return F.interpolate(as_one, size=size, mode="bilinear")[0].contiguous()
+    return F.interpolate(as_one, size=size, mode="bilinear")[0]
 
 
 def _check_maps(heatmaps: Tensor) -> None:

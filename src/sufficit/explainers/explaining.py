@@ -121,7 +121,7 @@ def _heatmaps(
                 check_extremes(extremes)
             if tick:
                 tick(min(start + size, len(images)), len(images))
-    _judge(list(job.watching), torch.cat(peaks, 1).cpu())
+    _judge(list(job.watching), (torch.cat(peaks, 1) if len(peaks) > 1 else peaks[0]).cpu())
     return job.joined(parts, images)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sufficit.classifiers import Classifier
+from sufficit.classifiers import Classifier, constant
 from sufficit.data.splits import Split, seen
 from sufficit.errors import UserError
 from sufficit.files import CHECKPOINT, make_folder, writing
@@ -128,7 +128,7 @@ class _Run:
         images, labels = self.split.images[rows], self.split.labels[rows]
         side = self.split.side
         shown = seen(augmented(images, side) if self.recipe.augment else images, side)
-        mean, std = (shown.new_tensor(v)[:, None, None] for v in (self.mean, self.std))
+        mean, std = (constant(v, shown.device, shown.dtype) for v in (self.mean, self.std))
         inputs = (shown - mean) / std
         if inputs.is_cuda:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -146,16 +146,17 @@ def augmented(images: Tensor, side: int) -> Tensor:
     A picture with room around what is seen is cropped from it; another one is moved, over black.
     """
     n, _, h, _ = images.shape
-    flip = torch.rand(n).to(images.device) < 0.5
+    here = images.device  # where all is drawn: a GPU would wait for what is brought to it
+    flip = torch.rand(n, device=here) < 0.5
     images = torch.where(flip[:, None, None, None], images.flip(3), images)
     kept = min(side, h)
     pad = 0 if h > side else max(1, h // SHIFT)
     padded = F.pad(images, (pad,) * 4)
     room = h + 2 * pad - kept
-    tops, lefts = (torch.randint(0, room + 1, (n, 1)).to(images.device) for _ in range(2))
-    line = torch.arange(kept, device=images.device)
+    tops, lefts = (torch.randint(0, room + 1, (n, 1), device=here) for _ in range(2))
+    line = torch.arange(kept, device=here)
     rows, columns = tops + line, lefts + line
-    index = torch.arange(n, device=images.device)[:, None, None]
+    index = torch.arange(n, device=here)[:, None, None]
     taken = padded.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]]
     return taken.permute(0, 3, 1, 2)
 
