@@ -61,11 +61,18 @@ def setup(folder: Path, _: str) -> str:
         f" {plan['epochs']} epochs on {classifier['train_images']:,} images:"
         f" {classifier['test_accuracy']:.1%} of {classifier['test_images']:,} test images right."
         f" LAX: {plan['lax_epochs']} epochs, {plan['seeds']} seeds. Scored: {run['n']:,} test"
-        f" images, as many of each class (seed {plan['seed']}), {run['model_calls']:,} model calls,"
+        f" images, as many of each class (seed {plan['seed']}), curves in steps of {plan['step']},"
+        f" {run['model_calls']:,} model calls,"
         f" {device['name']}, {device['dtype'].removeprefix('torch.')}, torch"
-        f" {run['versions']['torch']}, commit {(run['commit'] or 'unknown')[:9]},"
+        f" {run['versions']['torch']}, commit {_short(run['commit'])},"
         f" {sum(run['seconds'].values()) / 60:.1f} minutes in all."
     )
+
+
+def _short(commit: str | None) -> str:
+    """A commit as people write it, and whether there were changes."""
+    known, _, changes = (commit or "unknown").partition("+")
+    return known[:7] + (f" with {changes}" if changes else "")
 
 
 def seeds(folder: Path, _: str) -> str:

@@ -155,7 +155,7 @@ def _save_sheet(out: Path, folder: Path, outcome: Outcome) -> None:
     captions = {m: [f"MSI {outcome.columns[m]['msi'][row]:+.2f}" for row in rows] for m in methods}
     images = tensors["images"][:SHEET].float() / 255
     sheet = figures.sheet_figure(images, maps, [_class_name(name) for name in names], captions)
-    figures.save(sheet, folder / "sheet.png")
+    figures.save(sheet, folder / "sheet.png", dpi=80)
 
 
 def _class_name(name: str) -> str:
