@@ -36,12 +36,15 @@ from sufficit.training import train_lax
 LEARNED = "lax"
 CONTROLS = ("center", "random")
 METHODS = (*CAMS, *CONTROLS)
-EPOCHS, BATCH, DONORS = 4, 16, 8
+TRAINED_ON, BATCH, DONORS = 2048, 16, 8
+EPOCHS = 1  # of several, 32 pictures would choose one, and rounding decides whom they like best
 TRUTH = "true digit"
 SHOWN, REPORTED = 6, 24  # pictures on the sheet and in the report
 
 
-def run_demo(folder: Path, n: int, seed: int, console: Console, trained_on: int = 512) -> None:
+def run_demo(
+    folder: Path, n: int, seed: int, console: Console, trained_on: int = TRAINED_ON
+) -> None:
     """Train, draw, score, print and save."""
     make_folder(folder)
     console.print("This takes about two minutes on two cores; a bar says how long is left.")
@@ -89,7 +92,7 @@ def run_demo(folder: Path, n: int, seed: int, console: Console, trained_on: int 
 
 
 def train(classifier: Classifier, n: int, seed: int) -> Lax:
-    """An adapter for the classifier, from pictures of digits that are not held out."""
+    """An adapter for the classifier, from one look at each of n pictures that are not held out."""
     shown = synthetic_digits(n, seed=seed + 1, held_out=False)
     loader = DataLoader(TensorDataset(shown.images, shown.labels), BATCH, shuffle=True)
     return train_lax(classifier, loader, epochs=EPOCHS, seed=seed, validation_images=min(32, n))
