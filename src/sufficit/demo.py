@@ -36,7 +36,7 @@ from sufficit.training import train_lax
 LEARNED = "lax"
 CONTROLS = ("center", "random")
 METHODS = (*CAMS, *CONTROLS)
-TRAINED_ON, BATCH, DONORS = 2048, 16, 8
+TRAINED_ON, BATCH, DONORS = 2048, 8, 8
 EPOCHS = 1  # of several, 32 pictures would choose one, and rounding decides whom they like best
 TRUTH = "true digit"
 SHOWN, REPORTED = 6, 24  # pictures on the sheet and in the report
