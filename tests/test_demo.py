@@ -37,6 +37,19 @@ def test_what_few_pictures_say_of_the_epochs_does_not_choose_the_demos_adapter(
     assert not torch.equal(weights(rising), weights(untrained))
 
 
+def test_the_number_of_threads_does_not_change_the_demos_adapter() -> None:
+    classifier, found = Classifier.load("sufficit:digits"), {}
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found[threads] = weights(train(classifier, PICTURES, seed=0))
+            assert torch.get_num_threads() == threads  # the caller's own again
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[1], found[2])
+
+
 def test_the_command_trains_on_as_many_pictures_as_the_demo_and_its_picture() -> None:
     assert inspect.signature(command).parameters["train_images"].default == TRAINED_ON
     assert inspect.signature(run_demo).parameters["trained_on"].default == TRAINED_ON
