@@ -10,7 +10,7 @@ from PIL import Image
 
 from sufficit import Classifier, explain_all
 from sufficit.data.digits import synthetic_digits
-from sufficit.demo import LEARNED, METHODS, TRUTH, around, score_all, train
+from sufficit.demo import LEARNED, METHODS, TRAINED_ON, TRUTH, around, score_all, train
 from sufficit.figures import Look, save, sheet_figure
 
 N, COLOURS = 3, 256
@@ -20,7 +20,7 @@ def main(path: Path) -> None:
     """Train the demo's adapter, explain, score, draw."""
     digits = synthetic_digits(N, seed=3)  # three that the net can read from the digit alone
     classifier = Classifier.load("sufficit:digits")
-    asked = {LEARNED: train(classifier, 512, seed=0), **{name: name for name in METHODS}}
+    asked = {LEARNED: train(classifier, TRAINED_ON, seed=0), **{name: name for name in METHODS}}
     maps = explain_all(classifier, digits.images, digits.labels, asked)
     maps[TRUTH] = around(digits.masks)
     scores = score_all(classifier, digits, maps)

@@ -18,7 +18,7 @@ def demo(
     images: Annotated[int, typer.Option(help="How many digits to score.", min=2, max=1000)] = 32,
     train_images: Annotated[
         int, typer.Option(help="How many other digits LAX is trained on.", min=32, max=100_000)
-    ] = 512,
+    ] = 2048,
     seed: Annotated[int, typer.Option(help="Which digits.", min=0)] = 0,
     open_report: Annotated[
         bool | None,
