@@ -4,8 +4,8 @@
 
 Errors of ours are answers that no such request should get, and connections that end without one.
 Memory is looked at after every part of the requests, at once and after REST seconds; the first
-part warms the server up. It is flat where at rest the later half of the other parts has no more than
-FLAT MB over the earlier half on average: 2,000 requests that leave 6 kB each would show. With
+part warms the server up. It is flat where at rest the later half of the other parts has no more
+than FLAT MB over the earlier half on average: 2,000 requests that leave 6 kB each would show. With
 MALLOC_ARENA_MAX=16 in the environment the server has the C library's own bound on two cores in the
 place of its own.
 """
