@@ -1,29 +1,44 @@
 """A soak of the page: many requests, bad ones among them, and what the server's memory does.
 
-    python benchmarks/page.py --requests 500 --clients 8
+    python benchmarks/page.py --requests 2000 --clients 8 --out benchmarks/results/page-cpu.json
 
 Errors of ours are answers that no such request should get, and connections that end without one.
+Memory is looked at after every part of the requests, at once and after REST seconds; the first
+part warms the server up. It is flat where at rest the later half of the other parts has no more
+than FLAT MB over the earlier half on average: 2,000 requests that leave 6 kB each would show. With
+MALLOC_ARENA_MAX=16 in the environment the server has the C library's own bound on two cores in the
+place of its own.
 """
 
 import argparse
 import http.client
 import io
 import json
+import os
 import random
 import re
 import socket
+import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
+import torch
 from PIL import Image
 
+from sufficit.results import provenance
+
 BOUNDARY = "soak"
-PARTS = 5  # after each the memory is looked at
+PARTS = 8  # after each the memory is looked at
+FLAT = 5.0  # MB
+REST = 2.5
+PHOTOS = 12
 
 
 def picture(seed: int) -> bytes:
@@ -32,6 +47,16 @@ def picture(seed: int) -> bytes:
     Image.frombytes("RGB", (side, side), random.Random(seed).randbytes(3 * side * side)).save(
         file, "png"
     )
+    return file.getvalue()
+
+
+@cache
+def photo(number: int) -> bytes:
+    """A smooth picture of up to 18 million pixels, as JPEG or PNG of up to 10 MB."""
+    chance, file = random.Random(number), io.BytesIO()
+    size = chance.randrange(1000, 4500), chance.randrange(700, 4000)
+    noise = Image.frombytes("RGB", (64, 64), chance.randbytes(3 * 64 * 64))
+    noise.resize(size, Image.Resampling.BILINEAR).save(file, chance.choice(["jpeg", "png"]))
     return file.getvalue()
 
 
@@ -87,6 +112,12 @@ Ask = Callable[[Client, int], int]
 KINDS: dict[str, tuple[Ask, int, int]] = {  # how to ask, the answer wanted, how often
     "explain": (lambda c, i: c.post("/api/explain", form(picture(i))), 200, 30),
     "score": (lambda c, i: c.post("/api/score", form(picture(i), method="gradcam")), 200, 30),
+    "photo": (lambda c, i: c.post("/api/explain", form(photo(i % PHOTOS))), 200, 15),
+    "scored photo": (
+        lambda c, i: c.post("/api/score", form(photo(i % PHOTOS), method="layercam")),
+        200,
+        10,
+    ),
     "not an image": (lambda c, i: c.post("/api/explain", form(b"hello" * (i + 1))), 415, 6),
     "cut off": (lambda c, i: c.post("/api/explain", form(picture(i)[:-900])), 400, 6),
     "too large": (lambda c, i: c.post("/api/explain", form(bytes(11_000_000))), 413, 4),
@@ -151,11 +182,74 @@ def megabytes(pid: int) -> float:
     return int(re.findall(r"VmRSS:\s+(\d+)", text)[0]) / 1024
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a soak showed."""
+
+    asked: dict[str, int]
+    errors: list[str]
+    seconds: float
+    at_the_start: float  # MB, as are the next
+    after_each_part: list[float]
+    at_rest: list[float]  # after that
+    at_once: dict[int, int]  # answers to 40 requests at once
+    after_that: float
+    places_still_taken: int
+
+    @property
+    def growth(self) -> float:
+        """Of the memory at rest, once the server is warm."""
+        return growth(self.at_rest[1:])
+
+    @property
+    def flat(self) -> bool:
+        """Whether memory stays."""
+        return self.growth <= FLAT
+
+
+def growth(points: list[float]) -> float:
+    """The mean of the later half over that of the earlier one.
+
+    >>> growth([900.0, 902.0, 903.0, 905.0])
+    3.0
+    """
+    half = len(points) // 2
+    return statistics.mean(points[-half:]) - statistics.mean(points[:half])
+
+
+def look(pid: int, client: Client, requests: int, clients: int) -> Found:
+    """Soak a server, and look at its memory now and then."""
+    for number in range(PHOTOS):
+        photo(number)
+    asked, errors, busy, rest, seconds = Counter[str](), list[str](), list[float](), [], 0.0
+    start = megabytes(pid)
+    print(f"at the start   {start:7.0f} MB")
+    for part in range(PARTS):
+        begun = time.perf_counter()
+        names, wrong = soak(client, requests // PARTS, clients, seed=part)
+        seconds += time.perf_counter() - begun
+        asked.update(names)
+        errors += wrong
+        busy.append(megabytes(pid))
+        rest.append(rested(pid))
+        print(f"after {asked.total():8} {busy[-1]:7.0f} MB, at rest {rest[-1]:.0f}", flush=True)
+    answers = dict(burst(client, 40))
+    after, taken = rested(pid), client.health()["taken"]
+    return Found(dict(asked), errors, seconds, start, busy, rest, answers, after, taken)
+
+
+def rested(pid: int) -> float:
+    """The memory of a process that has had nothing to do for a while."""
+    time.sleep(REST)
+    return megabytes(pid)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--model", default="sufficit:digits")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     command = [sys.executable, "-m", "sufficit.cli", "serve", "--port", "0"]
     server = subprocess.Popen(
@@ -164,32 +258,31 @@ def main() -> None:
     try:
         assert server.stdout is not None
         port = int(re.findall(r":(\d+);", server.stdout.readline())[0])
-        client = Client(port)
-        report(server.pid, client, options.requests, options.clients)
+        found = look(server.pid, Client(port), options.requests, options.clients)
     finally:
         server.terminate()
+    report(found, options.clients)
+    if options.out:
+        arenas = os.environ.get("MALLOC_ARENA_MAX", "the server's")
+        config = {"argv": sys.argv[1:], "MALLOC_ARENA_MAX": arenas, "cores": os.cpu_count()}
+        facts = provenance(config, torch.device("cpu"), torch.float32)
+        content = facts | {"results": asdict(found) | {"growth": found.growth, "flat": found.flat}}
+        options.out.write_text(json.dumps(content, indent=2) + "\n")
+    sys.exit(0 if found.flat and not found.errors else 1)
 
 
-def report(pid: int, client: Client, requests: int, clients: int) -> None:
-    print(f"at the start      {megabytes(pid):7.0f} MB")
-    _, errors = soak(client, 100, clients, seed=PARTS)
-    print(f"after 100 to warm {megabytes(pid):7.0f} MB, errors of ours: {len(errors)}")
-    begun, asked, errors = time.perf_counter(), Counter[str](), []
-    for part in range(PARTS):
-        names, wrong = soak(client, requests // PARTS, clients, seed=part)
-        asked.update(names)
-        errors += wrong
-        print(f"after {requests // PARTS} more    {megabytes(pid):7.0f} MB")
-    seconds = time.perf_counter() - begun
-    rate = f"{requests / seconds:.1f} a second"
-    print(f"{requests} requests from {clients} clients in {seconds:.1f} s: {rate}")
-    print(", ".join(f"{name} {n}" for name, n in asked.most_common()))
-    print(f"errors of ours: {len(errors)}")
-    for error in errors[:10]:
+def report(found: Found, clients: int) -> None:
+    n = sum(found.asked.values())
+    rate = f"{n / found.seconds:.1f} a second"
+    print(f"{n} requests from {clients} clients in {found.seconds:.1f} s: {rate}")
+    print(", ".join(f"{name} {n}" for name, n in sorted(found.asked.items())))
+    print(f"errors of ours: {len(found.errors)}")
+    for error in found.errors[:10]:
         print("  ", error)
-    print(f"40 at once: {dict(burst(client, 40))}")
-    time.sleep(1)
-    print(f"places still taken: {client.health()['taken']}, {megabytes(pid):.0f} MB")
+    print(f"40 at once: {found.at_once}, then {found.after_that:.0f} MB")
+    print(f"places still taken: {found.places_still_taken}")
+    verdict = "flat" if found.flat else "NOT flat"
+    print(f"memory is {verdict}: the later half has {found.growth:+.1f} MB over the earlier")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from sufficit.cli import app
 from sufficit.data.digits import synthetic_digits
 from sufficit.data.heatmaps import write_heatmaps
 from sufficit.data.images import read_picture
+from sufficit.models import MODELS
+from sufficit.smallnet import SMALL_NETS
 
 N = 6
 FAST = ["--value-step", "0.1", "--percent-step", "0.1"]
@@ -520,6 +522,16 @@ def test_methods_and_models_are_listed(sufficit) -> None:
     assert "torchvision:resnet18" in named
     assert "timm:resnet18" in named
     assert sufficit("models", "resnet1800").code == 2
+
+
+def test_the_packages_own_models_are_listed_with_what_they_are_for(sufficit) -> None:
+    run = sufficit("models", "sufficit:")
+    named = [word for word in run.words.split() if word.startswith("sufficit:")]
+    assert named == [f"sufficit:{name}" for name in (*SMALL_NETS, *MODELS)]
+    assert "sufficit:digits ships with the package, for the demo" in run.words
+    wanted = "sufficit:tiny-vit to train with sufficit reproduce: three layers, for --quick"
+    assert wanted in run.words
+    assert all(model.about for model in MODELS.values())
 
 
 def test_the_demo_runs_and_leaves_its_pictures(sufficit, tmp_path: Path) -> None:

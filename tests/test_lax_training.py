@@ -245,6 +245,46 @@ def test_a_finished_run_is_read_and_not_trained_again(tmp_path: Path) -> None:
     assert torch.equal(weights(train(loader, out=tmp_path)), weights(one))
 
 
+LOST = [("model.safetensors",), ("config.json",), ("model.safetensors", "config.json")]
+
+
+def lose(folder: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        (folder / name).unlink()
+
+
+@pytest.mark.parametrize("names", LOST)
+def test_a_finished_run_writes_an_adapter_that_was_lost(tmp_path: Path, names) -> None:
+    one = train(out=tmp_path)
+    lose(tmp_path, names)
+    again = train(out=tmp_path)
+    kept = Lax.from_pretrained(tmp_path, net=small_net())
+    assert torch.equal(weights(kept), weights(one))
+    assert torch.equal(weights(again), weights(one))
+    assert kept.trained == one.trained
+
+
+@pytest.mark.parametrize("names", LOST)
+def test_a_stopped_run_writes_a_lost_adapter_though_no_epoch_is_better(
+    monkeypatch, tmp_path: Path, names
+) -> None:
+    seen = judged(monkeypatch, [0.5, 0.1, 0.2])
+    with pytest.raises(StoppedError):
+        train(out=tmp_path, progress=stop_after(1))
+    lose(tmp_path, names)
+    with pytest.raises(StoppedError):  # after the second epoch, which is worse than the first
+        train(out=tmp_path, progress=stop_after(2))
+    assert torch.equal(weights(Lax.from_pretrained(tmp_path, net=small_net())), seen[0])
+
+
+def test_an_adapter_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    train(out=tmp_path)
+    before = (tmp_path / "model.safetensors").stat()
+    train(out=tmp_path)
+    after = (tmp_path / "model.safetensors").stat()
+    assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
+
+
 @pytest.mark.parametrize(
     "other", [{"seed": 1}, {"epochs": 5}, {"target": "prediction"}, {"alpha_min": 0.4}]
 )

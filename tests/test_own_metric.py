@@ -1,12 +1,15 @@
 """A metric of one's own is a column of `evaluate` as the others are."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
+from torchmetrics import MetricCollection
 
 from sufficit import Classifier, UserError, compare_scores, evaluate
 from sufficit.bands import at_least, show, top
-from sufficit.metrics import COLUMNS, Metric
+from sufficit.metrics import COLUMNS, MSI, Evaluation, Metric
 from sufficit.metrics.evaluate import join
 from sufficit.results import save_scores, summarise
 
@@ -92,6 +95,49 @@ def test_alpha_min_is_the_one_that_was_found() -> None:
     own = {"where": Metric(True, quarter, lambda a, s: torch.full((2,), s.alpha_min))}
     scores = evaluate(brightness(), *case(), metrics=own, alpha_min="search", alphas=[0.2, 0.6])
     assert scores["where"].tolist() == pytest.approx([scores.alpha_min] * 2)
+
+
+@pytest.mark.parametrize("kind", [Evaluation, MSI])
+def test_a_torchmetrics_class_gives_it_beside_its_own_columns(kind: type[Evaluation]) -> None:
+    images, maps, targets = case()
+    maps[1] = torch.tensor([[1.0, 0.9], [0.8, 0.0]])  # three of four pixels are marked
+    metric = kind(brightness(), metrics=OWN)
+    for i in range(2):
+        metric.update(images[i : i + 1], maps[i : i + 1], targets[i : i + 1])
+    whole = evaluate(brightness(), images, maps, targets, metrics=OWN)
+    assert tuple(metric.scores().columns) == (*kind.columns, "top_quarter", "marked")
+    assert metric.scores().marked.tolist() == [50, 75]
+    assert metric.scores().top_quarter.tolist() == whole.top_quarter.tolist()
+    means = metric.compute()
+    assert means["marked"].item() == 62.5
+    assert means["msi"].item() == pytest.approx(whole.mean()["msi"])
+    metric.reset()
+    metric.update(images[:1], maps[:1], targets[:1])
+    assert metric.compute()["marked"].item() == 50
+
+
+def test_in_a_collection_each_class_keeps_its_own_formula() -> None:
+    images, maps, targets = case()
+    halved = {
+        "marked": replace(OWN["marked"], formula=lambda a, s: OWN["marked"].formula(a, s) / 2)
+    }
+    both = MetricCollection(
+        {
+            "a": MSI(brightness(), metrics={"marked": OWN["marked"]}),
+            "b": MSI(brightness(), metrics=halved),
+        },
+    )
+    for _ in range(2):
+        both.update(images, maps, targets)
+    found = both.compute()
+    assert (found["a_marked"].item(), found["b_marked"].item()) == (50, 25)
+
+
+def test_a_class_refuses_what_evaluate_refuses() -> None:
+    with pytest.raises(UserError, match="can't be called 'msi': the name is taken"):
+        MSI(brightness(), metrics={"msi": OWN["marked"]})
+    with pytest.raises(UserError, match="got function for 'mine'"):
+        Evaluation(brightness(), metrics={"mine": quarter})
 
 
 @pytest.mark.parametrize("name", ["msi", "leak", "calls", "target", "mean", "columns"])

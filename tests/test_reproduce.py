@@ -6,9 +6,10 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pandas
@@ -17,13 +18,14 @@ import torch
 from safetensors.torch import load_file
 
 from sufficit import Classifier, Lax
+from sufficit.crews import Crew
 from sufficit.errors import UserError
 from sufficit.models import MODELS
 from sufficit.reproduce import reproduce
 from sufficit.reproducing.clock import Clock
 from sufficit.reproducing.learning import lax_recipe
 from sufficit.reproducing.outcome import Outcome, paper_rows, read_outcome, summary_of
-from sufficit.reproducing.plans import begin, make_plan
+from sufficit.reproducing.plans import begin, make_plan, read_plan
 from sufficit.reproducing.scoring import overlap, pointing
 from sufficit.reproducing.tables import TABLES
 from sufficit.reproducing.writing import alpha_curves, table_lines, write_results
@@ -276,6 +278,50 @@ def test_a_folder_goes_on_only_with_what_it_was_begun_with(tmp_path: Path) -> No
         begin(tmp_path, "cub200", {}, quick=True, cuda=False)
 
 
+def test_a_start_that_failed_leaves_no_folder_and_the_next_one_works(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "run"
+
+    def stop(done: float, total: float) -> None:
+        if list(out.rglob("checkpoint.pt")):
+            raise StoppedError
+
+    with pytest.raises(UserError, match="no folder of data at"):
+        small(out, data=tmp_path / "nowhere", images=3)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(StoppedError):  # with the corrected words it gets to work
+        small(out, progress=stop)
+    assert read_plan(out).images == 4
+
+
+def test_a_start_that_failed_leaves_alone_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "run" / "mine").mkdir(parents=True)
+    with pytest.raises(UserError, match="no folder of data at"):
+        small(tmp_path / "run", data=tmp_path / "nowhere")
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", "mine"]
+
+
+def test_a_run_that_has_begun_keeps_its_plan_when_it_fails(tmp_path: Path) -> None:
+    def stop(done: float, total: float) -> None:
+        if list(tmp_path.rglob("checkpoint.pt")):
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        small(tmp_path / "run", progress=stop)
+    with pytest.raises(UserError, match="was begun with images 4, and is asked now for 3"):
+        small(tmp_path / "run", images=3)
+    assert (tmp_path / "run" / "numbers" / "plan.json").exists()
+
+
+def test_a_failed_process_of_several_leaves_the_plan_of_the_first(tmp_path: Path) -> None:
+    plan = begin(tmp_path, "synthetic-mnist", SMALL, quick=True, cuda=False)
+    second = Crew(1, 2, "run")
+    second.meet = lambda folder: nullcontext()  # type: ignore[method-assign]
+    second.check_alike = Mock(side_effect=UserError("another model"))  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="another model"):
+        small(tmp_path, crew=second)
+    assert read_plan(tmp_path) == plan
+
+
 def test_a_small_size_is_small_and_a_whole_one_the_papers() -> None:
     quick = make_plan("synthetic-mnist", {}, quick=True, cuda=False)
     assert (quick.model, quick.weights, quick.side) == ("small-net", "default", 64)
@@ -428,6 +474,7 @@ def test_bad_words_are_one_line(
     assert run.code == 2
     assert said in run.err
     assert "Traceback" not in run.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_prints_the_table(sufficit, tmp_path: Path, whole: Path) -> None:

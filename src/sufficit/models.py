@@ -29,6 +29,7 @@ class Architecture:
     fixed_side: int | None = None
     attention: bool = False
     shipped_for: str | None = None  # a data set that weights for it come with the package
+    about: str = ""
 
 
 def build(name: str, num_classes: int, image_size: int, *, folded: bool = False) -> nn.Module:
@@ -171,13 +172,42 @@ def _small(num_classes: int, image_size: int) -> nn.Module:
 
 
 MODELS: dict[str, Architecture] = {
-    "resnet18": Architecture(_resnet18, "fc", "layer4", "resnet18", stem="conv1"),
-    "resnet50": Architecture(_resnet50, "fc", "layer4", "resnet50"),
-    "resnet50-v1": Architecture(_resnet50_v1, "fc", "layer4"),
-    "vit-b-16": Architecture(
-        _vit(12, 12, 768, 16), "heads", None, "vit_b_16", fixed_side=224, attention=True
+    "resnet18": Architecture(
+        _resnet18,
+        "fc",
+        "layer4",
+        "resnet18",
+        stem="conv1",
+        about=f"the paper's, with a stem for images of {SMALL_SIDE} pixels and less",
     ),
-    "deit-tiny": Architecture(_vit(12, 3, 192, 16), "heads", fixed_side=224, attention=True),
-    "small-net": Architecture(_small, "head", "features", shipped_for="synthetic-mnist"),
-    "tiny-vit": Architecture(_vit(3, 2, 48, 4), "heads", attention=True),
+    "resnet50": Architecture(_resnet50, "fc", "layer4", "resnet50", about="as torchvision has it"),
+    "resnet50-v1": Architecture(
+        _resnet50_v1, "fc", "layer4", about="its stages shrink in their first convolution"
+    ),
+    "vit-b-16": Architecture(
+        _vit(12, 12, 768, 16),
+        "heads",
+        None,
+        "vit_b_16",
+        fixed_side=224,
+        attention=True,
+        about="the paper's",
+    ),
+    "deit-tiny": Architecture(
+        _vit(12, 3, 192, 16),
+        "heads",
+        fixed_side=224,
+        attention=True,
+        about="a small vision transformer",
+    ),
+    "small-net": Architecture(
+        _small,
+        "head",
+        "features",
+        shipped_for="synthetic-mnist",
+        about="six convolutions, for --quick and digits",
+    ),
+    "tiny-vit": Architecture(
+        _vit(3, 2, 48, 4), "heads", attention=True, about="three layers, for --quick"
+    ),
 }

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from sufficit.files import writing
 from sufficit.reproducing.clock import Clock
 from sufficit.reproducing.learning import train_the_adapters, train_the_classifier
 from sufficit.reproducing.outcome import Outcome, read_outcome
-from sufficit.reproducing.plans import NUMBERS, TIMINGS, Plan, begin, plan_of
+from sufficit.reproducing.plans import NUMBERS, TIMINGS, Plan, begin, leaving_nothing, plan_of
 from sufficit.reproducing.scoring import (
     draw_some,
     find_the_digits,
@@ -59,7 +60,7 @@ def reproduce(
     """
     crew = crew or Crew()
     device = torch.device(crew.device) if crew.device else device or _usual_device()
-    with crew.meet(out):
+    with leaving_nothing(out) if crew.first else nullcontext(), crew.meet(out):
         plan = _begin_together(crew, out, table, asked, quick=quick, cuda=device.type == "cuda")
         if crew.tell("left", not (out / COMPLETE).exists()):
             clock = Clock(out / TIMINGS, say if crew.first else _be_silent, mute=not crew.first)

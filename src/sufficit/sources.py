@@ -266,10 +266,13 @@ def known_models() -> Iterator[tuple[str, str]]:
     """Every model that has a name here, with a line about it."""
     from torchvision import models
 
+    from sufficit.models import MODELS
     from sufficit.smallnet import SMALL_NETS
 
     for name in SMALL_NETS:
         yield f"sufficit:{name}", "ships with the package, for the demo"
+    for name, model in MODELS.items():
+        yield f"sufficit:{name}", f"to train with sufficit reproduce: {model.about}"
     for name in _torchvision_names():
         meta = models.get_model_weights(name).DEFAULT.meta
         yield f"torchvision:{name}", f"{meta['num_params'] / 1e6:.1f} million weights, ImageNet"

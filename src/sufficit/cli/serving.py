@@ -72,8 +72,10 @@ def serve(
     _check_installed()
     from sufficit.parsing import classifier_from
     from sufficit.web import Limits
+    from sufficit.web.memory import share_arenas
     from sufficit.web.server import bound
 
+    share_arenas()  # before the model's threads have arenas of their own
     limits = Limits(max_mb, max_megapixels, max_waiting)
     listening = bound(host, port)
     try:

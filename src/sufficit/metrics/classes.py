@@ -2,7 +2,7 @@
 
 import zlib
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +14,7 @@ from torchmetrics.utilities import dim_zero_cat
 from sufficit.classifiers import Classifier
 from sufficit.errors import UserError
 from sufficit.fills import check_fill_name
-from sufficit.metrics.columns import COLUMNS, alpha_from
+from sufficit.metrics.columns import COLUMNS, Metric, alpha_from
 from sufficit.metrics.evaluate import ALPHA_GRID, Scores, evaluate, make_plan, read
 from sufficit.metrics.leak import Leak, measure
 from sufficit.metrics.probe import Pool, Setting, checked_pool, prepare
@@ -53,6 +53,8 @@ class _Gathered(TorchMetric):
 class Evaluation(_Gathered):
     """All eleven columns in one pass: `compute` gives their means, `scores` one value an image.
 
+    `metrics` adds columns of your own, as `evaluate` takes them: {name: Metric}.
+
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
     >>> metric = MSI(Classifier(model), alpha_min=0.4)
     >>> metric.update(torch.rand(2, 3, 4, 4), torch.rand(2, 4, 4), torch.tensor([0, 1]))
@@ -79,6 +81,7 @@ class Evaluation(_Gathered):
         percent_step: float = 0.02,
         batch_size: int | None = None,
         alphas: Sequence[float] = ALPHA_GRID,
+        metrics: Mapping[str, Metric] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -89,8 +92,9 @@ class Evaluation(_Gathered):
             "score": score,
             "value_step": value_step,
             "percent_step": percent_step,
-            "columns": self.columns,
+            "columns": (*self.columns, *(metrics or {})),
             "alphas": tuple(alphas),
+            "metrics": dict(metrics or {}),
         }
         self.plan = make_plan(**self.options)
         self.fill = fill

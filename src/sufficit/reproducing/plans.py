@@ -1,6 +1,7 @@
 """All that decides a run, each of it known before it begins, and kept in its folder."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -111,6 +112,33 @@ def _untouched(out: Path) -> bool:
     left = {path for path in out.rglob("*") if path.is_file() and not is_unfinished(path.name)}
     left = {path for path in left if path.parent != out / CREW}
     return left <= {out / PLAN, out / TIMINGS}
+
+
+@contextmanager
+def leaving_nothing(out: Path) -> Iterator[None]:
+    """Where the block fails before any stage has left anything, leave no new folder behind."""
+    before = {path for path in _around(out) if path.exists()}
+    try:
+        yield
+    except BaseException:
+        if _untouched(out):
+            _clear(out, _around(out) - before)
+        raise
+
+
+def _around(out: Path) -> set[Path]:
+    """A folder, those it lies in, and all that lies in it."""
+    return {out, *out.parents, *out.rglob("*")}
+
+
+def _clear(out: Path, new: set[Path]) -> None:
+    """Remove the note of a plan that was never begun, and of the new folders the empty ones."""
+    with suppress(OSError):
+        for note in (out / PLAN, out / TIMINGS):
+            note.unlink(missing_ok=True)
+    for path in sorted(new, key=lambda path: len(path.parts), reverse=True):
+        with suppress(OSError):  # it is a file, or holds something
+            path.rmdir()
 
 
 def read_plan(out: Path) -> Plan:

@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from sufficit.classifiers import Classifier, check_classifier
 from sufficit.errors import UserError
 from sufficit.files import CHECKPOINT
-from sufficit.lax import WEIGHTS, Lax
+from sufficit.lax import CONFIG, WEIGHTS, Lax
 from sufficit.progress import Tick, bar
 from sufficit.training.feeding import (
     Feed,
@@ -92,6 +92,7 @@ def train_lax(
         with bar("training", progress if fabric.is_global_zero else False) as tick:
             while not run.over(patience):
                 run.epoch(tick)
+        run.keep()
         return run.result()
 
 
@@ -276,10 +277,17 @@ class _Run:
             group["lr"] = self.recipe.rate(done)
 
     def _save(self, better: bool) -> None:
+        self.keep(better)
         if self.fabric.is_global_zero:
-            if self.out is not None and (better or not (self.out / WEIGHTS).exists()):
-                self.result().save_pretrained(self.out)
             save_run(self.out, self.settings, self.state, self.lax, self.optimizer)
+        self.fabric.barrier()
+
+    def keep(self, better: bool = False) -> None:
+        """Write the best adapter where it is a new one, or where its folder has lost it."""
+        if self.out is not None and self.fabric.is_global_zero:
+            lost = not all((self.out / name).exists() for name in (WEIGHTS, CONFIG))
+            if better or lost:
+                self.result().save_pretrained(self.out)
         self.fabric.barrier()
 
     def result(self) -> Lax:

@@ -160,17 +160,20 @@ async def _work(
     answer: Callable[[Tensor, Form, Progress], Answer],
 ) -> Answer:
     """Take a place, receive, wait for the model, answer."""
-    with line.place():
-        upload: Upload = await receive(request, limits)
-        form = upload.read(kind)
-        await asyncio.to_thread(check_picture, upload.file, limits)
+    try:
+        with line.place():
+            upload: Upload = await receive(request, limits)
+            form = upload.read(kind)
+            await asyncio.to_thread(check_picture, upload.file, limits)
 
-        def job(progress: Progress) -> Answer:
-            progress(0, 1)  # whoever went away while waiting is not worked for
-            images = decode(upload.file, studio.classifier.view, limits)
-            return answer(images, form, progress)
+            def job(progress: Progress) -> Answer:
+                progress(0, 1)  # whoever went away while waiting is not worked for
+                images = decode(upload.file, studio.classifier.view, limits)
+                return answer(images, form, progress)
 
-        return await line.work(job, _left(request))
+            return await line.work(job, _left(request))
+    finally:
+        line.rest()
 
 
 async def _left(request: Request) -> None:

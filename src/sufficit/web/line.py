@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from sufficit.types import Progress
+from sufficit.web.memory import give_back
 from sufficit.web.refusals import GoneError, RefusedError
 
+REST = 1.0  # seconds after the last request, when memory goes back to the system
 T = TypeVar("T")
 Job = Callable[[Progress], T]
 """Work for the model; it calls what it is given now and then, which raises when it may stop."""
@@ -23,6 +25,7 @@ class Line:
         self._taken = 0
         self._lock = threading.Lock()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="sufficit-model")
+        self._resting: asyncio.TimerHandle | None = None
 
     @property
     def taken(self) -> int:
@@ -67,3 +70,13 @@ class Line:
             stopped.set()
             inner.cancel()
             leaving.cancel()
+
+    def rest(self) -> None:
+        """Give memory back to the system once nobody has asked for a while."""
+        if self._resting is not None:
+            self._resting.cancel()
+        self._resting = asyncio.get_running_loop().call_later(REST, self._give_back)
+
+    def _give_back(self) -> None:
+        if not self._taken:
+            self._worker.submit(give_back)
