@@ -66,7 +66,11 @@ class Parts:
             # save_file does not tell a full disk as an OSError.
             path.write_bytes(save(whole, metadata={"facts": json.dumps(facts)}))
 
-    def read(self, stage: str, group: int) -> Part:
+    def facts(self, stage: str, group: int) -> dict[str, Any]:
+        """What there is to know of a group beside its tensors."""
+        return self.read(stage, group, tensors=False).facts
+
+    def read(self, stage: str, group: int, *, tensors: bool = True) -> Part:
         """What was found of a group."""
         from safetensors import safe_open
 
@@ -74,7 +78,7 @@ class Parts:
         try:
             with safe_open(path, framework="pt") as opened:
                 facts = json.loads(opened.metadata()["facts"])
-                names = list(opened.keys())
+                names = list(opened.keys()) if tensors else []
                 return Part({name: opened.get_tensor(name) for name in names}, facts)
         except Exception as error:
             raise UserError(

@@ -16,13 +16,13 @@ from sufficit.classifiers import Classifier
 from sufficit.comparing.groups import draw, quiet
 from sufficit.comparing.jobs import Job, load, make_job
 from sufficit.comparing.settings import Settings, read_run, settings_from
+from sufficit.data.finding import stream_pictures
 from sufficit.data.heatmaps import HeatmapFile
-from sufficit.data.images import find_pictures
 from sufficit.errors import UserError, unknown
 from sufficit.files import read_json, safe_name
 from sufficit.intervals import Estimate
 from sufficit.keeping import FOLDER
-from sufficit.reading import GROUP
+from sufficit.reading import GROUP, named
 from sufficit.resampling import Floats
 
 if TYPE_CHECKING:
@@ -173,19 +173,20 @@ def read_drawn(
     """Images of a run with their heatmaps: those that were kept, or else drawn once more."""
     job = _job(run, methods, data, classifier)
     names = [run.names[row] for row in rows]
-    missing = [name for name in names if name not in job.numbers]
+    known = named(job.pictures, names)
+    missing = [name for name in names if name not in known]
     if missing:
         raise UserError(f"{missing[0]} is no longer in {job.settings.data}: give --data its folder")
-    frame = run.rows[methods[0]]
+    frame, entries = run.rows[methods[0]], [known[name] for name in names]
     targets = torch.tensor(frame["target"].to_numpy()[list(rows)])
     kept = _kept(run, names, methods)
     if kept is None:
         with quiet():
-            images, maps = draw(job, names, targets)
+            images, maps = draw(job, entries, targets)
         found = {method: maps[method] for method in methods}
         _check_same(run, rows, found)
     else:
-        images, found = job.read(names), kept
+        images, found = job.read(entries), kept
     classes = job.classifier.classes
     words = tuple(classes[k] if classes else f"class {k}" for k in targets.tolist())
     return Drawn(images, found, words, job.fill, again=kept is None)
@@ -204,7 +205,7 @@ def _job(
         controls=False,
         device="auto",  # that of the run may be on another machine
     )
-    pictures = find_pictures(Path(settings.data))
+    pictures = stream_pictures(Path(settings.data))
     return make_job(settings, classifier or load(settings), pictures, GROUP, progress=False)
 
 
