@@ -8,6 +8,7 @@ import tarfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -17,20 +18,25 @@ import pandas
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 from torch import nn
 
 from own_model import MODEL
-from sufficit import Classifier, UserError, scoring
+from sufficit import Classifier, UserError, evaluate, scoring
 from sufficit.compare import compare_folder
 from sufficit.comparing import groups as comparing_groups
+from sufficit.comparing.finished import read_finished
 from sufficit.comparing.settings import Settings, settings_from
 from sufficit.crews import Crew
 from sufficit.data import finding
 from sufficit.data.finding import Stream, stream_pictures
 from sufficit.data.images import Picture, classes_of, find_pictures
 from sufficit.keeping import Parts
+from sufficit.metrics.evaluate import read
 from sufficit.progress import bar
 from sufficit.reading import PREDICTIONS, count_soon, grouped, labels_for, named
+from sufficit.report.words import reading
+from sufficit.results import save_scores
 from sufficit.scoring import Options
 from sufficit.sharing import Passage, dealt
 
@@ -400,3 +406,88 @@ def test_processes_that_find_other_images_are_refused_at_the_end(tmp_path: Path)
         thread.join(timeout=20)
     assert "all processes must see the same, but names of images is" in ended[1]
     assert ended[0].startswith("[0, 2]process 1 has stopped: all processes must see the same")
+
+
+# Results of more images than memory would hold
+
+
+def in_pieces(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr("sufficit.types.PIECE", size)
+
+
+def test_what_is_made_of_answers_in_pieces_is_what_is_made_of_all_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    images, heatmaps = (torch.rand(7, *s, 12, 10, generator=generator) for s in ((3,), ()))
+    options = {"alpha_min": "search", "value_step": 0.25, "percent_step": 0.25}
+    whole = evaluate(classifier(), images, heatmaps, held_out_fill="mean", **options)
+    hits = whole.answers.hits.clone()
+    hits[4, 3] = torch.nan
+    answers = replace(whole.answers, hits=hits)
+    once = read(answers, whole.plan, whole.held_out)
+    means = {name: curve.accuracy.nanmean(0) for name, curve in once.curves().items()}
+    words = reading("m", once, once._schedule())
+    for place, size in (("once", 99), ("pieces", 3)):
+        in_pieces(monkeypatch, size)
+        (tmp_path / place).mkdir()
+        save_scores(tmp_path / place, once, [f"{k}.png" for k in range(7)])
+    assert [len(some.targets) for some in answers.pieces()] == [3, 3, 1]
+    again = read(answers, whole.plan, whole.held_out)
+    assert again.alpha_min == once.alpha_min
+    assert again.search is not None
+    assert once.search is not None
+    torch.testing.assert_close(again.search.msi, once.search.msi, rtol=0, atol=0, equal_nan=True)
+    for name, values in once.columns.items():
+        torch.testing.assert_close(again[name], values, rtol=0, atol=0, equal_nan=True)
+    found = again.mean_curves()
+    assert found.keys() == means.keys()
+    for name, values in means.items():
+        torch.testing.assert_close(found[name].values, values, rtol=0, atol=1e-12)
+    assert asdict(reading("m", again, again._schedule()).losses) == pytest.approx(
+        asdict(words.losses)
+    )
+    first, second = (
+        pandas.read_parquet(tmp_path / p / "curves.parquet") for p in ("once", "pieces")
+    )
+    assert first["image"].tolist() == second["image"].tolist() == [f"{k}.png" for k in range(7)]
+    for column in first.columns[1:]:
+        np.testing.assert_array_equal(np.stack(first[column]), np.stack(second[column]))
+    file = parquet.ParquetFile(tmp_path / "pieces" / "curves.parquet")
+    assert file.num_row_groups == 3
+    assert b"grids" in file.schema_arrow.metadata
+
+
+def test_a_comparison_in_pieces_ends_with_the_same_files(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = wanted(photos, held_out_fill="blur", alpha_min="search")
+    once = compare_folder(settings, tmp_path / "once", group=2)
+    in_pieces(monkeypatch, 4)
+    pieces = compare_folder(settings, tmp_path / "pieces", group=2)
+    pandas.testing.assert_frame_equal(rows(tmp_path / "once"), rows(tmp_path / "pieces"))
+    for name in ("summary.json", "pairs.csv"):
+        assert (tmp_path / "once" / name).read_bytes() == (tmp_path / "pieces" / name).read_bytes()
+    answers = [found.scores["gradcam"].answers for found in (once, pieces) if found]
+    assert answers[0].confidences.equal(answers[1].confidences)
+    assert answers[0].confidences.shape == (6, len(answers[0].bands))
+    monkeypatch.setattr("sufficit.comparing.finished.PIECE", 4)
+    curves = [read_finished(tmp_path / out).curves("gradcam") for out in ("once", "pieces")]
+    assert curves[0].keys() == curves[1].keys()
+    for name, (grid, values) in curves[0].items():
+        assert curves[1][name][0] == grid
+        assert curves[1][name][1] == pytest.approx(values)
+
+
+def test_answers_that_were_gathered_are_not_held_in_memory(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Parts, "remove", lambda _: None)
+    found = compare_folder(wanted(photos, leak=False), tmp_path / "out", group=2)
+    assert found is not None
+    mapped = Path("/proc/self/maps").read_text()
+    for name in ("hits", "confidences"):
+        file = tmp_path / "out" / "parts" / f"joined-0-{name}.bin"
+        held = getattr(found.scores["gradcam"].answers, name)
+        assert torch.from_numpy(np.fromfile(file, np.float32)).equal(held.flatten())
+        assert str(file) in mapped

@@ -20,11 +20,11 @@ from sufficit.data.images import quiet_reading
 from sufficit.errors import UserError
 from sufficit.files import make_folder
 from sufficit.fingerprints import fingerprint
+from sufficit.gathering import gather
 from sufficit.keeping import (
     FOLDER,
     Parts,
     answers_as_tensors,
-    answers_from,
     begin,
     leak_as_tensors,
     leak_from,
@@ -44,8 +44,6 @@ from sufficit.reading import (
     Labels,
     Reader,
     Skipped,
-    check_any,
-    check_sizes,
     count_soon,
     folder_targets,
     grouped,
@@ -66,7 +64,7 @@ from sufficit.sharing import (
     sizes_of,
     told_roll,
 )
-from sufficit.types import Answers, Progress, ScoreKind
+from sufficit.types import Progress, ScoreKind
 
 OWN = "heatmaps"  # what the parts call them
 
@@ -236,23 +234,19 @@ def _scored(
 
 def _collected(job: _Job, parts: Parts, groups: int) -> tuple[FolderScores, Roll]:
     """All that the parts hold of the scores, in the folder's order."""
-    read = [parts.read(SCORES, number) for number in range(groups)]
-    skipped = [Skipped(*pair) for part in read for pair in part.facts["skipped"].items()]
-    full = [part for part in read if part.facts["names"]]
-    check_any(len(full), skipped)
-    if job.options.leak_donors:
-        check_sizes({tuple(part.facts["size"]): part.facts["names"][0] for part in reversed(full)})
-    warn_of_stretched([name for part in full for name in part.facts["askew"]])
-    answers = Answers.join([answers_from(part, OWN, job.plan) for part in full])
-    held_out = None
-    if job.options.held_out_fill is not None:
-        second = [answers_from(part, OWN, job.plan, held_out=True) for part in full]
-        held_out = Answers.join(second)
-    names = tuple(name for part in full for name in part.facts["names"])
-    scores, kind = read_scores(answers, job.plan, held_out), job.labels.kind
-    counts = [len(part.facts["names"]) for part in read]
-    roll = Roll(scores.targets, counts)
-    return FolderScores(scores, names, {}, tuple(skipped), kind), roll
+    askew, options = list[str](), job.options
+    found = gather(
+        parts,
+        groups,
+        job.plan,
+        [OWN],
+        held_out=options.held_out_fill is not None,
+        one_size=bool(options.leak_donors),
+        each=lambda facts: askew.extend(facts["askew"]),
+    )
+    warn_of_stretched(askew)
+    scores = read_scores(found.answers[OWN], job.plan, found.held_out.get(OWN))
+    return FolderScores(scores, found.names, {}, found.skipped, job.labels.kind), found.roll
 
 
 def _with_leak(

@@ -24,6 +24,7 @@ from sufficit.intervals import Estimate
 from sufficit.keeping import FOLDER
 from sufficit.reading import GROUP, named
 from sufficit.resampling import Floats
+from sufficit.types import PIECE
 
 if TYPE_CHECKING:
     import pandas
@@ -90,13 +91,15 @@ class Finished:
         """Every curve's grid, and its mean over the images: [P], [P]."""
         from pyarrow import parquet
 
-        table = parquet.read_table(self.folder / method / "curves.parquet")
-        grids = json.loads(table.schema.metadata[b"grids"])
-        kind = self.settings.score
-        return {
-            name: (grid, np.nanmean(np.stack(table[f"{name}_{kind}"].to_numpy()), axis=0))
-            for name, grid in grids.items()
-        }
+        kind, sums, counts = self.settings.score, dict[str, Any](), dict[str, Any]()
+        with parquet.ParquetFile(self.folder / method / "curves.parquet") as file:
+            grids = json.loads(file.schema_arrow.metadata[b"grids"])
+            for batch in file.iter_batches(PIECE, columns=[f"{name}_{kind}" for name in grids]):
+                for name in grids:
+                    values = np.stack(batch[f"{name}_{kind}"].to_numpy(zero_copy_only=False))
+                    sums[name] = sums.get(name, 0) + np.nansum(values, axis=0)
+                    counts[name] = counts.get(name, 0) + (~np.isnan(values)).sum(axis=0)
+        return {name: (grid, sums[name] / counts[name]) for name, grid in grids.items()}
 
     def chosen(self, words: Sequence[str], methods: Sequence[str]) -> list[int]:
         """Rows of images, each once: by name, a number for the first ones, best:2, disputed, ...

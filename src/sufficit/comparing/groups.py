@@ -14,15 +14,9 @@ from sufficit.comparing.jobs import Job
 from sufficit.crews import Crew
 from sufficit.data.images import quiet_reading
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
-from sufficit.keeping import (
-    Part,
-    Parts,
-    answers_as_tensors,
-    answers_from,
-    leak_as_tensors,
-    leak_from,
-)
-from sufficit.metrics.evaluate import Plan, evaluate
+from sufficit.gathering import Gathered, gather
+from sufficit.keeping import Parts, answers_as_tensors, leak_as_tensors, leak_from
+from sufficit.metrics.evaluate import evaluate
 from sufficit.metrics.leak import POOL, Leak, measure
 from sufficit.metrics.probe import Pool, Probe, Setting, draw_pool, prepare
 from sufficit.progress import bar
@@ -30,9 +24,6 @@ from sufficit.reading import (
     Entry,
     Group,
     Item,
-    Skipped,
-    check_any,
-    check_sizes,
     count_soon,
     within,
 )
@@ -47,7 +38,7 @@ from sufficit.sharing import (
     scored_of,
     sizes_of,
 )
-from sufficit.types import Answers, Progress
+from sufficit.types import Progress
 
 HEATMAPS = "heatmaps"  # a stage that leaves parts, if they are to be kept
 
@@ -65,25 +56,10 @@ class _Explained:
 
 
 @dataclass(frozen=True)
-class Found:
+class Found(Gathered):
     """All that was scored, and what could not be."""
 
-    names: tuple[str, ...]
-    answers: dict[str, Answers]
-    held_out: dict[str, Answers]
-    skipped: tuple[Skipped, ...]
     empty: dict[str, int]  # method -> heatmaps that are all zeros
-    counts: tuple[int, ...]  # images scored of each group
-
-    @property
-    def targets(self) -> Tensor:
-        """The class each image was scored for: [N]."""
-        return next(iter(self.answers.values())).targets
-
-    @property
-    def roll(self) -> Roll:
-        """What the leak must know of the images."""
-        return Roll(self.targets, self.counts)
 
 
 def score_groups(job: Job, parts: Parts, crew: Crew) -> int:
@@ -112,24 +88,15 @@ def score_groups(job: Job, parts: Parts, crew: Crew) -> int:
 
 def collect(job: Job, parts: Parts, groups: int) -> Found:
     """All that the parts hold of the scores, in the folder's order."""
-    read = [parts.read(SCORES, number) for number in range(groups)]
-    skipped = [Skipped(*pair) for part in read for pair in part.facts["skipped"].items()]
-    full = [part for part in read if part.facts["names"]]
-    check_any(len(full), skipped)
-    check_sizes({tuple(part.facts["size"]): part.facts["names"][0] for part in reversed(full)})
-    second = job.methods if job.held_out_fill is not None else ()
-    return Found(
-        names=tuple(name for part in full for name in part.facts["names"]),
-        answers={m: _joined(full, m, job.plan, held_out=False) for m in job.methods},
-        held_out={m: _joined(full, m, job.plan, held_out=True) for m in second},
-        skipped=tuple(skipped),
-        empty={m: sum(part.facts["empty"][m] for part in full) for m in job.methods},
-        counts=tuple(len(part.facts["names"]) for part in read),
-    )
+    empty = dict.fromkeys(job.methods, 0)
 
+    def count(facts: Mapping[str, Any]) -> None:
+        for method in empty:
+            empty[method] += facts["empty"][method]
 
-def _joined(parts: Sequence[Part], method: str, plan: Plan, *, held_out: bool) -> Answers:
-    return Answers.join([answers_from(part, method, plan, held_out=held_out) for part in parts])
+    second, methods = job.held_out_fill is not None, list(job.methods)
+    found = gather(parts, groups, job.plan, methods, held_out=second, one_size=True, each=count)
+    return Found(**vars(found), empty=empty)
 
 
 def leak_groups(job: Job, parts: Parts, roll: Roll, alpha_min: float, crew: Crew) -> None:
