@@ -30,9 +30,11 @@ from sufficit.comparing.settings import Settings, settings_from
 from sufficit.crews import Crew
 from sufficit.data import finding
 from sufficit.data.finding import Stream, stream_pictures
+from sufficit.data.heatmaps import HeatmapFile
 from sufficit.data.images import Picture, classes_of, find_pictures
 from sufficit.keeping import Parts
 from sufficit.metrics.evaluate import read
+from sufficit.pairing import Pairs
 from sufficit.progress import bar
 from sufficit.reading import PREDICTIONS, count_soon, grouped, labels_for, named
 from sufficit.report.words import reading
@@ -380,8 +382,20 @@ def test_groups_are_dealt_out_in_turn_but_for_those_that_are_done() -> None:
     pictures = [Picture(f"/x/{n}.png", f"{n}.png", None) for n in range(15)]
     groups = list(grouped(Stream.of(pictures), PREDICTIONS, 2))
     assert [len(group) for group in groups] == [2] * 7 + [1]
-    shares = [[g.number for g in dealt(groups, {1, 2}, Crew(rank, 2))] for rank in range(2)]
-    assert shares == [[0, 4, 6], [3, 5, 7]]
+    shares = [[g.number for g in dealt(groups, {1}, Crew(rank, 2))] for rank in range(2)]
+    assert shares == [[0, 3, 5, 7], [2, 4, 6]]
+
+
+def test_a_key_that_fits_two_images_is_refused_by_processes_that_read_neither(
+    tmp_path: Path,
+) -> None:
+    pictures = [Picture(f"/x/{name}", name, None) for name in ("a/1.png", "b/1.png")]
+    np.savez(tmp_path / "maps.npz", **{"1.png": np.ones((2, 2))})
+    with HeatmapFile(tmp_path / "maps.npz") as maps:
+        pairs = Pairs(None, maps, normalize=False)
+        job = scoring._Job(classifier(), Stream.of(pictures), PREDICTIONS, pairs, Options())
+        with pytest.raises(UserError, match=r"'1\.png' .* fits 2 images"):
+            list(dealt(job.groups(), (), Crew(5, 9)))
 
 
 def test_processes_that_find_other_images_are_refused_at_the_end(tmp_path: Path) -> None:

@@ -276,7 +276,7 @@ def _leak_groups(job: _Job, parts: Parts, roll: Roll, alpha_min: float, crew: Cr
         crew.stage(LEAK, tick, before, total) as told,
     ):
         probe = None
-        for group in dealt(job.groups(), done | roll.empty, crew):
+        for group in roll.left(job.groups(), done, crew):
             probe = probe or _probe(job, parts, roll, alpha_min)
             entries, first = scored_of(group, parts), roll.starts[group.number]
             goals, given = roll.targets[first : first + len(entries)], _read(job, entries)

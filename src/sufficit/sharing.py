@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import torch
@@ -44,7 +44,8 @@ class Passage:
         """The groups as they come."""
         for group in groups:
             self.groups, self.images = self.groups + 1, self.images + len(group)
-            self._names.update("".join(f"{name}\n" for name in group.names).encode())
+            names = "".join(f"{name}\n" for name in group.names)
+            self._names.update(names.encode(errors="surrogateescape"))
             if group.number in self.done:
                 _check_unchanged(group, self.parts.facts(SCORES, group.number), self.parts)
             elif self.closed:
@@ -106,10 +107,10 @@ class Roll:
         """What a part of the leak says of all of it."""
         return {"alpha_min": alpha_min, "roll": self.digest}
 
-    @property
-    def empty(self) -> set[int]:
-        """The groups of which no image was scored."""
-        return {number for number, count in enumerate(self.counts) if not count}
+    def left(self, groups: Iterable[Group], done: Collection[int], crew: Crew) -> Iterator[Group]:
+        """The groups with images that were scored, not done, that fall to this process."""
+        empty = {number for number, count in enumerate(self.counts) if not count}
+        return dealt(islice(groups, len(self.counts)), empty.union(done), crew)
 
     def entries(self, rows: Sequence[int], groups: Iterable[Group], parts: Parts) -> list[Entry]:
         """The pictures of some rows, for which the images are gone through once."""

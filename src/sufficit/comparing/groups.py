@@ -110,7 +110,7 @@ def leak_groups(job: Job, parts: Parts, roll: Roll, alpha_min: float, crew: Crew
         crew.stage(LEAK, tick, before, total) as told,
     ):
         probes: dict[str, Probe] = {}
-        for group in dealt(job.groups(), done | roll.empty, crew):
+        for group in roll.left(job.groups(), done, crew):
             probes = probes or _probes(job, parts, roll, alpha_min)
             entries, first = scored_of(group, parts), roll.starts[group.number]
             goals = roll.targets[first : first + len(entries)]

@@ -309,24 +309,19 @@ def read(answers: Answers, plan: Plan, held_out: Answers | None = None) -> Score
     search = None
     schedule = plan.schedules[0]
     if plan.searching:
-        found = [torch.stack([msi(a, s) for s in plan.schedules], dim=1) for a in answers.pieces()]
-        search = AlphaSearch(tuple(s.alpha_min for s in plan.schedules), torch.cat(found))
+        tried = answers.by_piece(
+            lambda some: {"msi": torch.stack([msi(some, s) for s in plan.schedules], dim=1)}
+        )
+        search = AlphaSearch(tuple(s.alpha_min for s in plan.schedules), tried["msi"])
         schedule = replace(schedule, alpha_min=search.best)
-    columns = _columns(answers, plan, schedule)
+    formulas = {name: plan.metric(name).formula for name in plan.columns}
+    columns = answers.by_piece(
+        lambda some: {name: formula(some, schedule) for name, formula in formulas.items()}
+    )
     if held_out is not None:
-        columns["msi_held_out"] = torch.cat([msi(some, schedule) for some in held_out.pieces()])
+        columns |= held_out.by_piece(lambda some: {"msi_held_out": msi(some, schedule)})
         columns["fill_drop"] = columns["msi"] - columns["msi_held_out"]
     return Scores(plan, answers, columns, schedule.alpha_min, search, held_out)
-
-
-def _columns(answers: Answers, plan: Plan, schedule: Schedule) -> dict[str, Tensor]:
-    """Every column at one alpha_min: each [N]."""
-    formulas = {name: plan.metric(name).formula for name in plan.columns}
-    pieces = [
-        {name: formula(some, schedule) for name, formula in formulas.items()}
-        for some in answers.pieces()
-    ]
-    return {name: torch.cat([piece[name] for piece in pieces]) for name in formulas}
 
 
 def with_leak(scores: Scores, leaked: Leak) -> Scores:

@@ -50,7 +50,7 @@ class Reading:
 
 def reading(method: str, scores: Scores, schedule: Schedule) -> Reading:
     """What a method's mean MSI says, and which of its parts decides that."""
-    parts = torch.cat([_parts(some, schedule) for some in scores.answers.pieces()])
+    parts = scores.answers.by_piece(lambda some: {"all": _parts(some, schedule)})["all"]
     size, kept, inner_mean, outside, weak = _present(parts).mean(0).tolist()
     losses = Losses(size, 1 - (kept + inner_mean) / 2, outside / 2, weak / 2)
     value = scores.msi.nanmean().item()
