@@ -3,19 +3,26 @@
     OMP_NUM_THREADS=1 python benchmarks/memory.py --out benchmarks/results/memory-cpu.json
 
 Images of 16 px are made up and written to shards, found, explained by Grad-CAM and scored by a
-small net on coarse curves; the resident set is read at ten points of the scoring and after each
-step.
+small net on coarse curves, with the memory of the process at ten points; then the results are
+joined. After that answers to all bands of the usual settings are made up for as many images, and
+joined and written as a comparison does it. Each number of images has a process of its own. Memory
+is that which only this process can give back (RssAnon): pages of files are the system's to drop.
 """
 
 import argparse
 import io
 import json
-import os
+import multiprocessing
 import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,17 +32,42 @@ from torch import nn
 from sufficit import Classifier, View
 from sufficit.compare import score_folder
 from sufficit.comparing.settings import Settings
-from sufficit.data.images import find_pictures
-from sufficit.results import provenance
+from sufficit.gathering import gather
+from sufficit.keeping import Parts, answers_as_tensors
+from sufficit.metrics.evaluate import make_plan, read
+from sufficit.reading import GROUP
+from sufficit.results import provenance, save_scores, summarise
+from sufficit.sharing import SCORES
+from sufficit.types import Answers
 
 SIDE, SHARD = 16, 10_000
 POINTS = 10
 
 
-def resident() -> float:
-    """MiB of this process that are in memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+def resident(kind: str = "RssAnon") -> float:
+    """MiB of this process that are in memory and not a file's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(kind))
+
+
+@contextmanager
+def peak(found: dict[str, float], name: str) -> Iterator[None]:
+    """Keep the most memory that was in use inside the block, and the seconds it took."""
+    ended, highest, begun = Event(), [resident()], time.perf_counter()
+
+    def watch() -> None:
+        while not ended.wait(0.02):
+            highest.append(max(highest.pop(), resident()))
+
+    watching = Thread(target=watch)
+    watching.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watching.join()
+        found |= {f"{name}_mib": max(*highest, resident())}
+        found |= {f"{name}_seconds": time.perf_counter() - begun}
 
 
 def write_shards(folder: Path, images: int) -> None:
@@ -65,46 +97,82 @@ def small_net() -> Classifier:
     return Classifier(model, layer="1", view=View((SIDE, SIDE)))
 
 
+def scored(images: int, place: Path) -> dict[str, Any]:
+    """A comparison over shards: when the first part is there, and memory on the way and after."""
+    points: list[dict[str, float]] = []
+    found: dict[str, float] = {}
+    (place / "shards").mkdir()
+    write_shards(place / "shards", images)
+    settings = Settings(
+        model="small", data=str(place / "shards"), methods=("gradcam",), controls=False, leak=False,
+        value_step=0.25, percent_step=0.25, targets="label",
+    )  # fmt: skip
+
+    def told(done: float, total: float) -> None:
+        del total  # is not known
+        if done >= GROUP:
+            found.setdefault("seconds_to_first_part", time.perf_counter() - begun)
+        if done >= max(GROUP, len(points) * images / POINTS) and len(points) <= POINTS:
+            points.append({"images": done, "mib": resident()})
+            print(f"{done:9.0f} images {points[-1]['mib']:8.1f} MiB", flush=True)
+
+    begun = time.perf_counter()
+    with peak(found, "all"):
+        score_folder(settings, place / "run", classifier=small_net(), progress=told)
+    return found | {"points": points, "growth_mib": points[-1]["mib"] - points[1]["mib"]}
+
+
+def joined(images: int, place: Path) -> dict[str, Any]:
+    """Made-up answers to all bands of the usual settings: read back, joined, written."""
+    plan, parts, found = make_plan(), Parts(place / "parts"), dict[str, float]()
+    parts.folder.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    for number in range(-(-images // GROUP)):
+        n = min(GROUP, images - number * GROUP)
+        drawn = torch.rand(n, len(plan.asks), generator=generator)
+        shares = torch.rand(n, len(plan.weighs), generator=generator, dtype=torch.float64)
+        whole = torch.zeros(n, dtype=torch.long)
+        answers = Answers(plan.asks, drawn.round(), drawn, plan.weighs, shares, whole, whole)
+        names = [f"{number:05d}/{k:02d}.png" for k in range(n)]
+        facts = {"names": names, "skipped": {}, "size": [3, SIDE, SIDE]}
+        parts.write(SCORES, number, answers_as_tensors("made up", answers), facts)
+    before = resident()
+    with peak(found, "gathered"):
+        got = gather(
+            parts, -(-images // GROUP), plan, ["made up"], held_out=False, one_size=True,
+            each=lambda _: None,
+        )  # fmt: skip
+    with peak(found, "columns"):
+        scores = read(got.answers["made up"], plan)
+    with peak(found, "summary"):
+        summarise(scores)
+    with peak(found, "curves"):
+        scores.mean_curves()
+    with peak(found, "written"):
+        save_scores(place, scores, got.names)
+    answers_mib = 2 * 4 * images * len(plan.asks) / 2**20
+    return found | {"before_mib": before, "bands": len(plan.asks), "answers_mib": answers_mib}
+
+
+def measured(images: int) -> dict[str, Any]:
+    """Both, for so many images."""
+    found: dict[str, Any] = {"images": images}
+    for step in (scored, joined):
+        with tempfile.TemporaryDirectory() as place:
+            found[step.__name__] = step(images, Path(place))
+            print(json.dumps(found[step.__name__]), flush=True)
+    return found
+
+
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--images", type=int, default=100_000)
+    words.add_argument("--images", type=int, nargs="+", default=[10_000, 100_000])
     words.add_argument("--out", type=Path)
     asked = words.parse_args()
-    points: list[dict[str, float]] = []
-    steps = {"begun": resident()}
-    with tempfile.TemporaryDirectory() as place:
-        shards = Path(place) / "shards"
-        shards.mkdir()
-        write_shards(shards, asked.images)
-        steps["shards written"] = resident()
-        begun = time.perf_counter()
-        pictures = find_pictures(shards)
-        found = time.perf_counter() - begun
-        steps["pictures found"] = resident()
-
-        def told(done: float, total: float) -> None:
-            if done >= len(points) / POINTS * total and len(points) <= POINTS:
-                points.append({"images": done, "mib": resident()})
-                print(f"{done:9.0f} images {points[-1]['mib']:8.1f} MiB", flush=True)
-
-        settings = Settings(
-            model="small", data=str(shards), methods=("gradcam",), controls=False, leak=False,
-            value_step=0.25, percent_step=0.25, targets="label",
-        )  # fmt: skip
-        begun = time.perf_counter()
-        score_folder(
-            settings, Path(place) / "run", classifier=small_net(), pictures=pictures, progress=told
-        )
-        seconds = time.perf_counter() - begun
-        steps["scores joined"] = resident()
-    growth = points[-1]["mib"] - points[1]["mib"]
-    print(
-        f"{asked.images} images in {seconds:.0f} s, found in {found:.1f} s; from a tenth of them to"
-        f" all, memory grew by {growth:.1f} MiB; {steps}"
-    )
+    alone = {"mp_context": multiprocessing.get_context("spawn"), "max_tasks_per_child": 1}
+    with ProcessPoolExecutor(1, **alone) as pool:  # type: ignore[arg-type]
+        results = list(pool.map(measured, asked.images))
     if asked.out:
-        results = {"points": points, "steps_mib": steps, "growth_mib": growth, "seconds": seconds}
-        results |= {"images": asked.images, "seconds_to_find": found}
         facts = provenance({"argv": sys.argv[1:]}, torch.device("cpu"), torch.float32)
         asked.out.write_text(json.dumps(facts | {"results": results}, indent=2) + "\n")
 

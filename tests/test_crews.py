@@ -128,10 +128,10 @@ import os, signal
 from sufficit.comparing import groups
 
 whole = groups._score_group
-def dying(job, parts, number, *rest):
-    if os.environ.get("LOCAL_RANK") == "1" and number > 1:
+def dying(job, parts, group, *rest):
+    if os.environ.get("LOCAL_RANK") == "1" and group.number > 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    whole(job, parts, number, *rest)
+    whole(job, parts, group, *rest)
 groups._score_group = dying
 """
 

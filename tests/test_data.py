@@ -168,7 +168,8 @@ def test_heatmaps_are_found_by_path_name_or_stem(tmp_path: Path, suffix: str) ->
     else:
         save_file(maps, path)
     with HeatmapFile(path) as file:
-        found = file.match(["cat/1.png", "dog/2.png", "dog/3.jpg", "dog/4.png"])
+        names = ["cat/1.png", "dog/2.png", "dog/3.jpg", "dog/4.png"]
+        found = {name: file.key(name) for name in [*names, *names]}
         read = file.read("cat/1.png")
     assert found == {
         "cat/1.png": "cat/1.png",
@@ -184,7 +185,7 @@ def test_an_exact_key_is_never_ambiguous(tmp_path: Path) -> None:
     maps = {name: torch.full((2, 2), i / 10) for i, name in enumerate(names)}
     write_heatmaps(tmp_path / "m.npz", maps)
     with HeatmapFile(tmp_path / "m.npz") as file:
-        assert file.match(names) == {name: name for name in names}
+        assert [file.key(name) for name in names] == names
         assert all(torch.equal(file.read(name), maps[name]) for name in names)
 
 
@@ -198,13 +199,24 @@ def test_a_damaged_archive_is_a_clear_error(tmp_path: Path) -> None:
         file.read("a")
 
 
-def test_a_key_that_fits_two_images_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [["a/1.png", "b/1.png"], ["1.png", "b/1.png"]])
+@pytest.mark.parametrize("order", [1, -1], ids=["forth", "back"])
+def test_a_key_that_fits_two_images_is_an_error_whichever_comes_first(
+    tmp_path: Path, names: list[str], order: int
+) -> None:
     write_heatmaps(tmp_path / "m.npz", {"1.png": torch.ones(2, 2)})
-    with (
-        HeatmapFile(tmp_path / "m.npz") as file,
-        pytest.raises(UserError, match=r"'1.png' .* fits 2 images"),
-    ):
-        file.match(["a/1.png", "b/1.png"])
+    first, second = names[::order]
+    with HeatmapFile(tmp_path / "m.npz") as file:
+        assert file.key(first) == "1.png"
+        with pytest.raises(UserError, match=rf"'1.png' .* fits 2 images .*{first}, {second}"):
+            file.key(second)
+
+
+def test_a_key_that_fits_two_images_and_is_nobodys_is_no_error(tmp_path: Path) -> None:
+    names = ["a/1.png", "b/1.png"]
+    write_heatmaps(tmp_path / "m.npz", {name: torch.ones(2, 2) for name in [*names, "1"]})
+    with HeatmapFile(tmp_path / "m.npz") as file:
+        assert [file.key(name) for name in names] == names
 
 
 def test_heatmap_files_with_anything_else_are_refused(tmp_path: Path) -> None:

@@ -35,10 +35,10 @@ from test_reproduce import narrow_nets
 crews.BEAT = 0.1
 torch.set_num_threads(1)
 whole, score_group = chain.reproduce, groups._score_group
-def noting(job, parts, number, *rest):
+def noting(job, parts, group, *rest):
     with open(f"scored-{os.environ.get('LOCAL_RANK', '0')}", "a") as file:
-        file.write(f"{parts.folder.parent.name}-{number} ")
-    score_group(job, parts, number, *rest)
+        file.write(f"{parts.folder.parent.name}-{group.number} ")
+    score_group(job, parts, group, *rest)
 groups._score_group = noting
 writing._save_sheet = writing._alpha_figure = lambda *_: None  # take long
 writing.figures.save = lambda *_: None

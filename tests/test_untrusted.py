@@ -23,8 +23,8 @@ from sufficit import Classifier, Lax, UserError, train_lax
 from sufficit.comparing.finished import read_finished
 from sufficit.comparing.jobs import make_job
 from sufficit.comparing.settings import Settings, read_run, settings_from, write_run
+from sufficit.data.finding import stream_pictures
 from sufficit.data.heatmaps import HeatmapError, HeatmapFile, write_heatmaps
-from sufficit.data.images import find_pictures
 from sufficit.data.splits import Split
 from sufficit.errors import unknown
 from sufficit.files import safe_name
@@ -341,7 +341,7 @@ def test_no_adapter_takes_the_place_of_a_result(tmp_path: Path, adapter: Path, n
     asked = settings_from(
         {"model": "sufficit:digits", "data": str(tmp_path / "data"), "lax": [str(tmp_path / name)]}
     )
-    pictures = find_pictures(tmp_path / "data")
+    pictures = stream_pictures(tmp_path / "data")
     with pytest.raises(UserError, match="no method can be called"):
         make_job(asked, Classifier.load("sufficit:digits"), pictures, 4, False)
 

@@ -17,7 +17,6 @@ from sufficit.comparing.groups import (
     leak_groups,
     quiet,
     score_groups,
-    told_roll,
 )
 from sufficit.comparing.jobs import Job, check_methods, identity, load, make_job
 from sufficit.comparing.outcome import OWN_BEST, Comparison
@@ -26,12 +25,14 @@ from sufficit.comparing.settings import CONTROLS, Settings, write_run
 from sufficit.comparing.showing import Shown, choose
 from sufficit.comparison import compare_scores
 from sufficit.crews import Crew
-from sufficit.data.images import Picture, find_pictures
+from sufficit.data.finding import Stream, stream_pictures
+from sufficit.data.images import Picture
 from sufficit.intervals import Estimate, estimates
 from sufficit.keeping import FOLDER, Parts, begin
 from sufficit.metrics.evaluate import AlphaSearch, Scores, read, with_leak
 from sufficit.reading import GROUP
 from sufficit.results import summarise
+from sufficit.sharing import told_roll
 from sufficit.types import Progress
 
 
@@ -63,9 +64,9 @@ def compare_folder(
         scores=scores,
         summaries={method: _summary(one, settings.seed) for method, one in scores.items()},
         standing=compare_scores(competing, seed=settings.seed),
-        shown=_shown(job, found, competing),
+        shown=_shown(scored, competing),
         skipped=found.skipped,
-        target_kind="prediction" if job.labels is None else "label",
+        target_kind=job.labels.kind,
         alpha_min=scores[contest[0]].alpha_min,
         empty=found.empty,
         classifier=job.classifier,
@@ -120,30 +121,31 @@ def _job(
     check_methods(settings)
     if classifier is None:
         classifier = load(replace(settings, device=crew.device or settings.device))
-    pictures = pictures or find_pictures(Path(settings.data))
-    return make_job(settings, classifier, pictures, group, progress, columns)
+    stream = Stream.of(pictures) if pictures else stream_pictures(Path(settings.data))
+    return make_job(settings, classifier, stream, group, progress, columns)
 
 
 def _score(job: Job, out: Path, crew: Crew) -> Scored | None:
     """Ask the model all that is left to ask; only the first process has an outcome."""
-    parts = begin(out, identity(job)) if crew.first else Parts(out / FOLDER)
+    same = identity(job)
+    parts = begin(out, same) if crew.first else Parts(out / FOLDER)
     if crew.first:
         write_run(out / "RUN.toml", job.settings)
     with crew.meet(parts.folder):
-        crew.check_alike(identity(job))
-        score_groups(job, parts, crew)
+        crew.check_alike(same)
+        groups = score_groups(job, parts, crew)
         if not crew.first:
             if crew.tell("leak", None):
                 leak_groups(job, parts, *told_roll(None, 0, crew), crew)
             return None
-        scored = _with_leak(_collected(job, parts), crew)
+        scored = _with_leak(_collected(job, parts, groups), crew)
     parts.complete()
     return scored
 
 
-def _collected(job: Job, parts: Parts) -> Scored:
+def _collected(job: Job, parts: Parts, groups: int) -> Scored:
     """All that was scored, as it lies on disk."""
-    found = collect(job, parts)
+    found = collect(job, parts, groups)
     contest = [method for method in job.methods if method not in CONTROLS] or list(job.methods)
     return Scored(job, parts, found, scores_at_one_alpha(job, found, contest), contest)
 
@@ -155,7 +157,7 @@ def _with_leak(scored: Scored, crew: Crew) -> Scored:
     if not crew.tell("leak", wanted):
         return scored
     alpha_min = scored.scores[scored.contest[0]].alpha_min
-    leak_groups(job, scored.parts, *told_roll(found, alpha_min, crew), crew)
+    leak_groups(job, scored.parts, *told_roll(found.roll, alpha_min, crew), crew)
     leaked = collect_leak(job, scored.parts, found)
     scores = {method: with_leak(one, leaked[method]) for method, one in scored.scores.items()}
     return replace(scored, scores=scores)
@@ -185,14 +187,16 @@ def _summary(scores: Scores, seed: int) -> dict[str, Estimate]:
     return summary | estimates({OWN_BEST: best.numpy()}, {OWN_BEST: True}, seed=seed)
 
 
-def _shown(job: Job, found: Found, scores: Mapping[str, Scores]) -> Shown:
+def _shown(scored: Scored, scores: Mapping[str, Scores]) -> Shown:
     """Some images read and explained once more, to be looked at."""
+    job, found = scored.job, scored.found
     msi = {method: np.asarray(one.msi.numpy(), np.float64) for method, one in scores.items()}
     chosen = choose(msi, seed=job.settings.seed)
     rows = list(chosen)
     names, targets = [found.names[row] for row in rows], found.targets[rows]
     with quiet():
-        images, heatmaps = draw(job, names, targets)
+        entries = found.roll.entries(rows, job.groups(), scored.parts)
+        images, heatmaps = draw(job, entries, targets)
     classes = job.classifier.classes
     return Shown(
         numbers=tuple(rows),

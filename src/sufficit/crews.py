@@ -124,11 +124,11 @@ class Crew:
         self._wait_until(lambda: self._note(key) is not None)
         return (self._note(key) or {})["value"]
 
-    def check_alike(self, identity: Mapping[str, Any]) -> None:
+    def check_alike(self, identity: Mapping[str, Any], word: str = "identity") -> None:
         """Raise where this process has other images or another model than the first one."""
         own = {key: value for key, value in identity.items() if key != "device"}
         own = json.loads(json.dumps(own, default=str))  # as the others read it
-        first = self.tell("identity", own)
+        first = self.tell(word, own)
         for key, value in own.items():
             if first[key] != value:
                 raise UserError(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sufficit.files import writing
 from sufficit.intervals import Estimate
+from sufficit.metrics.curves import MeanCurve
 from sufficit.metrics.evaluate import Scores
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _take_names_literally(figure: "Figure") -> None:
 
 def curves_figure(scores: Scores, title: str = "") -> "Figure":
     """Each curve averaged over the images, and MSI over alpha_min where it was searched for."""
-    curves = scores.curves()
+    curves = scores.mean_curves()
     kind = scores.plan.schedules[0].score
     panels = [name for name in TITLES if name in curves]
     msi = "hide" in curves
@@ -113,14 +114,14 @@ def curves_figure(scores: Scores, title: str = "") -> "Figure":
     for name in panels:
         axis, curve = next(rest), curves[name]
         colour = SHOW if name.startswith("insertion") else HIDE
-        _mean_line(axis, curve.grid, getattr(curve, kind), colour, None)
+        _mean_line(axis, curve, colour, None)
         share = name.endswith("percent")
         _dress(axis, TITLES[name], "share of pixels" if share else "alpha", kind)
     if msi:
         axis = next(rest)
         for name, colour in (("show", SHOW), ("hide", HIDE)):
             label = rf"{name.title()}(>$\alpha$)"
-            _mean_line(axis, curves[name].grid, getattr(curves[name], kind), colour, label)
+            _mean_line(axis, curves[name], colour, label)
         axis.legend(frameon=False, fontsize=8)
         _dress(axis, f"MSI's curves from alpha_min {scores.alpha_min:g}", "alpha", kind)
     if scores.search is not None:
@@ -135,11 +136,11 @@ def methods_figure(scores: Mapping[str, Scores], quiet: Sequence[str] = ()) -> "
     """Each curve averaged over the images, a line a method; quiet ones are grey and dashed."""
     first = next(iter(scores.values()))
     kind = first.plan.schedules[0].score
-    found = {method: one.curves() for method, one in scores.items()}
+    found = {method: one.mean_curves() for method, one in scores.items()}
     panels = []
     for name in (name for name in METHOD_TITLES if name in next(iter(found.values()))):
         curves = {method: curves[name] for method, curves in found.items()}
-        lines = {m: (curve.grid, getattr(curve, kind).nanmean(0)) for m, curve in curves.items()}
+        lines = {method: (curve.grid, curve.values) for method, curve in curves.items()}
         panels.append(curve_panel(name, kind, lines))
     searches = {method: one.search for method, one in scores.items() if one.search is not None}
     if searches:
@@ -294,12 +295,9 @@ def axes_for(panels: int, look: Look = USUAL) -> tuple["Figure", list["Axes"]]:
     return figure, grid
 
 
-def _mean_line(
-    axis: "Axes", grid: tuple[float, ...], values: Tensor, colour: str, label: str | None
-) -> None:
-    mean = values.nanmean(0)
-    axis.plot(grid, mean, color=colour, label=label, linewidth=1.6)
-    axis.fill_between(grid, mean, color=colour, alpha=0.12, linewidth=0)
+def _mean_line(axis: "Axes", curve: MeanCurve, colour: str, label: str | None) -> None:
+    axis.plot(curve.grid, curve.values, color=colour, label=label, linewidth=1.6)
+    axis.fill_between(curve.grid, curve.values, color=colour, alpha=0.12, linewidth=0)
 
 
 def _search_panel(axis: "Axes", scores: Scores) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from sufficit.errors import UserError
 from sufficit.files import make_folder, read_json, writing
 from sufficit.fingerprints import read, same
-from sufficit.metrics.evaluate import Plan
 from sufficit.metrics.leak import Leak
 from sufficit.results import plain, save_json
 from sufficit.types import Answers
@@ -23,7 +22,7 @@ FOLDER = "parts"
 BEGUN, COMPLETE = "begun.json", "complete"
 OF_THE_MACHINE = ("device", "torch", "model", "data", "lax")  # the last three are paths
 MODEL = "model's fingerprint"
-_ANSWERS = ("hits", "confidences", "shares", "targets", "calls")
+LARGE, SMALL = ("hits", "confidences"), ("shares", "targets", "calls")  # of a part's answers
 _LEAK = ("donors", "donors_chance", "grey", "grey_chance", "noise", "noise_chance", "calls")
 
 
@@ -66,7 +65,11 @@ class Parts:
             # save_file does not tell a full disk as an OSError.
             path.write_bytes(save(whole, metadata={"facts": json.dumps(facts)}))
 
-    def read(self, stage: str, group: int) -> Part:
+    def facts(self, stage: str, group: int) -> dict[str, Any]:
+        """What there is to know of a group beside its tensors."""
+        return self.read(stage, group, tensors=False).facts
+
+    def read(self, stage: str, group: int, *, tensors: bool = True) -> Part:
         """What was found of a group."""
         from safetensors import safe_open
 
@@ -74,7 +77,7 @@ class Parts:
         try:
             with safe_open(path, framework="pt") as opened:
                 facts = json.loads(opened.metadata()["facts"])
-                names = list(opened.keys())
+                names = list(opened.keys()) if tensors else []
                 return Part({name: opened.get_tensor(name) for name in names}, facts)
         except Exception as error:
             raise UserError(
@@ -157,15 +160,7 @@ def _check_same(
 
 def answers_as_tensors(method: str, answers: Answers) -> dict[str, Tensor]:
     """A method's answers by names of their own."""
-    return {f"{method}/{name}": getattr(answers, name) for name in _ANSWERS}
-
-
-def answers_from(part: Part, method: str, plan: Plan, *, held_out: bool = False) -> Answers:
-    """A method's answers, which were asked by this plan."""
-    stem = f"{method}/held_out" if held_out else method
-    found = {name: part.tensors[f"{stem}/{name}"] for name in _ANSWERS}
-    bands = plan.msi_asks if held_out else plan.asks
-    return Answers(bands=bands, weighed=plan.weighs, **found)
+    return {f"{method}/{name}": getattr(answers, name) for name in (*LARGE, *SMALL)}
 
 
 def leak_as_tensors(method: str, leaked: Leak) -> dict[str, Tensor]:

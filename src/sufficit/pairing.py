@@ -1,7 +1,7 @@
 """Pictures with their heatmaps, read together."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from sufficit.data.images import BadPictureError, Picture
 from sufficit.errors import UserError
 from sufficit.heatmaps import check_range, normalize, resize
 from sufficit.parts import View
-from sufficit.reading import Item
+from sufficit.reading import Entry, Item
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,16 @@ class Pairs:
 
     view: View | None
     maps: HeatmapFile
-    keys: dict[str, str | None]
     normalize: bool
     askew: set[str] = field(default_factory=set)
 
-    def read(self, picture: Picture, label: int | None) -> Pair:
+    def read(self, entry: Entry) -> Pair:
         """A picture and its heatmap, or an error that says what is wrong with either."""
-        key = self.keys[picture.name]
+        key = self.maps.key(entry.picture.name)
         if key is None:
             raise BadPictureError(f"no heatmap: {self.maps.path.name} has no such key")
-        image = picture.read(self.view)
-        return Pair(picture, label, image, self._heatmap(key, picture.name, image))
+        image = entry.picture.read(self.view)
+        return Pair(entry, image, self._heatmap(key, entry.picture.name, image))
 
     def _heatmap(self, key: str, name: str, image: Tensor) -> Tensor:
         heatmap = self.maps.read(key)[None]
@@ -52,15 +51,17 @@ class Pairs:
         return resize(heatmap, (image.shape[1], image.shape[2]))[0]
 
 
-def keys_of(maps: HeatmapFile, pictures: Sequence[Picture]) -> dict[str, str | None]:
-    """The key of each picture's heatmap; raise where none has one."""
-    keys = maps.match([picture.name for picture in pictures])
-    if not any(keys.values()):
-        raise UserError(
-            f"none of the {len(pictures)} images has a heatmap in {maps.path}: images are named"
-            f" like {pictures[0].name!r}, keys like {(maps.keys or ['(none)'])[0]!r}"
-        )
-    return keys
+def check_any_pair(maps: HeatmapFile, pictures: Iterable[Picture]) -> None:
+    """Raise where no picture has a heatmap; none behind the first that has one is looked at."""
+    count, like = 0, ""
+    for picture in pictures:
+        if maps.key(picture.name) is not None:
+            return
+        count, like = count + 1, like or picture.name
+    raise UserError(
+        f"none of the {count} images has a heatmap in {maps.path}: images are named like {like!r},"
+        f" keys like {(maps.keys or ['(none)'])[0]!r}"
+    )
 
 
 def warn_of_stretched(askew: Sequence[str]) -> None:

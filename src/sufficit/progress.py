@@ -1,5 +1,6 @@
 """A progress bar for whatever takes longer than a few seconds."""
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ class Tick(Protocol):
 def bar(title: str, wanted: bool | Progress | None = None) -> Iterator[Tick | None]:
     """A function (done, total) that draws a bar: at once, never, or (None) when it takes long.
 
-    A function of the caller's own is handed through.
+    A total of infinity is one that is not known: what is done is counted. A function of the
+    caller's own is handed through.
     """
     if callable(wanted):
         told = wanted
@@ -50,7 +52,8 @@ def bar(title: str, wanted: bool | Progress | None = None) -> Iterator[Tick | No
     def tick(done: float, total: float, note: str = "", /) -> None:
         if wanted or time.monotonic() - begun > PATIENCE:
             bars.start()
-        bars.update(task, completed=done, total=total, note=note)
+        known = total if math.isfinite(total) else None
+        bars.update(task, completed=done, total=known, note=note)
 
     if wanted:
         bars.start()

@@ -1,20 +1,26 @@
 """Read a folder some pictures at a time: labels, bad files, sizes, the next group read ahead."""
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count, islice
 from typing import Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from sufficit.classifiers import Classifier
+from sufficit.data.finding import Stream
 from sufficit.data.heatmaps import HeatmapError
-from sufficit.data.images import BadPictureError, Picture, labels_of
+from sufficit.data.images import BadPictureError, Picture, class_numbers
 from sufficit.errors import UserError
 from sufficit.types import Progress
 
 GROUP = 32  # images read, and scored, at a time
+PATIENCE = 1.0  # seconds in which images are counted before any is scored
 
 
 @dataclass(frozen=True)
@@ -26,61 +32,90 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Item:
-    """A picture, the number of its class where it is known, and what the model sees of it."""
+class Entry:
+    """Which of all pictures one is, the picture, and the number of its class where it is known."""
 
+    number: int
     picture: Picture
-    label: int | None
+    label: int | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Pictures that are scored together, and which of all groups they are."""
+
+    number: int
+    entries: tuple[Entry, ...]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def names(self) -> list[str]:
+        """What its pictures are called."""
+        return [entry.picture.name for entry in self.entries]
+
+
+@dataclass(frozen=True)
+class Item:
+    """An entry, and what the model sees of its picture."""
+
+    entry: Entry
     image: Tensor  # [C,H,W]
+
+    @property
+    def name(self) -> str:
+        """What the picture is called."""
+        return self.entry.picture.name
 
 
 T = TypeVar("T", bound=Item)
-Labelled = tuple[Picture, int | None]
 
 
 @dataclass
 class Reader(Generic[T]):
     """Reads pictures of one size, and keeps note of those it could not read."""
 
-    read: Callable[[Picture, int | None], T]
+    read: Callable[[Entry], T]
     on_error: Literal["skip", "stop"] = "skip"
     one_size: bool = True  # in all groups, or in each
     skipped: list[Skipped] = field(default_factory=list)
     sizes: dict[tuple[int, ...], str] = field(default_factory=dict)  # an image of each size
 
-    def items(self, pictures: Iterable[Labelled]) -> list[T]:
+    def items(self, entries: Iterable[Entry]) -> list[T]:
         """Those that can be read; raise where sizes differ."""
-        items = [item for picture, label in pictures if (item := self._item(picture, label))]
+        items = [item for entry in entries if (item := self._item(entry))]
         if not self.one_size:
             self.sizes.clear()
         for item in items:
-            self.sizes.setdefault(tuple(item.image.shape), item.picture.name)
+            self.sizes.setdefault(tuple(item.image.shape), item.name)
         check_sizes(self.sizes)
         return items
 
-    def ahead(self, groups: Iterable[Sequence[Labelled]]) -> Iterator[list[T]]:
-        """The items of each group, the next one read in the background while this one is used."""
+    def ahead(self, groups: Iterable[Group]) -> Iterator[tuple[Group, list[T]]]:
+        """Each group with its items, the next one read in the background while this one is used."""
         with ThreadPoolExecutor(1) as pool:
             waiting = None
             for group in groups:
-                items = None if waiting is None else waiting.result()
-                waiting = pool.submit(self.items, group)
-                if items is not None:
-                    yield items
+                read = None if waiting is None else (waiting[0], waiting[1].result())
+                waiting = group, pool.submit(self.items, group.entries)
+                if read is not None:
+                    yield read
             if waiting is not None:
-                yield waiting.result()
+                yield waiting[0], waiting[1].result()
 
-    def dropped(self, group: Sequence[Labelled]) -> dict[str, str]:
+    def dropped(self, group: Group) -> dict[str, str]:
         """What of a group could not be read, and why; it is forgotten here."""
-        asked = {picture.name for picture, _ in group}
+        asked = {*group.names}
         found = [one for one in self.skipped if one.name in asked]
         for one in found:
             self.skipped.remove(one)
         return {one.name: one.reason for one in found}
 
-    def _item(self, picture: Picture, label: int | None) -> T | None:
+    def _item(self, entry: Entry) -> T | None:
+        picture = entry.picture
         try:
-            return self.read(picture, label)
+            return self.read(entry)
         except (BadPictureError, HeatmapError, OSError) as error:
             if self.on_error == "stop":
                 raise UserError(
@@ -89,24 +124,6 @@ class Reader(Generic[T]):
                 ) from error
             self.skipped.append(Skipped(picture.name, str(error)))
             return None
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Pictures with their labels, some at a time."""
-
-    pictures: Sequence[Picture]
-    labels: Sequence[int] | None
-    size: int
-
-    def __len__(self) -> int:
-        return (len(self.pictures) + self.size - 1) // self.size
-
-    def __getitem__(self, number: int) -> list[Labelled]:
-        some = slice(number * self.size, (number + 1) * self.size)
-        pictures = self.pictures[some]
-        labels = [None] * len(pictures) if self.labels is None else self.labels[some]
-        return list(zip(pictures, labels, strict=True))
 
 
 def check_sizes(sizes: Mapping[tuple[int, ...], str]) -> None:
@@ -125,23 +142,87 @@ def check_any(scored: int, skipped: Sequence[Skipped]) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Labels:
+    """Where targets come from, and the number of a picture's class."""
+
+    kind: Literal["label", "prediction"]
+    number: Callable[[Picture], int | None]
+    known: tuple[int, ...] = ()  # the numbers of all classes, where they are known beforehand
+
+
+PREDICTIONS = Labels("prediction", lambda _: None)
+
+
 def labels_for(
-    classifier: Classifier,
-    pictures: Sequence[Picture],
-    wanted: Literal["auto", "label", "prediction"],
-) -> list[int] | None:
-    """Class numbers from folder names, unless the model's own predictions are wanted."""
+    classifier: Classifier, stream: Stream, wanted: Literal["auto", "label", "prediction"]
+) -> Labels:
+    """Class numbers from folder names, unless the model's own predictions are wanted.
+
+    A folder's classes are known before its pictures are. In shards only each picture tells its own:
+    the first decides whether there are labels, and a later one that does not fit is refused.
+    """
     if wanted == "prediction":
-        return None
-    labels = None
-    if any(picture.folder for picture in pictures):
-        labels = labels_of(pictures, classifier.classes, _num_classes(classifier, pictures))
+        return PREDICTIONS
+    labels = _told_labels(classifier, stream) if stream.classes is None else None
+    if stream.classes is not None and (classes := stream.classes()).folders:
+        numbers = classes.numbers(classifier.classes, _num_classes(classifier, stream))
+        labels = Labels("label", partial(_number, numbers), tuple(numbers.values()))
     if labels is None and wanted == "label":
         raise UserError("--targets label needs class folders: DATA/CLASS/image.png")
-    return labels
+    return labels or Labels("prediction", _no_number)
 
 
-def _num_classes(classifier: Classifier, pictures: Sequence[Picture]) -> int:
+def _number(numbers: Mapping[str, int], picture: Picture) -> int:
+    if picture.folder is None or picture.folder not in numbers:
+        raise UserError(f"{picture.name} has come since the run was begun: begin it anew")
+    return numbers[picture.folder]
+
+
+def _no_number(picture: Picture) -> None:
+    """None; raise where a label comes after pictures without."""
+    if picture.folder is not None:
+        raise UserError(
+            f"{picture.name} has a label ({picture.folder!r}), and images before it have none: give"
+            " all of them one, or score the model's own predictions with --targets prediction"
+        )
+
+
+def _told_labels(classifier: Classifier, stream: Stream) -> Labels | None:
+    """Class numbers from the words that pictures bring along; None where the first has none.
+
+    Words that are numbered in order, for want of names and numbers, must all be known first.
+    """
+    first = next(iter(stream)).folder
+    if first is None:
+        return None
+    words = {first}
+    if classifier.classes is None and not first.isdecimal():
+        words = {picture.folder for picture in stream if picture.folder is not None}
+    count = _num_classes(classifier, stream)
+    numbers = class_numbers(sorted(words), classifier.classes, count)
+
+    def number(picture: Picture) -> int:
+        word = picture.folder
+        if word is None:
+            raise UserError(
+                f"{picture.name} has no label, and images before it have: give it one, or score"
+                " the model's own predictions with --targets prediction"
+            )
+        if word not in numbers:
+            more = class_numbers(sorted([*numbers, word]), classifier.classes, count)
+            if any(more[known] != numbers[known] for known in numbers):
+                raise UserError(
+                    f"{picture.name} has the label {word!r}, and images before it have"
+                    f" {first!r}: use the model's names of classes alone, or numbers alone"
+                )
+            numbers.update(more)
+        return numbers[word]
+
+    return Labels("label", number)
+
+
+def _num_classes(classifier: Classifier, pictures: Iterable[Picture]) -> int:
     """How many classes the model has: from its names, or by asking it once."""
     if classifier.classes is not None:
         return len(classifier.classes)
@@ -152,7 +233,38 @@ def _num_classes(classifier: Classifier, pictures: Sequence[Picture]) -> int:
             continue
         with torch.no_grad():
             return classifier(image[None]).shape[1]
-    raise UserError(f"none of the {len(pictures)} images can be read")
+    raise UserError("none of the images can be read")
+
+
+def grouped(stream: Stream, labels: Labels, size: int) -> Iterator[Group]:
+    """Pictures with their labels, so many at a time, as they are found."""
+    entries = (Entry(k, picture, labels.number(picture)) for k, picture in enumerate(stream))
+    for number in count():
+        some = tuple(islice(entries, size))
+        if not some:
+            return
+        yield Group(number, some)
+
+
+def named(stream: Stream, names: Iterable[str]) -> dict[str, Entry]:
+    """The pictures of these names, as far as there are such; none behind the last is looked at."""
+    wanted, found = {*names}, dict[str, Entry]()
+    for number, picture in enumerate(stream):
+        if picture.name in wanted:
+            found[picture.name] = Entry(number, picture)
+        if len(found) == len(wanted):
+            break
+    return found
+
+
+def count_soon(stream: Stream, patience: float = PATIENCE) -> float:
+    """How many pictures there are, if that is known within seconds; infinity if not."""
+    begun, counted = time.monotonic(), 0
+    for _ in stream:
+        counted += 1
+        if time.monotonic() - begun > patience:
+            return math.inf
+    return counted
 
 
 def folder_targets(names: Sequence[str], targets: Tensor) -> dict[str, int]:

@@ -6,10 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +19,11 @@ import torch
 from sufficit.comparison import Standing
 from sufficit.files import writing
 from sufficit.intervals import Estimate, estimates, ratio_estimate
+from sufficit.metrics.curves import Curve
 from sufficit.metrics.evaluate import Scores
+
+if TYPE_CHECKING:
+    import pyarrow
 
 __all__ = [
     "Estimate",
@@ -67,22 +73,30 @@ def provenance(
 
 def save_scores(folder: Path, scores: Scores, names: Sequence[str]) -> None:
     """Write scores.parquet (a row an image) and curves.parquet (the curves of each image)."""
-    import pyarrow
     from pyarrow import parquet
 
     frame = scores.frame()
     frame.insert(0, "image", list(names))
     with writing(folder / "scores.parquet") as path:
         frame.to_parquet(path, index=False)
-    columns: dict[str, Any] = {"image": list(names)}
-    grids = {}
-    for name, curve in scores.curves().items():
-        grids[name] = list(curve.grid)
+    with writing(folder / "curves.parquet") as path, ExitStack() as closing:
+        writer, left = None, iter(names)
+        for curves, some in zip(scores.curve_pieces(), scores.answers.pieces(), strict=True):
+            table = _curves_table(curves, list(islice(left, len(some.targets))))
+            writer = writer or closing.enter_context(parquet.ParquetWriter(path, table.schema))
+            writer.write_table(table)
+
+
+def _curves_table(curves: Mapping[str, Curve], names: Sequence[str]) -> "pyarrow.Table":
+    """A row an image, a column a curve and kind of score; the grids are in the schema."""
+    import pyarrow
+
+    columns: dict[str, Any] = {"image": names}
+    for name, curve in curves.items():
         for kind in ("accuracy", "confidence"):
             columns[f"{name}_{kind}"] = list(getattr(curve, kind).float().numpy())
-    table = pyarrow.table(columns).replace_schema_metadata({"grids": json.dumps(grids)})
-    with writing(folder / "curves.parquet") as path:
-        parquet.write_table(table, path)
+    grids = {name: list(curve.grid) for name, curve in curves.items()}
+    return pyarrow.table(columns).replace_schema_metadata({"grids": json.dumps(grids)})
 
 
 def save_pairs(path: Path, standing: Standing) -> None:

@@ -1,8 +1,7 @@
 """Score a folder of images and a file of heatmaps: the whole chain."""
 
-import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -15,16 +14,17 @@ from torch import Tensor
 from sufficit import figures
 from sufficit.classifiers import Classifier
 from sufficit.crews import Crew
+from sufficit.data.finding import Stream, stream_pictures
 from sufficit.data.heatmaps import HeatmapFile
-from sufficit.data.images import Picture, find_pictures, quiet_reading
+from sufficit.data.images import quiet_reading
 from sufficit.errors import UserError
 from sufficit.files import make_folder
 from sufficit.fingerprints import fingerprint
+from sufficit.gathering import gather
 from sufficit.keeping import (
     FOLDER,
     Parts,
     answers_as_tensors,
-    answers_from,
     begin,
     leak_as_tensors,
     leak_from,
@@ -35,25 +35,37 @@ from sufficit.metrics.evaluate import ALPHA_GRID, Plan, Scores, evaluate, make_p
 from sufficit.metrics.evaluate import read as read_scores
 from sufficit.metrics.leak import POOL, Leak, leak_warning, measure
 from sufficit.metrics.probe import Pool, Probe, Setting, check_classes, draw_pool, prepare
-from sufficit.pairing import Pair, Pairs, keys_of, warn_of_stretched
+from sufficit.pairing import Pair, Pairs, check_any_pair, warn_of_stretched
 from sufficit.progress import bar
 from sufficit.reading import (
     GROUP,
-    Groups,
-    Labelled,
+    Entry,
+    Group,
+    Labels,
     Reader,
     Skipped,
-    check_any,
-    check_sizes,
+    count_soon,
     folder_targets,
+    grouped,
     labels_for,
     within,
 )
 from sufficit.resampling import RESAMPLES
 from sufficit.results import Estimate, as_json, provenance, save_json, save_scores, summarise
-from sufficit.types import Answers, Progress, ScoreKind
+from sufficit.sharing import (
+    LEAK,
+    SCORES,
+    Roll,
+    begun_leak,
+    begun_round,
+    dealt,
+    images_in,
+    scored_of,
+    sizes_of,
+    told_roll,
+)
+from sufficit.types import Progress, ScoreKind
 
-SCORES, LEAK = "scores", "leak"  # the stages that leave parts
 OWN = "heatmaps"  # what the parts call them
 
 
@@ -99,14 +111,24 @@ class _Job:
     """What is to be scored, and how."""
 
     classifier: Classifier
-    pictures: Sequence[Picture]
-    labels: Sequence[int] | None
+    pictures: Stream
+    labels: Labels
     pairs: Pairs
     options: Options
 
     @cached_property
     def plan(self) -> Plan:
         return make_plan(**self.options.scoring())
+
+    def groups(self) -> Iterator[Group]:
+        """All images in groups, from the first on, as they are found.
+
+        The heatmaps' keys are looked at in every process, so that all refuse what fits two images.
+        """
+        for group in grouped(self.pictures, self.labels, GROUP):
+            for name in group.names:
+                self.pairs.maps.key(name)
+            yield group
 
     def reader(self, on_error: Literal["skip", "stop"]) -> Reader[Pair]:
         # The leak lays masks over images of other groups.
@@ -115,26 +137,15 @@ class _Job:
     def identity(self) -> dict[str, Any]:
         """All that must be the same for a run to go on where it was stopped."""
         maps = self.pairs.maps.path
-        names = "\n".join(picture.name for picture in self.pictures)
         return _plain(self.options) | {
             "heatmaps": f"{maps.name}, {maps.stat().st_size} bytes",
             "device": str(self.classifier.device),
             "precision": str(self.classifier.dtype),
-            "number of images": len(self.pictures),
-            "names of images": hashlib.sha256(names.encode()).hexdigest()[:16],
+            "first image": next(iter(self.pictures)).name,  # the others when they are met
             "model's fingerprint": asdict(fingerprint(self.classifier)),
             "images a group": GROUP,
             "torch": version("torch"),
         }
-
-
-@dataclass(frozen=True)
-class _Roll:
-    """The images that were scored: all that the leak must know of them."""
-
-    names: Sequence[str]
-    targets: Tensor  # [N]
-    alpha_min: float
 
 
 def score_folder(
@@ -158,57 +169,61 @@ def score_folder(
             raise UserError("a fill for a folder is one for all images: a number, [C] or [C,H,W]")
     if out is None and crew.size > 1:
         raise UserError("several processes meet in the folder of results: give out")
-    pictures = find_pictures(data)
+    pictures = stream_pictures(data)
     with (
         HeatmapFile(heatmaps) as maps,
         place_for(out, alone=crew.size == 1) as place,
         quiet_reading(),
     ):
-        pairs = Pairs(classifier.view, maps, keys_of(maps, pictures), options.normalize)
+        check_any_pair(maps, pictures)
+        pairs = Pairs(classifier.view, maps, options.normalize)
         labels = labels_for(classifier, pictures, options.targets)
-        if options.leak_donors and labels:
-            check_classes(torch.tensor(labels), torch.tensor(labels))
+        if options.leak_donors and labels.known:
+            check_classes(torch.tensor(labels.known), torch.tensor(labels.known))
         job = _Job(classifier, pictures, labels, pairs, options)
-        parts = begin(place, job.identity()) if crew.first else Parts(place / FOLDER)
+        same = job.identity()
+        parts = begin(place, same) if crew.first else Parts(place / FOLDER)
         with crew.meet(parts.folder):
-            crew.check_alike(job.identity())
-            _score_groups(job, parts, crew)
+            crew.check_alike(same)
+            groups = _score_groups(job, parts, crew)
             if not crew.first:
-                if told := crew.tell("roll", None):
-                    _leak_groups(job, parts, _Roll(told[0], torch.tensor(told[1]), told[2]), crew)
+                if crew.tell("leak", None):
+                    _leak_groups(job, parts, *told_roll(None, 0, crew), crew)
                 return None
-            result = _with_leak(job, parts, _collected(job, parts), crew)
+            result = _with_leak(job, parts, *_collected(job, parts, groups), crew)
     _remark(result, options)
     return result
 
 
-def _score_groups(job: _Job, parts: Parts, crew: Crew) -> None:
-    """Score every group that is not done yet, and keep each as a part."""
-    groups, reader = Groups(job.pictures, job.labels, GROUP), job.reader(job.options.on_error)
-    earlier = parts.done(SCORES) if crew.first else []
-    left = crew.mine(SCORES, sorted({*range(len(groups))} - {*earlier}))
-    before, total, done = sum(len(groups[k]) for k in earlier), len(job.pictures), 0
+def _score_groups(job: _Job, parts: Parts, crew: Crew) -> int:
+    """Score every group that is not done yet, each kept as a part: how many there are.
+
+    The first is scored as soon as its images are found.
+    """
+    (done, passage), reader = begun_round(parts, crew), job.reader(job.options.on_error)
+    total, images = count_soon(job.pictures) if crew.first else 0, 0
     with (
         bar("scoring images", crew.voice(job.options.progress)) as tick,
-        crew.stage(SCORES, tick, before, total) as told,
+        crew.stage(SCORES, tick, images_in(parts, done), total) as told,
     ):
-        for number, items in zip(left, reader.ahead(groups[k] for k in left), strict=True):
-            step = len(groups[number])
-            tensors, facts = _scored(job, items, within(told, done, step, total))
-            facts |= {"skipped": reader.dropped(groups[number])}
-            parts.write(SCORES, number, tensors, facts)
-            done += step
-            told(done, total)
+        for group, items in reader.ahead(dealt(passage.watch(job.groups()), done, crew)):
+            tensors, facts = _scored(job, items, within(told, images, len(group), total))
+            facts |= {"skipped": reader.dropped(group), "bytes": sizes_of(group)}
+            parts.write(SCORES, group.number, tensors, facts)
+            images += len(group)
+            told(images, total)
+        passage.check(crew)
+    return passage.groups
 
 
 def _scored(
     job: _Job, items: Sequence[Pair], progress: Progress | bool
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What the model says of a group, and of which images."""
-    names = [item.picture.name for item in items]
+    names = [item.name for item in items]
     if not items:
         return {}, {"names": names}
-    scores = _score(job.classifier, items, job.labels is not None, job.options, progress)
+    scores = _score(job.classifier, items, job.labels.kind == "label", job.options, progress)
     tensors = answers_as_tensors(OWN, scores.answers)
     if scores.held_out is not None:
         tensors |= answers_as_tensors(f"{OWN}/held_out", scores.held_out)
@@ -217,85 +232,78 @@ def _scored(
     return tensors, {"names": names, "askew": askew, "size": list(items[0].image.shape)}
 
 
-def _collected(job: _Job, parts: Parts) -> FolderScores:
+def _collected(job: _Job, parts: Parts, groups: int) -> tuple[FolderScores, Roll]:
     """All that the parts hold of the scores, in the folder's order."""
-    read = [parts.read(SCORES, k) for k in range(len(Groups(job.pictures, None, GROUP)))]
-    skipped = [Skipped(*pair) for part in read for pair in part.facts["skipped"].items()]
-    full = [part for part in read if part.facts["names"]]
-    check_any(len(full), skipped)
-    if job.options.leak_donors:
-        check_sizes({tuple(part.facts["size"]): part.facts["names"][0] for part in reversed(full)})
-    warn_of_stretched([name for part in full for name in part.facts["askew"]])
-    answers = Answers.join([answers_from(part, OWN, job.plan) for part in full])
-    held_out = None
-    if job.options.held_out_fill is not None:
-        second = [answers_from(part, OWN, job.plan, held_out=True) for part in full]
-        held_out = Answers.join(second)
-    names = tuple(name for part in full for name in part.facts["names"])
-    kind = "prediction" if job.labels is None else "label"
-    return FolderScores(read_scores(answers, job.plan, held_out), names, {}, tuple(skipped), kind)
+    askew, options = list[str](), job.options
+    found = gather(
+        parts,
+        groups,
+        job.plan,
+        [OWN],
+        held_out=options.held_out_fill is not None,
+        one_size=bool(options.leak_donors),
+        each=lambda facts: askew.extend(facts["askew"]),
+    )
+    warn_of_stretched(askew)
+    scores = read_scores(found.answers[OWN], job.plan, found.held_out.get(OWN))
+    return FolderScores(scores, found.names, {}, found.skipped, job.labels.kind), found.roll
 
 
-def _with_leak(job: _Job, parts: Parts, found: FolderScores, crew: Crew) -> FolderScores:
+def _with_leak(
+    job: _Job, parts: Parts, found: FolderScores, roll: Roll, crew: Crew
+) -> FolderScores:
     """What was found with its summary, and with the leak if it is wanted and can be measured."""
     scores = found.scores
-    roll = _Roll(found.names, scores.targets, scores.alpha_min)
-    wanted = job.options.leak_donors and len(scores.targets.unique()) > 1
-    crew.tell("roll", [roll.names, roll.targets.tolist(), roll.alpha_min] if wanted else None)
-    if wanted:
-        numbers = _leak_groups(job, parts, roll, crew)
+    wanted = bool(job.options.leak_donors) and len(scores.targets.unique()) > 1
+    if crew.tell("leak", wanted):
+        _leak_groups(job, parts, *told_roll(roll, scores.alpha_min, crew), crew)
+        numbers = (number for number, count in enumerate(roll.counts) if count)
         leaked = Leak.join([leak_from(parts.read(LEAK, number), OWN) for number in numbers])
         scores = with_leak(scores, leaked)
     summary = summarise(scores, seed=job.options.seed)
     return replace(found, scores=scores, summary=summary)
 
 
-def _leak_groups(job: _Job, parts: Parts, roll: _Roll, crew: Crew) -> range:
+def _leak_groups(job: _Job, parts: Parts, roll: Roll, alpha_min: float, crew: Crew) -> None:
     """Measure the leak, for which the images are read once more; a part a group.
 
     Only now alpha_min and the target of every image are known.
     """
-    by_name = {picture.name: picture for picture in job.pictures}
-    groups = Groups([by_name[name] for name in roll.names], None, GROUP)
-    earlier = {*parts.done(LEAK)} if crew.first else set()
-    left = crew.mine(LEAK, [k for k in range(len(groups)) if k not in earlier])
-    before, total, done = len(earlier), len(groups), 0
+    done, facts = begun_leak(parts, roll, crew), roll.facts(alpha_min)
+    before, images, total = sum(roll.counts[number] for number in done), 0, len(roll.targets)
     with (
         bar("measuring the leak", crew.voice(job.options.progress)) as tick,
         crew.stage(LEAK, tick, before, total) as told,
     ):
-        probe = _probe(job, groups.pictures, roll) if left else None
-        for number in left:
-            assert probe is not None
-            images, maps = _read(job, groups[number])
-            some = slice(number * GROUP, (number + 1) * GROUP)
-            goals, setting = roll.targets[some], probe.setting
-            found = measure(job.classifier, images, maps, goals, setting, probe, first=some.start)
-            facts = {"alpha_min": roll.alpha_min}
-            parts.write(LEAK, number, leak_as_tensors(OWN, found), facts)
-            done += 1
-            told(done, total)
-    return range(len(groups))
+        probe = None
+        for group in roll.left(job.groups(), done, crew):
+            probe = probe or _probe(job, parts, roll, alpha_min)
+            entries, first = scored_of(group, parts), roll.starts[group.number]
+            goals, given = roll.targets[first : first + len(entries)], _read(job, entries)
+            found = measure(job.classifier, *given, goals, probe.setting, probe, first=first)
+            parts.write(LEAK, group.number, leak_as_tensors(OWN, found), facts)
+            images += len(entries)
+            told(images, total)
 
 
-def _probe(job: _Job, pictures: Sequence[Picture], roll: _Roll) -> Probe:
+def _probe(job: _Job, parts: Parts, roll: Roll, alpha_min: float) -> Probe:
     """The pool that donors are drawn from, up to POOL of the images, under their own masks."""
     options = job.options
     setting = Setting(
-        roll.alpha_min,
+        alpha_min,
         options.leak_donors,
         options.seed,
         fill=options.fill,
         batch_size=options.batch_size,
     )
     chosen = draw_pool(roll.targets, POOL, options.seed)
-    images, maps = _read(job, [(pictures[k], None) for k in chosen])
+    images, maps = _read(job, roll.entries(chosen, job.groups(), parts))
     return prepare(job.classifier, Pool(images, maps, roll.targets[chosen]), setting)
 
 
-def _read(job: _Job, group: Sequence[Labelled]) -> tuple[Tensor, Tensor]:
+def _read(job: _Job, entries: Sequence[Entry]) -> tuple[Tensor, Tensor]:
     """Images that were scored, and their heatmaps, once more: [N,C,H,W], [N,H,W]."""
-    items = job.reader("stop").items(group)
+    items = job.reader("stop").items(entries)
     return torch.stack([item.image for item in items]), torch.stack([i.heatmap for i in items])
 
 
@@ -376,7 +384,7 @@ def _score(
     options: Options,
     progress: Progress | bool,
 ) -> Scores:
-    targets = torch.tensor([item.label for item in items]) if labelled else None
+    targets = torch.tensor([item.entry.label for item in items]) if labelled else None
     return evaluate(
         classifier,
         torch.stack([item.image for item in items]),

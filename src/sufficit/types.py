@@ -4,13 +4,14 @@ Letters used for shapes everywhere: N images, C classes, K channels, B bands, P 
 A values of alpha_min, H W image, h w features.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+PIECE = 1024  # images whose answers are worked on at a time
 ScoreKind = Literal["accuracy", "confidence"]
 Progress = Callable[[float, float], None]
 """Called as (done, total) while a long job runs."""
@@ -54,6 +55,32 @@ class Answers:
     def share(self, band: Band) -> Tensor:
         """Share of each image's pixels inside a weighed band: [N]."""
         return self.shares[:, self.weighed.index(band)]
+
+    def rows(self, some: slice | Sequence[int]) -> "Answers":
+        """The answers of some of the images."""
+        names = ("hits", "confidences", "shares", "targets", "calls")
+        return replace(self, **{name: getattr(self, name)[some] for name in names})
+
+    def pieces(self) -> Iterator["Answers"]:
+        """Some images at a time, so that what is made of each takes little memory."""
+        for start in range(0, max(len(self.targets), 1), PIECE):
+            yield self.rows(slice(start, start + PIECE))
+
+    def by_piece(self, make: Callable[["Answers"], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """What is made of each piece, laid one after the other: each [N,...].
+
+        Room for all of it is made once: pieces kept one by one would leave memory in tatters.
+        """
+        whole: dict[str, Tensor] = {}
+        start = 0
+        for some in self.pieces():
+            end = start + len(some.targets)
+            for name, values in make(some).items():
+                if name not in whole:
+                    whole[name] = values.new_empty(len(self.targets), *values.shape[1:])
+                whole[name][start:end] = values
+            start = end
+        return whole
 
     @staticmethod
     def join(parts: Sequence["Answers"]) -> "Answers":

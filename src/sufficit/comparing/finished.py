@@ -16,14 +16,15 @@ from sufficit.classifiers import Classifier
 from sufficit.comparing.groups import draw, quiet
 from sufficit.comparing.jobs import Job, load, make_job
 from sufficit.comparing.settings import Settings, read_run, settings_from
+from sufficit.data.finding import stream_pictures
 from sufficit.data.heatmaps import HeatmapFile
-from sufficit.data.images import find_pictures
 from sufficit.errors import UserError, unknown
 from sufficit.files import read_json, safe_name
 from sufficit.intervals import Estimate
 from sufficit.keeping import FOLDER
-from sufficit.reading import GROUP
+from sufficit.reading import GROUP, named
 from sufficit.resampling import Floats
+from sufficit.types import PIECE
 
 if TYPE_CHECKING:
     import pandas
@@ -90,13 +91,15 @@ class Finished:
         """Every curve's grid, and its mean over the images: [P], [P]."""
         from pyarrow import parquet
 
-        table = parquet.read_table(self.folder / method / "curves.parquet")
-        grids = json.loads(table.schema.metadata[b"grids"])
-        kind = self.settings.score
-        return {
-            name: (grid, np.nanmean(np.stack(table[f"{name}_{kind}"].to_numpy()), axis=0))
-            for name, grid in grids.items()
-        }
+        kind, sums, counts = self.settings.score, dict[str, Any](), dict[str, Any]()
+        with parquet.ParquetFile(self.folder / method / "curves.parquet") as file:
+            grids = json.loads(file.schema_arrow.metadata[b"grids"])
+            for batch in file.iter_batches(PIECE, columns=[f"{name}_{kind}" for name in grids]):
+                for name in grids:
+                    values = np.stack(batch[f"{name}_{kind}"].to_numpy(zero_copy_only=False))
+                    sums[name] = sums.get(name, 0) + np.nansum(values, axis=0)
+                    counts[name] = counts.get(name, 0) + (~np.isnan(values)).sum(axis=0)
+        return {name: (grid, sums[name] / counts[name]) for name, grid in grids.items()}
 
     def chosen(self, words: Sequence[str], methods: Sequence[str]) -> list[int]:
         """Rows of images, each once: by name, a number for the first ones, best:2, disputed, ...
@@ -173,19 +176,20 @@ def read_drawn(
     """Images of a run with their heatmaps: those that were kept, or else drawn once more."""
     job = _job(run, methods, data, classifier)
     names = [run.names[row] for row in rows]
-    missing = [name for name in names if name not in job.numbers]
+    known = named(job.pictures, names)
+    missing = [name for name in names if name not in known]
     if missing:
         raise UserError(f"{missing[0]} is no longer in {job.settings.data}: give --data its folder")
-    frame = run.rows[methods[0]]
+    frame, entries = run.rows[methods[0]], [known[name] for name in names]
     targets = torch.tensor(frame["target"].to_numpy()[list(rows)])
     kept = _kept(run, names, methods)
     if kept is None:
         with quiet():
-            images, maps = draw(job, names, targets)
+            images, maps = draw(job, entries, targets)
         found = {method: maps[method] for method in methods}
         _check_same(run, rows, found)
     else:
-        images, found = job.read(names), kept
+        images, found = job.read(entries), kept
     classes = job.classifier.classes
     words = tuple(classes[k] if classes else f"class {k}" for k in targets.tolist())
     return Drawn(images, found, words, job.fill, again=kept is None)
@@ -204,7 +208,7 @@ def _job(
         controls=False,
         device="auto",  # that of the run may be on another machine
     )
-    pictures = find_pictures(Path(settings.data))
+    pictures = stream_pictures(Path(settings.data))
     return make_job(settings, classifier or load(settings), pictures, GROUP, progress=False)
 
 

@@ -1,7 +1,7 @@
 """What is to be done: the model, the images and the methods that settings stand for."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sufficit.classifiers import Classifier
 from sufficit.comparing.settings import CONTROLS, Settings
-from sufficit.data.images import Picture
+from sufficit.data.finding import Stream
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, explain_all
 from sufficit.explainers.explaining import Method
@@ -22,7 +22,7 @@ from sufficit.fingerprints import fingerprint
 from sufficit.lax import Lax
 from sufficit.metrics.evaluate import Plan, make_plan
 from sufficit.parsing import classifier_from, fill_from
-from sufficit.reading import GROUP, Item, Reader, labels_for
+from sufficit.reading import GROUP, Entry, Group, Item, Labels, Reader, grouped, labels_for
 from sufficit.types import Progress
 
 FILES = ("curves.png", "pairs.csv", "report.html", "run.json", "RUN.toml", "sheet.png")
@@ -34,8 +34,8 @@ class Job:
     """What is to be done: the model, the images, the methods, and how they are scored."""
 
     classifier: Classifier
-    pictures: Sequence[Picture]
-    labels: Sequence[int] | None
+    pictures: Stream
+    labels: Labels
     methods: Mapping[str, Method]
     settings: Settings
     fill: str | Tensor = "black"
@@ -56,39 +56,24 @@ class Job:
         chosen: dict[str, Any] = {name: getattr(self.settings, name) for name in names}
         return chosen | ({} if self.columns is None else {"columns": self.columns})
 
-    @cached_property
-    def numbers(self) -> dict[str, int]:
-        """Which of all images each one is."""
-        return {picture.name: number for number, picture in enumerate(self.pictures)}
-
-    def bytes_of(self, name: str) -> int:
-        """The size of an image's file; -1 where there is none to be had."""
-        try:
-            return self.pictures[self.numbers[name]].bytes()
-        except OSError:
-            return -1
-
-    @property
-    def groups(self) -> int:
-        """How many groups there are."""
-        return -(-len(self.pictures) // self.group)
+    def groups(self) -> Iterator[Group]:
+        """All images in groups, from the first on, as they are found."""
+        return grouped(self.pictures, self.labels, self.group)
 
     def reader(self, on_error: Literal["skip", "stop"] = "stop") -> Reader[Item]:
         """Reads images as the model sees them."""
         view = self.classifier.view
-        return Reader(lambda picture, label: Item(picture, label, picture.read(view)), on_error)
+        return Reader(lambda entry: Item(entry, entry.picture.read(view)), on_error)
 
-    def read(self, names: Sequence[str]) -> Tensor:
+    def read(self, entries: Sequence[Entry]) -> Tensor:
         """Images that were scored, once more: [N,C,H,W]."""
-        pictures = [(self.pictures[self.numbers[name]], None) for name in names]
-        return torch.stack([item.image for item in self.reader().items(pictures)])
+        return torch.stack([item.image for item in self.reader().items(entries)])
 
-    def explain(self, names: Sequence[str], images: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def explain(self, numbers: Sequence[int], images: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Heatmaps by every method: [N,C,H,W], [N] -> each [N,H,W].
 
         What `random` draws follows from the seed and the image's number, whatever the group.
         """
-        numbers = [self.numbers[name] for name in names]
         methods = dict(self.methods)
         if methods.get("random") == "random":
             seed = self.settings.seed
@@ -103,7 +88,7 @@ class Job:
 def make_job(
     settings: Settings,
     classifier: Classifier,
-    pictures: Sequence[Picture],
+    pictures: Stream,
     group: int,
     progress: bool | Progress | None,
     columns: Sequence[str] | None = None,
@@ -168,13 +153,11 @@ def _methods(settings: Settings, classifier: Classifier) -> dict[str, Method]:
 
 def identity(job: Job) -> dict[str, Any]:
     """All that must be the same for a run to go on where it was stopped."""
-    names = "\n".join(picture.name for picture in job.pictures)
     adapters = {name: _digest(lax) for name, lax in job.methods.items() if isinstance(lax, Lax)}
     classifier = job.classifier
     return asdict(job.settings) | {
         "device": str(classifier.device),
-        "number of images": len(job.pictures),
-        "names of images": hashlib.sha256(names.encode()).hexdigest()[:16],
+        "first image": next(iter(job.pictures)).name,  # the others when they are met
         "model's fingerprint": asdict(fingerprint(classifier)),
         "adapters' weights": adapters,
         "images a group": job.group,

@@ -1,8 +1,7 @@
 """Heatmap files: .npz or .safetensors, one array [h,w] an image, keyed by the image's name."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -39,6 +38,8 @@ class HeatmapFile:
         self._arrays = _open(path, self._closing)
         self.keys = self._arrays.keys
         self._known = frozenset(self.keys)
+        self._fits: dict[str, str] = {}  # key -> the first image that it fits
+        self._loose: set[str] = set()  # keys of images that are called otherwise
 
     def __enter__(self) -> "HeatmapFile":
         return self
@@ -46,24 +47,22 @@ class HeatmapFile:
     def __exit__(self, *_: object) -> None:
         self._closing.close()
 
-    def match(self, names: Sequence[str]) -> dict[str, str | None]:
-        """The key of each image: its path in the folder, or what is unique of its name and stem."""
-        forms = {name: _forms(name) for name in names}
-        taken = Counter(form for written in forms.values() for form in written)
-        found: dict[str, str | None] = {}
-        for name, written in forms.items():
-            if name in self._known:
-                found[name] = name
-                continue
-            keys = [form for form in written if form in self._known]
-            unique = [key for key in keys if taken[key] == 1]
-            if keys and not unique:
+    def key(self, name: str) -> str | None:
+        """The key of an image: its path in the folder, or what is unique of its name and stem.
+
+        Raise where an image asked for before fits as well, be it that one's key or this one's.
+        """
+        fits = [form for form in _forms(name) if form in self._known]
+        if fits and fits[0] != name:
+            self._loose.add(fits[0])
+        for form in fits:
+            other = self._fits.setdefault(form, name)
+            if other != name and form in self._loose:
                 raise UserError(
-                    f"key {keys[0]!r} of {self.path} fits {taken[keys[0]]} images ({name}, ...):"
-                    " use the path inside the folder as key"
+                    f"key {form!r} of {self.path} fits 2 images or more ({other}, {name}): use the"
+                    " path inside the folder as key"
                 )
-            found[name] = unique[0] if unique else None
-        return found
+        return fits[0] if fits else None
 
     def read(self, key: str) -> Tensor:
         """One heatmap: [h,w] float32."""

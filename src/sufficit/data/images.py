@@ -1,11 +1,9 @@
 """Folders of pictures: find them, give them labels, read them as the model sees them."""
 
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from os.path import splitext
 from pathlib import Path
 from stat import S_ISREG
 from typing import BinaryIO
@@ -18,7 +16,6 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as V
 
 from sufficit.errors import UserError
-from sufficit.files import is_unfinished
 from sufficit.parts import View
 
 SUFFIXES = frozenset(
@@ -56,112 +53,50 @@ class BadPictureError(Exception):
 
 
 def find_pictures(root: Path) -> list[Picture]:
-    """Every picture below a folder, sorted by name; a first-level folder is a class.
+    """All that `sufficit.data.finding.stream_pictures` finds, at once."""
+    from sufficit.data.finding import stream_pictures
 
-    A .tar, a pattern as shards/{0000..0012}.tar, or a folder with shards and no pictures gives the
-    pictures inside.
-    """
-    from sufficit.data.shards import find_in_shards, is_shards, pictures_of_shards
-
-    if is_shards(root):
-        return find_in_shards(root)
-    if not root.is_dir():
-        raise UserError(f"no folder of images at {root}")
-    found = list(_Search(root).pictures())
-    if not found and (shards := sorted(root.glob("*.tar"))):
-        return pictures_of_shards(shards)
-    if not found:
-        raise UserError(f"no images in {root}: looked for {', '.join(sorted(SUFFIXES))}")
-    if any("\\x" in picture.name for picture in found):
-        _check_alike(root, found)
-    return found
+    return list(stream_pictures(root))
 
 
-class _Search:
-    """All that is below a folder and named as a picture, be it a file or not.
+@dataclass(frozen=True)
+class Classes:
+    """The names of class folders, and how many pictures lie beside them, with one of them."""
 
-    A link to a folder elsewhere is followed, once; one to a folder around or inside the root is
-    not, as it would bring the same pictures again, or never end.
-    """
+    folders: tuple[str, ...]  # sorted
+    loose: int = 0
+    first_loose: str = ""
 
-    def __init__(self, root: Path) -> None:
-        self.root, self.top, self.seen = root, root.resolve(), set[Path]()
-
-    def pictures(self) -> Iterator[Picture]:
-        """In the order of their paths."""
-        return self._below(str(self.root), "", None)
-
-    def _below(self, folder: str, inside: str, label: str | None) -> Iterator[Picture]:
-        for entry in _listed(folder):
-            name = f"{inside}{_as_text(entry.name)}"
-            if _is_folder(entry):
-                if self._enters(entry):
-                    yield from self._below(entry.path, f"{name}/", label or _as_text(entry.name))
-            # A Path for each of millions would take long.
-            elif splitext(entry.name)[1].lower() in SUFFIXES and not is_unfinished(entry.name):  # noqa: PTH122
-                yield Picture(entry.path, name, label)
-
-    def _enters(self, folder: os.DirEntry[str]) -> bool:
-        if not folder.is_symlink():
-            return True
-        place = Path(folder.path).resolve()
-        if place in self.seen or place.is_relative_to(self.top) or self.top.is_relative_to(place):
-            return False
-        self.seen.add(place)
-        return True
+    def numbers(self, names: Sequence[str] | None, num_classes: int) -> dict[str, int]:
+        """The class number of each folder; raise where some pictures lie in none."""
+        if self.loose:
+            raise UserError(
+                f"{self.loose} images (first {self.first_loose}) lie beside class folders"
+                f" ({self.folders[0]}, ...): move them, or score the model's own predictions with"
+                " --targets prediction"
+            )
+        return class_numbers(self.folders, names, num_classes)
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
-
-
-def _listed(folder: str) -> list[os.DirEntry[str]]:
-    """What a folder holds, by name; nothing where it can't be opened, which is said."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError as error:
-        warnings.warn(
-            f"{folder} can't be opened ({error.strerror}): images in it are left out", stacklevel=2
-        )
-        return []
-
-
-def _check_alike(root: Path, pictures: Sequence[Picture]) -> None:
-    if len({picture.name for picture in pictures}) < len(pictures):
-        raise UserError(f"two images in {root} have names that are written alike: rename them")
-
-
-def _as_text(name: str) -> str:
-    r"""A name that can be written anywhere: bytes that are no UTF-8 stand as \xff.
-
-    >>> print(_as_text("caf\udce9.png"))
-    caf\xe9.png
-    """
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+def classes_of(pictures: Sequence[Picture]) -> Classes:
+    """The class folders of pictures that are known."""
+    folders = sorted({picture.folder for picture in pictures if picture.folder is not None})
+    loose = [picture.name for picture in pictures if picture.folder is None]
+    return Classes(tuple(folders), len(loose), loose[0] if loose else "")
 
 
 def labels_of(
     pictures: Sequence[Picture], classes: Sequence[str] | None, num_classes: int
 ) -> list[int] | None:
     """The class number of each picture, or None where pictures lie in no class folders."""
-    folders = sorted({picture.folder for picture in pictures if picture.folder is not None})
-    loose = [picture.name for picture in pictures if picture.folder is None]
-    if not folders:
+    found = classes_of(pictures)
+    if not found.folders:
         return None
-    if loose:
-        raise UserError(
-            f"{len(loose)} images (first {loose[0]}) lie beside class folders ({folders[0]}, ...):"
-            " move them, or score the model's own predictions with --targets prediction"
-        )
-    numbers = _class_numbers(folders, classes, num_classes)
+    numbers = found.numbers(classes, num_classes)
     return [numbers[picture.folder] for picture in pictures if picture.folder is not None]
 
 
-def _class_numbers(
+def class_numbers(
     folders: Sequence[str], classes: Sequence[str] | None, num_classes: int
 ) -> dict[str, int]:
     """Class folders by the model's own names, by number, or in order where there are as many."""

@@ -89,28 +89,24 @@ def expand(pattern: str) -> list[str]:
     return [head + f"{n:0{len(low)}d}" + rest for n in numbers for rest in expand(tail)]
 
 
-def find_in_shards(data: Path) -> list[Picture]:
-    """Every picture of a shard or of many, in their order, under shard/name."""
+def shards_of(data: Path) -> list[Path]:
+    """The shards that a path or pattern names."""
     paths = [Path(name) for name in expand(str(data))]
     for path in paths:
         if not path.is_file():
             raise UserError(f"no shard at {path}")
-    return pictures_of_shards(paths)
+    return paths
 
 
-def pictures_of_shards(paths: Sequence[Path]) -> list[Picture]:
-    """Every picture of these shards; files of one key are one sample, its label may be among them.
+def pictures_of_shards(paths: Sequence[Path]) -> Iterator[Picture]:
+    """Every picture of these shards, in their order, under shard/name, found header by header.
 
-    A label is the word in KEY.cls, or under "label" or "cls" in KEY.json: a number or a class name.
+    Files of one key are one sample. Its label may be among them: the word in KEY.cls, or under
+    "label" or "cls" in KEY.json, a number or a class name.
     """
-    root = Path(commonpath([path.parent.resolve() for path in paths])) if paths else Path()
-    found: list[Picture] = []
+    root = Path(commonpath([path.parent.resolve() for path in paths]))
     for path in paths:
-        found += _pictures(path, path.resolve().relative_to(root).as_posix())
-    if not found:
-        named = f"{paths[0]} and {len(paths) - 1} more shards" if len(paths) > 1 else str(paths[0])
-        raise UserError(f"no images in {named}: looked for {', '.join(sorted(SUFFIXES))}")
-    return found
+        yield from _pictures(path, path.resolve().relative_to(root).as_posix())
 
 
 def _pictures(shard: Path, name: str) -> Iterator[Picture]:

@@ -1,6 +1,6 @@
 """`evaluate`: ask for all bands at once, read every column back."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -16,7 +16,6 @@ from sufficit.heatmaps import check_heatmaps
 from sufficit.metrics.columns import (
     BESIDE,
     COLUMNS,
-    CURVES,
     METRICS,
     Metric,
     Schedule,
@@ -24,6 +23,7 @@ from sufficit.metrics.columns import (
     higher_is_better,
     msi,
 )
+from sufficit.metrics.curves import Curve, MeanCurve, averaged, curves_of
 from sufficit.metrics.leak import Leak, leak
 from sufficit.metrics.probe import Setting, check_classes
 from sufficit.predict import check_batch_size, predict
@@ -93,15 +93,6 @@ class AlphaSearch:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """The score of each image along a grid."""
-
-    grid: tuple[float, ...]  # [P]
-    accuracy: Tensor  # [N,P]
-    confidence: Tensor  # [N,P]
-
-
-@dataclass(frozen=True)
 class Scores:
     """One value an image for each column: `scores.msi`, `scores["msi"]`; all on the CPU."""
 
@@ -166,16 +157,15 @@ class Scores:
 
     def curves(self) -> dict[str, Curve]:
         """The curves behind the columns, by name, as far as they were asked for."""
-        schedule = self._schedule()
-        found = {}
-        for name, (asks, axis) in CURVES.items():
-            asked = asks(schedule)
-            if set(asked) <= set(self.answers.bands):
-                accuracy, confidence = (
-                    self.answers.of(asked, kind) for kind in ("accuracy", "confidence")
-                )
-                found[name] = Curve(getattr(schedule, axis), accuracy, confidence)
-        return found
+        return curves_of(self.answers, self._schedule())
+
+    def curve_pieces(self) -> Iterator[dict[str, Curve]]:
+        """The curves of some images at a time, for more images than memory would hold."""
+        return (curves_of(some, self._schedule()) for some in self.answers.pieces())
+
+    def mean_curves(self) -> dict[str, MeanCurve]:
+        """Each curve averaged over the images, NaN left out, by the score that was chosen."""
+        return averaged(self.curve_pieces(), self._schedule().score)
 
     def frame(self) -> "pandas.DataFrame":
         """One row an image: target, whether the whole image is given it, calls, all columns."""
@@ -319,12 +309,17 @@ def read(answers: Answers, plan: Plan, held_out: Answers | None = None) -> Score
     search = None
     schedule = plan.schedules[0]
     if plan.searching:
-        tried = torch.stack([msi(answers, s) for s in plan.schedules], dim=1)
-        search = AlphaSearch(tuple(s.alpha_min for s in plan.schedules), tried)
+        tried = answers.by_piece(
+            lambda some: {"msi": torch.stack([msi(some, s) for s in plan.schedules], dim=1)}
+        )
+        search = AlphaSearch(tuple(s.alpha_min for s in plan.schedules), tried["msi"])
         schedule = replace(schedule, alpha_min=search.best)
-    columns = {name: plan.metric(name).formula(answers, schedule) for name in plan.columns}
+    formulas = {name: plan.metric(name).formula for name in plan.columns}
+    columns = answers.by_piece(
+        lambda some: {name: formula(some, schedule) for name, formula in formulas.items()}
+    )
     if held_out is not None:
-        columns["msi_held_out"] = msi(held_out, schedule)
+        columns |= held_out.by_piece(lambda some: {"msi_held_out": msi(some, schedule)})
         columns["fill_drop"] = columns["msi"] - columns["msi_held_out"]
     return Scores(plan, answers, columns, schedule.alpha_min, search, held_out)
 

@@ -118,14 +118,14 @@ def mean_panels(content: Content) -> list[Panel]:
 def _mean_panel(content: Content, method: str) -> Panel:
     scores = content.scores[method]
     frame = Frame(260, 170, 28, 8, 8, 22)
-    curves, kind = scores.curves(), content.schedule(method).score
+    curves, kind = scores.mean_curves(), content.schedule(method).score
     wanted = {
         "kept": "insertion_pixel" if "insertion_pixel" in curves else "show",
         "rest": "deletion_pixel",
         "hidden": "hide",
     }
     lines = tuple(
-        Line(name, name, frame.path(curve.grid, getattr(curve, kind).nanmean(0).tolist()))
+        Line(name, name, frame.path(curve.grid, curve.values.tolist()))
         for name, curve in ((n, curves[c]) for n, c in wanted.items() if c in curves)
     )
     note = f"MSI {content.summaries[method]['msi'].mean:.3f}"
@@ -147,10 +147,11 @@ def _percent_panel(content: Content, name: str, title: str) -> Panel | None:
     frame, colours = Frame(400, 260, 32, 10, 10, 24), styles(content)
     lines = []
     for method in content.methods:
-        curve = content.scores[method].curves().get(name)
+        curve = content.scores[method].mean_curves().get(name)
         if curve is not None:
-            values = getattr(curve, content.schedule(method).score).nanmean(0).tolist()
-            lines.append(Line(method, colours[method], frame.path(curve.grid, values)))
+            lines.append(
+                Line(method, colours[method], frame.path(curve.grid, curve.values.tolist()))
+            )
     score = content.schedule(content.methods[0]).score
     return Panel(title, frame, tuple(lines), "share of pixels", score) if lines else None
 

@@ -102,8 +102,8 @@ def _answers(
     known = set(answers.bands)
     asked = [band for band in wanted if band in known]
     places = [i for i, band in enumerate(wanted) if band in known]
-    confidences = answers.of(asked, "confidence")[rows]
-    accuracies = answers.of(asked, "accuracy")[rows]
+    some = answers.rows(rows)
+    confidences, accuracies = some.of(asked, "confidence"), some.of(asked, "accuracy")
     for confidence, accuracy in zip(confidences, accuracies, strict=True):
         values: list[float | None] = [None] * len(wanted)
         hits = ["?"] * len(wanted)

@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
+from sufficit.bands import EVERYTHING
 from sufficit.files import writing
 from sufficit.intervals import Estimate
 from sufficit.metrics.leak import LIMIT
@@ -106,7 +107,8 @@ def rows_of(content: Content) -> list[dict[str, Any]]:
     """What stands beside each image shown."""
     shown, found = content.shown, []
     scores = content.first
-    whole = scores.answers.of([scores.plan.asks[0]], "confidence")[:, 0]
+    some = scores.answers.rows(list(shown.rows))
+    whole, right = (some.of([EVERYTHING], kind)[:, 0] for kind in ("confidence", "accuracy"))
     for i, row in enumerate(shown.rows):
         target = int(scores.targets[row])
         label = target if shown.labels is None else int(shown.labels[i])
@@ -115,8 +117,8 @@ def rows_of(content: Content) -> list[dict[str, Any]]:
                 "name": content.names[row],
                 "target": content.class_name(target),
                 "label": None if label == target else content.class_name(label),
-                "whole": whole[row].item(),
-                "right": bool(scores.clean[row] == 1),
+                "whole": whole[i].item(),
+                "right": bool(right[i] == 1),
                 "msi": [content.scores[method].msi[row].item() for method in content.methods],
             }
         )

@@ -13,6 +13,7 @@ from sufficit.metrics.columns import Schedule, hide_bands, show_bands
 from sufficit.metrics.evaluate import Scores
 from sufficit.metrics.leak import leak_warning
 from sufficit.report.content import Content
+from sufficit.types import Answers
 
 NEAR = 0.25  # how far from +1, 0 or -1 is still close to it
 FEW_IMAGES = 30
@@ -49,17 +50,22 @@ class Reading:
 
 def reading(method: str, scores: Scores, schedule: Schedule) -> Reading:
     """What a method's mean MSI says, and which of its parts decides that."""
-    show = scores.answers.of(show_bands(schedule), schedule.score)
-    hide = scores.answers.of(hide_bands(schedule), schedule.score)
-    rest = scores.answers.of([bands.rest(schedule.alpha_min)], schedule.score)[:, 0]
-    inner, weaker = mean_height(show, schedule.alphas), mean_height(hide, schedule.alphas)
-    penalty = scores.answers.share(bands.at_least(schedule.alpha_min)).double()
-    parts = torch.stack([penalty, show[:, 0], inner, rest, weaker], dim=1)
+    parts = scores.answers.by_piece(lambda some: {"all": _parts(some, schedule)})["all"]
     size, kept, inner_mean, outside, weak = _present(parts).mean(0).tolist()
     losses = Losses(size, 1 - (kept + inner_mean) / 2, outside / 2, weak / 2)
     value = scores.msi.nanmean().item()
     told = _Told(schedule.score == "accuracy", size, kept, outside, weak)
     return Reading(method, value, place_of(value), _why(value, losses, told), losses)
+
+
+def _parts(answers: Answers, schedule: Schedule) -> Tensor:
+    """What MSI is made of: size, kept, kept on the way, outside, hidden on the way: [N,5]."""
+    show = answers.of(show_bands(schedule), schedule.score)
+    hide = answers.of(hide_bands(schedule), schedule.score)
+    rest = answers.of([bands.rest(schedule.alpha_min)], schedule.score)[:, 0]
+    inner, weaker = mean_height(show, schedule.alphas), mean_height(hide, schedule.alphas)
+    penalty = answers.share(bands.at_least(schedule.alpha_min)).double()
+    return torch.stack([penalty, show[:, 0], inner, rest, weaker], dim=1)
 
 
 def _present(parts: Tensor) -> Tensor:

@@ -13,9 +13,11 @@ from torch import Tensor
 from sufficit.compare import Scored, score_folder
 from sufficit.comparing.groups import draw, quiet
 from sufficit.comparing.jobs import Job, make_job
+from sufficit.data.finding import Stream
 from sufficit.data.images import Picture, find_pictures
 from sufficit.data.splits import evenly, middle
 from sufficit.files import make_folder, read_json, safe_name, writing
+from sufficit.reading import Entry
 from sufficit.reproducing.kept import Kept
 from sufficit.reproducing.work import TRAINED, Work
 from sufficit.results import save_json
@@ -102,10 +104,11 @@ def find_the_digits(work: Work) -> None:
         job, labels = _job(work, work.plan.images), _labels(work)
         where = {name: i for i, name in enumerate(facts["names"])}
         found: dict[str, list[Tensor]] = {}
-        names = [picture.name for picture in job.pictures]
-        for start in range(0, len(names), job.group):
-            some = names[start : start + job.group]
-            _, maps = draw(job, some, torch.tensor([labels[name] for name in some]))
+        names = list[str]()
+        for group in job.groups():
+            some = group.names
+            names += some
+            _, maps = draw(job, group.entries, torch.tensor([labels[name] for name in some]))
             digit = truth["masks"][[where[name] for name in some]].bool()
             for method, heatmaps in maps.items():
                 iou = overlap(heatmaps, digit, work.table.alpha_min)
@@ -135,8 +138,9 @@ def draw_some(work: Work) -> None:
         return
     with work.clock("sheet"), quiet():
         job, labels = _job(work, SHOWN), _labels(work)
-        names = [picture.name for picture in job.pictures]
-        images, maps = draw(job, names, torch.tensor([labels[name] for name in names]))
+        entries = [Entry(number, picture) for number, picture in enumerate(job.pictures)]
+        names = [entry.picture.name for entry in entries]
+        images, maps = draw(job, entries, torch.tensor([labels[name] for name in names]))
         tensors = {"images": as_bytes(images)}
         tensors |= {f"{method}/heatmaps": as_bytes(found) for method, found in maps.items()}
         facts = {"names": names, "methods": list(maps), "classes": work.classifier.classes}
@@ -186,7 +190,7 @@ def _labels(work: Work) -> dict[str, int]:
 
 
 def _job(work: Work, n: int) -> Job:
-    pictures = some_pictures(work, n)
+    pictures = Stream.of(some_pictures(work, n))
     return make_job(work.settings, work.classifier, pictures, work.plan.group, False)
 
 

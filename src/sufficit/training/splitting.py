@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from sufficit.classifiers import Classifier
+from sufficit.data.finding import Stream
 from sufficit.data.images import Picture, find_pictures
 from sufficit.errors import UserError
 from sufficit.reading import labels_for
@@ -54,7 +55,9 @@ def read_folder(
             f"{len(pictures)} images in {data}: an adapter needs {FEWEST} or more, hundreds to be"
             " of use"
         )
-    labels = labels_for(classifier, pictures, target)
+    told = labels_for(classifier, Stream.of(pictures), target)
+    numbers = (told.number(picture) for picture in pictures)
+    labels = [number for number in numbers if number is not None] or None
     if labels is not None and len(set(labels)) < 2:
         raise UserError(
             f"{data} is a folder with one class ({pictures[0].folder}): an adapter learns what"
@@ -62,10 +65,10 @@ def read_folder(
             " model says of these with --target prediction"
         )
     held = set(held_out(labels or [0] * len(pictures), how_many(len(pictures), share), seed))
-    numbers = range(len(pictures))
-    training = _part(pictures, labels, [i for i in numbers if i not in held])
-    validation = _part(pictures, labels, [i for i in numbers if i in held])
-    return Folder(training, validation, "prediction" if labels is None else "label")
+    rows = range(len(pictures))
+    training = _part(pictures, labels, [i for i in rows if i not in held])
+    validation = _part(pictures, labels, [i for i in rows if i in held])
+    return Folder(training, validation, told.kind)
 
 
 def how_many(n: int, share: float) -> int:
