@@ -42,6 +42,7 @@ TRAINED_ON, BATCH, DONORS = 2048, 8, 8
 EPOCHS = 1  # of several, 32 pictures would choose one, and rounding decides whom they like best
 RECIPE = replace(RECIPES["robust"], size=1.25)  # in so short a training 2 makes masks too small
 TRUTH = "true digit"
+STEPS = {"value_step": 0.02, "percent_step": 0.04}  # half as fine as usual, in half of the time
 SHOWN, REPORTED = 6, 24  # pictures on the sheet and in the report
 
 
@@ -128,8 +129,9 @@ def score_all(
     with bar("  scoring", wanted=None) as tick:
         for done, (name, part) in enumerate(steps, 1):
             images, labels = digits.images[part], digits.labels[part]
+            maps = heatmaps[name][part]
             parts[name].append(
-                evaluate(classifier, images, heatmaps[name][part], labels, progress=False)
+                evaluate(classifier, images, maps, labels, **STEPS, progress=False)  # type: ignore[arg-type]  # they are numbers
             )
             if tick:
                 tick(done, total)
