@@ -69,25 +69,32 @@ def step_jobs(classifier: Classifier, images: Tensor, name: str) -> dict[str, Ca
     }
 
 
-def explain_jobs(classifier: Classifier, images: Tensor) -> dict[str, Callable[[], None]]:
-    """The classifier's own forward pass, and an explanation."""
+def explain_jobs(
+    classifier: Classifier, images: Tensor, batches: int
+) -> dict[str, Callable[[], None]]:
+    """The classifier's own forward pass, and an explanation: of a batch, and of several at once."""
     with torch.no_grad():
         channels = classifier.features(images[:2])[0].shape[1]
     lax = Lax(channels, upsample=RECIPES["robust"].upsample).to(images.device)
     lax.belong_to(classifier, str(classifier.layer))
 
-    def forward() -> None:
+    size, many = len(images), images.repeat(batches, 1, 1, 1)
+
+    def forward(given: Tensor) -> None:
         with torch.no_grad():
-            classifier(images)
+            for part in given.split(size):
+                classifier(part)
 
     return {
-        "forward": forward,
-        "explain": lambda: explain(classifier, images, method=lax, batch_size=len(images)),
+        "forward": lambda: forward(images),
+        "explain": lambda: explain(classifier, images, method=lax, batch_size=size),
+        "forward of all": lambda: forward(many),
+        "explain all": lambda: explain(classifier, many, method=lax, batch_size=size),
     }
 
 
 def measure(
-    name: str, device: str, dtype: torch.dtype, batch: int, rounds: int
+    name: str, device: str, dtype: torch.dtype, batch: int, batches: int, rounds: int
 ) -> dict[str, float]:
     build, side = MODELS[name]
     torch.manual_seed(0)
@@ -96,12 +103,15 @@ def measure(
     for parameter in classifier.model.parameters():
         parameter.requires_grad_(False)
     images = torch.rand(batch, 3, side, side, device=device)
-    jobs = explain_jobs(classifier, images)
+    jobs = explain_jobs(classifier, images, batches)
     for recipe in ("paper", "robust"):
         jobs |= step_jobs(classifier, images, recipe)
     with classifier.in_eval_mode():
         seconds = medians(side_by_side(jobs, device, rounds))
-    ratios = {"explain / forward": seconds["explain"] / seconds["forward"]}
+    ratios = {
+        "explain / forward": seconds["explain"] / seconds["forward"],
+        f"explain / forward, {batches} batches": seconds["explain all"] / seconds["forward of all"],
+    }
     for recipe in ("paper", "robust"):
         bare = seconds[f"{recipe}: bare"]
         for kind in ("step", "step, features known"):
@@ -114,6 +124,7 @@ def main() -> None:
     words.add_argument("--device", default="cpu")
     words.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])
     words.add_argument("--batch", type=int, default=None)
+    words.add_argument("--batches", type=int, default=2, help="explained in one call")
     words.add_argument("--rounds", type=int, default=7)
     words.add_argument("--models", default="resnet18-stride8-64px")
     words.add_argument("--out", type=Path)
@@ -122,12 +133,17 @@ def main() -> None:
     batch = asked.batch or (256 if asked.device == "cuda" else 8)
     found = {}
     for name in asked.models.split(","):
-        found[name] = measure(name, asked.device, dtype, batch, asked.rounds)
+        found[name] = measure(name, asked.device, dtype, batch, asked.batches, asked.rounds)
         for what, value in found[name].items():
             if "/" in what:
                 print(f"{name}, batch {batch}: {what} = {value:.3f}")
     if asked.out:
-        config = {"batch": batch, "rounds": asked.rounds, "argv": sys.argv[1:]}
+        config = {
+            "batch": batch,
+            "batches": asked.batches,
+            "rounds": asked.rounds,
+            "argv": sys.argv[1:],
+        }
         facts = provenance(config, torch.device(asked.device), dtype)
         asked.out.write_text(json.dumps(facts | {"results": found}, indent=2) + "\n")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -31,12 +31,21 @@ from sufficit.crews import Crew
 from sufficit.data import finding
 from sufficit.data.finding import Stream, stream_pictures
 from sufficit.data.heatmaps import HeatmapFile
-from sufficit.data.images import Picture, classes_of, find_pictures
+from sufficit.data.images import BadPictureError, Picture, classes_of, find_pictures
 from sufficit.keeping import Parts
 from sufficit.metrics.evaluate import read
 from sufficit.pairing import Pairs
 from sufficit.progress import bar
-from sufficit.reading import PREDICTIONS, count_soon, grouped, labels_for, named
+from sufficit.reading import (
+    PREDICTIONS,
+    Entry,
+    Item,
+    Reader,
+    count_soon,
+    grouped,
+    labels_for,
+    named,
+)
 from sufficit.report.words import reading
 from sufficit.results import save_scores
 from sufficit.scoring import Options
@@ -177,6 +186,28 @@ def test_evaluate_scores_the_first_images_before_the_others_are_found(
     assert before[:2] == [4 + shards, 5 + shards]  # one more to see that there are heatmaps
     assert got is not None
     assert got.names == tuple(names)
+
+
+def test_pictures_of_a_group_are_read_at_once_and_stay_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sufficit.reading.THREADS", 2)
+    later = Event()
+
+    def read(entry: Entry) -> Item:
+        if entry.number == 0:
+            assert later.wait(60)  # the next one is read meanwhile
+        later.set()
+        if entry.number in (1, 3):
+            raise BadPictureError("it is bad")
+        return Item(entry, torch.zeros(1, 2, 2))
+
+    reader = Reader(read)
+    entries = [
+        Entry(number, Picture(f"{number}.png", f"{number}.png", None)) for number in range(5)
+    ]
+    assert [item.entry.number for item in reader.items(entries)] == [0, 2, 4]
+    assert [one.name for one in reader.skipped] == ["1.png", "3.png"]
 
 
 def test_classes_are_known_without_listing_their_folders(

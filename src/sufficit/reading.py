@@ -1,6 +1,7 @@
 """Read a folder some pictures at a time: labels, bad files, sizes, the next group read ahead."""
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from sufficit.errors import UserError
 from sufficit.types import Progress
 
 GROUP = 32  # images read, and scored, at a time
+THREADS = min(4, os.cpu_count() or 1)  # that decode pictures
 PATIENCE = 1.0  # seconds in which images are counted before any is scored
 
 
@@ -74,9 +76,9 @@ T = TypeVar("T", bound=Item)
 
 @dataclass
 class Reader(Generic[T]):
-    """Reads pictures of one size, and keeps note of those it could not read."""
+    """Reads pictures of one size, some at once, and keeps note of those it could not read."""
 
-    read: Callable[[Entry], T]
+    read: Callable[[Entry], T]  # called in several threads
     on_error: Literal["skip", "stop"] = "skip"
     one_size: bool = True  # in all groups, or in each
     skipped: list[Skipped] = field(default_factory=list)
@@ -84,7 +86,10 @@ class Reader(Generic[T]):
 
     def items(self, entries: Iterable[Entry]) -> list[T]:
         """Those that can be read; raise where sizes differ."""
-        items = [item for entry in entries if (item := self._item(entry))]
+        with ThreadPoolExecutor(THREADS) as pool:
+            found = list(pool.map(self._tried, entries))
+        self.skipped += [one for one in found if isinstance(one, Skipped)]
+        items = [one for one in found if not isinstance(one, Skipped)]
         if not self.one_size:
             self.sizes.clear()
         for item in items:
@@ -112,7 +117,7 @@ class Reader(Generic[T]):
             self.skipped.remove(one)
         return {one.name: one.reason for one in found}
 
-    def _item(self, entry: Entry) -> T | None:
+    def _tried(self, entry: Entry) -> T | Skipped:
         picture = entry.picture
         try:
             return self.read(entry)
@@ -122,8 +127,7 @@ class Reader(Generic[T]):
                     f"{picture.name}: {error}. Mend it, or go on without such images with"
                     " --on-error skip"
                 ) from error
-            self.skipped.append(Skipped(picture.name, str(error)))
-            return None
+            return Skipped(picture.name, str(error))
 
 
 def check_sizes(sizes: Mapping[tuple[int, ...], str]) -> None:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -110,13 +110,12 @@ def leak_groups(job: Job, parts: Parts, roll: Roll, alpha_min: float, crew: Crew
         crew.stage(LEAK, tick, before, total) as told,
     ):
         probes: dict[str, Probe] = {}
-        for group in roll.left(job.groups(), done, crew):
+        left = (_scored_alone(group, parts) for group in roll.left(job.groups(), done, crew))
+        for group, items in job.reader().ahead(left):
             probes = probes or _probes(job, parts, roll, alpha_min)
-            entries, first = scored_of(group, parts), roll.starts[group.number]
-            goals = roll.targets[first : first + len(entries)]
-            tensors = _leak_group(job, entries, goals, probes, first)
+            tensors = _leak_group(job, items, roll, probes, roll.starts[group.number])
             parts.write(LEAK, group.number, tensors, facts)
-            images += len(entries)
+            images += len(group)
             told(images, total)
 
 
@@ -128,12 +127,19 @@ def collect_leak(job: Job, parts: Parts, found: Found) -> dict[str, Leak]:
 
 def draw(job: Job, entries: Sequence[Entry], targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Some of the images that were scored, and their heatmaps: [N,C,H,W], each [N,H,W]."""
-    parts = []
-    images, numbers = job.read(entries), [entry.number for entry in entries]
+    images = job.read(entries)
+    return images, {m: maps.cpu() for m, maps in _drawn(job, entries, images, targets).items()}
+
+
+def _drawn(
+    job: Job, entries: Sequence[Entry], images: Tensor, targets: Tensor
+) -> dict[str, Tensor]:
+    """Every method's heatmaps, a group's at a time, on the device: each [N,H,W]."""
+    numbers, parts = [entry.number for entry in entries], []
     for start in range(0, len(entries), job.group):
         some = slice(start, start + job.group)
         parts.append(job.explain(numbers[some], images[some], targets[some]))
-    return images, {m: torch.cat([part[m].cpu() for part in parts]) for m in job.methods}
+    return {m: torch.cat([part[m] for part in parts]) for m in job.methods}
 
 
 def _score_group(
@@ -220,15 +226,22 @@ def _probes(job: Job, parts: Parts, roll: Roll, alpha_min: float) -> dict[str, P
     )
     chosen = draw_pool(roll.targets, POOL, setting.seed)
     targets, entries = roll.targets[chosen], roll.entries(chosen, job.groups(), parts)
-    images, heatmaps = draw(job, entries, targets)
+    images = job.read(entries).to(job.classifier.device)  # they are few, and asked for again
+    heatmaps = _drawn(job, entries, images, targets)
     pools = {method: Pool(images, maps, targets) for method, maps in heatmaps.items()}
     return {method: prepare(job.classifier, pool, setting) for method, pool in pools.items()}
 
 
+def _scored_alone(group: Group, parts: Parts) -> Group:
+    """A group without the images that could not be scored."""
+    return replace(group, entries=tuple(scored_of(group, parts)))
+
+
 def _leak_group(
-    job: Job, entries: Sequence[Entry], goals: Tensor, probes: Mapping[str, Probe], first: int
+    job: Job, items: Sequence[Item], roll: Roll, probes: Mapping[str, Probe], first: int
 ) -> dict[str, Tensor]:
-    images, heatmaps = draw(job, entries, goals)
+    images, goals = torch.stack([item.image for item in items]), roll.targets[first:][: len(items)]
+    heatmaps = _drawn(job, [item.entry for item in items], images, goals)
     tensors: dict[str, Tensor] = {}
     for method, probe in probes.items():
         maps = heatmaps[method]

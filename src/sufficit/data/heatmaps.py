@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from threading import Lock
 from typing import IO, Any
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
@@ -40,6 +41,7 @@ class HeatmapFile:
         self._known = frozenset(self.keys)
         self._fits: dict[str, str] = {}  # key -> the first image that it fits
         self._loose: set[str] = set()  # keys of images that are called otherwise
+        self._one_at_a_time = Lock()  # of the threads that read
 
     def __enter__(self) -> "HeatmapFile":
         return self
@@ -53,31 +55,37 @@ class HeatmapFile:
         Raise where an image asked for before fits as well, be it that one's key or this one's.
         """
         fits = [form for form in _forms(name) if form in self._known]
-        if fits and fits[0] != name:
-            self._loose.add(fits[0])
-        for form in fits:
-            other = self._fits.setdefault(form, name)
-            if other != name and form in self._loose:
-                raise UserError(
-                    f"key {form!r} of {self.path} fits 2 images or more ({other}, {name}): use the"
-                    " path inside the folder as key"
-                )
+        with self._one_at_a_time:
+            if fits and fits[0] != name:
+                self._loose.add(fits[0])
+            for form in fits:
+                other = self._fits.setdefault(form, name)
+                if other != name and form in self._loose:
+                    first, second = sorted((other, name))
+                    raise UserError(
+                        f"key {form!r} of {self.path} fits 2 images or more ({first}, {second}):"
+                        " use the path inside the folder as key"
+                    )
         return fits[0] if fits else None
 
     def read(self, key: str) -> Tensor:
         """One heatmap: [h,w] float32."""
         what = f"heatmap {key!r} of {self.path}"
         try:
-            shape = self._arrays.shape(key)  # known before there is memory for it
-            if len(shape) != 2 or 0 in shape:
-                raise HeatmapError(f"{what} must be [h,w], got {list(shape)}")
-            if math.prod(shape) > MOST:
-                raise HeatmapError(f"{what} is too large: {list(shape)}, at most {MOST} values")
-            return self._arrays.read(key)
+            with self._one_at_a_time:
+                return self._checked(key, what)
         except HeatmapError:
             raise
         except Exception as error:  # zip, numpy and safetensors have many errors of their own
             raise HeatmapError(f"{what} could not be read: {error}") from error
+
+    def _checked(self, key: str, what: str) -> Tensor:
+        shape = self._arrays.shape(key)  # known before there is memory for it
+        if len(shape) != 2 or 0 in shape:
+            raise HeatmapError(f"{what} must be [h,w], got {list(shape)}")
+        if math.prod(shape) > MOST:
+            raise HeatmapError(f"{what} is too large: {list(shape)}, at most {MOST} values")
+        return self._arrays.read(key)
 
 
 def write_heatmaps(path: Path, heatmaps: dict[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
