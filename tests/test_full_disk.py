@@ -66,10 +66,7 @@ def short_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     """A demo of one method and few model calls."""
     from sufficit import demo
 
-    usual = demo.evaluate
-    steps = {"value_step": 0.5, "percent_step": 0.5}
-    monkeypatch.setattr(demo, "evaluate", lambda *args, **more: usual(*args, **more, **steps))
-    monkeypatch.setattr(demo, "EPOCHS", 1)
+    monkeypatch.setattr(demo, "STEPS", {"value_step": 0.5, "percent_step": 0.5})
 
 
 @pytest.mark.usefixtures("short_demo")

@@ -39,7 +39,6 @@ from sufficit.pairing import Pair, Pairs, check_any_pair, warn_of_stretched
 from sufficit.progress import bar
 from sufficit.reading import (
     GROUP,
-    Entry,
     Group,
     Labels,
     Reader,
@@ -60,7 +59,6 @@ from sufficit.sharing import (
     begun_round,
     dealt,
     images_in,
-    scored_of,
     sizes_of,
     told_roll,
 )
@@ -275,14 +273,13 @@ def _leak_groups(job: _Job, parts: Parts, roll: Roll, alpha_min: float, crew: Cr
         bar("measuring the leak", crew.voice(job.options.progress)) as tick,
         crew.stage(LEAK, tick, before, total) as told,
     ):
-        probe = None
-        for group in roll.left(job.groups(), done, crew):
+        probe, reader = None, job.reader("stop")
+        for group, items in reader.ahead(roll.left(job.groups(), done, parts, crew)):
             probe = probe or _probe(job, parts, roll, alpha_min)
-            entries, first = scored_of(group, parts), roll.starts[group.number]
-            goals, given = roll.targets[first : first + len(entries)], _read(job, entries)
-            found = measure(job.classifier, *given, goals, probe.setting, probe, first=first)
+            given, first = (*_stacked(items), roll.of(group)), roll.starts[group.number]
+            found = measure(job.classifier, *given, probe.setting, probe, first=first)
             parts.write(LEAK, group.number, leak_as_tensors(OWN, found), facts)
-            images += len(entries)
+            images += len(group)
             told(images, total)
 
 
@@ -297,13 +294,13 @@ def _probe(job: _Job, parts: Parts, roll: Roll, alpha_min: float) -> Probe:
         batch_size=options.batch_size,
     )
     chosen = draw_pool(roll.targets, POOL, options.seed)
-    images, maps = _read(job, roll.entries(chosen, job.groups(), parts))
+    entries, device = roll.entries(chosen, job.groups(), parts), job.classifier.device
+    images, maps = (part.to(device) for part in _stacked(job.reader("stop").items(entries)))
     return prepare(job.classifier, Pool(images, maps, roll.targets[chosen]), setting)
 
 
-def _read(job: _Job, entries: Sequence[Entry]) -> tuple[Tensor, Tensor]:
-    """Images that were scored, and their heatmaps, once more: [N,C,H,W], [N,H,W]."""
-    items = job.reader("stop").items(entries)
+def _stacked(items: Sequence[Pair]) -> tuple[Tensor, Tensor]:
+    """Images, and their heatmaps: [N,C,H,W], [N,H,W]."""
     return torch.stack([item.image for item in items]), torch.stack([i.heatmap for i in items])
 
 
@@ -387,8 +384,7 @@ def _score(
     targets = torch.tensor([item.entry.label for item in items]) if labelled else None
     return evaluate(
         classifier,
-        torch.stack([item.image for item in items]),
-        torch.stack([item.heatmap for item in items]),
+        *_stacked(items),
         targets,
         fill=options.fill,
         held_out_fill=options.held_out_fill,

@@ -3,7 +3,7 @@
 import hashlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, islice
 from typing import Any
@@ -107,10 +107,17 @@ class Roll:
         """What a part of the leak says of all of it."""
         return {"alpha_min": alpha_min, "roll": self.digest}
 
-    def left(self, groups: Iterable[Group], done: Collection[int], crew: Crew) -> Iterator[Group]:
-        """The groups with images that were scored, not done, that fall to this process."""
+    def of(self, group: Group) -> Tensor:
+        """The classes of a group's images."""
+        return self.targets[self.starts[group.number] : self.starts[group.number + 1]]
+
+    def left(
+        self, groups: Iterable[Group], done: Collection[int], parts: Parts, crew: Crew
+    ) -> Iterator[Group]:
+        """The groups that are not done and fall to this process, of them what was scored."""
         empty = {number for number, count in enumerate(self.counts) if not count}
-        return dealt(islice(groups, len(self.counts)), empty.union(done), crew)
+        for group in dealt(islice(groups, len(self.counts)), empty.union(done), crew):
+            yield replace(group, entries=tuple(scored_of(group, parts)))
 
     def entries(self, rows: Sequence[int], groups: Iterable[Group], parts: Parts) -> list[Entry]:
         """The pictures of some rows, for which the images are gone through once."""

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,7 +35,6 @@ from sufficit.sharing import (
     begun_round,
     dealt,
     images_in,
-    scored_of,
     sizes_of,
 )
 from sufficit.types import Progress
@@ -110,10 +109,9 @@ def leak_groups(job: Job, parts: Parts, roll: Roll, alpha_min: float, crew: Crew
         crew.stage(LEAK, tick, before, total) as told,
     ):
         probes: dict[str, Probe] = {}
-        left = (_scored_alone(group, parts) for group in roll.left(job.groups(), done, crew))
-        for group, items in job.reader().ahead(left):
+        for group, items in job.reader().ahead(roll.left(job.groups(), done, parts, crew)):
             probes = probes or _probes(job, parts, roll, alpha_min)
-            tensors = _leak_group(job, items, roll, probes, roll.starts[group.number])
+            tensors = _leak_group(job, items, roll.of(group), probes, roll.starts[group.number])
             parts.write(LEAK, group.number, tensors, facts)
             images += len(group)
             told(images, total)
@@ -232,15 +230,10 @@ def _probes(job: Job, parts: Parts, roll: Roll, alpha_min: float) -> dict[str, P
     return {method: prepare(job.classifier, pool, setting) for method, pool in pools.items()}
 
 
-def _scored_alone(group: Group, parts: Parts) -> Group:
-    """A group without the images that could not be scored."""
-    return replace(group, entries=tuple(scored_of(group, parts)))
-
-
 def _leak_group(
-    job: Job, items: Sequence[Item], roll: Roll, probes: Mapping[str, Probe], first: int
+    job: Job, items: Sequence[Item], goals: Tensor, probes: Mapping[str, Probe], first: int
 ) -> dict[str, Tensor]:
-    images, goals = torch.stack([item.image for item in items]), roll.targets[first:][: len(items)]
+    images = torch.stack([item.image for item in items])
     heatmaps = _drawn(job, [item.entry for item in items], images, goals)
     tensors: dict[str, Tensor] = {}
     for method, probe in probes.items():
