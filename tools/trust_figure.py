@@ -3,8 +3,10 @@
     sufficit reproduce cifar10 --data ROOT --out runs/cifar10
     python tools/trust_figure.py runs/cifar10 docs/trust.png
 
-Shown are Grad-CAM, the run's first adapter of each recipe, and adapters of the paper's recipe that
-upsample early, in folders given with `--early` (tools/lax_arms.py --keep makes them).
+Shown are Grad-CAM and the run's first adapter of each recipe, and an adapter of the paper's recipe
+that upsamples early, if its folder is given with `--early` (tools/lax_arms.py --keep makes one),
+over five images of other classes, grey and noise. The images are those in which the paper's masks
+leak most, or `--rows`.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from sufficit.reproducing.plans import read_plan
 from sufficit.reproducing.tables import table_of
 
 DONORS = 5
+SHOWN = 4  # images, where none are named
 FOOLED, HONEST = "#c2410c", "#1f2937"
 
 
@@ -35,20 +38,18 @@ def draw_trust(
     rows: list[int],
     alpha_min: float = 0.5,
 ) -> None:
-    """A row an image and method: the image, its mask, and other images under the same mask.
+    """A row an image and method: the image, its mask, and other things under the same mask.
 
-    Where the classifier gives an image of another class the mask's class, the words are red.
+    Where the classifier gives what is not of the mask's class that class, the words are red.
     """
     height = len(rows) * len(heatmaps)
-    figure = Figure(figsize=(1.25 * (DONORS + 2), 1.55 * height))
-    axes = figure.subplots(height, DONORS + 2, squeeze=False)
+    figure = Figure(figsize=(1.25 * (DONORS + 4), 1.55 * height))
+    axes = figure.subplots(height, DONORS + 4, squeeze=False)
     for number, (row, (name, maps)) in enumerate((r, m) for r in rows for m in heatmaps.items()):
         mask = (maps[row] > alpha_min).float()
         own = int(labels[row])
-        donors = _donors(labels, own, row)
-        shown = images[donors] * mask
-        with torch.no_grad():
-            said = classifier(shown).argmax(1).tolist()
+        shown = _under(images, labels, row) * mask
+        said = _said(classifier, shown).tolist()
         line = axes[number]
         _picture(line[0], images[row], CLASSES[own], HONEST)
         _picture(line[1], images[row] * mask, f"{name}, {mask.mean():.0%}", HONEST)
@@ -56,6 +57,30 @@ def draw_trust(
             _picture(axis, picture, CLASSES[word], FOOLED if word == own else HONEST)
     figure.tight_layout(pad=0.4)
     figures.save(figure, path)
+
+
+def _under(images: Tensor, labels: Tensor, row: int) -> Tensor:
+    """What a mask is laid over: images of other classes, grey, noise."""
+    donors = images[_donors(labels, int(labels[row]), row)]
+    noise = torch.rand(donors[:1].shape, generator=torch.Generator().manual_seed(0))
+    return torch.cat([donors, torch.full_like(noise, 0.5), noise])
+
+
+def _said(classifier: Classifier, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return classifier(images).argmax(1)
+
+
+def worst(
+    classifier: Classifier, images: Tensor, labels: Tensor, maps: Tensor, alpha_min: float
+) -> list[int]:
+    """The images whose masks are called by their own class most often over what is not of it."""
+    masks = (maps > alpha_min).float()
+    fooled = [
+        int((_said(classifier, _under(images, labels, row) * masks[row]) == labels[row]).sum())
+        for row in range(len(labels))
+    ]
+    return torch.tensor(fooled).argsort(descending=True, stable=True)[:SHOWN].tolist()
 
 
 def _donors(labels: Tensor, own: int, row: int) -> Tensor:
@@ -77,7 +102,7 @@ def main() -> None:
     words.add_argument("run", type=Path)
     words.add_argument("out", type=Path)
     words.add_argument("--early", type=Path)
-    words.add_argument("--rows", type=int, nargs="+", default=[0, 1, 2])
+    words.add_argument("--rows", type=int, nargs="+")
     words.add_argument("--images", type=int, default=200)
     asked = words.parse_args()
     classifier = Classifier.load(asked.run / "classifier")
@@ -88,14 +113,15 @@ def main() -> None:
     labels = torch.tensor([CLASSES.index(str(picture.folder)) for picture in chosen])
     methods: dict[str, Lax | str] = {"Grad-CAM": "gradcam"}
     for recipe in ("paper", "robust"):
-        folder = next((asked.run / "adapters").glob(f"lax-{recipe}-*"))
+        folder = min((asked.run / "adapters").glob(f"lax-{recipe}-*"))
         methods[f"LAX {recipe}"] = Lax.from_pretrained(folder)
     if asked.early:
         net = upsampled_early(512, 2)
         methods["LAX paper, early"] = Lax.from_pretrained(asked.early, net=net)
     heatmaps = {name: explain(classifier, images, labels, m) for name, m in methods.items()}
     alpha = table_of(read_plan(asked.run).table).alpha_min
-    draw_trust(asked.out, classifier, images, labels, heatmaps, asked.rows, alpha)
+    rows = asked.rows or worst(classifier, images, labels, heatmaps["LAX paper"], alpha)
+    draw_trust(asked.out, classifier, images, labels, heatmaps, rows, alpha)
 
 
 if __name__ == "__main__":
