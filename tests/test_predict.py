@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import sufficit.masking
 import sufficit.predict
 from reference import COLUMNS, heatmaps_like, one_at_a_time, reference_columns, small_net
 from sufficit import Classifier, UserError, evaluate, leak
@@ -158,8 +159,8 @@ def test_masks_of_the_leak_may_lie_anywhere(monkeypatch, most):
     images, heatmaps = data(6)
     targets = torch.tensor([0, 1, 2, 0, 1, 2])
     wanted = leak(Classifier(small_net(seed=2)), images, heatmaps, targets)
-    monkeypatch.setattr(sufficit.predict, "_MASK_ELEMENTS", most)
-    monkeypatch.setattr(sufficit.predict, "_GROUP_ELEMENTS", 100)
+    monkeypatch.setattr(sufficit.masking, "_MASK_ELEMENTS", most)
+    monkeypatch.setattr(sufficit.masking, "_STEP_ELEMENTS", 100)
     found = leak(Classifier(small_net(seed=2)), images, heatmaps, targets)
     assert found.mean() == wanted.mean()
 

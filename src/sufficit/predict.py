@@ -3,31 +3,21 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from sufficit.bands import inside, ranks, runs
+from sufficit.bands import ranks, runs
 from sufficit.classifiers import Classifier
 from sufficit.errors import UserError
 from sufficit.fills import fill_for
+from sufficit.masking import Masker, Tasks, masks_of
 from sufficit.types import Answers, Band, Progress, Views
 
 _GROUP_ELEMENTS = 2**25  # of images held ready at once; masks are never stored
 _BATCH_ELEMENTS = {"cuda": 2**27, "cpu": 2**19}
-_MASK_ELEMENTS = 2**32  # of masks, a byte each, that may lie on the device
 _FEW_SIZES = ("cuda",)  # where a batch of a new size is slow at first: libraries plan for each
 _SIZES = 8  # of batches, there
-
-
-@dataclass(frozen=True)
-class _Tasks:
-    """Masks to ask the model for, sorted by image."""
-
-    images: list[int]  # [T] which image
-    starts: Tensor  # [T] on the device
-    stops: Tensor  # [T] on the device
 
 
 @dataclass(frozen=True)
@@ -46,10 +36,10 @@ class _Distinct:
         """The images that are asked whole, in order: one for each mask that hides nothing."""
         return self.images[~self.hides]
 
-    def tasks(self) -> _Tasks:
+    def tasks(self) -> Tasks:
         """Those that hide something."""
         asked = self.hides
-        return _Tasks(self.images[asked].tolist(), self.starts[asked], self.stops[asked])
+        return Tasks(self.images[asked].tolist(), self.starts[asked], self.stops[asked])
 
 
 def predict(
@@ -107,7 +97,7 @@ def predict_views(
     used, place = views.images.unique(return_inverse=True)
     order = place.argsort(stable=True)
     ends = place.bincount().cumsum(0).tolist()
-    masks = _masks(heatmaps, band, classifier.device)
+    masks = masks_of(heatmaps, band, classifier.device)
     group = _group_size(images)
     named = torch.empty(len(order), dtype=torch.long, device="cpu")
     done = 0
@@ -186,7 +176,7 @@ class _Loop:
             all_bare = len(distinct.bare) == len(inputs)
             known = self._logits(inputs if all_bare else inputs[distinct.bare])
             goals = targets.to(inputs.device)
-        maker = _Masker(inputs, hidden, ranks(maps), self.classifier.memory_format)
+        maker = Masker(inputs, hidden, ranks(maps), self.classifier.memory_format)
         hits, confidences = self._ask(maker, distinct, goals, known)
         return Answers(
             tuple(bands),
@@ -256,7 +246,7 @@ class _Loop:
         return torch.cat(parts[1:] or parts)
 
     def _ask(
-        self, maker: "_Masker", distinct: "_Distinct", targets: Tensor, known: Tensor
+        self, maker: Masker, distinct: _Distinct, targets: Tensor, known: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Whether the target came first, and its softmax, for each distinct mask: [T], [T].
 
@@ -313,61 +303,6 @@ class _Loop:
         )
 
 
-class _Masker:
-    """Makes masked inputs in a buffer of its own, from inputs that are already normalised.
-
-    Normalising first and masking after gives the same numbers as the other way round, and leaves
-    one pass over memory for each mask.
-    """
-
-    def __init__(
-        self, inputs: Tensor, hidden: Tensor, rank: Tensor, layout: torch.memory_format
-    ) -> None:
-        self.inputs = inputs.contiguous(memory_format=layout)
-        self.hidden = hidden
-        self.rank = rank
-        self.layout = layout
-        self.buffers: tuple[Tensor, Tensor, Tensor] | None = None
-
-    def masked(self, tasks: _Tasks, start: int, stop: int) -> Tensor:
-        """Keep each task's run of ranks, fill the rest: tasks start..stop -> [T,C,H,W]."""
-        batch, keep, below = (buffer[: stop - start] for buffer in self._buffers(stop - start))
-        for image, first, last in _stretches(tasks.images, start, stop):
-            here = slice(first - start, last - start)
-            rank = self.rank[image]
-            torch.ge(rank, tasks.starts[first:last, None, None], out=keep[here])
-            torch.lt(rank, tasks.stops[first:last, None, None], out=below[here])
-            mask = keep[here].mul_(below[here])[:, None]
-            hidden = self.hidden[image if len(self.hidden) > 1 else 0]
-            # At weights 0 and 1 lerp gives its ends to the bit, and is far faster than where.
-            torch.lerp(hidden, self.inputs[image], mask, out=batch[here])
-        return batch
-
-    def drop(self) -> None:
-        """Let the buffers go, so that smaller ones can be made."""
-        self.buffers = None
-
-    def _buffers(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        if self.buffers is None or len(self.buffers[0]) < size:
-            self.buffers = None
-            c, h, w = self.inputs.shape[1:]
-            empty = self.inputs.new_empty
-            batch = torch.empty_like(empty(size, c, h, w), memory_format=self.layout)
-            self.buffers = (batch, empty(size, h, w), empty(size, h, w))
-        return self.buffers
-
-
-def _masks(heatmaps: Tensor, band: Band, device: torch.device) -> Tensor:
-    """Which pixels of every heatmap a band keeps, on the device unless they are too many."""
-    there = device if heatmaps.numel() <= _MASK_ELEMENTS else heatmaps.device
-    step = max(1, _GROUP_ELEMENTS // heatmaps[0].numel())
-    parts = [
-        inside(heatmaps[k : k + step].to(there, torch.float32), band)
-        for k in range(0, len(heatmaps), step)
-    ]
-    return torch.cat(parts)
-
-
 def _distinct(found: Tensor, pixels: int) -> _Distinct:
     """The distinct runs among those of every image and band: [N,B,2]."""
     n, width = len(found), pixels + 1
@@ -386,13 +321,6 @@ def _shares(spans: Tensor, pixels: int) -> Tensor:
     """Share of the pixels that each run keeps, on the CPU: [N,B,2] -> [N,B]."""
     start, stop = spans.cpu().unbind(-1)
     return (stop - start).double() / pixels
-
-
-def _stretches(images: list[int], start: int, stop: int) -> list[tuple[int, int, int]]:
-    """The stretches of one image in a batch of tasks: (image, first, last)."""
-    cuts = [i for i in range(start + 1, stop) if images[i] != images[i - 1]]
-    edges = [start, *cuts, stop]
-    return [(images[a], a, b) for a, b in pairwise(edges)]
 
 
 def _judge(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
