@@ -340,6 +340,8 @@ def test_a_small_size_is_small_and_a_whole_one_the_papers() -> None:
         ({"precision": "fp64"}, "Unknown precision 'fp64'"),
         ({"classes": ("crow",)}, "--classes is for cub200"),
         ({"images": 1}, "images must be 2 or more, got 1"),
+        ({"step": 0.0}, "a step must lie in 0..1"),
+        ({"step": 0.6}, "a step must lie in 0..1, at least 0.0001, got 1.2"),
     ],
 )
 def test_plans_that_can_not_be_are_refused(asked: dict[str, object], words: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from sufficit.bands import grid
 from sufficit.comparing.settings import fitting
 from sufficit.crews import FOLDER as CREW
 from sufficit.errors import UserError, unknown
@@ -182,5 +183,7 @@ def _check_values(plan: Plan) -> None:
         value = getattr(plan, name)
         if value is not None and value < fewest:
             raise UserError(f"{name} must be {fewest} or more, got {value}")
+    for step in (plan.step, 2 * plan.step):
+        grid(step)  # refuses one that makes none, before anything is trained
     if plan.seeds > MOST_SEEDS:
         raise UserError(f"seeds must be {MOST_SEEDS} or fewer, got {plan.seeds}")
