@@ -93,7 +93,7 @@ def test_two_processes_compare_to_the_last_digit_as_one_does(photos: Path) -> No
     place = photos.parent
     shared = processes(place, *comparing("two", "--devices", 2))
     alone(place, "one")
-    out, err = shared.communicate(timeout=60)
+    out, err = shared.communicate(timeout=300)
     assert shared.returncode == 0, err
     methods = ("gradcam", "layercam", "random", "center")
     files = [f"{m}/{name}.parquet" for m in methods for name in ("scores", "curves")]
@@ -115,7 +115,7 @@ def test_processes_of_torchrun_evaluate_as_one_does(photos: Path) -> None:
     words += ["--heatmaps", "maps.npz", "--leak", "--donors", "3", "--alpha-min", "search"]
     shared = processes(place, *words, "--out", "two", "--json", torchrun=2)
     single = processes(place, *words, "--out", "one", "--json")
-    (out, err), (wanted, _) = (run.communicate(timeout=60) for run in (shared, single))
+    (out, err), (wanted, _) = (run.communicate(timeout=300) for run in (shared, single))
     assert shared.returncode == single.returncode == 0, err
     same_files(place / "one", place / "two", ["scores.parquet", "curves.parquet", "summary.json"])
     assert json.loads(out) == json.loads(wanted)
@@ -140,7 +140,7 @@ def test_when_a_process_is_killed_all_end_and_a_restart_goes_on(photos: Path) ->
     place = photos.parent
     (place / "command.py").write_text(DYING + COMMAND)
     killed = processes(place, *comparing("out", "--devices", 2))
-    killed.communicate(timeout=60)
+    killed.communicate(timeout=300)
     assert killed.returncode != 0
     parts = place / "out" / "parts"
     assert sorted(path.stem for path in parts.glob("*.safetensors")) == [

@@ -121,7 +121,7 @@ def train_lax(
         check_output(out_folder, [data], overwrite=overwrite or begun)
     from sufficit.parsing import classifier_from, device_from
     from sufficit.training import FolderOptions, train_folder
-    from sufficit.training.processes import fabric_for, one_voice, own_rank, places
+    from sufficit.training.processes import fabric_for, one_voice, own_rank, part, places
     from sufficit.training.recipes import recipe_of
 
     recipe_of(recipe, epochs, area, alpha_min)  # what is wrong with it is said before all else
@@ -149,6 +149,7 @@ def train_lax(
         place = str(fabric.device) if devices * num_nodes == 1 else "cpu"
         classifier = classifier_from(model, weights, num_classes, size, place, "fp32", layer)
         outcome = train_folder(classifier, data, out_folder, options, fabric=fabric, config=config)
+        part()
     if outcome is None:
         return
     print_skipped(outcome.skipped)

@@ -1,5 +1,6 @@
 """The devices and machines a run uses, and one voice where it runs in several processes."""
 
+import gc
 import logging
 import os
 import time
@@ -50,7 +51,7 @@ def crew_for(device: torch.device, devices: int = 1, nodes: int = 1) -> Iterator
         launch(fabric)
         run = fabric.broadcast(uuid.uuid4().hex)
         yield Crew(fabric.global_rank, fabric.world_size, run, str(fabric.device))
-        torch.distributed.destroy_process_group()
+        part()
 
 
 def fabric_for(
@@ -82,6 +83,17 @@ def launch(fabric: "Fabric") -> None:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def part() -> None:
+    """Leave the other processes, where there are any; nothing that uses the group may be held.
+
+    Gloo's threads drop their last tensors when they come to it. In an interpreter that is about to
+    end they abort the process, so they are ended here, which happens once nothing holds the group.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+        gc.collect()  # wrapped modules hold it in cycles
 
 
 @contextmanager
