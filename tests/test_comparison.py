@@ -297,6 +297,14 @@ def test_the_table_marks_the_best_and_those_not_told_from_it() -> None:
     assert "2,000 resamples. Seed 0." in text
 
 
+def test_a_mean_of_nothing_is_a_dash_in_the_table() -> None:
+    values = three_methods()
+    summaries = summaries_of(values)
+    summaries["b"] = summaries["b"] | {"deletion_percent": Estimate(NAN, NAN, NAN, 0, 3, False)}
+    table = methods_table(summaries, compare_values(values), "Means")
+    assert list(table.columns[1].cells) == ["0.250", "-", "0.250"]
+
+
 def test_controls_are_in_the_table_and_not_in_the_contest() -> None:
     values = three_methods()
     standing = compare_values({name: values[name] for name in "bc"})

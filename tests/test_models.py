@@ -92,6 +92,8 @@ def test_a_folded_classifier_is_saved_and_loaded(tmp_path: Path) -> None:
         assert torch.equal(classifier(images), again(images))
     with pytest.raises(UserError, match="ships without weights"):
         Classifier.load("sufficit:resnet18", num_classes=5, image_size=32)
+    with pytest.raises(UserError, match="the folder RUN/classifier that it saves is the model"):
+        Classifier.load("sufficit:resnet18", weights=None, num_classes=5)
 
 
 def test_weights_of_a_file_fill_all_but_another_head(tmp_path: Path) -> None:

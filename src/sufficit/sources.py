@@ -193,8 +193,12 @@ def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Parts
     from sufficit.smallnet import SMALL_NETS
 
     if name in MODELS:
-        if published:
-            raise UserError(f"sufficit:{name} ships without weights: give weights=FILE or None")
+        if published or not {"num_classes", "image_size"} <= options.keys():
+            raise UserError(
+                f"sufficit:{name} ships without weights: sufficit reproduce trains it, and the"
+                " folder RUN/classifier that it saves is the model. In Python, give weights=FILE"
+                " or None, num_classes= and image_size="
+            )
         return Parts(_fetch(name, lambda: build(name, **options)))
     if name not in SMALL_NETS:
         raise unknown("sufficit model", name, [*SMALL_NETS, *MODELS])

@@ -82,7 +82,8 @@ def legend(standing: Standing, headings: Mapping[str, str] = HEADINGS) -> str:
 
 
 def _cell(method: str, column: str, summaries: Summaries, standing: Standing) -> str:
-    mean = f"{summaries[method][column].mean:.3f}"
+    found = summaries[method][column].mean
+    mean = "-" if math.isnan(found) else f"{found:.3f}"
     return f"{mean} {mark(method, standing)}" if column == standing.column else mean
 
 
