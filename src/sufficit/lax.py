@@ -14,13 +14,15 @@ from torch.nn import functional as F
 
 from sufficit import fingerprints
 from sufficit.classifiers import Classifier
-from sufficit.errors import UserError
+from sufficit.errors import UserError, unknown
 from sufficit.files import check_output, make_folder, read_json, writing
 from sufficit.fingerprints import Fingerprint
 from sufficit.parts import load_weights, no_larger_than
+from sufficit.smallnet import SMALL_NETS
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
+OURS = "sufficit:"  # begins the name of an adapter that ships
 WIDTHS = (256, 128, 64)
 _MOST = 2**16  # channels; more than any classifier has
 _FARTHEST = 32  # times the features' size
@@ -165,6 +167,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     ) -> "Lax":
         """The adapter in a folder, or in a repository of the Hugging Face hub.
 
+        "sufficit:digits" is the one that ships for the classifier of that name.
         One that was trained with a net of your own wants that net again, as `net`.
         """
         folder = _folder(pretrained_model_name_or_path, hub)
@@ -280,8 +283,18 @@ def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def name_of(source: str | Path) -> str:
+    """What an adapter is called in files and tables: as its folder, or lax if it ships with us."""
+    return "lax" if str(source).startswith(OURS) else Path(source).resolve().name
+
+
 def _folder(source: str | Path, hub: dict[str, Any]) -> Path:
-    """The folder itself, or the hub's copy of it."""
+    """The folder itself, the one that ships, or the hub's copy of it."""
+    if str(source).startswith(OURS):
+        name = str(source).removeprefix(OURS)
+        if name not in SMALL_NETS:
+            raise unknown("adapter", str(source), [f"{OURS}{known}" for known in SMALL_NETS])
+        return SMALL_NETS[name].folder / "lax"
     folder = Path(source)
     if folder.is_dir():
         return folder

@@ -14,7 +14,7 @@ from sufficit.data.images import BadPictureError, read_picture
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, Method
 from sufficit.fills import FILLS
-from sufficit.lax import Lax
+from sufficit.lax import OURS, Lax, name_of
 from sufficit.metrics.columns import COLUMNS
 from sufficit.parts import View
 
@@ -58,13 +58,12 @@ def _method(word: str) -> tuple[str, Method]:
     """The name and the method a word stands for."""
     if word in EXPLAINERS:
         return word, word
-    folder = Path(word)
-    if folder.is_dir():
-        return folder.resolve().name, Lax.from_pretrained(folder)
+    if Path(word).is_dir() or word.startswith(OURS):
+        return name_of(word), Lax.from_pretrained(word)
     if word == "lax":
         raise UserError(
             "lax is learned for each model: give the folder of its adapter, --method PATH;"
-            " sufficit train-lax makes one"
+            " sufficit train-lax makes one, and sufficit:digits is there for the model of that name"
         )
     raise unknown("method", word, [*EXPLAINERS, "the folder of a LAX adapter"])
 

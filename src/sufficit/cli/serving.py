@@ -63,7 +63,7 @@ def serve(
 
     **Examples**
 
-    sufficit serve --model sufficit:digits --open
+    sufficit serve --model sufficit:digits --lax sufficit:digits --open
 
     sufficit serve --model torchvision:resnet50 --port 9000
 

@@ -22,6 +22,7 @@ from sufficit.errors import UserError, unknown
 from sufficit.files import read_json, safe_name
 from sufficit.intervals import Estimate
 from sufficit.keeping import FOLDER
+from sufficit.lax import name_of
 from sufficit.reading import GROUP, named
 from sufficit.resampling import Floats
 from sufficit.types import PIECE
@@ -199,7 +200,7 @@ def _job(
     run: Finished, methods: Sequence[str], data: Path | None, classifier: Classifier | None
 ) -> Job:
     """The run's own model and images, with no more methods than are drawn."""
-    adapters = {source: Path(source).resolve().name for source in run.settings.lax}
+    adapters = {source: name_of(source) for source in run.settings.lax}
     settings = replace(
         run.settings,
         data=run.settings.data if data is None else str(data),

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +18,7 @@ from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, explain_all
 from sufficit.explainers.explaining import Method
 from sufficit.fingerprints import fingerprint
-from sufficit.lax import Lax
+from sufficit.lax import Lax, name_of
 from sufficit.metrics.evaluate import Plan, make_plan
 from sufficit.parsing import classifier_from, fill_from
 from sufficit.reading import GROUP, Entry, Group, Item, Labels, Reader, grouped, labels_for
@@ -138,7 +137,7 @@ def _methods(settings: Settings, classifier: Classifier) -> dict[str, Method]:
     """Every method by its name, adapters by their folder's name, the controls last."""
     methods: dict[str, Method] = {name: name for name in settings.methods}
     for source in settings.lax:
-        name = Path(source).resolve().name
+        name = name_of(source)
         if name in RESERVED or not name:
             raise UserError(f"no method can be called {name!r}: rename the folder {source}")
         if name in {*methods, *EXPLAINERS}:
