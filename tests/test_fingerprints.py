@@ -178,6 +178,16 @@ def test_weights_made_under_inference_mode_have_one_too() -> None:
     assert not same(fingerprint(classifier), fingerprint(classifier_of()))
 
 
+@pytest.mark.parametrize("lowest", [-math.inf, torch.finfo(torch.float32).min])
+def test_a_mask_of_the_lowest_numbers_is_one_classifiers_in_any_precision(lowest: float) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+    net.register_buffer("mask", torch.tensor([0.0, lowest, 1.0]))
+    classifier = Classifier(net)
+    found = fingerprint(classifier)
+    assert same(found, found)
+    assert same(found, fingerprint(Classifier(net.to(torch.bfloat16))))
+
+
 def test_weights_of_another_scale_are_another_classifier() -> None:
     classifier = classifier_of()
     lax = adapter_of(classifier)

@@ -75,6 +75,30 @@ def test_a_nan_in_the_first_epoch_leaves_no_adapter_and_says_so(tmp_path: Path) 
 # What a loader must give
 
 
+class Standardised(nn.Module):
+    """Brings each image to mean 0 and deviation 1, so that a black one is NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = classifier_of().model
+
+    def forward(self, images: Tensor) -> Tensor:
+        middle, spread = images.mean((1, 2, 3), keepdim=True), images.std((1, 2, 3), keepdim=True)
+        found: Tensor = self.net((images - middle) / spread)
+        return found
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_classifier_that_says_nan_of_hidden_images_is_told(kept: bool, tmp_path: Path) -> None:
+    layer = f"net.{classifier_of().layer}"
+    classifier = Classifier(Standardised(), layer)
+    with pytest.raises(
+        TrainingError, match=r"answers NaN for hidden images.*no epoch was finished"
+    ):
+        train(classifier=classifier, epochs=2, out=tmp_path / "out" if kept else None)
+    assert not (tmp_path / "out").exists()
+
+
 def test_images_alone_are_enough_to_explain_predictions() -> None:
     classifier, (images, _) = classifier_of(), data()
     with torch.no_grad():

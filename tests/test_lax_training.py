@@ -15,6 +15,7 @@ from sufficit import Classifier, Lax, UserError, explain, train_lax
 from sufficit.training import LaxRecipe, cache_features
 from sufficit.training import lax as lax_training
 from sufficit.training.feeding import CachedLoader
+from sufficit.training.runs import best_of
 from sufficit.training.steps import Batch
 from sufficit.training.validation import Report
 from test_lax import Traces, mixed_modes
@@ -286,7 +287,15 @@ def test_an_adapter_that_is_there_is_not_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"seed": 1}, {"epochs": 5}, {"target": "prediction"}, {"alpha_min": 0.4}]
+    "other",
+    [
+        {"seed": 1},
+        {"epochs": 5},
+        {"target": "prediction"},
+        {"alpha_min": 0.4},
+        {"about": {"data": "birds"}},
+        {"validation_images": 8},
+    ],
 )
 def test_another_run_is_not_gone_on_with_unless_told_to_begin_anew(tmp_path, other) -> None:
     train(out=tmp_path, epochs=1)
@@ -294,6 +303,8 @@ def test_another_run_is_not_gone_on_with_unless_told_to_begin_anew(tmp_path, oth
         train(out=tmp_path, **{"epochs": 1} | other)
     found = train(out=tmp_path, **{"epochs": 1} | other, overwrite=True)
     assert torch.equal(weights(found), weights(train(**{"epochs": 1} | other)))
+    with pytest.raises(UserError, match="holds a run with another"):
+        train(out=tmp_path, epochs=1)
 
 
 # Which epoch is kept, and when it ends
@@ -318,6 +329,7 @@ def test_the_best_epoch_is_kept(monkeypatch, tmp_path: Path) -> None:
     assert not torch.equal(seen[1], seen[3])
     assert torch.equal(weights(Lax.from_pretrained(tmp_path, net=small_net())), seen[3])
     assert [row["msi"] for row in found.trained["history"]] == [0.1, 0.5, 0.3, 0.5, 0.2]
+    assert best_of(found.trained["history"])["epoch"] == 4
 
 
 @pytest.mark.parametrize(("patience", "epochs"), [(1, 3), (2, 6), (3, 7), (None, 9)])

@@ -610,6 +610,40 @@ def test_a_batch_of_one_class_is_left_out_of_the_leak(classifier) -> None:
     assert metric.leaked().donors.isnan().tolist() == [False] * 8 + [True]
 
 
+def test_a_metric_that_is_called_draws_for_every_image_its_own_donors(classifier) -> None:
+    images, heatmaps, targets = data(9)
+    pool = Pool(*data(7, seed=5))
+    metric = Leakage(classifier, donors=3, pool=pool)
+    for part in (slice(0, 4), slice(4, 9)):
+        metric(images[part], heatmaps[part], targets[part])
+    wanted = leak(classifier, images, heatmaps, targets, donors=3, pool=pool)
+    assert metric.leaked().donors.tolist() == wanted.donors.tolist()
+    assert metric.leaked().donors_chance.tolist() == wanted.donors_chance.tolist()
+
+
+def test_scores_are_kept_where_the_model_calls_all_images_alike() -> None:
+    model = small_net()
+    with torch.no_grad():
+        model[3].bias[1] = 1e6
+    images, heatmaps, _ = data(4)
+    with pytest.warns(UserWarning, match="no leak: the model's predictions are all of one class"):
+        scores = evaluate(Classifier(model), images, heatmaps, leak_donors=2, value_step=0.25)
+    assert scores.leaked is None
+    assert len(scores.msi) == 4
+
+
+def test_the_callers_default_device_is_no_matter(classifier) -> None:
+    images, heatmaps, targets = data(4)
+    options = {"leak_donors": 2, "value_step": 0.25, "percent_step": 0.25}
+    wanted = evaluate(classifier, images, heatmaps, targets.tolist(), **options)
+    torch.set_default_device("meta")
+    try:
+        found = evaluate(classifier, images, heatmaps, targets.tolist(), **options)
+    finally:
+        torch.set_default_device(None)
+    assert found.mean() == wanted.mean()
+
+
 RANK = """
 import json, sys
 from datetime import timedelta

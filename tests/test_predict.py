@@ -86,6 +86,19 @@ def test_out_of_memory_halves_the_batch_and_goes_on(room, batch_size):
     assert 1 <= model.failures <= 32
 
 
+def test_what_fits_into_memory_is_learned_once_for_a_model_and_a_size():
+    images, heatmaps = data()
+    model = SmallMemory(small_net(seed=2), 3)
+    with pytest.warns(RuntimeWarning, match="memory"):
+        evaluate(Classifier(model), images, heatmaps, **COARSE)
+    model.failures = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate(Classifier(model), images, heatmaps, batch_size=64, **COARSE)
+    assert model.failures == 0
+    assert max(model.sizes) <= 3
+
+
 def test_out_of_memory_for_the_targets_own_pass_is_survived_too():
     images, heatmaps = data(12)
     model = SmallMemory(small_net(seed=2), 4)

@@ -246,7 +246,8 @@ def test_tables_and_report_are_made_later_and_elsewhere(
     home = tmp_path / "home"
     shutil.copytree(bare / "numbers", home / "numbers")
     shutil.rmtree(bare)
-    reproduce("synthetic-mnist", home, data=tmp_path / "no data here", say=lines.append)
+    elsewhere = tmp_path / "no data here"
+    reproduce("synthetic-mnist", home, data=elsewhere, quick=True, say=lines.append)
     assert_same(whole, home)
     assert len(pandas.read_parquet(home / "results" / "rows.parquet")) == 36
     assert (home / "results" / "report.html").exists()
@@ -267,7 +268,9 @@ def test_a_folder_goes_on_only_with_what_it_was_begun_with(tmp_path: Path) -> No
     plan = begin(tmp_path, "cifar10", {"images": 10}, quick=True, cuda=False)
     assert plan.images == 10, "nothing was done by the first plan"
     (tmp_path / "test.json").touch()
-    assert begin(tmp_path, "cifar10", {}, quick=False, cuda=True) == plan, "the device may differ"
+    assert begin(tmp_path, "cifar10", {}, quick=True, cuda=True) == plan, "the device may differ"
+    with pytest.raises(UserError, match="was begun with quick True, and is asked now for False"):
+        begin(tmp_path, "cifar10", {}, quick=False, cuda=False)
     note = tmp_path / "numbers" / "plan.json"
     older = {k: v for k, v in json.loads(note.read_text()).items() if k != "train_batch"}
     note.write_text(json.dumps(older))
@@ -481,7 +484,7 @@ def test_bad_words_are_one_line(
 
 def test_the_command_prints_the_table(sufficit, tmp_path: Path, whole: Path) -> None:
     shutil.copytree(whole / "numbers", tmp_path / "run" / "numbers")
-    run = sufficit("reproduce", "synthetic-mnist", "--out", tmp_path / "run")
+    run = sufficit("reproduce", "synthetic-mnist", "--quick", "--out", tmp_path / "run")
     assert run.code == 0, run.err
     assert "Means over 4 test images, alpha_min 0.5" in run.words
     assert "LAX, paper's recipe" in run.words

@@ -36,7 +36,7 @@ def at_least(alpha: float) -> Band:
     """The pixels at or above alpha, which is what the mask penalty counts."""
     if alpha <= 0:
         return Band("value", -math.inf, math.inf)
-    at = torch.tensor(alpha, dtype=torch.float32)
+    at = torch.tensor(alpha, dtype=torch.float32, device="cpu")
     return Band("value", at.nextafter(at - 1).item(), math.inf)
 
 
@@ -101,7 +101,8 @@ def runs(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
     by_rank = [i for i, band in enumerate(bands) if band.axis == "rank"]
     if by_value:
         edges = [[bands[i].high, bands[i].low] for i in by_value]
-        found[:, by_value] = _count_above(heatmaps, torch.tensor(edges, dtype=torch.float32))
+        wanted = torch.tensor(edges, dtype=torch.float32, device=heatmaps.device)
+        found[:, by_value] = _count_above(heatmaps, wanted)
     if by_rank:
         # To the nearest whole pixel, halves up; 0.29 * 50 is a half, whatever floats make of it.
         edges = [[bands[i].low, bands[i].high] for i in by_rank]
@@ -117,7 +118,8 @@ def inside(heatmaps: Tensor, band: Band) -> Tensor:
     >>> inside(torch.tensor([0.1, 0.5, 0.9]), show(0.5))
     tensor([False, False,  True])
     """
-    edges: Tensor = torch.tensor([band.low, band.high], dtype=torch.float32).to(heatmaps)
+    edges = torch.tensor([band.low, band.high], dtype=torch.float32, device=heatmaps.device)
+    edges = edges.to(heatmaps.dtype)
     return (heatmaps > edges[0]).logical_and(heatmaps <= edges[1])
 
 

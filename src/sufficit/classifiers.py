@@ -273,7 +273,7 @@ def check_targets(targets: Tensor | Sequence[int] | None, n: int) -> Tensor | No
     if targets is None:
         return None
     try:
-        found = torch.as_tensor(targets)
+        found = targets if isinstance(targets, Tensor) else torch.as_tensor(targets, device="cpu")
     except (TypeError, ValueError) as error:
         raise UserError(f"targets must be class numbers [N] = [{n}]: {error}") from error
     if found.shape != (n,):

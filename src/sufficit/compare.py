@@ -20,7 +20,7 @@ from sufficit.comparing.groups import (
 )
 from sufficit.comparing.jobs import Job, check_methods, identity, load, make_job
 from sufficit.comparing.outcome import OWN_BEST, Comparison
-from sufficit.comparing.saving import save_comparison
+from sufficit.comparing.saving import clear, save_comparison
 from sufficit.comparing.settings import CONTROLS, Settings, write_run
 from sufficit.comparing.showing import Shown, choose
 from sufficit.comparison import compare_scores
@@ -43,17 +43,19 @@ def compare_folder(
     classifier: Classifier | None = None,
     group: int = GROUP,
     crew: Crew | None = None,
+    overwrite: bool = False,
     progress: bool | Progress | None = None,
 ) -> Comparison | None:
     """Explain every image below a folder by every method, score all of it, compare, write it down.
 
     What is done is kept in parts below `out`; begun again with the same settings, a run goes on
-    where it was stopped. Hand in a classifier of your own, or settings.model is loaded. Of a crew
-    of several processes only the first has an outcome.
+    where it was stopped; `overwrite` removes an earlier one, once nothing is wrong with this one.
+    Hand in a classifier of your own, or settings.model is loaded. Of a crew of several processes
+    only the first has an outcome.
     """
     crew = crew or Crew()
     job = _job(settings, classifier, crew, group, progress)
-    scored = _score(job, out, crew)
+    scored = _score(job, out, crew, overwrite)
     if scored is None:
         return None
     found, scores, contest = scored.found, scored.scores, scored.contest
@@ -125,9 +127,11 @@ def _job(
     return make_job(settings, classifier, stream, group, progress, columns)
 
 
-def _score(job: Job, out: Path, crew: Crew) -> Scored | None:
+def _score(job: Job, out: Path, crew: Crew, overwrite: bool = False) -> Scored | None:
     """Ask the model all that is left to ask; only the first process has an outcome."""
     same = identity(job)
+    if overwrite and crew.first:
+        clear(out)
     parts = begin(out, same) if crew.first else Parts(out / FOLDER)
     if crew.first:
         write_run(out / "RUN.toml", job.settings)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -94,7 +94,7 @@ def _broadcasts(fill: Tensor, shape: tuple[int, ...]) -> bool:
     return fill.ndim == 3 and all(a in (1, b) for a, b in zip(fill.shape, shape, strict=True))
 
 
-@cache  # copying it to a GPU would wait for the GPU each time
+@lru_cache(maxsize=16)  # copying it to a GPU would wait for the GPU each time
 @torch.inference_mode(False)
 def _blur_matrix(side: int, sigma: float, device: torch.device, dtype: torch.dtype) -> Tensor:
     """What a line of pixels is multiplied by, edges mirrored: [side,side]."""

@@ -14,6 +14,7 @@ from sufficit.classifiers import Classifier
 from sufficit.errors import UserError
 
 TOLERANCE = 0.02  # bfloat16 moves a line of the sketch by up to 0.005, training by far more
+_LARGEST = 1e30  # what is infinite in one precision need not be so in another
 _known: "WeakKeyDictionary[nn.Module, tuple[object, Fingerprint]]" = WeakKeyDictionary()
 
 
@@ -59,6 +60,19 @@ def _numbers(sketch: Sequence[float]) -> tuple[float, ...]:
     return numbers
 
 
+def digest(*tensors: Tensor) -> str:
+    """What tells tensors from others: shapes, types and values, to the bit.
+
+    >>> [digest(torch.zeros(2)) == digest(other) for other in (torch.zeros(2), torch.ones(2))]
+    [True, False]
+    """
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()[:16]
+
+
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """What the model computes with: its parameters and buffers of floats, by name."""
     named = [*model.named_parameters(), *model.named_buffers()]
@@ -94,6 +108,7 @@ def _take(classifier: Classifier, tensors: dict[str, Tensor]) -> Fingerprint:
 def _line(tensor: Tensor) -> Tensor:
     """The tensor along a fixed wave of mean square 1, over its length; log of the length: [2]."""
     flat = tensor.contiguous().flatten().double().cpu()
-    wave = torch.arange(1, len(flat) + 1, dtype=torch.float64).cos() * 2**0.5
+    flat = flat.nan_to_num(nan=0.0, posinf=_LARGEST, neginf=-_LARGEST).clamp(-_LARGEST, _LARGEST)
+    wave = torch.arange(1, len(flat) + 1, dtype=torch.float64, device="cpu").cos() * 2**0.5
     length = flat.norm().clamp(min=1e-12)
     return torch.stack([(flat @ wave) / length, length.log()])

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.files import make_folder, read_json, writing
+from sufficit.files import is_unfinished, make_folder, read_json, writing
 from sufficit.fingerprints import read, same
 from sufficit.metrics.leak import Leak
 from sufficit.results import plain, save_json
@@ -87,7 +87,7 @@ class Parts:
     @property
     def is_empty(self) -> bool:
         """Whether no group is done."""
-        return next(self.folder.glob("*.safetensors"), None) is None
+        return all(is_unfinished(path.name) for path in self.folder.glob("*.safetensors"))
 
     def complete(self) -> None:
         """Take note that nothing is left to ask the model."""
@@ -123,6 +123,13 @@ def place_for(out: Path | None, *, alone: bool) -> Iterator[Path]:
             if made and out.exists() and not any(out.iterdir()):
                 out.rmdir()
         raise
+
+
+def clear(out: Path, files: Iterable[str]) -> None:
+    """Remove what an earlier run left, finished or not, so that nothing old stands beside new."""
+    Parts(out / FOLDER).remove()
+    for name in files:
+        (out / name).unlink(missing_ok=True)
 
 
 def begin(out: Path, identity: Mapping[str, Any]) -> Parts:

@@ -3,9 +3,10 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sufficit.bands import ranks, runs
 from sufficit.classifiers import Classifier
@@ -60,8 +61,7 @@ def predict(
     targets, the model's own predictions are the targets. A whole image is asked only where it is
     a target's source or some band keeps all of it.
     """
-    size = batch_size or auto_batch_size(images, classifier.device)
-    loop = _Loop(classifier, size)
+    loop = _Loop(classifier, images, batch_size)
     parts: list[Answers] = []
     group = _group_size(images)
     with torch.no_grad(), classifier.in_eval_mode():
@@ -92,7 +92,7 @@ def predict_views(
     Images [N,C,H,W] and heatmaps [M,H,W] need not belong together; -1 stands for NaN. Targets are
     only checked: the model must have such classes.
     """
-    loop = _Loop(classifier, batch_size or auto_batch_size(images, classifier.device))
+    loop = _Loop(classifier, images, batch_size)
     loop.highest = -1 if targets is None else int(targets.max())
     used, place = views.images.unique(return_inverse=True)
     order = place.argsort(stable=True)
@@ -145,12 +145,19 @@ def auto_batch_size(images: Tensor, device: torch.device) -> int:
     return min(4096, 1 << (fitting.bit_length() - 1))
 
 
+_fitting: "WeakKeyDictionary[nn.Module, dict[object, int]]" = WeakKeyDictionary()
+"""The batch a model had memory for where it once ran out, by device, precision and image size."""
+
+
 class _Loop:
     """Sends tasks to the model a batch at a time, in smaller batches once memory ran out."""
 
-    def __init__(self, classifier: Classifier, batch_size: int) -> None:
+    def __init__(self, classifier: Classifier, images: Tensor, batch_size: int | None) -> None:
         self.classifier = classifier
-        self.batch_size = batch_size
+        self.known = _fitting.setdefault(classifier.bare, {})
+        self.case = (classifier.device, classifier.dtype, tuple(images.shape[1:]))
+        wanted = batch_size or auto_batch_size(images, classifier.device)
+        self.batch_size = min(wanted, self.known.get(self.case, wanted))
         self.highest = -1  # of the classes wanted
         self.tick: Callable[[float], None] = lambda share: None
 
@@ -293,7 +300,7 @@ class _Loop:
                 "out of memory at batch size 1: use smaller images, a lower precision or another"
                 " device"
             )
-        self.batch_size = failed // 2
+        self.batch_size = self.known[self.case] = failed // 2
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         warnings.warn(

@@ -19,13 +19,14 @@ from sufficit.data.heatmaps import HeatmapFile
 from sufficit.data.images import quiet_reading
 from sufficit.errors import UserError
 from sufficit.files import make_folder
-from sufficit.fingerprints import fingerprint
+from sufficit.fingerprints import digest, fingerprint
 from sufficit.gathering import gather
 from sufficit.keeping import (
     FOLDER,
     Parts,
     answers_as_tensors,
     begin,
+    clear,
     leak_as_tensors,
     leak_from,
     place_for,
@@ -93,6 +94,9 @@ class Options:
         return {name: getattr(self, name) for name in names}
 
 
+FILES = ("scores.parquet", "curves.parquet", "summary.json", "curves.png", "run.json")
+
+
 @dataclass(frozen=True)
 class FolderScores:
     """What came out of a folder."""
@@ -134,13 +138,14 @@ class _Job:
 
     def identity(self) -> dict[str, Any]:
         """All that must be the same for a run to go on where it was stopped."""
-        maps = self.pairs.maps.path
+        maps = self.pairs.maps
         return _plain(self.options) | {
-            "heatmaps": f"{maps.name}, {maps.stat().st_size} bytes",
+            "heatmaps": f"{maps.path.name}, {maps.digest()}",
             "device": str(self.classifier.device),
             "precision": str(self.classifier.dtype),
             "first image": next(iter(self.pictures)).name,  # the others when they are met
             "model's fingerprint": asdict(fingerprint(self.classifier)),
+            "model's view": self.classifier.view and asdict(self.classifier.view),
             "images a group": GROUP,
             "torch": version("torch"),
         }
@@ -154,11 +159,13 @@ def score_folder(
     *,
     out: Path | None = None,
     crew: Crew | None = None,
+    overwrite: bool = False,
 ) -> FolderScores | None:
     """Score every image below a folder that has a heatmap in the file.
 
     What is done is kept in parts below `out`, if it is given: begun again, a run goes on where it
-    was stopped. Of a crew of several processes only the first has an outcome.
+    was stopped; `overwrite` removes an earlier one, once nothing is wrong with this one. Of a crew
+    of several processes only the first has an outcome.
     """
     options, crew = options or Options(), crew or Crew()
     make_plan(**options.scoring())  # what is wrong with it is said before anything is read
@@ -180,6 +187,8 @@ def score_folder(
             check_classes(torch.tensor(labels.known), torch.tensor(labels.known))
         job = _Job(classifier, pictures, labels, pairs, options)
         same = job.identity()
+        if overwrite and crew.first:
+            clear(place, FILES)
         parts = begin(place, same) if crew.first else Parts(place / FOLDER)
         with crew.meet(parts.folder):
             crew.check_alike(same)
@@ -322,10 +331,10 @@ def _remark(result: FolderScores, options: Options) -> None:
 
 def _plain(options: Options) -> dict[str, Any]:
     """The options as run.json holds them."""
-    settings = asdict(options)
+    settings = asdict(replace(options, progress=None))
     for name in ("fill", "held_out_fill"):
         if isinstance(fill := getattr(options, name), Tensor):
-            settings[name] = f"own tensor {list(fill.shape)}"
+            settings[name] = f"own tensor {list(fill.shape)}, {digest(fill)}"
     return settings
 
 
@@ -336,7 +345,7 @@ def save_run(
     config: dict[str, Any],
     options: Options,
 ) -> None:
-    """Write scores.parquet, curves.parquet, summary.json, curves.png and run.json; drop parts."""
+    """Write all FILES, run.json last; drop parts."""
     scores, labelled = result.scores, result.target_kind == "label"
     make_folder(folder)
     save_scores(folder, scores, result.names)

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-import torch
 from PIL.Image import Resampling
 from torch import nn
 
@@ -26,6 +25,7 @@ from sufficit.parts import (
     no_larger_than,
     read_view,
 )
+from sufficit.seeding import seeded
 
 RANDOM_SEED = 0  # random weights are the same at every load
 
@@ -40,8 +40,7 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
     weights = None if weights == "none" else weights
     if scheme in SOURCES and name:
         published = weights == "default"
-        with torch.random.fork_rng():
-            torch.manual_seed(RANDOM_SEED)
+        with seeded(RANDOM_SEED):
             parts = SOURCES[scheme](name, published, options)
         if weights is not None and not published:
             load_weights(parts.model, Path(weights))

@@ -130,15 +130,12 @@ def _compared(
     if first:
         check_output(folder, [Path(settings.data)], overwrite=overwrite)
     from sufficit.compare import compare_folder
-    from sufficit.comparing.saving import clear
     from sufficit.parsing import device_from
     from sufficit.training.processes import crew_for
 
-    if overwrite and first:
-        clear(folder)
     progress = False if as_json else None
     with crew_for(device_from(settings.device), devices, nodes) as crew:
-        return compare_folder(settings, folder, crew=crew, progress=progress)
+        return compare_folder(settings, folder, crew=crew, overwrite=overwrite, progress=progress)
 
 
 def _settings(ctx: typer.Context, config: Path | None) -> Settings:

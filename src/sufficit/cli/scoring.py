@@ -104,14 +104,11 @@ def evaluate(
     first = leads(devices, num_nodes)
     if first:
         check_output(out_folder, [data], overwrite=overwrite)
-    from sufficit.keeping import FOLDER, Parts
     from sufficit.parsing import alpha_from, classifier_from, columns_from, device_from, fill_from
     from sufficit.scoring import Options, save_run, score_folder
     from sufficit.training.processes import crew_for
 
     alpha, wanted = alpha_from(alpha_min), columns_from(columns)
-    if overwrite and first:
-        Parts(out_folder / FOLDER).remove()
     with crew_for(device_from(device), devices, num_nodes) as crew:
         place = crew.device or device
         classifier = classifier_from(model, weights, num_classes, size, place, precision)
@@ -131,7 +128,9 @@ def evaluate(
             seed=seed,
             progress=False if as_json else None,
         )
-        result = score_folder(classifier, data, heatmaps, options, out=out_folder, crew=crew)
+        result = score_folder(
+            classifier, data, heatmaps, options, out=out_folder, crew=crew, overwrite=overwrite
+        )
     if result is None:
         return
     config: dict[str, Any] = {"model": model, "weights": weights}

@@ -1,6 +1,5 @@
 """What is to be done: the model, the images and the methods that settings stand for."""
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -17,7 +16,7 @@ from sufficit.data.finding import Stream
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, explain_all
 from sufficit.explainers.explaining import Method
-from sufficit.fingerprints import fingerprint
+from sufficit.fingerprints import digest, fingerprint
 from sufficit.lax import Lax, name_of
 from sufficit.metrics.evaluate import Plan, make_plan
 from sufficit.parsing import classifier_from, fill_from
@@ -152,25 +151,25 @@ def _methods(settings: Settings, classifier: Classifier) -> dict[str, Method]:
 
 def identity(job: Job) -> dict[str, Any]:
     """All that must be the same for a run to go on where it was stopped."""
-    adapters = {name: _digest(lax) for name, lax in job.methods.items() if isinstance(lax, Lax)}
+    adapters = {
+        name: digest(*lax.state_dict().values())
+        for name, lax in job.methods.items()
+        if isinstance(lax, Lax)
+    }
+    own_fills = [f for f in (job.fill, job.held_out_fill) if isinstance(f, Tensor)]
     classifier = job.classifier
     return asdict(job.settings) | {
         "device": str(classifier.device),
         "first image": next(iter(job.pictures)).name,  # the others when they are met
         "model's fingerprint": asdict(fingerprint(classifier)),
+        "model's layer": classifier.layer,
+        "model's view": classifier.view and asdict(classifier.view),
+        "fills' values": digest(*own_fills),
         "adapters' weights": adapters,
         "images a group": job.group,
         "columns": job.columns,
         "torch": version("torch"),
     }
-
-
-def _digest(lax: Lax) -> str:
-    """What tells one adapter from another."""
-    found = hashlib.sha256()
-    for name, tensor in lax.state_dict().items():
-        found.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()[:16]
 
 
 def noise(images: Tensor, seed: int, numbers: Sequence[int]) -> Tensor:

@@ -6,12 +6,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sufficit import figures
+from sufficit import figures, keeping
 from sufficit.comparing.groups import HEATMAPS
+from sufficit.comparing.jobs import FILES
 from sufficit.comparing.outcome import Comparison
+from sufficit.comparing.settings import CONTROLS, read_run, settings_from
 from sufficit.data.heatmaps import write_heatmaps
+from sufficit.errors import UserError
+from sufficit.explainers import EXPLAINERS
 from sufficit.files import make_folder
-from sufficit.keeping import FOLDER, Parts
+from sufficit.keeping import Parts
+from sufficit.lax import name_of
 from sufficit.reading import folder_targets
 from sufficit.report import Content, Facts, Shown, write_report
 from sufficit.results import as_json, provenance, save_json, save_pairs, save_scores
@@ -38,17 +43,23 @@ def save_comparison(out: Path, comparison: Comparison, parts: Parts) -> None:
 
 
 def clear(out: Path) -> None:
-    """Remove what an earlier run left, finished or not, so that nothing old stands beside new."""
-    Parts(out / FOLDER).remove()
-    for name in ("run.json", "RUN.toml", "summary.json", "pairs.csv", "report.html"):
-        (out / name).unlink(missing_ok=True)
-    for name in ("curves.png", "sheet.png"):
-        (out / name).unlink(missing_ok=True)
-    for name in ("scores.parquet", "curves.parquet", "heatmaps.npz"):
-        for path in out.glob(f"*/{name}"):
-            path.unlink()
-            if not any(path.parent.iterdir()):
-                path.parent.rmdir()
+    """Remove what an earlier run left, in the folders of its methods too."""
+    folders = [out / name for name in _methods_of(out) if (out / name).is_dir()]
+    keeping.clear(out, (*FILES, "summary.json"))
+    for folder in folders:
+        for name in ("scores.parquet", "curves.parquet", "heatmaps.npz"):
+            (folder / name).unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _methods_of(out: Path) -> set[str]:
+    """The methods that an earlier run has folders of."""
+    try:
+        settings = settings_from(read_run(out / "RUN.toml"))
+    except UserError:
+        return set(EXPLAINERS)
+    return {*settings.methods, *map(name_of, settings.lax), *CONTROLS}
 
 
 def _content(comparison: Comparison, record: dict[str, object]) -> Content:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from hashlib import file_digest, sha256
 from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import IO, Any
@@ -68,6 +69,10 @@ class HeatmapFile:
                     )
         return fits[0] if fits else None
 
+    def digest(self) -> str:
+        """What tells this file's heatmaps from others of the same names and shapes."""
+        return self._arrays.digest()
+
     def read(self, key: str) -> Tensor:
         """One heatmap: [h,w] float32."""
         what = f"heatmap {key!r} of {self.path}"
@@ -105,11 +110,12 @@ def _forms(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Arrays:
-    """The keys of a file, what shape the array of a key has, and how to read it as float32."""
+    """The keys of a file, the shape of a key's array, how to read it as float32, a checksum."""
 
     keys: list[str]
     shape: Callable[[str], tuple[int, ...]]
     read: Callable[[str], Tensor]
+    digest: Callable[[], str]
 
 
 def _open(path: Path, closing: ExitStack) -> _Arrays:
@@ -121,7 +127,7 @@ def _open(path: Path, closing: ExitStack) -> _Arrays:
         if path.suffix == ".safetensors":
             from safetensors import safe_open
 
-            return _in_safetensors(closing.enter_context(safe_open(path, framework="pt")))
+            return _in_safetensors(path, closing.enter_context(safe_open(path, framework="pt")))
     except Exception as error:
         raise UserError(f"{path} could not be read as heatmaps: {error}") from error
     raise UserError(f"heatmaps must be a .npz or .safetensors file, got {path.name}")
@@ -135,7 +141,11 @@ def _in_npz(archive: ZipFile) -> _Arrays:
         with archive.open(members[key]) as file:
             return _header(file)[0]
 
-    return _Arrays(list(members), shape, lambda key: _from_npy(archive, members[key]))
+    def digest() -> str:
+        known = [(name, info.CRC, info.file_size) for name, info in members.items()]
+        return sha256(repr(known).encode()).hexdigest()[:16]
+
+    return _Arrays(list(members), shape, lambda key: _from_npy(archive, members[key]), digest)
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, Any]:
@@ -164,11 +174,18 @@ def _from_npy(archive: ZipFile, member: ZipInfo) -> Tensor:
         return torch.from_numpy(np.array(array, dtype=np.float32, order="C"))
 
 
-def _in_safetensors(opened: Any) -> _Arrays:
+def _in_safetensors(path: Path, opened: Any) -> _Arrays:
     def read(key: str) -> Tensor:
         found: Tensor = opened.get_tensor(key)
         if found.is_complex():
             raise ValueError(f"numbers wanted, got {found.dtype}")
         return found.float()
 
-    return _Arrays(list(opened.keys()), lambda key: tuple(opened.get_slice(key).get_shape()), read)
+    def shape(key: str) -> tuple[int, ...]:
+        return tuple(opened.get_slice(key).get_shape())
+
+    def digest() -> str:
+        with path.open("rb") as file:
+            return file_digest(file, "sha256").hexdigest()[:16]
+
+    return _Arrays(list(opened.keys()), shape, read, digest)

@@ -201,15 +201,24 @@ class Leakage(_Gathered):
         self.setting = Setting(
             alpha_from(alpha_min), donors, seed, fill=fill, batch_size=batch_size
         )
+        self._before = 0  # images of earlier batches that are not in the state
         self.probe = None if pool is None else prepare(classifier, checked_pool(pool), self.setting)
         for name in _LEAK_STATES:
             self.add_state(name, default=[], dist_reduce_fx="cat")
         setting = repr((self.setting, id(pool), id(classifier))).encode()
         self.add_state("key", torch.tensor(zlib.crc32(setting)), dist_reduce_fx="max")
 
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Measure a batch, and give its own means: [N,C,H,W], [N,H,W], [N]."""
+        self._before = sum(len(part) for part in self.donors)  # the update below starts empty
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            self._before = 0
+
     def update(self, images: Tensor, heatmaps: Tensor, targets: Tensor | None = None) -> None:
         """Measure a batch: [N,C,H,W], [N,H,W], [N]."""
-        first = sum(len(part) for part in self.donors)
+        first = self._before + sum(len(part) for part in self.donors)
         found = measure(
             self.classifier,
             images,

@@ -109,7 +109,8 @@ def _named_canvases(
     """The class named for grey and for each picture of noise through each mask: [N,1+noises]."""
     pictures = canvases(images.shape[1:], setting)
     count, n = len(pictures), len(heatmaps)
-    views = Views(torch.arange(count).repeat(n), torch.arange(n).repeat_interleave(count))
+    every = torch.arange(n * count, device="cpu")
+    views = Views(every % count, every // count)
     return _named(classifier, pictures, heatmaps, views, setting).view(n, count)
 
 
@@ -139,16 +140,17 @@ def _named(
 def predictions(classifier: Classifier, images: Tensor, setting: Setting) -> Tensor:
     """The class the model gives each whole image: [N]."""
     n, size = len(images), setting.batch_size
-    views = Views(torch.arange(n), torch.zeros(n, dtype=torch.long))
-    nothing = torch.zeros(1, *images.shape[2:], dtype=torch.float32)
+    every = torch.arange(n, device="cpu")
+    nothing = torch.zeros(1, *images.shape[2:], dtype=torch.float32, device="cpu")
+    views = Views(every, torch.zeros_like(every))
     return predict_views(classifier, images, nothing, EVERY_PIXEL, views, batch_size=size)
 
 
 def canvases(shape: Sequence[int], setting: Setting) -> Tensor:
     """A picture of plain grey, and pictures of uniform noise by the seed: [1+noises,C,H,W]."""
     random = np.random.default_rng(setting.seed)
-    noise = random.random((setting.noises, *shape), dtype=np.float32)
-    return torch.cat([torch.full((1, *shape), GREY, dtype=torch.float32), torch.from_numpy(noise)])
+    pictures = torch.from_numpy(random.random((setting.noises, *shape), dtype=np.float32))
+    return torch.cat([torch.full_like(pictures[:1], GREY), pictures])
 
 
 def draw(target: int, pool_targets: Ints, donors: int, seed: int, number: int) -> tuple[Ints, Ints]:
@@ -184,9 +186,9 @@ def draw_all(targets: Tensor, pool_targets: Tensor, setting: Setting, first: int
         draw(target, known, setting.donors, setting.seed, number)
         for number, target in enumerate(targets.tolist(), first)
     ]
-    counts = torch.tensor([len(donors) for donors, _ in drawn])
+    counts = torch.tensor([len(donors) for donors, _ in drawn], device="cpu")
     donors, others = (np.concatenate(both) for both in zip(*drawn, strict=True))
-    owners = torch.arange(len(counts)).repeat_interleave(counts)
+    owners = torch.arange(len(counts), device="cpu").repeat_interleave(counts)
     return Draws(owners, torch.from_numpy(donors), torch.from_numpy(others), counts)
 
 

@@ -5,8 +5,6 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from sufficit.classifiers import Classifier
 from sufficit.comparing.groups import quiet
 from sufficit.files import CHECKPOINT
@@ -18,6 +16,7 @@ from sufficit.reading import within
 from sufficit.reproducing.tables import Table
 from sufficit.reproducing.work import TRAINED, Work
 from sufficit.results import save_json
+from sufficit.seeding import seeded
 from sufficit.training import RECIPES, LaxRecipe, train_lax
 from sufficit.training.classifiers import ClassifierRecipe, accuracy, train_classifier
 from sufficit.training.feeding import Loader
@@ -31,8 +30,7 @@ def train_the_classifier(work: Work) -> None:
         return
     plan, sets, training = work.plan, work.sets, work.out / "classifier-training"
     with work.clock("classifier"):
-        with torch.random.fork_rng():
-            torch.manual_seed(plan.seed)
+        with seeded(plan.seed):
             model = build(plan.model, len(sets.classes), plan.side)
         random = fill_in(model, plan.model, plan.weights, plan.side)
         history = train_classifier(

@@ -27,6 +27,7 @@ class Plan:
     """What a run does; the same plan gives the same table."""
 
     table: str
+    quick: bool
     model: str
     side: int
     weights: str  # default, none, or a file
@@ -63,6 +64,7 @@ def make_plan(table: str, asked: Mapping[str, Any], *, quick: bool, cuda: bool) 
     small = MODELS[model].fixed_side or (known.quick_side if quick else known.side)
     shipped = MODELS[model].shipped_for == known.data
     usual: dict[str, Any] = {
+        "quick": quick,
         "model": model,
         "side": small,
         "weights": "default" if shipped or not quick else "none",
@@ -97,7 +99,7 @@ def begin(out: Path, table: str, asked: Mapping[str, Any], *, quick: bool, cuda:
         save_json(path, asdict(plan))
         return plan
     begun = read_plan(out)
-    given = {"table": table} | {k: v for k, v in asked.items() if v is not None}
+    given = {"table": table, "quick": quick} | {k: v for k, v in asked.items() if v is not None}
     for name, value in given.items():
         before = getattr(begun, name)
         if before != value:

@@ -17,10 +17,10 @@ from sufficit.sanity.randomising import (
     cascade,
     copied,
     randomise,
-    seeded,
     train_on_random_labels,
 )
 from sufficit.sanity.report import THRESHOLD, Likeness, SanityReport
+from sufficit.seeding import seeded
 from sufficit.similarity import rank_correlation, structural_similarity
 
 

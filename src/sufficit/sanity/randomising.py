@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from zlib import crc32
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 from sufficit.classifiers import Classifier, check_images, check_targets
 from sufficit.errors import UserError
 from sufficit.progress import bar
+from sufficit.seeding import seeded
 from sufficit.types import Progress
 
 STEPS = 8  # blocks of a cascade, at most
@@ -120,15 +120,6 @@ def train_on_random_labels(
     student.to(dtype=classifier.dtype)
     chance = float(labels.bincount().max()) / len(labels)
     return student, LabelTraining(len(labels), epochs, accuracy, chance)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Torch's own randomness by seed inside, as if nothing had been drawn outside."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        yield
 
 
 def _units(classifier: Classifier, images: Tensor) -> dict[str, list[str]]:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from sufficit.classifiers import Classifier, check_images, check_range, check_targets
 from sufficit.errors import UserError
+from sufficit.seeding import unmoved
 from sufficit.training.steps import Batch
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def keeping_randomness() -> Iterator[None]:
     """The caller's generators are after the block where they were before it."""
     plain, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        with torch.random.fork_rng():
+        with unmoved():
             yield
     finally:
         random.setstate(plain)

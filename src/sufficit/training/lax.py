@@ -1,6 +1,7 @@
 """`train_lax`: a classifier and images in, an adapter that explains it out."""
 
 import copy
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from torch import Generator, Tensor, nn
 from sufficit.classifiers import Classifier, check_classifier
 from sufficit.errors import UserError
 from sufficit.files import CHECKPOINT
+from sufficit.fingerprints import digest
 from sufficit.lax import CONFIG, WEIGHTS, Lax
 from sufficit.progress import Tick, bar
 from sufficit.training.feeding import (
@@ -26,7 +28,7 @@ from sufficit.training.feeding import (
     mixed_seed,
 )
 from sufficit.training.recipes import LaxRecipe, recipe_of
-from sufficit.training.runs import State, open_run, save_run, weights_of
+from sufficit.training.runs import State, best_of, open_run, save_run, weights_of
 from sufficit.training.steps import take_step
 from sufficit.training.telling import NotFiniteError, Told
 from sufficit.training.validation import Examination, examination_of
@@ -85,7 +87,7 @@ def train_lax(
         feed = feed_of(classifier, loader, target, seed, fabric)
         exam = _exam(classifier, feed, validation, validation_images)
         lax = _new(classifier, exam.images, chosen, net, seed)
-        settings = _settings(chosen, feed, lax, fabric, dict(about or {}))
+        settings = _settings(chosen, feed, exam, lax, fabric, dict(about or {}))
         run = _Run(classifier, feed, exam, chosen, lax, fabric, out, settings)
         first = fabric.is_global_zero
         run.resume(fabric.broadcast(open_run(out, settings, overwrite) if first else None))
@@ -123,6 +125,7 @@ def one_device(classifier: Classifier) -> "Fabric":
 def _lent(classifier: Classifier, fabric: "Fabric") -> Iterator[None]:
     """The classifier frozen, in eval mode and on this process's device; afterwards as before."""
     device = classifier.device
+    current = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     learning = [p for p in classifier.model.parameters() if p.requires_grad]
     try:
         if fabric.device != device:
@@ -135,6 +138,8 @@ def _lent(classifier: Classifier, fabric: "Fabric") -> Iterator[None]:
         for parameter in learning:
             parameter.requires_grad_(True)
         classifier.to(device)
+        if current is not None:
+            torch.cuda.set_device(current)
 
 
 def _exam(
@@ -164,7 +169,12 @@ def _new(
 
 
 def _settings(
-    recipe: LaxRecipe, feed: Feed, lax: Lax, fabric: "Fabric", about: dict[str, Any]
+    recipe: LaxRecipe,
+    feed: Feed,
+    exam: Examination,
+    lax: Lax,
+    fabric: "Fabric",
+    about: dict[str, Any],
 ) -> dict[str, Any]:
     """What must be the same for a run to be gone on with."""
     return {
@@ -174,6 +184,7 @@ def _settings(
         "batches": len(feed),
         "processes": fabric.world_size,
         "about": about,
+        "validation": digest(exam.images),
         "adapter": {k: v for k, v in lax.config.items() if k != "trained"},
     }
 
@@ -236,6 +247,10 @@ class _Run:
         except (NotFiniteError, torch.OutOfMemoryError) as error:
             raise self.stopped(_in_words(error)) from error
         report = self.fabric.broadcast(self._judge())
+        if math.isnan(report.worth):
+            raise self.stopped(
+                UserError("the classifier answers NaN for hidden images: no adapter can be judged")
+            )
         state = self.state
         state.epoch += 1
         state.stale = 0 if report.worth > state.best_worth else state.stale + 1
@@ -305,7 +320,7 @@ class _Run:
         error = TrainingError(str(reason))
         if self.state.best is not None:
             error.lax = self.result()
-            epoch = max(self.state.history, key=lambda row: (row["worth"], row["epoch"]))["epoch"]
+            epoch = best_of(self.state.history)["epoch"]
             kept = f"the adapter of epoch {epoch} is kept " + (
                 f"in {self.out}" if self.out else "in this error's .lax"
             )

@@ -19,6 +19,7 @@ from sufficit.metrics.evaluate import Scores, evaluate
 from sufficit.metrics.leak import leak_warning
 from sufficit.results import Estimate, as_json, provenance, save_json, summarise
 from sufficit.training.figure import training_figure
+from sufficit.training.runs import best_of
 from sufficit.training.validation import DONORS, VALUE_STEP, examination_of
 
 SHOWN = 12
@@ -62,7 +63,7 @@ class Outcome:
     @property
     def best(self) -> dict[str, Any]:
         """The row of the epoch the adapter is of."""
-        return max(self.history, key=lambda row: float(row["worth"]))
+        return best_of(self.history)
 
     @property
     def warning(self) -> str | None:

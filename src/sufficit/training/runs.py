@@ -27,6 +27,11 @@ class State:
     finished: bool = False
 
 
+def best_of(history: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row of the epoch whose adapter is kept: of equals the one that has learned longer."""
+    return max(history, key=lambda row: (float(row["worth"]), row["epoch"]))
+
+
 def open_run(out: Path | None, settings: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
     """What an earlier start of the same run left in a folder, or None."""
     if out is None:
@@ -65,11 +70,11 @@ def _check_state(state: State) -> None:
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
     """The first setting that is not what it was, and both its values.
 
-    >>> _difference({"seed": 0, "recipe": {"lr": 1, "epochs": 5}}, {"recipe": {"epochs": 6}})
+    >>> _difference({"seed": 0, "recipe": {"epochs": 5}}, {"seed": 0, "recipe": {"epochs": 6}})
     'recipe epochs (5, now 6)'
     """
-    for key, value in now.items():
-        known = before.get(key)
+    for key in {**before, **now}:
+        known, value = before.get(key), now.get(key)
         if isinstance(known, dict) and isinstance(value, dict):
             inner = _difference(known, value)
             if inner is not None:

@@ -1,0 +1,163 @@
+"""A run that was stopped goes on only where it is the very same run; what is there is not lost."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+from reference import small_net
+from sufficit import Classifier, UserError, View, scoring
+from sufficit.compare import compare_folder
+from sufficit.comparing.settings import Settings
+from sufficit.keeping import Parts
+
+SIDE = 12
+STEPS = {"value_step": 0.25, "percent_step": 0.25}
+
+
+class StopError(BaseException):
+    """As if the power had failed."""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nine pictures of two classes, heatmaps for them, and groups of three images."""
+    pixels = np.random.default_rng(0).integers(0, 256, (9, SIDE, SIDE, 3), dtype=np.uint8)
+    for number, picture in enumerate(pixels):
+        folder = tmp_path / "photos" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(folder / f"{number}.png")
+    write_maps(tmp_path, 0)
+    monkeypatch.setattr(scoring, "GROUP", 3)
+    return tmp_path
+
+
+def write_maps(place: Path, seed: int) -> None:
+    names = [path.relative_to(place / "photos").as_posix() for path in place.rglob("*.png")]
+    maps = np.random.default_rng(seed).random((len(names), SIDE, SIDE), dtype=np.float32)
+    named = dict(zip(sorted(names), maps, strict=True))
+    np.savez(place / "maps.npz", **named)
+    save_file({k: torch.from_numpy(v) for k, v in named.items()}, place / "maps.safetensors")
+
+
+def evaluated(place: Path, maps: str = "npz", view: View | None = None, **options: Any) -> Any:
+    classifier = Classifier(small_net(size=(SIDE, SIDE), classes=2), view=view)
+    chosen = scoring.Options(**STEPS, score="confidence", columns=("msi",), **options)
+    heatmaps = place / f"maps.{maps}"
+    return scoring.score_folder(classifier, place / "photos", heatmaps, chosen, out=place / "out")
+
+
+def stopped(run: Callable[[], Any], after: int = 1) -> None:
+    """The run, ended by force when so many parts are written."""
+    whole = Parts.write
+
+    def write(self: Parts, *given: Any) -> None:
+        if len(list(self.folder.glob("*.safetensors"))) == after:
+            raise StopError
+        whole(self, *given)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Parts, "write", write)
+        with pytest.raises(StopError):
+            run()
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_heatmaps_of_the_same_names_and_sizes_but_other_values_are_another_run(
+    place: Path, kind: str
+) -> None:
+    stopped(lambda: evaluated(place, kind))
+    size = (place / f"maps.{kind}").stat().st_size
+    write_maps(place, 1)
+    assert (place / f"maps.{kind}").stat().st_size == size
+    with pytest.raises(UserError, match="part of another run: heatmaps was"):
+        evaluated(place, kind)
+    write_maps(place, 0)
+    assert len(evaluated(place, kind).scores) == 9
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "what"),
+    [
+        ({"fill": torch.zeros(3, 1, 1)}, {"fill": torch.ones(3, 1, 1)}, "fill"),
+        ({"view": View((SIDE, SIDE))}, {"view": View((SIDE, SIDE), resize=16)}, "model's view"),
+    ],
+)
+def test_another_fill_and_another_view_are_another_run(place: Path, first, second, what) -> None:
+    stopped(lambda: evaluated(place, **first))
+    with pytest.raises(UserError, match=f"part of another run: {what} was"):
+        evaluated(place, **second)
+    assert len(evaluated(place, **first).scores) == 9
+
+
+def test_whether_a_bar_is_shown_is_no_matter(place: Path) -> None:
+    stopped(lambda: evaluated(place))
+    assert len(evaluated(place, progress=False).scores) == 9
+
+
+def compared(place: Path, layer: str, fill: Path | None = None, **more: Any) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 2),
+    )  # fmt: skip
+    settings = Settings(
+        model="own", data=str(place / "photos"), methods=("gradcam",), leak=False, device="cpu",
+        fill=str(fill or "black"), **STEPS,
+    )  # fmt: skip
+    classifier = Classifier(model, layer, view=View((SIDE, SIDE)))
+    return compare_folder(settings, place / "out", classifier=classifier, group=3, **more)
+
+
+def test_a_comparison_goes_on_with_its_own_layer_and_fill_alone(place: Path) -> None:
+    fill = place / "fill.png"
+    Image.new("RGB", (SIDE, SIDE), "red").save(fill)
+    stopped(lambda: compared(place, "0", fill))
+    with pytest.raises(UserError, match="model's layer was '0' and is now '2'"):
+        compared(place, "2", fill)
+    Image.new("RGB", (SIDE, SIDE), "blue").save(fill)
+    with pytest.raises(UserError, match="part of another run: fills' values"):
+        compared(place, "0", fill)
+
+
+def test_overwriting_removes_the_earlier_run_and_nothing_else(place: Path) -> None:
+    compared(place, "0")
+    mine = [place / "out" / "other" / "scores.parquet", place / "out" / "maps" / "heatmaps.npz"]
+    for path in mine:
+        path.parent.mkdir()
+        path.write_text("mine")
+    stopped(lambda: compared(place, "2", overwrite=True))
+    assert [path.read_text() for path in mine] == ["mine", "mine"]
+    left = {path.name for path in (place / "out").iterdir()}
+    assert left == {"other", "maps", "parts", "RUN.toml"}
+    assert compared(place, "2").names
+
+
+def test_a_word_that_is_wrong_overwrites_nothing(sufficit, place: Path) -> None:
+    compared(place, "0")
+    before = {path: path.read_bytes() for path in (place / "out").rglob("*") if path.is_file()}
+    for words in (("--methods", "gradkam"), ("--methods", "center", "--fill", "nothing.png")):
+        run = sufficit(
+            "compare", "--model", "sufficit:digits", "--data", place / "photos", *words,
+            "--out", place / "out", "--overwrite",
+        )  # fmt: skip
+        assert run.code == 2
+        after = {path: path.read_bytes() for path in (place / "out").rglob("*") if path.is_file()}
+        assert after == before
+
+
+def test_an_evaluation_that_overwrites_can_be_stopped_and_goes_on(sufficit, place: Path) -> None:
+    words = ["evaluate", "--model", "sufficit:digits", "--data", place / "photos"]
+    words += ["--heatmaps", place / "maps.npz", "--out", place / "out", "--columns", "msi"]
+    words += ["--value-step", "0.25", "--targets", "prediction", "--device", "cpu"]
+    assert sufficit(*words).code == 0
+    stopped(lambda: sufficit(*words, "--alpha-min", "0.4", "--overwrite"))
+    assert {path.name for path in (place / "out").iterdir()} == {"parts"}
+    assert sufficit(*words, "--alpha-min", "0.4").code == 0
+    assert sufficit(*words, "--alpha-min", "0.3").code == 2, "a finished one is not overwritten"
