@@ -156,6 +156,25 @@ def test_mean_and_std_are_checked(mean: Any, std: Any, message: str) -> None:
         Classifier(nn.Flatten(), mean=mean, std=std)
 
 
+def test_classes_have_a_name_each_or_none() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    images = torch.rand(2, 3, 2, 2)
+    assert Classifier(model, classes=["a", "b", "c"])(images).shape == (2, 3)
+    with pytest.raises(UserError, match="gives 3 classes and 2 have names"):
+        Classifier(model, classes=["a", "b"])(images)
+    with pytest.raises(UserError, match="got the one word 'abc'"):
+        Classifier(model, classes="abc")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"crop": 64}, {"crop": (64,)}, {"crop": (0, 0)}, {"crop": (64.5, 64)}, {"resize": -1}],
+)
+def test_a_view_is_made_of_pixels(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="a View's crop"):
+        View(**options)
+
+
 def test_images_of_other_channels_are_refused() -> None:
     classifier = Classifier(SmallNet(), mean=(0.5,) * 3, std=(0.5,) * 3)
     with pytest.raises(UserError, match="images have 1 channels, mean and std have 3"):

@@ -479,6 +479,8 @@ def test_a_model_that_answers_nan_is_told_and_makes_valid_json(
     printed = json.loads(run.out, parse_constant=pytest.fail)
     assert printed["columns"]["msi"]["mean"] is None
     assert printed["columns"]["msi"]["n_nan"] == N
+    run = sufficit(*scored(digits, *model, "--overwrite"))
+    assert "The model answered NaN for every image: nothing could be scored." in run.words
 
 
 @pytest.mark.parametrize(

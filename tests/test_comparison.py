@@ -16,6 +16,7 @@ from scipy import stats
 from torch import nn
 
 import sufficit
+from reference import small_net
 from sufficit import Classifier, Scores, UserError, compare_scores, evaluate
 from sufficit.comparison import Pair, Standing, compare_values
 from sufficit.resampling import bootstrap, holm, sign_flip
@@ -295,6 +296,36 @@ def test_the_table_marks_the_best_and_those_not_told_from_it() -> None:
     assert "* best MSI of 3; = not distinguishable from it: sign-flip test on the same" in text
     assert "(10,000 draws), level 0.05, Holm's correction for 3 pairs" in text
     assert "2,000 resamples. Seed 0." in text
+
+
+@pytest.mark.parametrize("values", [{"a": [1, NAN], "b": [NAN, 0]}, {"a": [NAN] * 2, "b": [0, 1]}])
+def test_methods_without_a_common_image_cannot_be_told_apart(values) -> None:
+    standing = compare_values(values)
+    best, other = standing.ranking
+    assert standing.sentence().endswith(f"; no image has values of it and of {other}.")
+    assert f"{best} is best" in standing.sentence()
+    assert standing.tied == ()
+
+
+def test_infinite_values_are_refused() -> None:
+    with pytest.raises(UserError, match="finite or NaN, got inf for b"):
+        compare_values({"a": [0.0, 1.0], "b": [0.0, float("inf")]})
+
+
+def test_scores_of_other_images_or_of_another_model_are_refused() -> None:
+    images, others = torch.rand(2, 12, 3, 8, 6, generator=torch.Generator().manual_seed(0))
+    heatmaps, labels = images.mean(1), torch.arange(12) % 3
+    options = {"columns": ("msi",), "value_step": 0.25}
+    one, two = (Classifier(small_net(seed=seed)) for seed in (2, 3))
+    first = evaluate(one, images, heatmaps, labels, **options)
+    again = evaluate(one, images, heatmaps.flip(1), labels, batch_size=5, **options)
+    assert compare_scores({"a": first, "b": again}).n == 12
+    for found in (
+        evaluate(one, others, heatmaps, labels, **options),
+        evaluate(two, images, heatmaps, labels, **options),
+    ):
+        with pytest.raises(UserError, match="what it says of the whole images is not the same"):
+            compare_scores({"a": first, "b": found})
 
 
 def test_a_mean_of_nothing_is_a_dash_in_the_table() -> None:

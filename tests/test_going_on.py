@@ -139,6 +139,27 @@ def test_overwriting_removes_the_earlier_run_and_nothing_else(place: Path) -> No
     assert compared(place, "2").names
 
 
+def test_a_run_of_another_command_is_not_overwritten(sufficit, place: Path) -> None:
+    model = ("--model", "sufficit:digits", "--data", place / "photos", "--out", place / "out")
+    words = ("--methods", "center", "--no-leak", "--value-step", "0.25", "--targets", "prediction")
+    assert sufficit("compare", *model, *words).code == 0
+    run = sufficit("sanity", *model, "--method", "gradcam", "--overwrite")
+    assert run.code == 2
+    assert "holds a run of sufficit compare: choose another --out" in run.err
+
+
+def test_explaining_anew_leaves_no_heatmap_of_the_earlier_run(sufficit, place: Path) -> None:
+    words = ("--model", "sufficit:digits", "--targets", "prediction", "--out", place / "drawn")
+    assert sufficit("explain", place / "photos", *words, "--method", "gradcam,center").code == 0
+    mine = place / "drawn" / "mine.npz"
+    mine.write_text("mine")
+    one = next((place / "photos").rglob("*.png"))
+    assert sufficit("explain", one, *words, "--method", "gradcam", "--overwrite").code == 0
+    left = {path.name for path in (place / "drawn").iterdir()}
+    assert left == {"gradcam.npz", "mine.npz", "overlays", "run.json", "sheet.png"}
+    assert len(list((place / "drawn" / "overlays").rglob("*.png"))) == 1
+
+
 def test_a_word_that_is_wrong_overwrites_nothing(sufficit, place: Path) -> None:
     compared(place, "0")
     before = {path: path.read_bytes() for path in (place / "out").rglob("*") if path.is_file()}

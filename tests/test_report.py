@@ -25,7 +25,7 @@ from sufficit.report import Content, Facts, Shown, pick_shown, write_report
 from sufficit.report.charts import Frame, loss_bars, scatter
 from sufficit.report.numbers import curves_of, slider_grid
 from sufficit.report.pictures import encode_fill, encode_heatmaps, encode_images, steps
-from sufficit.report.words import cautions, readings
+from sufficit.report.words import _short, _Told, cautions, readings
 from sufficit.results import summarise
 
 
@@ -293,6 +293,16 @@ def test_scores_are_read_as_the_paper_reads_them(case: str, place: str, reason: 
     maps = marked(case, torch.arange(8) % 4, 16)
     reading = readings(make(8, 16, maps={"m": maps}))[0]
     assert (reading.place, reading.why[: len(reason)]) == (place, reason)
+
+
+def test_a_mask_whose_peak_alone_falls_short_is_not_said_to_fall_short_itself() -> None:
+    whole = _short(_Told(True, size=0.2, kept=0.95, inner=0.4, outside=0.1, weak=0.0))
+    assert "with all that is marked the model is right on 95% of the images" in whole
+    assert "from there, the model is right on 40% of the images at the mean" in whole
+    none = _short(_Told(True, size=0.2, kept=0.3, inner=0.2, outside=0.1, weak=0.0))
+    assert none == (
+        "What it marks does not suffice: with that alone the model is right on 30% of the images."
+    )
 
 
 def test_the_one_pixel_that_decides_is_read_as_the_best_there_is() -> None:

@@ -436,8 +436,8 @@ def test_the_frame_holds_means_intervals_and_counts() -> None:
         (0.3, 0.4, 0.49, "passes"),
         (0.3, 0.4, 0.5, "undecided"),
         (0.4, 0.6, 0.7, "undecided"),
-        (math.nan, 0.5, math.nan, "insensitive"),
-        (math.nan, 0.4, math.nan, "passes"),
+        (math.nan, 0.5, math.nan, "undecided"),
+        (math.nan, 0.4, math.nan, "undecided"),
     ],
 )
 def test_the_whole_interval_decides(low: float, mean: float, high: float, verdict: str) -> None:

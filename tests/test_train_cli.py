@@ -382,7 +382,7 @@ def test_a_folder_with_one_class_is_told_what_is_wanted(
     assert "two classes or more" in run.err
     again = sufficit(*training(data, tmp_path / "lax", "--target", "prediction"))
     assert again.code == 2
-    assert "all of 2 images have class 3" in again.err
+    assert "all of the 2 images that judge the adapter have class 3" in again.err
 
 
 @pytest.mark.parametrize(

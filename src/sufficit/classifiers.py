@@ -1,5 +1,6 @@
 """Any image classifier as one object: images in 0..1 go in, logits and features come out."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -45,6 +46,8 @@ class Classifier:
         self.layer = layer if layer is None else layers.resolve(model, layer)
         self._found_at: tuple[int, int] | None = None  # the input size it was found by itself at
         self.mean, self.std = _check_mean_std(mean, std)
+        if isinstance(classes, str):
+            raise UserError(f"classes must be a name a class, got the one word {classes!r}")
         self.classes = tuple(classes) if classes is not None else None
         self.view = view
         self.reshape = reshape
@@ -190,12 +193,21 @@ class Classifier:
 
     def logits_of(self, inputs: Tensor) -> Tensor:
         """Logits of what `normalize` gave; the model must be in eval mode."""
-        return _as_logits(self.model(inputs), len(inputs))
+        return self._named(_as_logits(self.model(inputs), len(inputs)))
 
     def plain_logits_of(self, inputs: Tensor) -> Tensor:
         """The same from the bare model, uncompiled and on one device, so that hooks fire."""
         with layers.uncompiled():
-            return _as_logits(self.bare(inputs), len(inputs))
+            return self._named(_as_logits(self.bare(inputs), len(inputs)))
+
+    def _named(self, logits: Tensor) -> Tensor:
+        """The logits, once it is sure that their classes have as many names, or none."""
+        if self.classes is not None and len(self.classes) != logits.shape[1]:
+            raise UserError(
+                f"the model gives {logits.shape[1]} classes and {len(self.classes)} have names:"
+                " Classifier(classes=...) wants a name for each, in the model's order, or None"
+            )
+        return logits
 
     @contextmanager
     def in_eval_mode(self) -> Iterator[None]:
@@ -310,8 +322,8 @@ def _check_mean_std(mean: Sequence[float] | None, std: Sequence[float] | None) -
         ) from error
     if len(means) != len(stds) or not means:
         raise UserError(f"mean and std must be of one length, got {len(means)} and {len(stds)}")
-    if min(stds) <= 0:
-        raise UserError(f"std must be above 0, got {stds}")
+    if not all(map(math.isfinite, (*means, *stds))) or min(stds) <= 0:
+        raise UserError(f"mean must be finite and std above 0, got {means} and {stds}")
     return means, stds
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from sufficit.bands import EVERYTHING
 from sufficit.errors import UserError
 from sufficit.metrics.evaluate import Scores
 from sufficit.resampling import DRAWS, RESAMPLES, Floats, bootstrap, holm, sign_flip
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import pandas
 
 LEVEL = 0.05
+FAR, FEW = 0.1, 0.05  # rounding moves few answers for whole images so far
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,15 @@ class Standing:
         if not self.pairs:
             return f"{found}, with nothing to compare it with."
         test = f"level {self.chance.level:g}, Holm's correction for {_pairs(len(self.pairs))}"
-        if not self.tied:
-            return f"{found}, and differs from every other ({test})."
-        return f"{found}; not distinguishable from it: {', '.join(self.tied)} ({test})."
+        apart = [pair.second for pair in self.pairs if pair.first == self.best and not pair.n]
+        if apart:
+            found += f"; no image has values of it and of {', '.join(apart)}"
+        if self.tied:
+            return f"{found}; not distinguishable from it: {', '.join(self.tied)} ({test})."
+        every = "every other" if not apart else "all the rest"
+        if len(apart) == len(self.ranking) - 1:
+            return f"{found}."
+        return f"{found}, and differs from {every} ({test})."
 
 
 def compare_scores(
@@ -186,6 +194,8 @@ def _check_same_images(values: Mapping[str, Floats]) -> None:
             raise UserError(
                 f"values to compare must be [N], one an image, got {list(found.shape)} for {method}"
             )
+        if np.isinf(found).any():
+            raise UserError(f"values to compare must be finite or NaN, got inf for {method}")
     _check_equal("number of images", {method: len(found) for method, found in values.items()})
 
 
@@ -217,6 +227,18 @@ def _check_same_scoring(scores: Mapping[str, Scores]) -> None:
             i = int(apart[0])
             both = {method: int(scores[method].targets[i]) for method in (first, other)}
             _check_equal(f"target of image {i}", both)
+        _check_same_answers({method: scores[method] for method in (first, other)})
+
+
+def _check_same_answers(scores: Mapping[str, Scores]) -> None:
+    """Raise where the model says other things of the whole images: it, or they, are others."""
+    one, two = (found.answers.of([EVERYTHING], "confidence")[:, 0] for found in scores.values())
+    if float(((one - two).abs() > FAR).double().mean()) > FEW:
+        first, other = scores
+        raise UserError(
+            "methods to compare must be scored on the same images by the same model: what it says"
+            f" of the whole images is not the same for {first} and {other}"
+        )
 
 
 def _check_equal(what: str, found: Mapping[str, object]) -> None:

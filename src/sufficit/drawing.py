@@ -1,5 +1,6 @@
 """Explain image files: overlays, one sheet, and heatmap files that can be scored."""
 
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from sufficit.data.images import (
 )
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import Methods, explain_all, methods_for
-from sufficit.files import make_folder, short_name, writing
+from sufficit.files import make_folder, read_json, safe_name, short_name, writing
+from sufficit.lax import name_of
 from sufficit.results import provenance, save_json
 
 SHEET_ROWS = 24
@@ -122,7 +124,12 @@ def _goals(
 def save_drawn(
     folder: Path, drawn: Drawn, classifier: Classifier, config: dict[str, Any]
 ) -> list[Path]:
-    """Write sheet.png, METHOD.npz, overlays/IMAGE.METHOD.png and, last, run.json."""
+    """Write sheet.png, METHOD.npz, overlays/IMAGE.METHOD.png and, last, run.json.
+
+    What an earlier run has left there is removed first.
+    """
+    if (folder / "run.json").exists():
+        _clear(folder)
     overlays = make_folder(folder / "overlays")
     written = []
     for method, maps in drawn.heatmaps.items():
@@ -140,6 +147,26 @@ def save_drawn(
     }
     save_json(folder / "run.json", run)
     return [*sheets, *written, overlays, folder / "run.json"]
+
+
+def _clear(folder: Path) -> None:
+    """Remove what an earlier run has drawn, so that nothing old stands beside new."""
+    try:
+        methods = [safe_name(name_of(word.strip())) for word in _methods_of(folder)]
+    except (UserError, AttributeError, KeyError, TypeError):  # whatever else wrote it
+        methods = []
+    (folder / "run.json").unlink()
+    shutil.rmtree(folder / "overlays", ignore_errors=True)
+    for path in folder.glob("sheet*.png"):
+        path.unlink()
+    for method in methods:
+        (folder / f"{method}.npz").unlink(missing_ok=True)
+
+
+def _methods_of(folder: Path) -> list[str]:
+    """The methods that an earlier run was asked for."""
+    found: list[str] = read_json(folder / "run.json")["config"]["methods"]
+    return found
 
 
 def _save_sheets(folder: Path, drawn: Drawn, classes: Sequence[str] | None) -> list[Path]:

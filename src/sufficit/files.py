@@ -23,10 +23,21 @@ _swept: set[Path] = set()
 _sweeping = Lock()
 
 
-def check_output(folder: Path, sources: Sequence[Path] = (), *, overwrite: bool = True) -> None:
-    """Raise, before any work is done, where results could not be written or would do harm."""
-    if (folder / "run.json").exists() and not overwrite:
-        raise UserError(f"{folder} holds an earlier run: choose another --out, or --overwrite it")
+def check_output(
+    folder: Path, sources: Sequence[Path] = (), *, overwrite: bool = True, command: str = ""
+) -> None:
+    """Raise, before any work is done, where results could not be written or would do harm.
+
+    A run of another `command` is not overwritten: half of its files would stay.
+    """
+    if (folder / "run.json").exists():
+        other = _command_of(folder / "run.json")
+        if command and other and other != command:
+            raise UserError(f"{folder} holds a run of sufficit {other}: choose another --out")
+        if not overwrite:
+            raise UserError(
+                f"{folder} holds an earlier run: choose another --out, or --overwrite it"
+            )
     for source in sources:
         if source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
             raise UserError(f"--out {folder} lies inside {source}: results would be read as images")
@@ -39,6 +50,15 @@ def check_output(folder: Path, sources: Sequence[Path] = (), *, overwrite: bool 
             raise PermissionError(13, "no right to write there")
     except OSError as error:
         raise UserError(f"{folder} can't be a folder of results: {error.strerror}") from error
+
+
+def _command_of(record: Path) -> str | None:
+    """The command of ours that a run.json is of, if it says so."""
+    try:
+        words = str(read_json(record).get("command")).split()
+    except (UserError, AttributeError):
+        return None
+    return words[1] if words[:1] == ["sufficit"] and len(words) > 1 else None
 
 
 def make_folder(folder: Path) -> Path:

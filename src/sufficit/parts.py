@@ -34,6 +34,14 @@ class View:
     stretch: bool = False
     interpolation: str = "bilinear"
 
+    def __post_init__(self) -> None:
+        sides = () if self.crop is None else self.crop
+        if not isinstance(sides, tuple | list) or len(sides) not in (0, 2):
+            raise UserError(f"a View's crop must be (height, width), got {self.crop!r}")
+        for side in (*sides, *(() if self.resize is None else (self.resize,))):
+            if not isinstance(side, int) or side < 1:
+                raise UserError(f"a View's crop and resize must be pixels, 1 or more, got {side!r}")
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -128,7 +128,7 @@ def _compared(
     """What comes out, in the first of the processes that share the work."""
     first = leads(devices, nodes)
     if first:
-        check_output(folder, [Path(settings.data)], overwrite=overwrite)
+        check_output(folder, [Path(settings.data)], overwrite=overwrite, command="compare")
     from sufficit.compare import compare_folder
     from sufficit.parsing import device_from
     from sufficit.training.processes import crew_for

@@ -61,7 +61,7 @@ def explain(
 
     sufficit explain photos --model saved/birds --method birds-lax,gradcam
     """
-    check_output(out_folder, images, overwrite=overwrite)
+    check_output(out_folder, images, overwrite=overwrite, command="explain")
     from sufficit.drawing import Wanted, class_number, explain_pictures, pictures_of, save_drawn
     from sufficit.parsing import classifier_from, methods_from
 

@@ -70,7 +70,7 @@ def sanity(
 
     sufficit sanity --model saved/birds --data birds --method birds-lax,gradcam,center
     """
-    check_output(out_folder, [data], overwrite=overwrite)
+    check_output(out_folder, [data], overwrite=overwrite, command="sanity")
     from sufficit.parsing import classifier_from, methods_from
     from sufficit.sanity import SanityOptions, check_folder, save_sanity
 

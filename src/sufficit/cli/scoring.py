@@ -1,6 +1,7 @@
 """`sufficit evaluate`."""
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,7 +104,7 @@ def evaluate(
     """
     first = leads(devices, num_nodes)
     if first:
-        check_output(out_folder, [data], overwrite=overwrite)
+        check_output(out_folder, [data], overwrite=overwrite, command="evaluate")
     from sufficit.parsing import alpha_from, classifier_from, columns_from, device_from, fill_from
     from sufficit.scoring import Options, save_run, score_folder
     from sufficit.training.processes import crew_for
@@ -161,7 +162,9 @@ def _print_result(result: "FolderScores", verbose: bool, classifier: "Classifier
     title = f"{len(scores)} images, alpha_min {scores.alpha_min:g}"
     out.print(summary_table(title + (" (searched)" if scores.search else ""), result.summary))
     clean = float(scores.clean.nanmean())
-    if result.target_kind == "label":
+    if math.isnan(clean):
+        out.print("The model answered NaN for every image: nothing could be scored.")
+    elif result.target_kind == "label":
         out.print(f"Scored for the labels; of the whole images the model gets {clean:.1%} right.")
         if clean < 0.5:
             err.print("[yellow]Warning:[/] it misses most labels: is this the model's own task?")

@@ -118,7 +118,7 @@ def train_lax(
     first = leads(devices, num_nodes)
     if first:
         begun = (out_folder / CHECKPOINT).exists()
-        check_output(out_folder, [data], overwrite=overwrite or begun)
+        check_output(out_folder, [data], overwrite=overwrite or begun, command="train-lax")
     from sufficit.parsing import classifier_from, device_from
     from sufficit.training import FolderOptions, train_folder
     from sufficit.training.processes import fabric_for, one_voice, own_rank, part, places

@@ -54,7 +54,7 @@ def reading(method: str, scores: Scores, schedule: Schedule) -> Reading:
     size, kept, inner_mean, outside, weak = _present(parts).mean(0).tolist()
     losses = Losses(size, 1 - (kept + inner_mean) / 2, outside / 2, weak / 2)
     value = scores.msi.nanmean().item()
-    told = _Told(schedule.score == "accuracy", size, kept, outside, weak)
+    told = _Told(schedule.score == "accuracy", size, kept, inner_mean, outside, weak)
     return Reading(method, value, place_of(value), _why(value, losses, told), losses)
 
 
@@ -94,6 +94,7 @@ class _Told:
     accuracy: bool
     size: float
     kept: float
+    inner: float
     outside: float
     weak: float
 
@@ -120,12 +121,22 @@ def _why(msi: float, losses: Losses, told: _Told) -> str:
             "Other regions suffice too: with all that it marks taken away,"
             f" {told.score(told.outside)}, so there is evidence it does not capture."
         ),
-        "short": f"What it marks does not suffice: with that alone {told.score(told.kept)}.",
+        "short": _short(told),
         "weaker": (
             "Its peak is not needed: with the peak taken away from the marked region,"
             f" {told.score(told.weak)}."
         ),
     }[losses.largest]
+
+
+def _short(told: _Told) -> str:
+    """Whether all that is marked falls short, or only what is marked most."""
+    if told.kept <= told.inner + NEAR:
+        return f"What it marks does not suffice: with that alone {told.score(told.kept)}."
+    return (
+        f"What it marks most does not suffice: with all that is marked {told.score(told.kept)}, and"
+        f" as the threshold rises from there, {told.score(told.inner)} at the mean."
+    )
 
 
 def readings(content: Content) -> list[Reading]:

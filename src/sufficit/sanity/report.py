@@ -126,13 +126,12 @@ def _row(check: str, found: Likeness, seed: int) -> dict[str, Any]:
 
 
 def _verdict(found: Estimate, threshold: float) -> Verdict:
-    """By the whole interval, or by the mean alone where one image leaves no interval."""
-    low, high = (found.mean if np.isnan(end) else end for end in (found.low, found.high))
-    if _too_few(found):
+    """By the whole interval, which one image does not have."""
+    if _too_few(found) or np.isnan(found.low):
         return "undecided"
-    if low >= threshold:
+    if found.low >= threshold:
         return "insensitive"
-    return "passes" if high < threshold else "undecided"
+    return "passes" if found.high < threshold else "undecided"
 
 
 def _too_few(found: Estimate) -> bool:

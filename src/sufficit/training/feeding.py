@@ -75,7 +75,8 @@ class Feed:
             moved = (part.to(device, non_blocking=True) for part in _tensors(given))
             return Batch(*moved)
         images, labels = self.parts(given, look=look)
-        images = images.to(device, non_blocking=True)
+        dtype = torch.float32 if images.is_floating_point() else images.dtype
+        images = images.to(device, dtype, non_blocking=True)
         with torch.no_grad():
             features, logits = self.classifier.features(images)
         if labels is None:

@@ -75,7 +75,9 @@ def examination_of(classifier: Classifier, images: Tensor, labels: Tensor | None
     classes = targets.unique()
     if len(classes) < 2:
         raise UserError(
-            f"all of {len(targets)} images have class {int(classes[0])}: an explanation says what"
-            " tells classes apart, so give images of two or more (and shuffle the loader)"
+            f"all of the {len(targets)} images that judge the adapter have class"
+            f" {int(classes[0])}: an explanation says what tells classes apart, so there must be"
+            " two or more (shuffle the loader; on the command line take another --seed or a larger"
+            " --validation-share)"
         )
     return Examination(images, targets)
