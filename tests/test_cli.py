@@ -379,6 +379,7 @@ def test_a_grey_model_of_ones_own_reads_grey(sufficit, digits: Path, tmp_path: P
         (["--method", "rollout"], "rollout needs a transformer"),
         (["--layer", "feature"], "Unknown layer 'feature'. Did you mean 'features'?"),
         (["--target", "12"], "targets must lie in 0..9"),
+        (["--target", "3", "--targets", "label"], "--targets label one for each: give one of them"),
     ],
 )
 def test_wrong_arguments_to_explain_get_one_clear_line(

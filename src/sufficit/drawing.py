@@ -50,6 +50,8 @@ def pictures_of(paths: Sequence[Path]) -> list[Picture]:
     for path in paths:
         if path.is_dir():
             found.extend(find_pictures(path))
+        elif path.suffix == ".tar":
+            raise UserError(f"{path} is a shard: give the folder it lies in")
         elif path.is_file():
             found.append(Picture(path, path.name, None))
         else:

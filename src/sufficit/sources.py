@@ -107,7 +107,7 @@ def _refuse_random(name: str, published: bool, options: dict[str, Any]) -> None:
     if published and "num_classes" in options:
         raise UserError(
             f"{name} has no published weights for {options['num_classes']} classes: give your own"
-            " with weights=FILE, or weights=None for random ones"
+            " with weights=FILE, or weights=None for random ones (--weights FILE, --weights none)"
         )
 
 

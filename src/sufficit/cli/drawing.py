@@ -21,6 +21,7 @@ from sufficit.cli.options import (
     Targets,
     WeightsOption,
 )
+from sufficit.errors import UserError
 from sufficit.files import check_output
 
 
@@ -61,6 +62,11 @@ def explain(
 
     sufficit explain photos --model saved/birds --method birds-lax,gradcam
     """
+    if target is not None and targets != Targets.auto:
+        raise UserError(
+            f"--target {target} is one class for all images, and --targets {targets.value} one for"
+            " each: give one of them"
+        )
     check_output(out_folder, images, overwrite=overwrite, command="explain")
     from sufficit.drawing import Wanted, class_number, explain_pictures, pictures_of, save_drawn
     from sufficit.parsing import classifier_from, methods_from

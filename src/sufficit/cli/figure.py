@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from sufficit.cli.app import app, literal, out
+from sufficit.errors import UserError
 from sufficit.files import check_output, make_folder
 
 
@@ -21,6 +22,7 @@ class Shows(StrEnum):
 
 @app.command()
 def figure(
+    ctx: typer.Context,
     run: Annotated[Path, typer.Argument(help="The folder of a finished sufficit compare.")],
     out_file: Annotated[
         Path, typer.Option("--out", help="Its suffix is the format: .pdf, .svg, .eps or .png.")
@@ -80,6 +82,7 @@ def figure(
     from sufficit.comparing.finished import read_finished
     from sufficit.figures import Look, save
 
+    _check_given(ctx, show)
     plates.check_file(out_file)
     check_output(out_file.parent)
     look = Look(plates.width_from(width), font)
@@ -97,6 +100,15 @@ def figure(
     make_folder(out_file.parent)
     save(drawn, out_file, dpi=dpi, tight=False)
     out.print(literal(str(out_file)), highlight=False)
+
+
+def _check_given(ctx: typer.Context, show: Shows) -> None:
+    """Raise for an option that the figure does not have."""
+    of_one = dict.fromkeys(("images", "columns", "kept", "rest", "data"), Shows.sheet)
+    for name, owner in (of_one | {"curves": Shows.curves}).items():
+        source = getattr(ctx.get_parameter_source(name), "name", "")
+        if source == "COMMANDLINE" and show != owner:
+            raise UserError(f"--{name} is of --show {owner.value}, and not of --show {show.value}")
 
 
 def _listed(text: str | None) -> list[str] | None:
