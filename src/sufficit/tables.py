@@ -19,6 +19,9 @@ HEADINGS = {
     "mask_penalty": "penalty",
     "msi": "MSI",
 }
+SHORT = HEADINGS | {"insertion_percent": "insert", "deletion_percent": "delete"}
+"""In 80 columns there is room for one more beside these."""
+
 BEST, TIED = "*", "="
 
 

@@ -7,9 +7,7 @@ from rich.table import Table
 
 from sufficit.comparing.outcome import OWN_BEST, Comparison
 from sufficit.comparing.settings import CONTROLS
-from sufficit.tables import HEADINGS, methods_table
-
-SHORT = HEADINGS | {"insertion_percent": "insert", "deletion_percent": "delete"}
+from sufficit.tables import SHORT, methods_table
 
 
 def table(comparison: Comparison) -> Table:
