@@ -25,7 +25,8 @@ from evaluate import bare, smooth_maps
 from sufficit import Classifier, View
 from sufficit.data.images import find_pictures
 from sufficit.results import provenance
-from sufficit.scoring import FolderScores, Options, score_folder
+from sufficit.scored import FolderScores, Options
+from sufficit.scoring import score_folder
 from timing import medians, side_by_side
 
 

@@ -24,13 +24,13 @@ from sufficit.crews import Crew, FirstGoneError, is_first, leads
 SOURCE = str(Path(sys.modules["sufficit"].__file__ or "").parents[1])
 COMMAND = """
 import sys
-from sufficit import compare, scoring
+from sufficit import compare, figures, scoring
 from sufficit.cli import main
 from sufficit.comparing import saving
 
 compare.compare_folder.__kwdefaults__["group"] = 3
 scoring.GROUP = 3
-saving._save_sheet = saving.write_report = scoring.figures.save = lambda *_: None  # take long
+saving._save_sheet = saving.write_report = figures.save = lambda *_: None  # take long
 main()
 """
 STEPS = ["--value-step", "0.25", "--percent-step", "0.25", "--device", "cpu"]

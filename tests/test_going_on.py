@@ -16,6 +16,7 @@ from sufficit import Classifier, UserError, View, scoring
 from sufficit.compare import compare_folder
 from sufficit.comparing.settings import Settings
 from sufficit.keeping import Parts
+from sufficit.scored import Options
 
 SIDE = 12
 STEPS = {"value_step": 0.25, "percent_step": 0.25}
@@ -48,7 +49,7 @@ def write_maps(place: Path, seed: int) -> None:
 
 def evaluated(place: Path, maps: str = "npz", view: View | None = None, **options: Any) -> Any:
     classifier = Classifier(small_net(size=(SIDE, SIDE), classes=2), view=view)
-    chosen = scoring.Options(**STEPS, score="confidence", columns=("msi",), **options)
+    chosen = Options(**STEPS, score="confidence", columns=("msi",), **options)
     heatmaps = place / f"maps.{maps}"
     return scoring.score_folder(classifier, place / "photos", heatmaps, chosen, out=place / "out")
 

@@ -48,7 +48,7 @@ from sufficit.reading import (
 )
 from sufficit.report.words import reading
 from sufficit.results import save_scores
-from sufficit.scoring import Options
+from sufficit.scored import Options
 from sufficit.sharing import Passage, dealt
 
 NAMES = ["ant", "bee", "cat"]

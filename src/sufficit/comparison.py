@@ -79,14 +79,14 @@ class Standing:
             return f"{found}, with nothing to compare it with."
         test = f"level {self.chance.level:g}, Holm's correction for {_pairs(len(self.pairs))}"
         apart = [pair.second for pair in self.pairs if pair.first == self.best and not pair.n]
-        if apart:
-            found += f"; no image has values of it and of {', '.join(apart)}"
+        unknown = f"; no image has values of it and of {', '.join(apart)}" if apart else ""
         if self.tied:
-            return f"{found}; not distinguishable from it: {', '.join(self.tied)} ({test})."
-        every = "every other" if not apart else "all the rest"
+            alike = ", ".join(self.tied)
+            return f"{found}; not distinguishable from it: {alike} ({test}){unknown}."
         if len(apart) == len(self.ranking) - 1:
-            return f"{found}."
-        return f"{found}, and differs from {every} ({test})."
+            return f"{found}{unknown}."
+        others = "the others" if apart else "every other"
+        return f"{found}, and differs from {others} ({test}){unknown}."
 
 
 def compare_scores(

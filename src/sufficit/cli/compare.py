@@ -34,6 +34,7 @@ from sufficit.cli.options import (
     TargetsOption,
     ValueStepOption,
     WeightsOption,
+    was_given,
 )
 from sufficit.comparing.settings import METHODS, Settings, read_run, settings_from
 from sufficit.crews import leads
@@ -140,11 +141,7 @@ def _compared(
 
 def _settings(ctx: typer.Context, config: Path | None) -> Settings:
     """What the flags say, else the file, else what is usual."""
-    given = {
-        name: value
-        for name, value in ctx.params.items()
-        if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
-    }
+    given = {name: value for name, value in ctx.params.items() if was_given(ctx, name)}
     flags = {name: _plain(name, given[name]) for name in given if name not in NOT_SETTINGS}
     return settings_from((read_run(config) if config else {}) | flags)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from sufficit.cli.app import app, literal, out
+from sufficit.cli.options import was_given
 from sufficit.errors import UserError
 from sufficit.files import check_output, make_folder
 
@@ -106,8 +107,7 @@ def _check_given(ctx: typer.Context, show: Shows) -> None:
     """Raise for an option that the figure does not have."""
     of_one = dict.fromkeys(("images", "columns", "kept", "rest", "data"), Shows.sheet)
     for name, owner in (of_one | {"curves": Shows.curves}).items():
-        source = getattr(ctx.get_parameter_source(name), "name", "")
-        if source == "COMMANDLINE" and show != owner:
+        if was_given(ctx, name) and show != owner:
             raise UserError(f"--{name} is of --show {owner.value}, and not of --show {show.value}")
 
 

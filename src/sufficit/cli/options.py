@@ -94,3 +94,8 @@ OnErrorOption = Annotated[OnError, typer.Option(help="For unreadable images.")]
 SeedOption = Annotated[int, typer.Option(help="Of all that is random.", min=0)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the summary as JSON only.")]
 OverwriteOption = Annotated[bool, typer.Option(help="Replace an earlier run in --out.")]
+
+
+def was_given(ctx: typer.Context, name: str) -> bool:
+    """Whether an option stands on the command line, and does not have its usual value by itself."""
+    return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"

@@ -42,7 +42,7 @@ from sufficit.files import check_output
 if TYPE_CHECKING:
     from sufficit.classifiers import Classifier
     from sufficit.results import Estimate
-    from sufficit.scoring import FolderScores
+    from sufficit.scored import FolderScores
 
 
 @app.command()
@@ -106,7 +106,8 @@ def evaluate(
     if first:
         check_output(out_folder, [data], overwrite=overwrite, command="evaluate")
     from sufficit.parsing import alpha_from, classifier_from, columns_from, device_from, fill_from
-    from sufficit.scoring import Options, save_run, score_folder
+    from sufficit.scored import Options, save_run
+    from sufficit.scoring import score_folder
     from sufficit.training.processes import crew_for
 
     alpha, wanted = alpha_from(alpha_min), columns_from(columns)
@@ -152,7 +153,7 @@ def evaluate(
 
 def _report(result: "FolderScores") -> dict[str, Any]:
     from sufficit.results import as_json, plain
-    from sufficit.scoring import run_facts
+    from sufficit.scored import run_facts
 
     return {**plain(run_facts(result)), "columns": as_json(result.summary)}
 
