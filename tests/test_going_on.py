@@ -1,6 +1,8 @@
 """A run that was stopped goes on only where it is the very same run; what is there is not lost."""
 
+import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from reference import small_net
 from sufficit import Classifier, UserError, View, scoring
 from sufficit.compare import compare_folder
 from sufficit.comparing.settings import Settings
+from sufficit.files import check_output
 from sufficit.keeping import Parts
 from sufficit.scored import Options
 
@@ -147,6 +150,22 @@ def test_a_run_of_another_command_is_not_overwritten(sufficit, place: Path) -> N
     run = sufficit("sanity", *model, "--method", "gradcam", "--overwrite")
     assert run.code == 2
     assert "holds a run of sufficit compare: choose another --out" in run.err
+
+
+@pytest.mark.parametrize(
+    ("command", "refused"),
+    [
+        ("sufficit compare --model m", True),
+        ("__main__.py compare --model m", True),
+        ("sufficit sanity --model m", False),
+        ("__main__.py -q tests", False),
+        ("", False),
+    ],
+)
+def test_whose_run_it_is_is_told_by_its_command(tmp_path: Path, command: str, refused) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"command": command}))
+    with pytest.raises(UserError, match="a run of sufficit compare") if refused else nullcontext():
+        check_output(tmp_path, command="sanity")
 
 
 def test_explaining_anew_leaves_no_heatmap_of_the_earlier_run(sufficit, place: Path) -> None:

@@ -17,6 +17,7 @@ CHECKPOINT = "checkpoint.pt"
 """Where a training run keeps how far it is; whoever finds it may go on with the run."""
 LONGEST = 255  # bytes in a file's name, on most systems
 MOST_JSON = 2**24  # bytes; a description of anything is smaller
+_COMMANDS = ("compare", "evaluate", "explain", "sanity", "train-lax")  # with a run.json
 _NODE = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 _PART = re.compile(r"\..*\.part-([0-9a-f]{8})-(\d+)(\.\w+)?", re.DOTALL)
 _swept: set[Path] = set()
@@ -58,7 +59,8 @@ def _command_of(record: Path) -> str | None:
         words = str(read_json(record).get("command")).split()
     except (UserError, AttributeError):
         return None
-    return words[1] if words[:1] == ["sufficit"] and len(words) > 1 else None
+    ours = words[:1] in (["sufficit"], ["__main__.py"])  # the latter by python -m
+    return words[1] if ours and words[1:2] and words[1] in _COMMANDS else None
 
 
 def make_folder(folder: Path) -> Path:
