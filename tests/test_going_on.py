@@ -171,12 +171,13 @@ def test_whose_run_it_is_is_told_by_its_command(tmp_path: Path, command: str, re
 def test_explaining_anew_leaves_no_heatmap_of_the_earlier_run(sufficit, place: Path) -> None:
     words = ("--model", "sufficit:digits", "--targets", "prediction", "--out", place / "drawn")
     assert sufficit("explain", place / "photos", *words, "--method", "gradcam,center").code == 0
-    mine = place / "drawn" / "mine.npz"
-    mine.write_text("mine")
+    for name in ("mine.npz", "sheet-of-mine.png"):
+        (place / "drawn" / name).write_text("mine")
     one = next((place / "photos").rglob("*.png"))
     assert sufficit("explain", one, *words, "--method", "gradcam", "--overwrite").code == 0
     left = {path.name for path in (place / "drawn").iterdir()}
-    assert left == {"gradcam.npz", "mine.npz", "overlays", "run.json", "sheet.png"}
+    own = {"mine.npz", "sheet-of-mine.png"}
+    assert left == own | {"gradcam.npz", "overlays", "run.json", "sheet.png"}
     assert len(list((place / "drawn" / "overlays").rglob("*.png"))) == 1
 
 

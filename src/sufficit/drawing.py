@@ -1,5 +1,6 @@
 """Explain image files: overlays, one sheet, and heatmap files that can be scored."""
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ def pictures_of(paths: Sequence[Path]) -> list[Picture]:
     for path in paths:
         if path.is_dir():
             found.extend(find_pictures(path))
-        elif path.suffix == ".tar":
+        elif path.is_file() and path.suffix == ".tar":
             raise UserError(f"{path} is a shard: give the folder it lies in")
         elif path.is_file():
             found.append(Picture(path, path.name, None))
@@ -160,7 +161,8 @@ def _clear(folder: Path) -> None:
     (folder / "run.json").unlink()
     shutil.rmtree(folder / "overlays", ignore_errors=True)
     for path in folder.glob("sheet*.png"):
-        path.unlink()
+        if re.fullmatch(r"sheet(-\d+)?\.png", path.name):
+            path.unlink()
     for method in methods:
         (folder / f"{method}.npz").unlink(missing_ok=True)
 
