@@ -174,7 +174,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(
     kept = [path.name for path in (tmp_path / "out" / "parts").iterdir()]
     left = {stage: 4 - sum(name.startswith(stage) for name in kept) for stage in ("scores", "leak")}
     assert left == ({"scores": 3, "leak": 4} if bars == 1 else {"scores": 0, "leak": 2})
-    asked = dict.fromkeys(("evaluate", "measure"), 0)
+    asked = dict.fromkeys(("ask", "measure_methods"), 0)
 
     def counted(name: str) -> None:
         own = getattr(groups, name)
@@ -185,10 +185,10 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(
 
         monkeypatch.setattr(groups, name, call)
 
-    counted("evaluate")
-    counted("measure")
+    counted("ask")
+    counted("measure_methods")
     again = compare_folder(settings, tmp_path / "out", group=3)
-    assert asked == {"evaluate": 4 * left["scores"], "measure": 4 * left["leak"]}
+    assert asked == {"ask": left["scores"], "measure_methods": left["leak"]}
     assert not (tmp_path / "out" / "parts").exists()
     assert again.names == whole.names
     for method in whole.scores:

@@ -25,7 +25,7 @@ from sufficit.fills import fill_for, noise
 from sufficit.intervals import Estimate, ratio_estimate
 from sufficit.metrics import Leakage
 from sufficit.metrics.evaluate import join
-from sufficit.metrics.leak import POOL, leak_warning, measure
+from sufficit.metrics.leak import POOL, leak_warning, measure, measure_methods
 from sufficit.metrics.probe import Setting, canvases, draw, draw_pool, prepare
 from sufficit.results import summarise
 from test_predict import SmallMemory, Spy
@@ -137,7 +137,7 @@ def slowly(model, images, heatmaps, targets, setting: Setting, pool: Pool) -> di
         return float(int(logits_of(seen).argmax()) == wanted)
 
     found: dict[str, list] = {name: [] for name in NAMES}
-    grey, *noises = canvases(images.shape[1:], setting)
+    grey, *noises = canvases(tuple(images.shape[1:]), setting.seed, setting.noises)
     for i, y in enumerate(targets.tolist()):
         pairs = list(
             zip(*draw(y, pool.targets.numpy(), setting.donors, setting.seed, i), strict=True)
@@ -205,15 +205,33 @@ def test_donors_are_of_other_classes_and_come_once() -> None:
 
 
 def test_noise_is_uniform_follows_the_seed_and_is_not_the_fill() -> None:
-    grey, *noises = canvases((3, 40, 40), Setting(0.5, seed=0))
+    grey, *noises = canvases((3, 40, 40), 0, 4)
     assert grey.unique().tolist() == [0.5]
     assert len(noises) == 4
     for picture in noises:
         assert stats.kstest(picture.flatten().numpy(), "uniform").pvalue > 0.001
         # Through such a fill no mask could be seen.
         assert not torch.equal(picture, noise(torch.zeros(1, 3, 40, 40))[0])
-    assert torch.equal(noises[1], canvases((3, 40, 40), Setting(0.5, seed=0))[2])
-    assert not torch.equal(noises[1], canvases((3, 40, 40), Setting(0.5, seed=1))[2])
+    assert torch.equal(noises[1], canvases((3, 40, 40), 0, 4)[2])
+    assert not torch.equal(noises[1], canvases((3, 40, 40), 1, 4)[2])
+
+
+def test_several_methods_at_once_leak_as_each_alone(classifier) -> None:
+    images, heatmaps, targets = data()
+    setting, some = Setting(0.5, 3, seed=2), [1, 2, 4, 5, 7, 8]
+    methods = {"a": heatmaps, "b": heatmaps.flip(1), "c": 1 - heatmaps}
+    pools = {name: Pool(images[some], maps[some], targets[some]) for name, maps in methods.items()}
+    together = replace(pools["a"], heatmaps=torch.cat([pool.heatmaps for pool in pools.values()]))
+    found = measure_methods(methods, targets, prepare(classifier, together, setting), first=0)
+    assert list(found) == list(methods)
+    for name, maps in methods.items():
+        alone = leak(
+            classifier, images, maps, targets, alpha_min=0.5, donors=3, seed=2, pool=pools[name]
+        )
+        for column, values in alone.columns.items():
+            assert torch.equal(found[name].columns[column], values), (name, column)
+        assert torch.equal(found[name].calls, alone.calls)
+    assert found["a"].ratio != found["c"].ratio
 
 
 def test_with_all_donors_the_order_of_images_does_not_matter(classifier) -> None:
@@ -231,7 +249,7 @@ def test_with_all_donors_the_order_of_images_does_not_matter(classifier) -> None
 def test_the_batch_size_and_the_groups_change_nothing(classifier, batch_size, monkeypatch) -> None:
     images, heatmaps, targets = data()
     wanted = leak(classifier, images, heatmaps, targets)
-    monkeypatch.setattr("sufficit.predict._GROUP_ELEMENTS", 300)
+    monkeypatch.setattr("sufficit.predict._GROUP_ELEMENTS", {"cpu": 300})
     assert_same(leak(classifier, images, heatmaps, targets, batch_size=batch_size), wanted)
 
 

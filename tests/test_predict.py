@@ -11,6 +11,7 @@ from reference import COLUMNS, heatmaps_like, one_at_a_time, reference_columns, 
 from sufficit import Classifier, UserError, evaluate, leak
 from sufficit.bands import EVERYTHING, rest, show
 from sufficit.fills import blur
+from sufficit.metrics.evaluate import ask, make_plan
 from sufficit.predict import predict
 
 SIZE = (8, 6)
@@ -216,7 +217,7 @@ def test_images_in_several_groups_score_as_in_one(monkeypatch, elements, fill, w
     targets = torch.arange(11) % 3 if with_targets else None
     classifier = Classifier(small_net(seed=2))
     together = evaluate(classifier, images, heatmaps, targets, **options)
-    monkeypatch.setattr(sufficit.predict, "_GROUP_ELEMENTS", elements)
+    monkeypatch.setattr(sufficit.predict, "_GROUP_ELEMENTS", {"cpu": elements})
     apart = evaluate(classifier, images, heatmaps, targets, **options)
     assert_same(apart, together)
     assert apart.targets.tolist() == together.targets.tolist()
@@ -227,11 +228,36 @@ def test_small_groups_make_smaller_calls(monkeypatch):
     # Otherwise the test above would compare one group with one group.
     sizes = {}
     for elements in (1, 10**9):
-        monkeypatch.setattr(sufficit.predict, "_GROUP_ELEMENTS", elements)
+        monkeypatch.setattr(sufficit.predict, "_GROUP_ELEMENTS", {"cpu": elements})
         model = Spy(small_net(seed=2))
         evaluate(Classifier(model), *data(11), batch_size=1000, **COARSE)
         sizes[elements] = len(model.sizes)
     assert sizes[1] > sizes[10**9]
+
+
+@pytest.mark.parametrize("elements", [1, 200, 10**9])
+@pytest.mark.parametrize("fill", ["blur", "own"])
+@pytest.mark.parametrize("with_targets", [True, False])
+def test_heatmaps_of_several_methods_at_once_are_asked_as_one_by_one(
+    monkeypatch, elements, fill, with_targets
+):
+    images, _ = data(5)
+    methods = [data(5, seed=seed)[1] for seed in (3, 4, 5)]
+    own = torch.rand(5, 3, *SIZE, generator=torch.Generator().manual_seed(7))
+    given = (make_plan(score="confidence", **COARSE), own if fill == "own" else fill, "noise")
+    targets = torch.arange(5) % 3 if with_targets else None
+    classifier = Classifier(small_net(seed=2))
+    apart = [ask(classifier, images, maps, targets, *given) for maps in methods]
+    monkeypatch.setattr(sufficit.predict, "_GROUP_ELEMENTS", {"cpu": elements})
+    together = ask(classifier, images, torch.cat(methods), targets, *given)
+    for k, both in enumerate(apart):
+        for one, all_of_them in zip(both, together, strict=True):
+            found = all_of_them.rows(slice(5 * k, 5 * k + 5))
+            assert torch.equal(found.hits, one.hits)
+            assert torch.allclose(found.confidences, one.confidences, atol=1e-6)
+            assert torch.equal(found.shares, one.shares)
+            assert found.targets.tolist() == one.targets.tolist()
+            assert found.calls.tolist() == one.calls.tolist()
 
 
 # Dtypes and memory formats

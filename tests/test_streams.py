@@ -170,13 +170,13 @@ def test_evaluate_scores_the_first_images_before_the_others_are_found(
     data = write_shard(tmp_path / "a.tar", ["0"] * 9) if shards else photos
     names = [picture.name for picture in find_pictures(data)]
     np.savez(tmp_path / "maps.npz", **dict.fromkeys(names, np.eye(12, 10)))
-    found, before, whole = watched(monkeypatch), [], scoring._score
+    found, before, whole = watched(monkeypatch), [], scoring.ask
 
-    def score(*given: Any) -> Any:
+    def ask(*given: Any, **more: Any) -> Any:
         before.append(len(found))
-        return whole(*given)
+        return whole(*given, **more)
 
-    monkeypatch.setattr(scoring, "_score", score)
+    monkeypatch.setattr(scoring, "ask", ask)
     monkeypatch.setattr(scoring, "count_soon", lambda _: math.inf)
     monkeypatch.setattr(scoring, "GROUP", 1)
     options = Options(value_step=0.5, percent_step=0.5, targets="label", progress=False)

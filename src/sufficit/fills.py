@@ -46,7 +46,7 @@ FILLS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def fill_for(images: Tensor, fill: str | Tensor, part: slice = slice(None)) -> Tensor:
+def fill_for(images: Tensor, fill: str | Tensor, part: slice | list[int] = slice(None)) -> Tensor:
     """The fill of a batch of images by name, or the part of one's own that goes with it."""
     if isinstance(fill, str):
         return FILLS[fill](images)

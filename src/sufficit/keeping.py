@@ -14,7 +14,7 @@ from torch import Tensor
 from sufficit.errors import UserError
 from sufficit.files import is_unfinished, make_folder, read_json, writing
 from sufficit.fingerprints import read, same
-from sufficit.metrics.leak import Leak
+from sufficit.metrics.leak import TENSORS, Leak
 from sufficit.results import plain, save_json
 from sufficit.types import Answers
 
@@ -23,7 +23,6 @@ BEGUN, COMPLETE = "begun.json", "complete"
 OF_THE_MACHINE = ("device", "torch", "model", "data", "lax")  # the last three are paths
 MODEL = "model's fingerprint"
 LARGE, SMALL = ("hits", "confidences"), ("shares", "targets", "calls")  # of a part's answers
-_LEAK = ("donors", "donors_chance", "grey", "grey_chance", "noise", "noise_chance", "calls")
 
 
 @dataclass(frozen=True)
@@ -172,10 +171,10 @@ def answers_as_tensors(method: str, answers: Answers) -> dict[str, Tensor]:
 
 def leak_as_tensors(method: str, leaked: Leak) -> dict[str, Tensor]:
     """A method's leak by names of its own."""
-    return {f"{method}/{name}": getattr(leaked, name) for name in _LEAK}
+    return {f"{method}/{name}": getattr(leaked, name) for name in TENSORS}
 
 
 def leak_from(part: Part, method: str) -> Leak:
     """A method's leak."""
-    found = {name: part.tensors[f"{method}/{name}"] for name in _LEAK}
+    found = {name: part.tensors[f"{method}/{name}"] for name in TENSORS}
     return Leak(**found, alpha_min=part.facts["alpha_min"])

@@ -15,7 +15,8 @@ from sufficit.fills import fill_for
 from sufficit.masking import Masker, Tasks, masks_of
 from sufficit.types import Answers, Band, Progress, Views
 
-_GROUP_ELEMENTS = 2**25  # of images held ready at once; masks are never stored
+_GROUP_ELEMENTS = {"cuda": 2**26}  # of images held ready at once; masks are never stored
+_GROUP_IMAGES = {"cuda": 256}
 _BATCH_ELEMENTS = {"cuda": 2**27, "cpu": 2**19}
 _FEW_SIZES = ("cuda",)  # where a batch of a new size is slow at first: libraries plan for each
 _SIZES = 8  # of batches, there
@@ -59,19 +60,21 @@ def predict(
 
     Masks that coincide are asked once. `weigh` names bands whose size alone is wanted. Without
     targets, the model's own predictions are the targets. A whole image is asked only where it is
-    a target's source or some band keeps all of it.
+    a target's source or some band keeps all of it. Heatmaps of several methods may be given at
+    once, one method's after the other's: [MN,H,W] -> [MN,B].
     """
     loop = _Loop(classifier, images, batch_size)
     parts: list[Answers] = []
-    group = _group_size(images)
+    total, start = len(heatmaps), 0
     with torch.no_grad(), classifier.in_eval_mode():
-        for start in range(0, len(images), group):
-            part = slice(start, start + group)
-            device_images = images[part].to(classifier.device, torch.float32)
-            filler = fill_for(device_images, fill, part)
-            wanted = None if targets is None else targets[part]
-            loop.tick = _ticker(progress, start, len(device_images), len(images))
+        for here in _groups(total, images, classifier.device):
+            part, rows = slice(start, start + here), _rows(start, here, len(images))
+            device_images = images[rows].to(classifier.device, torch.float32)
+            filler = fill_for(device_images, fill, rows)
+            wanted = None if targets is None else targets[rows]
+            loop.tick = _ticker(progress, start, here, total)
             parts.append(loop.group(device_images, filler, heatmaps[part], wanted, bands, weigh))
+            start += here
     return Answers.join(parts)
 
 
@@ -98,19 +101,18 @@ def predict_views(
     order = place.argsort(stable=True)
     ends = place.bincount().cumsum(0).tolist()
     masks = masks_of(heatmaps, band, classifier.device)
-    group = _group_size(images)
     named = torch.empty(len(order), dtype=torch.long, device="cpu")
-    done = 0
+    start = done = 0
     with torch.no_grad(), classifier.in_eval_mode():
-        for start in range(0, len(used), group):
-            part = used[start : start + group]
+        for count in _groups(len(used), images, classifier.device):
+            part = used[start : start + count]
             device_images = images[part].to(classifier.device, torch.float32)
-            here = order[done : ends[start + len(part) - 1]]
+            here = order[done : ends[start + count - 1]]
             rows = Views(place[here] - start, views.heatmaps[here])
             loop.tick = _ticker(progress, done, len(here), len(order))
             filler = fill_for(device_images, fill)
             named[here] = loop.views(device_images, filler, masks, rows)
-            done += len(here)
+            start, done = start + count, done + len(here)
     return named
 
 
@@ -122,8 +124,18 @@ def check_batch_size(batch_size: int | None) -> None:
         )
 
 
-def _group_size(images: Tensor) -> int:
-    return max(1, min(64, _GROUP_ELEMENTS // images[0].numel()))
+def _groups(total: int, images: Tensor, device: torch.device) -> list[int]:
+    """How many images are held ready at a time, about as many each time."""
+    elements, most = _GROUP_ELEMENTS.get(device.type, 2**25), _GROUP_IMAGES.get(device.type, 64)
+    groups = -(-total // max(1, min(most, elements // images[0].numel())))
+    return [total * (k + 1) // groups - total * k // groups for k in range(groups)]
+
+
+def _rows(start: int, count: int, n: int) -> slice | list[int]:
+    """Whose images so many heatmaps are, begun at one, where those of n images come over again."""
+    if start % n + count <= n:
+        return slice(start % n, start % n + count)
+    return [row % n for row in range(start, start + count)]
 
 
 def _ticker(

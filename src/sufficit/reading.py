@@ -21,7 +21,7 @@ from sufficit.errors import UserError
 from sufficit.types import Progress
 
 GROUP = 32  # images read, and scored, at a time
-THREADS = min(4, os.cpu_count() or 1)  # that decode pictures
+THREADS = min(8, os.cpu_count() or 1)  # that decode pictures
 PATIENCE = 1.0  # seconds in which images are counted before any is scored
 
 
@@ -277,8 +277,6 @@ def folder_targets(names: Sequence[str], targets: Tensor) -> dict[str, int]:
     return {name.split("/")[0]: k for name, k in pairs if ".tar/" not in name}
 
 
-def within(tick: Progress | None, done: float, share: float, total: float) -> Progress | bool:
+def within(tick: Progress, done: float, share: float, total: float) -> Progress:
     """The progress of one step, which is a share of the whole, as part of it."""
-    if tick is None:
-        return False
     return lambda part, whole: tick(done + share * part / whole, total)

@@ -29,7 +29,7 @@ from sufficit.keeping import (
     leak_from,
     place_for,
 )
-from sufficit.metrics.evaluate import Plan, Scores, evaluate, make_plan, with_leak
+from sufficit.metrics.evaluate import Plan, ask, make_plan, with_leak
 from sufficit.metrics.evaluate import read as read_scores
 from sufficit.metrics.leak import POOL, Leak, leak_warning, measure
 from sufficit.metrics.probe import Pool, Probe, Setting, check_classes, draw_pool, prepare
@@ -179,16 +179,20 @@ def _score_groups(job: _Job, parts: Parts, crew: Crew) -> int:
 
 
 def _scored(
-    job: _Job, items: Sequence[Pair], progress: Progress | bool
+    job: _Job, items: Sequence[Pair], tick: Progress
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What the model says of a group, and of which images."""
     names = [item.name for item in items]
     if not items:
         return {}, {"names": names}
-    scores = _score(job.classifier, items, job.labels.kind == "label", job.options, progress)
-    tensors = answers_as_tensors(OWN, scores.answers)
-    if scores.held_out is not None:
-        tensors |= answers_as_tensors(f"{OWN}/held_out", scores.held_out)
+    labelled, options = job.labels.kind == "label", job.options
+    targets = torch.tensor([item.entry.label for item in items]) if labelled else None
+    given = (job.classifier, *_stacked(items), targets, job.plan)
+    fills = (options.fill, options.held_out_fill)
+    answers, held_out = ask(*given, *fills, options.batch_size, tick=tick)
+    tensors = answers_as_tensors(OWN, answers)
+    if held_out is not None:
+        tensors |= answers_as_tensors(f"{OWN}/held_out", held_out)
     askew = [name for name in names if name in job.pairs.askew]
     job.pairs.askew.difference_update(names)
     return tensors, {"names": names, "askew": askew, "size": list(items[0].image.shape)}
@@ -282,23 +286,3 @@ def _remark(result: FolderScores, options: Options) -> None:
         warnings.warn("no leak: all images that were scored are of one class", stacklevel=3)
     elif scores.leaked is not None and (remark := leak_warning(result.summary)):
         warnings.warn(remark, stacklevel=3)
-
-
-def _score(
-    classifier: Classifier,
-    items: Sequence[Pair],
-    labelled: bool,
-    options: Options,
-    progress: Progress | bool,
-) -> Scores:
-    targets = torch.tensor([item.entry.label for item in items]) if labelled else None
-    return evaluate(
-        classifier,
-        *_stacked(items),
-        targets,
-        fill=options.fill,
-        held_out_fill=options.held_out_fill,
-        batch_size=options.batch_size,
-        progress=progress,
-        **options.scoring(),
-    )

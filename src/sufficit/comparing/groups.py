@@ -16,8 +16,8 @@ from sufficit.data.images import quiet_reading
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
 from sufficit.gathering import Gathered, gather
 from sufficit.keeping import Parts, answers_as_tensors, leak_as_tensors, leak_from
-from sufficit.metrics.evaluate import evaluate
-from sufficit.metrics.leak import POOL, Leak, measure
+from sufficit.metrics.evaluate import ask
+from sufficit.metrics.leak import POOL, Leak, measure_methods
 from sufficit.metrics.probe import Pool, Probe, Setting, draw_pool, prepare
 from sufficit.progress import bar
 from sufficit.reading import (
@@ -76,10 +76,10 @@ def score_groups(job: Job, parts: Parts, crew: Crew) -> int:
         crew.stage(SCORES, tick, images_in(parts, done) * width, total) as told,
     ):
         for group, items in reader.ahead(dealt(passage.watch(job.groups()), done, crew)):
-            step = len(group)
-            steps = [within(told, images + k * step, step, total) for k in range(width)]
-            _score_group(job, parts, group, items, reader.dropped(group), steps)
-            images += step * width
+            step = len(group) * width
+            inside = within(told, images, step, total)
+            _score_group(job, parts, group, items, reader.dropped(group), inside)
+            images += step
             told(images, total)
         passage.check(crew)
     return passage.groups
@@ -108,10 +108,10 @@ def leak_groups(job: Job, parts: Parts, roll: Roll, alpha_min: float, crew: Crew
         bar("measuring the leak", crew.voice(job.progress)) as tick,
         crew.stage(LEAK, tick, before, total) as told,
     ):
-        probes: dict[str, Probe] = {}
+        probe: Probe | None = None
         for group, items in job.reader().ahead(roll.left(job.groups(), done, parts, crew)):
-            probes = probes or _probes(job, parts, roll, alpha_min)
-            tensors = _leak_group(job, items, roll.of(group), probes, roll.starts[group.number])
+            probe = probe or _probe(job, parts, roll, alpha_min)
+            tensors = _leak_group(job, items, roll.of(group), probe, roll.starts[group.number])
             parts.write(LEAK, group.number, tensors, facts)
             images += len(group)
             told(images, total)
@@ -146,7 +146,7 @@ def _score_group(
     group: Group,
     items: Sequence[Item],
     skipped: Mapping[str, str],
-    told: Sequence[Progress | bool],
+    tick: Progress,
 ) -> None:
     explained, broken = _explained(job, items)
     names = [item.name for item in items if item.name not in broken]
@@ -155,22 +155,7 @@ def _score_group(
     if explained is None:
         parts.write(SCORES, group.number, {}, facts)
         return
-    tensors: dict[str, Tensor] = {}
-    for (method, maps), tell in zip(explained.heatmaps.items(), told, strict=True):
-        scores = evaluate(
-            job.classifier,
-            explained.images,
-            maps,
-            explained.targets,
-            fill=job.fill,
-            held_out_fill=job.held_out_fill,
-            batch_size=job.settings.batch_size,
-            progress=tell,
-            **job.scoring,
-        )
-        tensors |= answers_as_tensors(method, scores.answers)
-        if scores.held_out is not None:
-            tensors |= answers_as_tensors(f"{method}/held_out", scores.held_out)
+    tensors = _asked(job, explained, tick)
     if job.settings.save_heatmaps:
         parts.write(HEATMAPS, group.number, explained.heatmaps, {"names": names})
     empty = {m: int((maps.amax((1, 2)) == 0).sum()) for m, maps in explained.heatmaps.items()}
@@ -178,12 +163,27 @@ def _score_group(
     parts.write(SCORES, group.number, tensors, facts)
 
 
+def _asked(job: Job, explained: _Explained, tick: Progress) -> dict[str, Tensor]:
+    """What the model says of every method's heatmaps, by names of their own."""
+    n, maps = len(explained.targets), torch.cat(list(explained.heatmaps.values()))
+    given = (job.classifier, explained.images, maps, explained.targets, job.plan)
+    fills = (job.fill, job.held_out_fill)
+    answers, held_out = ask(*given, *fills, job.settings.batch_size, tick=tick)
+    tensors: dict[str, Tensor] = {}
+    for k, method in enumerate(explained.heatmaps):
+        rows = slice(k * n, (k + 1) * n)
+        tensors |= answers_as_tensors(method, answers.rows(rows))
+        if held_out is not None:
+            tensors |= answers_as_tensors(f"{method}/held_out", held_out.rows(rows))
+    return tensors
+
+
 def _explained(job: Job, items: Sequence[Item]) -> tuple[_Explained | None, dict[str, str]]:
     """The images with every method's heatmap, but for those that the model has no number for."""
     broken: dict[str, str] = {}
     left = list(items)
     while left:
-        images = torch.stack([item.image for item in left])
+        images = _stacked(job, left)
         targets = _targets(job.classifier, left, images)
         names, numbers = [item.name for item in left], [item.entry.number for item in left]
         try:
@@ -194,6 +194,11 @@ def _explained(job: Job, items: Sequence[Item]) -> tuple[_Explained | None, dict
             broken |= {names[i]: NO_NUMBER for i in error.images}
             left = [item for item in left if item.name not in broken]
     return None, broken
+
+
+def _stacked(job: Job, items: Sequence[Item]) -> Tensor:
+    """A group's images on the device, where all methods ask for them: [N,C,H,W]."""
+    return torch.stack([item.image for item in items]).to(job.classifier.device)
 
 
 def _targets(classifier: Classifier, items: Sequence[Item], images: Tensor) -> Tensor:
@@ -213,8 +218,8 @@ def _size(parts: Parts, done: Collection[int]) -> dict[tuple[int, ...], str]:
     return {}
 
 
-def _probes(job: Job, parts: Parts, roll: Roll, alpha_min: float) -> dict[str, Probe]:
-    """For each method the pool that donors are drawn from, under its own masks."""
+def _probe(job: Job, parts: Parts, roll: Roll, alpha_min: float) -> Probe:
+    """The pool that donors are drawn from, under every method's own masks."""
     setting = Setting(
         alpha_min,
         job.settings.donors,
@@ -225,20 +230,16 @@ def _probes(job: Job, parts: Parts, roll: Roll, alpha_min: float) -> dict[str, P
     chosen = draw_pool(roll.targets, POOL, setting.seed)
     targets, entries = roll.targets[chosen], roll.entries(chosen, job.groups(), parts)
     images = job.read(entries).to(job.classifier.device)  # they are few, and asked for again
-    heatmaps = _drawn(job, entries, images, targets)
-    pools = {method: Pool(images, maps, targets) for method, maps in heatmaps.items()}
-    return {method: prepare(job.classifier, pool, setting) for method, pool in pools.items()}
+    heatmaps = torch.cat(list(_drawn(job, entries, images, targets).values()))
+    return prepare(job.classifier, Pool(images, heatmaps, targets), setting)
 
 
 def _leak_group(
-    job: Job, items: Sequence[Item], goals: Tensor, probes: Mapping[str, Probe], first: int
+    job: Job, items: Sequence[Item], goals: Tensor, probe: Probe, first: int
 ) -> dict[str, Tensor]:
-    images = torch.stack([item.image for item in items])
-    heatmaps = _drawn(job, [item.entry for item in items], images, goals)
+    heatmaps = _drawn(job, [item.entry for item in items], _stacked(job, items), goals)
     tensors: dict[str, Tensor] = {}
-    for method, probe in probes.items():
-        maps = heatmaps[method]
-        leaked = measure(job.classifier, images, maps, goals, probe.setting, probe, first=first)
+    for method, leaked in measure_methods(heatmaps, goals, probe, first).items():
         tensors |= leak_as_tensors(method, leaked)
     return tensors
 

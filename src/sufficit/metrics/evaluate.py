@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -56,19 +56,19 @@ class Plan:
         """The direction of a column, None where it has none."""
         return self.own[name].higher_is_better if name in self.own else higher_is_better(name)
 
-    @property
+    @cached_property
     def asks(self) -> tuple[Band, ...]:
         """Every band the model must be asked, once."""
         wanted = (self.metric(name).asks(s) for s in self.schedules for name in self.columns)
         return tuple(dict.fromkeys([EVERYTHING, *(band for asked in wanted for band in asked)]))
 
-    @property
+    @cached_property
     def msi_asks(self) -> tuple[Band, ...]:
         """Every band that MSI alone needs, once."""
         wanted = (METRICS["msi"].asks(s) for s in self.schedules)
         return tuple(dict.fromkeys(band for asked in wanted for band in asked))
 
-    @property
+    @cached_property
     def weighs(self) -> tuple[Band, ...]:
         """Every band whose size is wanted, once."""
         wanted = (self.metric(name).weighs(s) for s in self.schedules for name in self.columns)
@@ -221,21 +221,16 @@ def evaluate(
     check_images(images)
     check_heatmaps(heatmaps, images)
     targets = check_targets(targets, len(images))
-    check_fill(fill, images)
     check_batch_size(batch_size)
     plan = make_plan(alpha_min, score, value_step, percent_step, columns, alphas, metrics)
     if held_out_fill is not None:
-        _check_held_out(held_out_fill, fill, images, plan)
+        _check_held_out(held_out_fill, fill, plan)
     if leak_donors:
         _check_leak(leak_donors, seed, fill, images, targets)
-    ask = partial(predict, classifier, images, heatmaps, weigh=plan.weighs, batch_size=batch_size)
     stages = 1 + (held_out_fill is not None) + bool(leak_donors)
     with bar("scoring", progress) as tick:
-        answers = ask(targets, plan.asks, fill=fill, progress=stage(tick, 0, stages))
-        held_out = None
-        if held_out_fill is not None:
-            told = stage(tick, 1, stages)
-            held_out = ask(answers.targets, plan.msi_asks, fill=held_out_fill, progress=told)
+        given = (classifier, images, heatmaps, targets, plan, fill, held_out_fill, batch_size)
+        answers, held_out = ask(*given, tick=tick, stages=stages)
         scores = read(answers, plan, held_out)
         if not leak_donors or _of_one_class(scores, targets):
             return scores
@@ -252,6 +247,36 @@ def evaluate(
             progress=stage(tick, stages - 1, stages) or False,
         )
     return with_leak(scores, found)
+
+
+def ask(
+    classifier: Classifier,
+    images: Tensor,
+    heatmaps: Tensor,
+    targets: Tensor | None,
+    plan: Plan,
+    fill: str | Tensor = "black",
+    held_out_fill: str | Tensor | None = None,
+    batch_size: int | None = None,
+    *,
+    tick: Progress | None = None,
+    stages: int | None = None,
+) -> tuple[Answers, Answers | None]:
+    """What the model says of all that a plan asks; with the held-out fill, what MSI needs of it.
+
+    Of what is given the fills alone are checked. Heatmaps of several methods, one method's after
+    the other's, are asked in one go: a GPU then waits for nobody in between.
+    """
+    for one in (fill, held_out_fill):
+        if one is not None:
+            check_fill(one, images)
+    asked = partial(predict, classifier, images, heatmaps, weigh=plan.weighs, batch_size=batch_size)
+    stages = stages or 1 + (held_out_fill is not None)
+    answers = asked(targets, plan.asks, fill=fill, progress=stage(tick, 0, stages))
+    if held_out_fill is None:
+        return answers, None
+    goals, told = answers.targets[: len(images)], stage(tick, 1, stages)
+    return answers, asked(goals, plan.msi_asks, fill=held_out_fill, progress=told)
 
 
 def _of_one_class(scores: Scores, targets: Tensor | None) -> bool:
@@ -359,8 +384,7 @@ def join(parts: Iterable[Scores]) -> Scores:
     return with_leak(scores, Leak.join(leaked))
 
 
-def _check_held_out(held_out: str | Tensor, fill: str | Tensor, images: Tensor, plan: Plan) -> None:
-    check_fill(held_out, images)
+def _check_held_out(held_out: str | Tensor, fill: str | Tensor, plan: Plan) -> None:
     if "msi" not in plan.columns:
         raise UserError('held_out_fill scores MSI a second time: add "msi" to columns')
     if isinstance(held_out, str) and isinstance(fill, str) and held_out == fill:

@@ -29,6 +29,7 @@ from sufficit.types import Progress
 
 POOL = 256  # images of a folder that serve as donors
 LIMIT = 1.5  # a ratio above it is worth a warning
+TENSORS = ("donors", "donors_chance", "grey", "grey_chance", "noise", "noise_chance", "calls")
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,14 @@ class Leak:
         ratios = ratio_estimate(values["leak"], values["leak_chance"], seed=seed)
         return found | {"leak_ratio": ratios}
 
+    def rows(self, some: slice) -> "Leak":
+        """What was measured of some of the images."""
+        return replace(self, **{name: getattr(self, name)[some] for name in TENSORS})
+
     @staticmethod
     def join(parts: Sequence["Leak"]) -> "Leak":
         """What was measured of several batches as one, in their order."""
-        names = ("donors", "donors_chance", "grey", "grey_chance", "noise", "noise_chance", "calls")
-        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in TENSORS}
         return Leak(**joined, alpha_min=parts[0].alpha_min)
 
 
@@ -160,6 +164,18 @@ def measure(
     return found if known is not None else replace(found, calls=found.calls + 1)
 
 
+def measure_methods(
+    heatmaps: Mapping[str, Tensor], targets: Tensor, probe: Probe, first: int
+) -> dict[str, Leak]:
+    """The leak of several methods' heatmaps of the same images, each [N,H,W], all asked in one go.
+
+    The probe's pool has heatmaps by these methods, in their order. Nothing is checked.
+    """
+    n, maps = len(targets), torch.cat(list(heatmaps.values()))
+    found = _found(probe, maps, targets, probe.named_canvases(maps), first, None)
+    return {name: found.rows(slice(k * n, (k + 1) * n)) for k, name in enumerate(heatmaps)}
+
+
 def _found(
     probe: Probe,
     heatmaps: Tensor,
@@ -168,13 +184,17 @@ def _found(
     first: int,
     tick: Progress | None,
 ) -> Leak:
-    """The leak, given what the model says of grey and noise through the masks: [N,1+noises]."""
-    pool = probe.pool
-    draws = draw_all(targets, pool.targets, probe.setting, first)
-    own = probe.through(heatmaps, draws.owners, draws, targets, stage(tick, 0, 2))
-    chance = probe.through(pool.heatmaps, draws.others, draws, targets, stage(tick, 1, 2))
-    canvases = hits(said, targets[:, None])
-    by_chance = canvas_chance(probe.said, pool.targets, targets)
+    """The leak, given what the model says of grey and noise through the masks: [MN,1+noises].
+
+    Heatmaps are those of M methods, one after the other: [MN,H,W].
+    """
+    pool, m = probe.pool, len(heatmaps) // len(targets)
+    draws = draw_all(targets, pool.targets, probe.setting, first).of_methods(m, len(pool.targets))
+    goals = targets.repeat(m)
+    own = probe.through(heatmaps, draws.owners, draws, goals, stage(tick, 0, 2))
+    chance = probe.through(pool.heatmaps, draws.others, draws, goals, stage(tick, 1, 2))
+    canvases = hits(said, goals[:, None])
+    by_chance = torch.cat([canvas_chance(s, pool.targets, targets) for s in probe.said.chunk(m)])
     return Leak(
         own,
         chance,

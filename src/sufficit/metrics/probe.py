@@ -1,8 +1,8 @@
 """What the leak asks: donors of other classes, grey and noise, seen through masks."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ class Pool:
     """Where donors, and the masks that stand for chance, are drawn from."""
 
     images: Tensor  # [P,C,H,W]
-    heatmaps: Tensor  # [P,H,W]
+    heatmaps: Tensor  # [P,H,W], or [MP,H,W] of several methods, one after the other
     targets: Tensor  # [P]
 
 
@@ -66,6 +66,16 @@ class Draws:
     others: Tensor  # [T] whose mask stands for chance
     counts: Tensor  # [N] donors of each image
 
+    def of_methods(self, m: int, pool: int) -> "Draws":
+        """The same for several methods' heatmaps of images and pool, one after the other."""
+        method, n = torch.arange(m, device="cpu")[:, None], len(self.counts)
+        return Draws(
+            (self.owners + n * method).flatten(),
+            self.donors.repeat(m),
+            (self.others + pool * method).flatten(),
+            self.counts.repeat(m),
+        )
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -74,7 +84,7 @@ class Probe:
     classifier: Classifier
     pool: Pool
     setting: Setting
-    said: Tensor  # [P,1+noises] the class named for grey and noise through the pool's masks
+    said: Tensor  # [MP,1+noises] the class named for grey and noise through the pool's masks
 
     def through(
         self,
@@ -107,7 +117,7 @@ def _named_canvases(
     classifier: Classifier, images: Tensor, heatmaps: Tensor, setting: Setting
 ) -> Tensor:
     """The class named for grey and for each picture of noise through each mask: [N,1+noises]."""
-    pictures = canvases(images.shape[1:], setting)
+    pictures = canvases(tuple(images.shape[1:]), setting.seed, setting.noises)
     count, n = len(pictures), len(heatmaps)
     every = torch.arange(n * count, device="cpu")
     views = Views(every % count, every // count)
@@ -146,10 +156,12 @@ def predictions(classifier: Classifier, images: Tensor, setting: Setting) -> Ten
     return predict_views(classifier, images, nothing, EVERY_PIXEL, views, batch_size=size)
 
 
-def canvases(shape: Sequence[int], setting: Setting) -> Tensor:
+@lru_cache(maxsize=4)
+@torch.inference_mode(False)
+def canvases(shape: tuple[int, ...], seed: int, noises: int) -> Tensor:
     """A picture of plain grey, and pictures of uniform noise by the seed: [1+noises,C,H,W]."""
-    random = np.random.default_rng(setting.seed)
-    pictures = torch.from_numpy(random.random((setting.noises, *shape), dtype=np.float32))
+    random = np.random.default_rng(seed)
+    pictures = torch.from_numpy(random.random((noises, *shape), dtype=np.float32))
     return torch.cat([torch.full_like(pictures[:1], GREY), pictures])
 
 
