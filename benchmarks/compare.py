@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,15 +36,19 @@ Passes = Counter[tuple[int, bool]]
 
 def write_photographs(folder: Path, n: int, side: int) -> None:
     """Smooth colours under a little noise, in four class folders."""
-    generator = torch.Generator().manual_seed(0)
-    for number in range(n):
-        coarse = torch.rand(1, 3, 8, 8, generator=generator)
-        smooth = nn.functional.interpolate(coarse, size=(side, side), mode="bicubic")[0]
-        noisy = smooth + 0.1 * torch.randn(3, side, side, generator=generator)
-        pixels = (noisy.clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()
-        place = folder / str(number % 4)
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(place / f"{number:04d}.jpg", quality=90)
+    for name in range(4):
+        (folder / str(name)).mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda number: _write_photograph(folder, number, side), range(n)))
+
+
+def _write_photograph(folder: Path, number: int, side: int) -> None:
+    generator = torch.Generator().manual_seed(number)
+    coarse = torch.rand(1, 3, 8, 8, generator=generator)
+    smooth = nn.functional.interpolate(coarse, size=(side, side), mode="bicubic")[0]
+    noisy = smooth + 0.1 * torch.randn(3, side, side, generator=generator)
+    pixels = (noisy.clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()
+    Image.fromarray(pixels).save(folder / str(number % 4) / f"{number:04d}.jpg", quality=90)
 
 
 @contextmanager

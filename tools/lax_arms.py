@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ LENT = RECIPES["robust"].fills
 ARMS: dict[str, dict[str, Any]] = {
     "robust": {},
     "no donors": {"donors": 0.0},
-    "donors 1": {"donors": 1.0},
+    "donors 0.6": {"donors": 0.6},
     "no masked-out term": {"drop": 0.0},
     "black alone": {"fills": ("black",)},
     "black alone, no donors": {"fills": ("black",), "donors": 0.0},
@@ -106,6 +107,7 @@ def main() -> None:
     words.add_argument("--data", type=Path)
     words.add_argument("--out", type=Path, required=True)
     words.add_argument("--seeds", type=int, default=3)
+    words.add_argument("--first-seed", type=int, default=0)
     words.add_argument("--epochs", type=int, default=4)
     words.add_argument("--images", type=int, default=2000)
     words.add_argument("--like", default="")
@@ -125,7 +127,8 @@ def main() -> None:
     rows = json.loads(asked.out.read_text())["rows"] if asked.out.exists() else []
     known = {(row["arm"], row["seed"]) for row in rows}
     arms = [arm for arm in (*ARMS, PAPER, EARLY) if asked.like in arm]
-    for seed, arm in ((seed, arm) for seed in range(asked.seeds) for arm in arms):
+    seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
+    for seed, arm in product(seeds, arms):
         if (arm, seed) in known or time.monotonic() - begun > 60 * asked.minutes:
             continue
         with quiet():

@@ -87,7 +87,7 @@ TABLES: dict[str, Table] = {
         side=224,
         alpha_min=0.5,
         training=Training(3, 256, lr=1e-3, fine_lr=2e-4, optimizer="adamw", weight_decay=0.05),
-        adapter=Adapter(entropy=2, upsample=1, epochs=6, batch_size=128, images=10_000),
+        adapter=Adapter(entropy=2, upsample=1, epochs=8, batch_size=64, images=10_000),
         methods=VIT_METHODS,
         quick_model="tiny-vit",
         quick_side=32,

@@ -45,7 +45,7 @@ _LETTER = LaxRecipe(entropy=5, schedule="constant", epochs=500)
 RECIPES: dict[str, LaxRecipe] = {
     "robust": LaxRecipe(
         drop=0.5,
-        donors=0.6,
+        donors=1.0,
         power=0.5,
         size=2,
         decide=0.5,
