@@ -5,8 +5,9 @@ import math
 import os
 import sys
 import tarfile
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from sufficit.progress import bar
 from sufficit.reading import (
     PREDICTIONS,
     Entry,
+    Group,
     Item,
     Reader,
     count_soon,
@@ -208,6 +210,34 @@ def test_pictures_of_a_group_are_read_at_once_and_stay_in_order(
     ]
     assert [item.entry.number for item in reader.items(entries)] == [0, 2, 4]
     assert [one.name for one in reader.skipped] == ["1.png", "3.png"]
+
+
+@pytest.mark.parametrize(("late", "wanted"), [(False, [8, 1, 1, 1, 1]), (True, [8, 1, 2, 4, 8])])
+def test_reading_ahead_takes_more_threads_only_where_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, late: bool, wanted: list[int]
+) -> None:
+    monkeypatch.setattr("sufficit.reading.THREADS", 8)
+    found, asked = list[int | None](), Event()
+
+    class Watched(Reader[Item]):
+        def items(self, entries: Iterable[Entry], threads: int | None = None) -> list[Item]:
+            found.append(threads)
+            if late and len(found) > 1:
+                assert asked.wait(60)  # the one before is used up, and this one asked for
+                asked.clear()
+                time.sleep(0.1)
+            return []
+
+    groups = [Group(number, ()) for number in range(5)]
+    for number, (group, _) in enumerate(Watched(lambda _: None).ahead(groups)):
+        assert group.number == number
+        if late:
+            asked.set()
+        elif number < 4:
+            while len(found) < number + 2:
+                time.sleep(0.01)
+            time.sleep(0.2)  # it is done by now
+    assert found == wanted
 
 
 def test_classes_are_known_without_listing_their_folders(

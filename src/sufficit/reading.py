@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
@@ -21,7 +21,7 @@ from sufficit.errors import UserError
 from sufficit.types import Progress
 
 GROUP = 32  # images read, and scored, at a time
-THREADS = min(8, os.cpu_count() or 1)  # that decode pictures
+THREADS = min(8, os.cpu_count() or 1)  # that decode pictures, at most
 PATIENCE = 1.0  # seconds in which images are counted before any is scored
 
 
@@ -84,9 +84,9 @@ class Reader(Generic[T]):
     skipped: list[Skipped] = field(default_factory=list)
     sizes: dict[tuple[int, ...], str] = field(default_factory=dict)  # an image of each size
 
-    def items(self, entries: Iterable[Entry]) -> list[T]:
+    def items(self, entries: Iterable[Entry], threads: int | None = None) -> list[T]:
         """Those that can be read; raise where sizes differ."""
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(threads or THREADS) as pool:
             found = list(pool.map(self._tried, entries))
         self.skipped += [one for one in found if isinstance(one, Skipped)]
         items = [one for one in found if not isinstance(one, Skipped)]
@@ -98,16 +98,25 @@ class Reader(Generic[T]):
         return items
 
     def ahead(self, groups: Iterable[Group]) -> Iterator[tuple[Group, list[T]]]:
-        """Each group with its items, the next one read in the background while this one is used."""
+        """Each group with its items, the next one read in the background while this one is used.
+
+        Threads that read hold up the one that keeps a GPU busy. So all of them read the first
+        group, for which everybody waits, then one does, and twice as many where that was too slow.
+        """
         with ThreadPoolExecutor(1) as pool:
-            waiting = None
-            for group in groups:
-                read = None if waiting is None else (waiting[0], waiting[1].result())
-                waiting = group, pool.submit(self.items, group.entries)
+            before: tuple[Group, Future[list[T]]] | None = None
+            threads = THREADS
+            for number, group in enumerate(groups):
+                read = None
+                if before is not None:
+                    late = not before[1].done()
+                    read = before[0], before[1].result()
+                    threads = 1 if number == 1 else min(THREADS, threads * (1 + late))
+                before = group, pool.submit(self.items, group.entries, threads)
                 if read is not None:
                     yield read
-            if waiting is not None:
-                yield waiting[0], waiting[1].result()
+            if before is not None:
+                yield before[0], before[1].result()
 
     def dropped(self, group: Group) -> dict[str, str]:
         """What of a group could not be read, and why; it is forgotten here."""
