@@ -35,7 +35,7 @@ def _renamed(row: Row) -> Row:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """A row an arm, means over its seeds."""
+    """A row an arm, means over its seeds; where there are several, MSI and ratio of each."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["task"], row["arm"]), []).append(row)
@@ -49,9 +49,20 @@ def _line(task: str, arm: str, rows: list[Row]) -> str:
     means = {name: mean(row[name] for row in rows) for name in names}
     cells = [f"{means[name]:.3f}" for name in names]
     ratio = means["leak"] / means["leak_chance"] if means["leak_chance"] else float("nan")
-    return f"| {task} | {arm} | {len(rows)} | {' | '.join(cells)} | {ratio:.2f} |"
+    told = f"{ratio:.2f}"
+    if len(rows) > 1:
+        cells[2] += f" ({', '.join(format(row['msi'], '.3f') for row in rows)})"
+        told += f" ({', '.join(format(row['leak_ratio'], '.2f') for row in rows)})"
+    return f"| {task} | {arm} | {len(rows)} | {' | '.join(cells)} | {told} |"
 
 
 if __name__ == "__main__":
-    for file in ("runs.json", "round-4.json", "round-3.json", "round-2.json", "round-1.json"):
+    for file in (
+        "arms-cifar10.json",
+        "runs.json",
+        "round-4.json",
+        "round-3.json",
+        "round-2.json",
+        "round-1.json",
+    ):
         print(f"\n{file}\n\n{table(rows_of(file))}")

@@ -38,7 +38,8 @@ from sufficit.training.recipes import RECIPES
 LEARNED = "lax"
 CONTROLS = ("center", "random")
 METHODS = (*CAMS, *CONTROLS)
-TRAINED_ON, BATCH, DONORS = 2048, 8, 8
+TRAINED_ON, BATCH = 2048, 8
+DONORS = 32  # a picture, all there are: with fewer, chance decides what the table says
 EPOCHS = 1  # of several, 32 pictures would choose one, and rounding decides whom they like best
 RECIPE = replace(RECIPES["robust"], size=1.25)  # in so short a training 2 makes masks too small
 TRUTH = "true digit"
