@@ -15,6 +15,7 @@ from torch import Tensor
 from torchvision.models import resnet18, resnet50
 
 from sufficit import Classifier, Lax, explain
+from sufficit.explainers.explaining import usual_batch
 from sufficit.results import provenance
 from sufficit.training.recipes import RECIPES
 from sufficit.training.steps import Batch, take_step
@@ -103,12 +104,14 @@ def measure(
     for parameter in classifier.model.parameters():
         parameter.requires_grad_(False)
     images = torch.rand(batch, 3, side, side, device=device)
-    jobs = explain_jobs(classifier, images, batches)
+    usual = usual_batch(images, classifier.device)  # as many as explain takes by itself
+    jobs = explain_jobs(classifier, torch.rand(usual, 3, side, side, device=device), batches)
     for recipe in ("paper", "robust"):
         jobs |= step_jobs(classifier, images, recipe)
     with classifier.in_eval_mode():
         seconds = medians(side_by_side(jobs, device, rounds))
     ratios = {
+        "images explained": float(usual),
         "explain / forward": seconds["explain"] / seconds["forward"],
         f"explain / forward, {batches} batches": seconds["explain all"] / seconds["forward of all"],
     }

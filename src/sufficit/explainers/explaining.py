@@ -29,7 +29,8 @@ Method = str | Explainer | OwnMethod | Lax
 Methods = Sequence[str] | Mapping[str, Method]
 """Names, or names and methods."""
 
-_BATCH_ELEMENTS = {"cuda": 2**25, "cpu": 2**22}
+_BATCH_ELEMENTS = {"cuda": 2**26, "cpu": 2**22}
+_BATCH_IMAGES = {"cuda": 2048}  # at most; a GPU waits for Python once a batch
 _ROUNDING = 1e-6  # a map whose spread is a smaller share of its peak than this has none
 
 
@@ -99,7 +100,7 @@ def _heatmaps(
     with torch.inference_mode(False):
         goals = None if given is None else given.cpu().clone()
     job = _Job(classifier, methods, layer, seed)
-    size = _batch_size(images, classifier.device) if batch_size is None else batch_size
+    size = usual_batch(images, classifier.device) if batch_size is None else batch_size
     if size < 1:
         raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
     if job.own:
@@ -287,9 +288,10 @@ def learned(lax: Lax, classifier: Classifier) -> Explainer:
     )
 
 
-def _batch_size(images: Tensor, device: torch.device) -> int:
-    elements = _BATCH_ELEMENTS.get(device.type, 2**22)
-    return max(1, min(512, elements // images[0].numel()))
+def usual_batch(images: Tensor, device: torch.device) -> int:
+    """How many of such images are explained at a time, unless it is told."""
+    elements, most = _BATCH_ELEMENTS.get(device.type, 2**22), _BATCH_IMAGES.get(device.type, 512)
+    return max(1, min(most, elements // images[0].numel()))
 
 
 def _drawn(
@@ -349,6 +351,8 @@ def _judge(methods: list[str], peaks: Tensor) -> None:
 
     `peaks` are the highest values of their maps, [methods,N].
     """
+    if (peaks > 0).all():  # a NaN is not
+        return
     broken = peaks.isnan().any(0).nonzero().flatten().tolist()
     if broken:
         raise NotFiniteError(
