@@ -18,7 +18,16 @@ from sufficit.comparing import plates
 from sufficit.comparing.finished import read_finished
 from sufficit.comparing.settings import settings_from
 from sufficit.data.images import read_picture
-from sufficit.figures import LINES, QUIET, Look, overlay, save, sizes_figure
+from sufficit.figures import (
+    LINES,
+    QUIET,
+    Look,
+    alpha_panel,
+    lines_figure,
+    overlay,
+    save,
+    sizes_figure,
+)
 from sufficit.intervals import Estimate
 
 N = 7
@@ -115,6 +124,14 @@ def test_best_worst_and_disputed_go_by_the_runs_msi(place: Path) -> None:
         run.names.index("ant/06.png"),
         0,
     ]
+
+
+def test_lines_can_be_told_apart_where_there_are_more_methods_than_colours() -> None:
+    lines = {f"method {k}": ([0.0, 1.0], [0.0, k / 20]) for k in range(2 * len(LINES) + 2)}
+    figure = lines_figure([alpha_panel(lines, 0.5)], quiet=["method 1", "method 9"])
+    drawn = [line for line in figure.axes[0].lines if line.get_label() in lines]
+    assert len({(line.get_color(), str(line._dash_pattern)) for line in drawn}) == len(lines)
+    assert figure.axes[0].lines[0].get_linestyle() == "-"
 
 
 def test_curves_are_the_means_of_the_runs_rows(place: Path) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 INK, SHOW, HIDE, QUIET = "#1f2937", "#0f766e", "#c2410c", "#9ca3af"
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's colours, told apart by the colour-blind too; not the yellow, which is faint."""
+STROKES = ("-", (0, (6, 1.5)), (0, (4, 1, 1, 1)))  # where there are more methods than colours
 FORMATS = (".pdf", ".svg", ".eps", ".png")
 _FONTS: Any = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "path"}
 _FONTS |= {"svg.hashsalt": "sufficit"}  # names inside a file are not drawn by chance
@@ -259,7 +260,8 @@ def _looks(methods: Sequence[str], quiet: Sequence[str]) -> dict[str, dict[str, 
     """The colour and line of each method."""
     loud = [method for method in methods if method not in quiet]
     looks: dict[str, dict[str, Any]] = {
-        method: {"color": LINES[number % len(LINES)]} for number, method in enumerate(loud)
+        method: {"color": LINES[k % len(LINES)], "linestyle": STROKES[k // len(LINES) % 3]}
+        for k, method in enumerate(loud)
     }
     dashes = ((0, (4, 2)), (0, (1, 1.5)))
     for number, method in enumerate(quiet):
