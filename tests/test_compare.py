@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas
@@ -21,10 +22,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from own_model import MODEL
-from sufficit import Classifier, Lax, UserError, evaluate, explain, leak
+from sufficit import Classifier, Lax, UserError, evaluate, explain, leak, scoring
 from sufficit.compare import _summary, compare_folder, score_folder, scores_at_one_alpha
 from sufficit.comparing import groups
 from sufficit.comparing.groups import Found
+from sufficit.comparing.jobs import load
 from sufficit.comparing.outcome import OWN_BEST
 from sufficit.comparing.settings import (
     METHODS,
@@ -41,6 +43,7 @@ from sufficit.data.heatmaps import HeatmapFile
 from sufficit.data.images import find_pictures, read_picture
 from sufficit.explainers import CAMS
 from sufficit.metrics.evaluate import make_plan
+from sufficit.scored import Options
 from sufficit.types import Answers
 
 FAST = {"value_step": 0.25, "percent_step": 0.25, "donors": 3}
@@ -469,6 +472,39 @@ def test_an_adapter_is_named_after_its_folder(photos: Path, tmp_path: Path) -> N
     adapter.save_pretrained(tmp_path / "gradcam")
     with pytest.raises(UserError, match="two methods would be called 'gradcam'"):
         compare_folder(replace(settings, lax=(str(tmp_path / "gradcam"),)), tmp_path / "twice")
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"held_out_fill": "black"}, "another fill than fill, both are 'black'"),
+        ({"batch_size": -1}, "batch_size must be 1 or more"),
+        ({"donors": 0}, "donors must be a whole number, 1 or more"),
+    ],
+)
+def test_what_is_wrong_with_fills_and_numbers_is_said(
+    photos: Path, tmp_path: Path, more: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(UserError, match=error):
+        compare_folder(replace(wanted(photos), **more), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"held_out_fill": "black"}, "another fill than fill, both are 'black'"),
+        ({"held_out_fill": "mean", "columns": ("insertion_pixel",)}, 'add "msi" to columns'),
+        ({"batch_size": -1}, "batch_size must be 1 or more"),
+    ],
+)
+def test_what_is_wrong_is_said_of_heatmaps_in_a_file_too(
+    photos: Path, tmp_path: Path, more: dict[str, Any], error: str
+) -> None:
+    names = [picture.name for picture in find_pictures(photos)]
+    np.savez(tmp_path / "maps.npz", **dict.fromkeys(names, np.eye(16)))
+    classifier = load(wanted(photos))
+    with pytest.raises(UserError, match=error):
+        scoring.score_folder(classifier, photos, tmp_path / "maps.npz", Options(**more))
 
 
 def test_wrong_methods_and_empty_folders_are_refused(photos: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision import models
 
+from reference import small_net
 from sufficit import Classifier, UserError
 from sufficit.errors import EmptyHeatmapWarning
 from sufficit.explainers import (
@@ -31,6 +32,7 @@ from sufficit.explainers.cams import gradcam, gradcam_plus_plus, layercam
 from sufficit.explainers.finer import mean_contrast, nearest_classes, weighted_contrast
 from sufficit.explainers.kpca import by_powers, by_solver, centred_kernels, kpca_cam
 from sufficit.heatmaps import _as_channels, _bounded, resize
+from test_predict import SmallMemory
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # grad-cam's own imports are not ours to mend
@@ -690,6 +692,21 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
         explain_all(small(), pictures(), methods=[])
     with pytest.raises(UserError, match="a name or a function, got int"):
         explain(small(), pictures(), method=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("room", [1, 3])
+def test_out_of_memory_halves_the_batch_and_goes_on(room: int) -> None:
+    images = torch.rand(10, 3, 8, 6, generator=torch.Generator().manual_seed(2))
+    wanted = explain(Classifier(small_net(seed=2)), images)
+    model = SmallMemory(small_net(seed=2), room)
+    with pytest.warns(RuntimeWarning, match="out of memory: explaining"):
+        found = explain(Classifier(model), images)
+    torch.testing.assert_close(found, wanted)
+    assert max(model.sizes) <= room
+    assert model.failures == {1: 3, 3: 2}[room]  # 10, 5 and 2 at a time
+    no_room = Classifier(SmallMemory(small_net(seed=2), 0))
+    with pytest.raises(UserError, match="out of memory at one image"):
+        explain(no_room, images[:1])
 
 
 def test_wrong_images_and_targets_are_refused() -> None:

@@ -127,7 +127,7 @@ def test_best_worst_and_disputed_go_by_the_runs_msi(place: Path) -> None:
 
 
 def test_lines_can_be_told_apart_where_there_are_more_methods_than_colours() -> None:
-    lines = {f"method {k}": ([0.0, 1.0], [0.0, k / 20]) for k in range(2 * len(LINES) + 2)}
+    lines = {f"method {k}": ([0.0, 1.0], [0.0, k / 30]) for k in range(3 * len(LINES) + 2)}
     figure = lines_figure([alpha_panel(lines, 0.5)], quiet=["method 1", "method 9"])
     drawn = [line for line in figure.axes[0].lines if line.get_label() in lines]
     assert len({(line.get_color(), str(line._dash_pattern)) for line in drawn}) == len(lines)

@@ -30,6 +30,7 @@ from sufficit.reproducing.scoring import overlap, pointing
 from sufficit.reproducing.tables import TABLES
 from sufficit.reproducing.writing import alpha_curves, table_lines, write_results
 from sufficit.smallnet import SmallNet
+from sufficit.training import RECIPES
 
 SMALL = {
     "images": 4,
@@ -279,6 +280,20 @@ def test_a_folder_goes_on_only_with_what_it_was_begun_with(tmp_path: Path) -> No
         begin(tmp_path, "cifar10", {"images": 11}, quick=True, cuda=False)
     with pytest.raises(UserError, match="was begun with table 'cifar10'"):
         begin(tmp_path, "cub200", {}, quick=True, cuda=False)
+
+
+def test_adapters_of_an_earlier_recipe_are_not_mixed_with_those_of_today(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"  # stopped when the adapters were trained
+    for name in ("classifier", "adapters", "numbers"):
+        shutil.copytree(whole / name, out / name)
+    for path in (out / "numbers").iterdir():
+        if path.name != "plan.json":
+            path.unlink()
+    monkeypatch.setitem(RECIPES, "robust", replace(RECIPES["robust"], donors=0.6))
+    with pytest.raises(UserError, match=r"earlier recipe 'robust' \(donors 1\.0, now 0\.6\)"):
+        small(out)
 
 
 def test_a_start_that_failed_leaves_no_folder_and_the_next_one_works(tmp_path: Path) -> None:

@@ -260,7 +260,10 @@ def _looks(methods: Sequence[str], quiet: Sequence[str]) -> dict[str, dict[str, 
     """The colour and line of each method."""
     loud = [method for method in methods if method not in quiet]
     looks: dict[str, dict[str, Any]] = {
-        method: {"color": LINES[k % len(LINES)], "linestyle": STROKES[k // len(LINES) % 3]}
+        method: {
+            "color": LINES[k % len(LINES)],
+            "linestyle": STROKES[k // len(LINES) % len(STROKES)],
+        }
         for k, method in enumerate(loud)
     }
     dashes = ((0, (4, 2)), (0, (1, 1.5)))

@@ -230,6 +230,7 @@ def _probe(job: Job, parts: Parts, roll: Roll, alpha_min: float) -> Probe:
     chosen = draw_pool(roll.targets, POOL, setting.seed)
     targets, entries = roll.targets[chosen], roll.entries(chosen, job.groups(), parts)
     images = job.read(entries).to(job.classifier.device)  # they are few, and asked for again
+    setting.check(images)
     heatmaps = torch.cat(list(_drawn(job, entries, images, targets).values()))
     return prepare(job.classifier, Pool(images, heatmaps, targets), setting)
 

@@ -108,20 +108,28 @@ def _heatmaps(
     parts: list[dict[str, Tensor]] = []
     peaks: list[Tensor] = []
     with bar("explaining", progress) as tick:
-        for start in range(0, len(images), size):
+        start = 0
+        while start < len(images):
             part = slice(start, start + size)
             try:
-                parts.append(job.draw(images[part], None if goals is None else goals[part]))
+                drawn = job.draw(images[part], None if goals is None else goals[part])
             except UserError:
                 job.check()  # a method that does not fit says so in better words
                 raise
-            peaks.append(job.peaks(parts[-1]))
+            except torch.OutOfMemoryError:
+                drawn = None  # what the model held is freed once the exception is gone
+            if drawn is None:
+                size = _halved(min(size, len(images) - start))
+                continue
+            parts.append(drawn)
+            peaks.append(job.peaks(drawn))
             if not start:  # a GPU has its work by now, and is waited for once
                 extremes = torch.stack(images.aminmax())
                 job.check()
                 check_extremes(extremes)
+            start += size
             if tick:
-                tick(min(start + size, len(images)), len(images))
+                tick(min(start, len(images)), len(images))
     _judge(list(job.watching), (torch.cat(peaks, 1) if len(peaks) > 1 else peaks[0]).cpu())
     return job.joined(parts, images)
 
@@ -286,6 +294,20 @@ def learned(lax: Lax, classifier: Classifier) -> Explainer:
         final=True,
         check=lambda: lax.check(classifier),
     )
+
+
+def _halved(failed: int) -> int:
+    """A batch half as large as one for which memory was too small."""
+    if failed == 1:
+        raise UserError(
+            "out of memory at one image: use smaller images, a lower precision or another device"
+        )
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    warnings.warn(
+        f"out of memory: explaining {failed // 2} images at a time", RuntimeWarning, stacklevel=4
+    )
+    return failed // 2
 
 
 def usual_batch(images: Tensor, device: torch.device) -> int:

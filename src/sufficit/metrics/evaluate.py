@@ -221,10 +221,7 @@ def evaluate(
     check_images(images)
     check_heatmaps(heatmaps, images)
     targets = check_targets(targets, len(images))
-    check_batch_size(batch_size)
     plan = make_plan(alpha_min, score, value_step, percent_step, columns, alphas, metrics)
-    if held_out_fill is not None:
-        _check_held_out(held_out_fill, fill, plan)
     if leak_donors:
         _check_leak(leak_donors, seed, fill, images, targets)
     stages = 1 + (held_out_fill is not None) + bool(leak_donors)
@@ -264,12 +261,14 @@ def ask(
 ) -> tuple[Answers, Answers | None]:
     """What the model says of all that a plan asks; with the held-out fill, what MSI needs of it.
 
-    Of what is given the fills alone are checked. Heatmaps of several methods, one method's after
+    Images, heatmaps and targets are not checked. Heatmaps of several methods, one method's after
     the other's, are asked in one go: a GPU then waits for nobody in between.
     """
-    for one in (fill, held_out_fill):
-        if one is not None:
-            check_fill(one, images)
+    check_batch_size(batch_size)
+    check_fill(fill, images)
+    if held_out_fill is not None:
+        check_fill(held_out_fill, images)
+        _check_held_out(held_out_fill, fill, plan)
     asked = partial(predict, classifier, images, heatmaps, weigh=plan.weighs, batch_size=batch_size)
     stages = stages or 1 + (held_out_fill is not None)
     answers = asked(targets, plan.asks, fill=fill, progress=stage(tick, 0, stages))

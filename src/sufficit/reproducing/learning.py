@@ -2,20 +2,21 @@
 
 import shutil
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from sufficit.classifiers import Classifier
 from sufficit.comparing.groups import quiet
-from sufficit.files import CHECKPOINT
-from sufficit.lax import Lax
+from sufficit.errors import UserError
+from sufficit.files import CHECKPOINT, read_json
+from sufficit.lax import CONFIG, Lax
 from sufficit.models import IMAGENET_MEAN, IMAGENET_STD, MODELS, build, fill_in, fold
 from sufficit.parts import Recipe, View
 from sufficit.progress import bar
 from sufficit.reading import within
 from sufficit.reproducing.tables import Table
 from sufficit.reproducing.work import TRAINED, Work
-from sufficit.results import save_json
+from sufficit.results import plain, save_json
 from sufficit.seeding import seeded
 from sufficit.training import RECIPES, LaxRecipe, train_lax
 from sufficit.training.classifiers import ClassifierRecipe, accuracy, train_classifier
@@ -80,6 +81,8 @@ def train_the_adapters(work: Work) -> None:
     crew, names = work.crew, list(work.plan.adapters)
     paths = [work.out / "adapters" / name / TRAINED for name in names]
     left = [number for number, path in enumerate(paths) if not path.exists()]
+    for number in {*range(len(names))} - {*left}:
+        _check_recipe(work, names[number])
     mine = crew.mine("adapters", left)
     alone = crew.size == 1
     before, total = len(names) - len(left), len(names)
@@ -91,6 +94,22 @@ def train_the_adapters(work: Work) -> None:
             # Telling is listening too: who trains for hours learns that another one is gone.
             progress = work.progress if alone else within(told, done, 1, total)
             _train_adapter(work, names[number], progress)
+
+
+def _check_recipe(work: Work, name: str) -> None:
+    """Raise where an adapter was trained before its recipe became what it is now."""
+    folder, (recipe, _) = work.out / "adapters" / name, work.plan.adapters[name]
+    chosen = lax_recipe(work.table, recipe, work.plan.lax_epochs)
+    now = plain(asdict(replace(chosen, alpha_min=work.table.alpha_min)))
+    before = read_json(folder / CONFIG)["trained"]["recipe"]
+    changed = [
+        f"{key} {before.get(key)}, now {now[key]}" for key in now if before.get(key) != now[key]
+    ]
+    if changed:
+        raise UserError(
+            f"{folder} was trained by an earlier recipe {recipe!r} ({'; '.join(changed)}): begin"
+            " anew in another --out, or delete the folders adapters and numbers"
+        )
 
 
 def _train_adapter(work: Work, name: str, progress: bool | Progress | None) -> None:
