@@ -699,13 +699,13 @@ def test_out_of_memory_halves_the_batch_and_goes_on(room: int) -> None:
     images = torch.rand(10, 3, 8, 6, generator=torch.Generator().manual_seed(2))
     wanted = explain(Classifier(small_net(seed=2)), images)
     model = SmallMemory(small_net(seed=2), room)
-    with pytest.warns(RuntimeWarning, match="out of memory: explaining"):
+    with pytest.warns(RuntimeWarning, match="out of memory: going on with batches of"):
         found = explain(Classifier(model), images)
     torch.testing.assert_close(found, wanted)
     assert max(model.sizes) <= room
     assert model.failures == {1: 3, 3: 2}[room]  # 10, 5 and 2 at a time
     no_room = Classifier(SmallMemory(small_net(seed=2), 0))
-    with pytest.raises(UserError, match="out of memory at one image"):
+    with pytest.raises(UserError, match="out of memory at batch size 1"):
         explain(no_room, images[:1])
 
 

@@ -1,6 +1,5 @@
 """The only loop that sends masked images to a model."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -13,6 +12,7 @@ from sufficit.classifiers import Classifier
 from sufficit.errors import UserError
 from sufficit.fills import fill_for
 from sufficit.masking import Masker, Tasks, masks_of
+from sufficit.memory import halved
 from sufficit.types import Answers, Band, Progress, Views
 
 _GROUP_ELEMENTS = {"cuda": 2**26}  # of images held ready at once; masks are never stored
@@ -304,22 +304,8 @@ class _Loop:
             except torch.OutOfMemoryError:
                 pass  # what the model held is freed once the exception is gone
             drop()
-            self._halve(self._room(stop - start))
-
-    def _halve(self, failed: int) -> None:
-        if failed == 1:
-            raise UserError(
-                "out of memory at batch size 1: use smaller images, a lower precision or another"
-                " device"
-            )
-        self.batch_size = self.known[self.case] = failed // 2
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        warnings.warn(
-            f"out of memory: going on with batches of {self.batch_size}",
-            RuntimeWarning,
-            stacklevel=7,
-        )
+            size = halved(self._room(stop - start), stacklevel=6)
+            self.batch_size = self.known[self.case] = size
 
 
 def _distinct(found: Tensor, pixels: int) -> _Distinct:

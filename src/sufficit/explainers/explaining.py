@@ -21,6 +21,7 @@ from sufficit.explainers.passes import Pass, look
 from sufficit.explainers.table import CAMS, EXPLAINERS
 from sufficit.heatmaps import check_heatmaps, normalize, resize
 from sufficit.lax import Lax
+from sufficit.memory import halved
 from sufficit.progress import bar
 
 OwnMethod = Callable[[Classifier, Tensor, Tensor], Tensor]
@@ -119,7 +120,7 @@ def _heatmaps(
             except torch.OutOfMemoryError:
                 drawn = None  # what the model held is freed once the exception is gone
             if drawn is None:
-                size = _halved(min(size, len(images) - start))
+                size = halved(min(size, len(images) - start), stacklevel=3)
                 continue
             parts.append(drawn)
             peaks.append(job.peaks(drawn))
@@ -294,20 +295,6 @@ def learned(lax: Lax, classifier: Classifier) -> Explainer:
         final=True,
         check=lambda: lax.check(classifier),
     )
-
-
-def _halved(failed: int) -> int:
-    """A batch half as large as one for which memory was too small."""
-    if failed == 1:
-        raise UserError(
-            "out of memory at one image: use smaller images, a lower precision or another device"
-        )
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    warnings.warn(
-        f"out of memory: explaining {failed // 2} images at a time", RuntimeWarning, stacklevel=4
-    )
-    return failed // 2
 
 
 def usual_batch(images: Tensor, device: torch.device) -> int:
