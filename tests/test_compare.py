@@ -487,6 +487,9 @@ def test_what_is_wrong_with_fills_and_numbers_is_said(
 ) -> None:
     with pytest.raises(UserError, match=error):
         compare_folder(replace(wanted(photos), **more), tmp_path / "out")
+    assert "donors" in more or not (tmp_path / "out").exists(), (
+        "it is said before anything is begun"
+    )
 
 
 @pytest.mark.parametrize(

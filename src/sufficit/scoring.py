@@ -29,7 +29,7 @@ from sufficit.keeping import (
     leak_from,
     place_for,
 )
-from sufficit.metrics.evaluate import Plan, ask, make_plan, with_leak
+from sufficit.metrics.evaluate import Plan, ask, check_asking, make_plan, with_leak
 from sufficit.metrics.evaluate import read as read_scores
 from sufficit.metrics.leak import POOL, Leak, leak_warning, measure
 from sufficit.metrics.probe import Pool, Probe, Setting, check_classes, draw_pool, prepare
@@ -123,7 +123,8 @@ def score_folder(
     of several processes only the first has an outcome.
     """
     options, crew = options or Options(), crew or Crew()
-    make_plan(**options.scoring())  # what is wrong with it is said before anything is read
+    plan = make_plan(**options.scoring())  # what is wrong is said before anything is read
+    check_asking(plan, options.fill, options.held_out_fill, options.batch_size)
     for fill in (options.fill, options.held_out_fill):
         if isinstance(fill, Tensor) and fill.ndim > 3:
             raise UserError("a fill for a folder is one for all images: a number, [C] or [C,H,W]")

@@ -18,7 +18,7 @@ from sufficit.explainers import EXPLAINERS, explain_all
 from sufficit.explainers.explaining import Method
 from sufficit.fingerprints import digest, fingerprint
 from sufficit.lax import Lax, name_of
-from sufficit.metrics.evaluate import Plan, make_plan
+from sufficit.metrics.evaluate import Plan, check_asking, make_plan
 from sufficit.parsing import classifier_from, fill_from
 from sufficit.reading import GROUP, Entry, Group, Item, Labels, Reader, grouped, labels_for
 from sufficit.types import Progress
@@ -105,7 +105,7 @@ def make_job(
         progress=progress,
         columns=None if columns is None else tuple(columns),
     )
-    assert job.plan  # made, and so checked
+    check_asking(job.plan, job.fill, job.held_out_fill, settings.batch_size)
     return job
 
 

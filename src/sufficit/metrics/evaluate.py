@@ -222,8 +222,11 @@ def evaluate(
     check_heatmaps(heatmaps, images)
     targets = check_targets(targets, len(images))
     plan = make_plan(alpha_min, score, value_step, percent_step, columns, alphas, metrics)
-    if leak_donors:
-        _check_leak(leak_donors, seed, fill, images, targets)
+    check_asking(plan, fill, held_out_fill, batch_size)
+    if leak_donors:  # what `leak` would refuse afterwards
+        Setting(0, leak_donors, seed, fill=fill).check(images)
+        if targets is not None:
+            check_classes(targets, targets)
     stages = 1 + (held_out_fill is not None) + bool(leak_donors)
     with bar("scoring", progress) as tick:
         given = (classifier, images, heatmaps, targets, plan, fill, held_out_fill, batch_size)
@@ -261,14 +264,12 @@ def ask(
 ) -> tuple[Answers, Answers | None]:
     """What the model says of all that a plan asks; with the held-out fill, what MSI needs of it.
 
-    Images, heatmaps and targets are not checked. Heatmaps of several methods, one method's after
+    Of what is given the fills alone are checked. Heatmaps of several methods, one method's after
     the other's, are asked in one go: a GPU then waits for nobody in between.
     """
-    check_batch_size(batch_size)
     check_fill(fill, images)
     if held_out_fill is not None:
         check_fill(held_out_fill, images)
-        _check_held_out(held_out_fill, fill, plan)
     asked = partial(predict, classifier, images, heatmaps, weigh=plan.weighs, batch_size=batch_size)
     stages = stages or 1 + (held_out_fill is not None)
     answers = asked(targets, plan.asks, fill=fill, progress=stage(tick, 0, stages))
@@ -383,17 +384,12 @@ def join(parts: Iterable[Scores]) -> Scores:
     return with_leak(scores, Leak.join(leaked))
 
 
-def _check_held_out(held_out: str | Tensor, fill: str | Tensor, plan: Plan) -> None:
-    if "msi" not in plan.columns:
+def check_asking(
+    plan: Plan, fill: str | Tensor, held_out: str | Tensor | None, batch_size: int | None
+) -> None:
+    """Raise, before an image is seen, where the plan can't be asked so."""
+    check_batch_size(batch_size)
+    if held_out is not None and "msi" not in plan.columns:
         raise UserError('held_out_fill scores MSI a second time: add "msi" to columns')
     if isinstance(held_out, str) and isinstance(fill, str) and held_out == fill:
         raise UserError(f"held_out_fill must be another fill than fill, both are {fill!r}")
-
-
-def _check_leak(
-    donors: int, seed: int, fill: str | Tensor, images: Tensor, targets: Tensor | None
-) -> None:
-    """Raise before anything is scored for what `leak` would refuse afterwards."""
-    Setting(0, donors, seed, fill=fill).check(images)
-    if targets is not None:
-        check_classes(targets, targets)
