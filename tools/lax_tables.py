@@ -59,6 +59,7 @@ def _line(task: str, arm: str, rows: list[Row]) -> str:
 if __name__ == "__main__":
     for file in (
         "arms-cifar10.json",
+        "arms-cifar10-2.json",
         "runs.json",
         "round-4.json",
         "round-3.json",

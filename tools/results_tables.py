@@ -56,12 +56,15 @@ def setup(folder: Path, _: str) -> str:
     begun = {"none": "random weights", "default": "torchvision's ImageNet weights"}.get(
         weights, f"the weights of {weights}"
     )
+    scored = f"{run['n']:,} test images, as many of each class (seed {plan['seed']})"
+    if run["n"] == classifier["test_images"]:
+        scored = f"all {run['n']:,} test images"
     return (
         f"{classifier['data']}; {plan['model']} at {plan['side']} px from {begun}, trained for"
         f" {plan['epochs']} epochs on {classifier['train_images']:,} images:"
         f" {classifier['test_accuracy']:.1%} of {classifier['test_images']:,} test images right."
-        f" LAX: {plan['lax_epochs']} epochs, {plan['seeds']} seeds. Scored: {run['n']:,} test"
-        f" images, as many of each class (seed {plan['seed']}), curves in steps of {plan['step']},"
+        f" LAX: {plan['lax_epochs']} epochs, {plan['seeds']} seeds. Scored: {scored},"
+        f" curves in steps of {plan['step']},"
         f" {run['model_calls']:,} model calls,"
         f" {device['name']}, {device['dtype'].removeprefix('torch.')}, torch"
         f" {run['versions']['torch']}, commit {_short(run['commit'])},"
