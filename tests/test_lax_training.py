@@ -1,9 +1,11 @@
 """train_lax: what it leaves untouched, that it can be repeated and resumed, and how it stops."""
 
+import importlib.metadata
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -152,6 +154,14 @@ def test_the_seed_decides_the_weights() -> None:
     assert not torch.equal(weights(one), weights(another))
     assert one.trained["seed"] == 0
     assert another.trained["seed"] == 1
+
+
+def test_an_adapter_knows_by_which_versions_and_where_it_was_trained(tmp_path: Path) -> None:
+    train(epochs=1, net=None, out=tmp_path / "lax")
+    told = Lax.from_pretrained(tmp_path / "lax").trained
+    assert told["versions"]["torch"] == importlib.metadata.version("torch")
+    assert told["device"] == {"type": "cpu", "name": ANY, "dtype": "torch.float32"}
+    assert {"commit", "time", "batches"} <= told.keys()
 
 
 def test_the_seed_decides_the_order_too() -> None:

@@ -60,10 +60,14 @@ def provenance(
     config: Mapping[str, Any], device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
     """What a number needs to be believed and repeated."""
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return {"config": dict(config), "command": command} | surroundings(device, dtype)
+
+
+def surroundings(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """When, on what and by which versions something was computed."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     return {
-        "config": dict(config),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": _commit(),
         "versions": {"python": platform.python_version()} | _versions(),

@@ -18,6 +18,7 @@ from sufficit.files import CHECKPOINT
 from sufficit.fingerprints import digest
 from sufficit.lax import CONFIG, WEIGHTS, Lax
 from sufficit.progress import Tick, bar
+from sufficit.results import surroundings
 from sufficit.training.feeding import (
     Feed,
     Loader,
@@ -309,8 +310,9 @@ class _Run:
         """The best adapter so far, with the story of its training."""
         best = copy.deepcopy(self.lax)
         best.load_state_dict(self.state.best or {})
-        keys = ("recipe", "target", "seed", "processes", "about")
+        keys = ("recipe", "target", "seed", "batches", "processes", "about")
         best.trained = {key: self.settings[key] for key in keys}
+        best.trained |= surroundings(self.fabric.device, self.classifier.dtype)
         best.trained["history"] = list(self.state.history)
         return best.to(self.fabric.device).eval()
 
