@@ -301,6 +301,8 @@ def test_twenty_classes_are_drawn_by_the_seed() -> None:
     assert one != other
     with pytest.raises(UserError, match=r"Unknown class 'Brid_7'. Did you mean"):
         chosen_classes(known, ("Brid_7",), 0)
+    with pytest.raises(UserError, match=r"needs two classes or more, got 007.Bird_7 alone"):
+        chosen_classes(known, ("Bird_7", "007.bird_7"), 0)
 
 
 @pytest.mark.parametrize(
@@ -338,6 +340,35 @@ def test_a_download_that_fails_is_one_line(
     monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", refuse)
     with pytest.raises(UserError, match=r"could not be downloaded to .*: check the network"):
         download(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("synthetic-mnist", write_mnist),
+        ("cifar10", lambda root: write_bins(root / "cifar-10-batches-bin")),
+        ("cifar10", lambda root: (root / "cifar10" / "train").mkdir(parents=True)),
+        ("cub200", lambda root: write_cub(root / "CUB_200_2011")),
+    ],
+)
+def test_what_is_there_is_not_downloaded(name, write, tmp_path: Path, monkeypatch) -> None:
+    fetched: list[object] = []
+    for module in ("utils", "mnist", "cifar"):
+        place = f"torchvision.datasets.{module}.download_and_extract_archive"
+        monkeypatch.setattr(place, lambda *given, **_: fetched.append(given))
+    write(tmp_path)
+    download(name, tmp_path)
+    assert not fetched
+
+
+def test_training_images_of_one_class_are_refused(tmp_path: Path) -> None:
+    write_bins(tmp_path / "cifar-10-batches-bin")
+    for path in (tmp_path / "cifar-10-batches-bin").glob("data_*"):
+        content = np.fromfile(path, np.uint8).reshape(-1, 3073)
+        content[:, 0] = 4
+        content.tofile(path)
+    with pytest.raises(UserError, match=r"batches-bin\): a classifier needs .* two classes"):
+        load_sets("cifar10", tmp_path, DataOptions(side=32))
 
 
 def test_fewer_pictures_are_taken_evenly(tmp_path: Path) -> None:

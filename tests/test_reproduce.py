@@ -31,6 +31,7 @@ from sufficit.reproducing.tables import TABLES
 from sufficit.reproducing.writing import alpha_curves, table_lines, write_results
 from sufficit.smallnet import SmallNet
 from sufficit.training import RECIPES
+from test_datasets import write_mnist
 
 SMALL = {
     "images": 4,
@@ -282,6 +283,35 @@ def test_a_folder_goes_on_only_with_what_it_was_begun_with(tmp_path: Path) -> No
         begin(tmp_path, "cub200", {}, quick=True, cuda=False)
 
 
+def test_a_run_that_was_moved_while_it_scored_goes_on(tmp_path: Path, whole: Path) -> None:
+    before, after = tmp_path / "begun", tmp_path / "moved"
+
+    def stop(done: float, total: float) -> None:
+        if list((before / "compare").rglob("scores-*")):
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        small(before, progress=stop)
+    shutil.move(before, after)
+    small(after)
+    assert_same(whole, after)
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, whole: Path) -> None:
+    out = tmp_path / "run"  # stopped when the classifier was trained
+    shutil.copytree(whole / "classifier", out / "classifier")
+    (out / "numbers").mkdir()
+    for name in ("plan.json", "data.json"):
+        shutil.copy(whole / "numbers" / name, out / "numbers" / name)
+    write_mnist(tmp_path / "data")
+    with pytest.raises(UserError, match=r"run was begun with the 5,000 .* is given MNIST now"):
+        small(out, data=tmp_path / "data")
+    note = json.loads((out / "numbers" / "data.json").read_text())
+    (out / "numbers" / "data.json").write_text(json.dumps(note | {"digest": "another"}))
+    with pytest.raises(UserError, match=r"is given other images of the 5,000 digits .* now"):
+        small(out)
+
+
 def test_adapters_of_an_earlier_recipe_are_not_mixed_with_those_of_today(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +395,11 @@ def test_a_small_size_is_small_and_a_whole_one_the_papers() -> None:
 def test_plans_that_can_not_be_are_refused(asked: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
         make_plan("cifar10", asked, quick=False, cuda=False)
+
+
+def test_one_class_alone_is_refused_before_anything_is_trained() -> None:
+    with pytest.raises(UserError, match="--classes needs two classes or more, got 'crow' alone"):
+        make_plan("cub200", {"classes": ("crow",)}, quick=True, cuda=False)
 
 
 def test_the_papers_recipe_is_the_tables_own() -> None:

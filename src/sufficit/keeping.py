@@ -20,7 +20,8 @@ from sufficit.types import Answers
 
 FOLDER = "parts"
 BEGUN, COMPLETE = "begun.json", "complete"
-OF_THE_MACHINE = ("device", "torch", "model", "data", "lax")  # the last three are paths
+PATHS = ("model", "data", "lax")
+OF_THE_MACHINE = ("device", "torch", *PATHS)
 MODEL = "model's fingerprint"
 LARGE, SMALL = ("hits", "confidences"), ("shares", "targets", "calls")  # of a part's answers
 
@@ -149,19 +150,30 @@ def _check_same(
 ) -> None:
     """Raise where a run would go on with other settings than it was begun with.
 
-    What is complete may be written out on another machine, to which the folder was moved. What a
-    bad file has stopped may go on without such files, as the error says.
+    What is complete may be written out on another machine, to which the folder was moved. Paths may
+    be spelled otherwise, or have moved: what lies there is compared by itself. What a bad file has
+    stopped may go on without such files, as the error says.
     """
     for name in {**begun, **wanted}:
         before, now = begun.get(name), wanted.get(name)
         free = complete and (
             name in OF_THE_MACHINE or (name == MODEL and same(read(before), read(now)))
         )
+        free = free or (name in PATHS and _one_place(before, now))
         if before != now and not free and (name, before) != ("on_error", "stop"):
             raise UserError(
                 f"{out} holds part of another run: {name} was {before!r} and is now {now!r}. Go on"
                 " with the settings it was begun with, choose another --out, or --overwrite it"
             )
+
+
+def _one_place(before: Any, now: Any) -> bool:
+    """Whether paths lead to the same, or to where that was moved from a place it has left."""
+    old, new = (value if isinstance(value, list) else [value] for value in (before, now))
+    pairs = [(Path(str(one)), Path(str(other))) for one, other in zip(old, new, strict=False)]
+    return len(old) == len(new) and all(
+        there.exists() and (not here.exists() or here.samefile(there)) for here, there in pairs
+    )
 
 
 def answers_as_tensors(method: str, answers: Answers) -> dict[str, Tensor]:

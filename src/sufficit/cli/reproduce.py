@@ -1,5 +1,6 @@
 """`sufficit reproduce`."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -164,7 +165,8 @@ def _print(outcome: "Outcome", folder: Path) -> None:
         summary = summary_of(columns, outcome.plan.seed)
         cells = [f"{summary[name].mean:.3f}" for name in shown]
         cells.append(f"{summary['msi'].low:.2f} .. {summary['msi'].high:.2f}")
-        cells.append(f"{summary['leak_ratio'].mean:.2f}" if "leak_ratio" in summary else "-")
+        leaked = summary["leak_ratio"].mean if "leak_ratio" in summary else math.nan
+        cells.append("-" if math.isnan(leaked) else f"{leaked:.2f}")
         known = theirs.get("lax" if method == "lax-paper" else method)
         cells.append(f"{known['msi']:.3f}" if known else "")
         table.add_row(TITLES.get(method, method), *cells)

@@ -25,18 +25,19 @@ LAYOUTS = ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10/{train,test}/
 
 def cifar10(root: Path, *, side: int, device: torch.device) -> Sets:
     """Both parts of CIFAR-10 below a folder."""
+    folder = find_cifar(root)
+    if folder is None:
+        raise UserError(f"no CIFAR-10 in {root}: looked for {', '.join(LAYOUTS)}")
+    parts = [_FORMS[folder.name](folder, part) for part in ("train", "test")]
+    train, test = (Split(images, labels, side).to(device) for images, labels in parts)
+    return Sets(train, test, CLASSES, f"CIFAR-10 ({folder.name})")
+
+
+def find_cifar(root: Path) -> Path | None:
+    """The folder that holds CIFAR-10 in one of its forms."""
     if not root.is_dir():
         raise UserError(f"no folder of data at {root}")
-    for folder, read in (
-        (root / "cifar-10-batches-py", _from_batches),
-        (root / "cifar-10-batches-bin", _from_bin),
-        (root / "cifar10", _from_folders),
-    ):
-        if folder.is_dir():
-            parts = [read(folder, part) for part in ("train", "test")]
-            train, test = (Split(images, labels, side).to(device) for images, labels in parts)
-            return Sets(train, test, CLASSES, f"CIFAR-10 ({folder.name})")
-    raise UserError(f"no CIFAR-10 in {root}: looked for {', '.join(LAYOUTS)}")
+    return next((root / name for name in _FORMS if (root / name).is_dir()), None)
 
 
 def _from_batches(folder: Path, part: str) -> tuple[Tensor, Tensor]:
@@ -62,6 +63,13 @@ def _from_folders(folder: Path, part: str) -> tuple[Tensor, Tensor]:
         )
     labels = torch.tensor([known[plain_name(p.folder or "")] for p in pictures])
     return read_bytes([picture.path for picture in pictures], SIDE), labels
+
+
+_FORMS = {
+    "cifar-10-batches-py": _from_batches,
+    "cifar-10-batches-bin": _from_bin,
+    "cifar10": _from_folders,
+}
 
 
 def read_bin(path: Path) -> tuple[Tensor, Tensor]:

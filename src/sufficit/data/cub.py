@@ -41,9 +41,14 @@ def cub200(
     return Sets(parts[0], parts[1], tuple(chosen), f"CUB-200-2011, {len(chosen)} classes")
 
 
+def holds_cub(root: Path) -> bool:
+    """Whether there is a CUB-200-2011 below a folder."""
+    return any((folder / "images.txt").is_file() for folder in _places(root))
+
+
 def find_cub(root: Path) -> Path:
     """The folder that holds the four lists."""
-    for folder in (root / "CUB_200_2011", root):
+    for folder in _places(root):
         if (folder / "images.txt").is_file():
             break
     else:
@@ -52,6 +57,10 @@ def find_cub(root: Path) -> Path:
     if missing:
         raise UserError(f"{folder} is no whole CUB-200-2011: {', '.join(missing)} not found")
     return folder
+
+
+def _places(root: Path) -> tuple[Path, Path]:
+    return root / "CUB_200_2011", root
 
 
 def chosen_classes(known: Sequence[str], wanted: Sequence[str], seed: int) -> list[str]:
@@ -65,7 +74,10 @@ def chosen_classes(known: Sequence[str], wanted: Sequence[str], seed: int) -> li
     for name, match in zip(wanted, found, strict=True):
         if match is None:
             raise unknown("class", name, known)
-    return sorted({name for name in found if name})
+    chosen = sorted({name for name in found if name})
+    if len(chosen) < 2:
+        raise UserError(f"a classifier needs two classes or more, got {', '.join(chosen)} alone")
+    return chosen
 
 
 def _column(folder: Path, name: str) -> dict[str, str]:

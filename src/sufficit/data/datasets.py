@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from sufficit.data.cifar import cifar10
-from sufficit.data.cub import cub200
+from sufficit.data.cifar import cifar10, find_cifar
+from sufficit.data.cub import cub200, holds_cub
 from sufficit.data.mnist import find_mnist, synthetic_mnist
 from sufficit.data.splits import Sets, Split, evenly
 from sufficit.errors import UserError
@@ -42,6 +42,8 @@ def load_sets(name: str, root: Path | None, options: DataOptions) -> Sets:
     found = DATASETS[name].read(root, options)
     train = _at_most(found.train, options.train_images, options.seed)
     test = _at_most(found.test, options.test_images, options.seed)
+    if len(train.labels.unique()) < 2:
+        raise UserError(f"{found.source}: a classifier needs images of two classes or more")
     return replace(found, train=train, test=test)
 
 
@@ -89,17 +91,19 @@ def _download_mnist(root: Path) -> None:
 def _download_cifar(root: Path) -> None:
     from torchvision.datasets import CIFAR10
 
-    CIFAR10(str(root), download=True)
+    if find_cifar(root) is None:
+        CIFAR10(str(root), download=True)
 
 
 def _download_cub(root: Path) -> None:
     from torchvision.datasets.utils import download_and_extract_archive
 
-    download_and_extract_archive(CUB_URL, str(root), md5=CUB_MD5)
+    if not holds_cub(root):
+        download_and_extract_archive(CUB_URL, str(root), md5=CUB_MD5)
 
 
 def download(name: str, root: Path) -> None:
-    """Fetch a data set into a folder; its checksum is checked."""
+    """Fetch a data set into a folder, unless it is there; its checksum is checked."""
     root.mkdir(parents=True, exist_ok=True)
     try:
         DATASETS[name].download(root)

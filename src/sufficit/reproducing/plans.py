@@ -17,6 +17,8 @@ from sufficit.results import save_json
 
 NUMBERS = "numbers"  # the folder that a table and a report are made from
 PLAN, TIMINGS = f"{NUMBERS}/plan.json", f"{NUMBERS}/timings.json"
+DATA = f"{NUMBERS}/data.json"  # which data the run was begun with
+NOTES = (PLAN, TIMINGS, DATA)  # what is there before any stage has left anything
 RECIPES = ("paper", "robust")
 PRECISIONS = ("fp32", "bf16")
 MOST_SEEDS = 1000
@@ -96,6 +98,7 @@ def begin(out: Path, table: str, asked: Mapping[str, Any], *, quick: bool, cuda:
     if _untouched(out):
         plan = make_plan(table, asked, quick=quick, cuda=cuda)
         make_folder(path.parent)
+        (out / DATA).unlink(missing_ok=True)
         save_json(path, asdict(plan))
         return plan
     begun = read_plan(out)
@@ -114,7 +117,7 @@ def _untouched(out: Path) -> bool:
     """Whether no stage has left anything in a folder."""
     left = {path for path in out.rglob("*") if path.is_file() and not is_unfinished(path.name)}
     left = {path for path in left if path.parent != out / CREW}
-    return left <= {out / PLAN, out / TIMINGS}
+    return left <= {out / note for note in NOTES}
 
 
 @contextmanager
@@ -137,8 +140,8 @@ def _around(out: Path) -> set[Path]:
 def _clear(out: Path, new: set[Path]) -> None:
     """Remove the note of a plan that was never begun, and of the new folders the empty ones."""
     with suppress(OSError):
-        for note in (out / PLAN, out / TIMINGS):
-            note.unlink(missing_ok=True)
+        for note in NOTES:
+            (out / note).unlink(missing_ok=True)
     for path in sorted(new, key=lambda path: len(path.parts), reverse=True):
         with suppress(OSError):  # it is a file, or holds something
             path.rmdir()
@@ -178,6 +181,8 @@ def _check_values(plan: Plan) -> None:
         raise unknown("precision", plan.precision, PRECISIONS)
     if plan.classes and plan.table != "cub200":
         raise UserError(f"--classes is for cub200, {plan.table} has classes of its own")
+    if len(plan.classes) == 1:
+        raise UserError(f"--classes needs two classes or more, got {plan.classes[0]!r} alone")
     least = {"seeds": 0, "images": 2, "search_images": 1, "epochs": 1, "lax_epochs": 1, "group": 1}
     least |= {"train_batch": 1, "lax_batch": 2}
     least |= {"train_images": 20, "test_images": 2, "seed": 0, "batch_size": 1}

@@ -12,13 +12,16 @@ from sufficit.comparing.settings import Settings
 from sufficit.crews import Crew
 from sufficit.data.datasets import DataOptions, load_sets
 from sufficit.data.splits import Sets, Split, held_out
+from sufficit.errors import UserError
+from sufficit.files import read_json
+from sufficit.fingerprints import digest
 from sufficit.models import MODELS
 from sufficit.parsing import DTYPES
 from sufficit.reproducing.clock import Clock
 from sufficit.reproducing.kept import Kept
-from sufficit.reproducing.plans import NUMBERS, Plan
+from sufficit.reproducing.plans import DATA, NUMBERS, Plan
 from sufficit.reproducing.tables import Table, table_of
-from sufficit.results import provenance
+from sufficit.results import provenance, save_json
 from sufficit.training.classifiers import Augmented
 from sufficit.training.loaders import Shuffled, loader_for
 from sufficit.training.processes import fabric_for
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 VALIDATION, SHARE = 256, 16  # held out to choose adapters by: one in so many, at most
+SOME = 64  # pictures of each part that tell data from other data
 TRAINED = "trained.json"  # the last file of a training
 
 
@@ -66,7 +70,11 @@ class Work:
             device=self.device,
         )
         with self.clock("data"):
-            return load_sets(self.table.data, self.root, options)
+            found = load_sets(self.table.data, self.root, options)
+            _check_same(self.out, _identity(found), keep=self.crew.first)
+        counts = f"{len(found.train)} images to train on, {len(found.test)} to test on"
+        self.clock.say(f"  {found.source}: {counts}")
+        return found
 
     @cached_property
     def parts(self) -> tuple[Split, Split]:
@@ -116,6 +124,37 @@ class Work:
     def record(self) -> dict[str, Any]:
         """What the numbers of a stage need to be believed and repeated."""
         return provenance(asdict(self.plan), self.device, DTYPES[self.plan.precision])
+
+
+def _identity(sets: Sets) -> dict[str, Any]:
+    """What tells data from other data: all labels, and some of the pictures, to the bit."""
+    parts = (sets.train, sets.test)
+    some = [part.images[:: max(1, len(part) // SOME)] for part in parts]
+    return {
+        "source": sets.source,
+        "classes": list(sets.classes),
+        "images": [len(part) for part in parts],
+        "digest": digest(*some, *(part.labels for part in parts)),
+    }
+
+
+def _check_same(out: Path, now: dict[str, Any], *, keep: bool) -> None:
+    """Raise where a run would go on with other data than it was begun with."""
+    note = out / DATA
+    if note.exists():
+        begun = read_json(note)
+        if begun != now:
+            before, came = (str(told.get("source")) for told in (begun, now))
+            raise UserError(
+                f"{out} was begun with {before}, and is given {_other(before, came)} now: give the"
+                " --data it was begun with, or choose another --out"
+            )
+    elif keep:
+        save_json(note, now)
+
+
+def _other(before: str, came: str) -> str:
+    return f"other images of {came}" if before == came else came
 
 
 def _plain(table: Table) -> tuple[str, ...]:

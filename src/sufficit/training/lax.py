@@ -260,6 +260,7 @@ class _Run:
         state.history.append(row | {"seconds": time.monotonic() - begun})
         if better:
             state.best_worth, state.best = report.worth, weights_of(self.lax)
+            state.made = surroundings(self.fabric.device, self.classifier.dtype)
         self._save(better)
 
     def _judge(self) -> Any:
@@ -312,8 +313,7 @@ class _Run:
         best.load_state_dict(self.state.best or {})
         keys = ("recipe", "target", "seed", "batches", "processes", "about")
         best.trained = {key: self.settings[key] for key in keys}
-        best.trained |= surroundings(self.fabric.device, self.classifier.dtype)
-        best.trained["history"] = list(self.state.history)
+        best.trained |= {**self.state.made, "history": list(self.state.history)}
         return best.to(self.fabric.device).eval()
 
     def stopped(self, reason: Exception) -> TrainingError:

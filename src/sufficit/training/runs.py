@@ -23,6 +23,7 @@ class State:
     stale: int = 0  # epochs since the best one
     best_worth: float = float("-inf")
     best: Weights | None = None
+    made: dict[str, Any] = field(default_factory=dict)  # when, where and by what the best one was
     history: list[dict[str, Any]] = field(default_factory=list)
     finished: bool = False
 
