@@ -104,7 +104,9 @@ def measure(
     for parameter in classifier.model.parameters():
         parameter.requires_grad_(False)
     images = torch.rand(batch, 3, side, side, device=device)
-    usual = usual_batch(images, classifier.device)  # as many as explain takes by itself
+    usual = batch  # on a CPU; on a GPU as many as explain takes by itself
+    if device == "cuda":
+        usual = usual_batch(images, classifier.device)
     jobs = explain_jobs(classifier, torch.rand(usual, 3, side, side, device=device), batches)
     for recipe in ("paper", "robust"):
         jobs |= step_jobs(classifier, images, recipe)

@@ -36,7 +36,7 @@ from sufficit.comparing.settings import (
     write_run,
 )
 from sufficit.comparing.showing import choose
-from sufficit.comparing.telling import sentences, warnings_of
+from sufficit.comparing.telling import remarks, sentences, warnings_of
 from sufficit.comparing.toml import as_toml
 from sufficit.data.digits import synthetic_digits
 from sufficit.data.heatmaps import HeatmapFile
@@ -198,7 +198,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(
         for name in ("scores", "curves"):
             files = [tmp_path / o / method / f"{name}.parquet" for o in ("whole", "out")]
             assert files[0].read_bytes() == files[1].read_bytes()
-        assert again.scores[method].answers.hits.equal(whole.scores[method].answers.hits)
+        assert again.scores[method].answers.named.equal(whole.scores[method].answers.named)
     for name in ("summary.json", "pairs.csv", "RUN.toml"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
@@ -359,7 +359,8 @@ def test_controls_have_no_part_in_the_search_and_each_methods_own_best_stands_be
         shares = torch.tensor([marked.get(a, marked[0.0]) for a in tried], dtype=torch.float64)
         never = torch.zeros(n, len(plan.asks))
         whole = torch.zeros(n, dtype=torch.long)
-        return Answers(plan.asks, never, never, plan.weighs, shares.expand(n, -1), whole, whole)
+        wrong = torch.ones(n, len(plan.asks), dtype=torch.int32)
+        return Answers(plan.asks, wrong, never, plan.weighs, shares.expand(n, -1), whole, whole)
 
     found = Found(
         names=("one", "two"),
@@ -561,6 +562,37 @@ def test_words_say_who_loses_to_the_controls(photos: Path, tmp_path: Path) -> No
     assert all(f"{m}" in told.split("must beat them")[1] for m in losers)
     clean = found.scores["gradcam"].clean.mean().item()
     assert any("misses most labels" in w for w in warnings_of(found)) == (clean < 0.5)
+
+
+def test_the_report_says_first_what_makes_scores_worthless(photos: Path, tmp_path: Path) -> None:
+    found = compare_folder(wanted(photos), tmp_path / "out")
+    worthless = replace(
+        found,
+        settings=replace(found.settings, weights="none"),
+        empty={"gradcam": 3, "layercam": 0},
+        summaries=found.summaries
+        | {"random": {"msi": replace(found.summaries["random"]["msi"], mean=1.0)}},
+    )
+    assert list(remarks(worthless)) == [
+        "The model has random weights: its scores mean nothing.",
+        f"Some heatmaps are all zeros and mark nothing, of {len(found.names)} images: gradcam 3.",
+        f"{' and '.join(found.standing.ranking)} did not beat the controls, which look at nothing"
+        f" (random 1.00, center {found.summaries['center']['msi'].mean:.2f}).",
+    ]
+    told = [sentence for sentence in remarks(found) if "did not beat" in sentence]
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert all(sentence.split(" (")[0] in text for sentence in told)
+
+
+def test_classes_without_names_are_called_by_their_folders(photos: Path, tmp_path: Path) -> None:
+    made = Classifier.load(wanted(photos).model)
+    nameless = Classifier(made.model, layer=made.layer, view=made.view)
+    found = compare_folder(wanted(photos), tmp_path / "out", classifier=nameless)
+    folders = sorted({name.split("/")[0] for name in found.names})
+    assert found.class_names() == folders
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert f"scored for {folders[0]}" in text
+    assert "scored for class" not in text
 
 
 # RUN.toml

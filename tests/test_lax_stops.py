@@ -72,6 +72,28 @@ def test_a_nan_in_the_first_epoch_leaves_no_adapter_and_says_so(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+class Spoiled(nn.Module):
+    """A net whose gradient becomes NaN in the second epoch, though its map does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.steps = small_net(), 0
+
+    def forward(self, features: Tensor) -> Tensor:
+        found: Tensor = self.net(features)
+        self.steps += self.training
+        return found + torch.sqrt(found * 0) if self.steps == 2 and self.training else found
+
+
+def test_a_gradient_of_nan_in_the_last_batch_keeps_the_last_good_adapter(tmp_path: Path) -> None:
+    words = r"gives NaN after an epoch's last batch.*epoch 1 is kept in"
+    with pytest.raises(TrainingError, match=words) as caught:
+        train([data(8)], net=Spoiled(), epochs=3, validation_images=8, out=tmp_path)
+    assert caught.value.lax is not None
+    assert weights(caught.value.lax).isfinite().all()
+    assert Lax.from_pretrained(tmp_path, net=Spoiled()).trained["history"]
+
+
 # What a loader must give
 
 
@@ -185,6 +207,11 @@ def test_what_a_loader_must_not_give_is_told(kind: str, validated: bool, tmp_pat
         ({"patience": 0}, "patience"),
         ({"validation_images": 0}, "validation_images"),
         ({"validation": []}, "no images"),
+        ({"seed": -1}, "seed must be a whole number, 0 or more, got -1"),
+        ({"recipe": LaxRecipe(schedule="onecycle")}, "Did you mean 'one-cycle'"),
+        ({"recipe": LaxRecipe(size=-1)}, "size must be a number, 0 or more, got -1"),
+        ({"recipe": LaxRecipe(keep=float("nan"))}, "keep must be a number, 0 or more, got nan"),
+        ({"recipe": LaxRecipe(size=1, area=-1)}, "area must lie between 0 and 1, got -1"),
     ],
 )
 def test_options_that_make_no_sense_are_told(options, words: str) -> None:

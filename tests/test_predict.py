@@ -154,7 +154,7 @@ def test_where_new_sizes_are_slow_the_model_sees_few_and_says_the_same(monkeypat
     assert all(size % 4 == 0 and size <= 32 for size in model.sizes)
     assert all(kept for _, kept in model.inputs) or not last
     assert torch.equal(scores.calls, plain.calls)
-    assert torch.equal(scores.answers.hits, plain.answers.hits)
+    assert torch.equal(scores.answers.named, plain.answers.named)
     assert_same(scores, plain.columns)
 
 
@@ -193,7 +193,7 @@ def test_a_whole_image_is_asked_only_where_it_is_needed(batch_size):
     spy = Spy(small_net(seed=2))
     found = predict(Classifier(spy), images, heatmaps, targets, asked, **size)
     assert sum(spy.sizes) == found.calls.sum() == 12
-    assert torch.equal(found.hits, wanted.hits[:, 1:])
+    assert torch.equal(found.named, wanted.named[:, 1:])
     assert torch.equal(found.confidences, wanted.confidences[:, 1:])
     # Without targets the model's own predictions are needed, for every image.
     spy.sizes.clear()
@@ -253,7 +253,7 @@ def test_heatmaps_of_several_methods_at_once_are_asked_as_one_by_one(
     for k, both in enumerate(apart):
         for one, all_of_them in zip(both, together, strict=True):
             found = all_of_them.rows(slice(5 * k, 5 * k + 5))
-            assert torch.equal(found.hits, one.hits)
+            assert torch.equal(found.named, one.named)
             assert torch.allclose(found.confidences, one.confidences, atol=1e-6)
             assert torch.equal(found.shares, one.shares)
             assert found.targets.tolist() == one.targets.tolist()

@@ -148,6 +148,23 @@ def test_curves_in_the_page_are_the_answers_of_the_model(content: Content, page:
             assert found["share"][50] == pytest.approx(penalty, abs=5e-5)
 
 
+def test_the_page_names_the_class_that_the_model_says_instead(content: Content, page: Path) -> None:
+    data, classifier, others = data_of(page), Classifier(Quarters()), 0
+    for i, row in enumerate(content.shown.rows):
+        image, target = content.shown.images[i], int(content.first.targets[row])
+        for m, method in enumerate(data["methods"]):
+            heatmap, found = content.shown.heatmaps[method][i], data["images"][i]["curves"][m]
+            masks = torch.stack([heatmap > alpha for alpha in slider_grid(content)])
+            for view, kept in (("kept", masks), ("rest", ~masks)):
+                named = classifier(image * kept[:, None]).argmax(1).tolist()
+                assert found[f"{view}_said"] == [None if k == target else k for k in named]
+                others += sum(k != target for k in named)
+                assert {content.class_name(k) for k in named if k != target} <= {
+                    *data["classes"].values()
+                }
+    assert others > 100
+
+
 def test_an_alpha_min_between_two_steps_is_a_step_of_the_slider() -> None:
     content = make(4, alpha_min=0.333)
     grid = slider_grid(content)
@@ -286,7 +303,7 @@ def marked(case: str, targets: torch.Tensor, side: int) -> torch.Tensor:
     [
         ("three quarters, the bright one too", "near 0", "The mask is too large: it marks 75%"),
         ("a pixel of the bright quarter", "between 0 and +1", "Other regions suffice too"),
-        ("a dim quarter", "close to -1", "What it marks does not suffice"),
+        ("a dim quarter", "close to -1", "A poor mask: what it marks does not suffice"),
     ],
 )
 def test_scores_are_read_as_the_paper_reads_them(case: str, place: str, reason: str) -> None:
@@ -296,13 +313,21 @@ def test_scores_are_read_as_the_paper_reads_them(case: str, place: str, reason: 
 
 
 def test_a_mask_whose_peak_alone_falls_short_is_not_said_to_fall_short_itself() -> None:
-    whole = _short(_Told(True, size=0.2, kept=0.95, inner=0.4, outside=0.1, weak=0.0))
+    whole = _short(-0.5, _Told(True, size=0.2, kept=0.95, inner=0.4, outside=0.1, weak=0.0))
     assert "with all that is marked the model is right on 95% of the images" in whole
     assert "from there, the model is right on 40% of the images at the mean" in whole
-    none = _short(_Told(True, size=0.2, kept=0.3, inner=0.2, outside=0.1, weak=0.0))
+    told = _Told(True, size=0.2, kept=0.3, inner=0.2, outside=0.1, weak=0.0)
+    none = _short(-0.5, told)
     assert none == (
         "What it marks does not suffice: with that alone the model is right on 30% of the images."
     )
+    assert _short(0.1, told) == (
+        "Not so much a large mask (20% of the image) or evidence elsewhere (without what it marks"
+        " the model is right on 10% of the images) keeps it near 0: what it marks does not suffice."
+        " With that alone the model is right on 30% of the images."
+    )
+    assert _short(0.5, told).startswith("What keeps it from +1 is mostly that what it marks does")
+    assert _short(-0.8, told).startswith("A poor mask: what it marks does not suffice: with that")
 
 
 def test_the_one_pixel_that_decides_is_read_as_the_best_there_is() -> None:
@@ -344,6 +369,7 @@ def texts(content: Content) -> str:
 
 def test_a_reader_is_warned_of_few_images_bad_classifiers_nan_and_leaks(content: Content) -> None:
     assert "8 images are few" in texts(content)
+    assert texts(replace(content, remarks=["Know this."])).startswith("Know this.\n8 images")
     assert "gives only" not in texts(content)
     assert "NaN" not in texts(content)
     images, targets = quarters(40)

@@ -19,6 +19,7 @@ from sufficit.metrics.evaluate import read
 from sufficit.report import Content, write_report
 from sufficit.report.numbers import curves_of, slider_grid
 from sufficit.results import summarise
+from sufficit.types import NO_CLASS
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +200,8 @@ def test_rare_contents_are_shown_too(tab: ReportTab, tmp_path: Path, case: str) 
     if case == "only NaN":
         answers = content.first.answers
         nothing = torch.full_like(answers.confidences, math.nan)
-        empty = read(replace(answers, hits=nothing, confidences=nothing), content.first.plan)
+        nobody = torch.full_like(answers.named, NO_CLASS)
+        empty = read(replace(answers, named=nobody, confidences=nothing), content.first.plan)
         content = replace(
             content,
             scores={"m": empty},

@@ -52,6 +52,7 @@ from sufficit.report.words import reading
 from sufficit.results import save_scores
 from sufficit.scored import Options
 from sufficit.sharing import Passage, dealt
+from sufficit.types import NO_CLASS
 
 NAMES = ["ant", "bee", "cat"]
 FAST = {"value_step": 0.25, "percent_step": 0.25, "donors": 3, "device": "cpu"}
@@ -498,9 +499,9 @@ def test_what_is_made_of_answers_in_pieces_is_what_is_made_of_all_at_once(
     images, heatmaps = (torch.rand(7, *s, 12, 10, generator=generator) for s in ((3,), ()))
     options = {"alpha_min": "search", "value_step": 0.25, "percent_step": 0.25}
     whole = evaluate(classifier(), images, heatmaps, held_out_fill="mean", **options)
-    hits = whole.answers.hits.clone()
-    hits[4, 3] = torch.nan
-    answers = replace(whole.answers, hits=hits)
+    named = whole.answers.named.clone()
+    named[4, 3] = NO_CLASS
+    answers = replace(whole.answers, named=named)
     once = read(answers, whole.plan, whole.held_out)
     means = {name: curve.accuracy.nanmean(0) for name, curve in once.curves().items()}
     words = reading("m", once, once._schedule())
@@ -562,8 +563,8 @@ def test_answers_that_were_gathered_are_not_held_in_memory(
     found = compare_folder(wanted(photos, leak=False), tmp_path / "out", group=2)
     assert found is not None
     mapped = Path("/proc/self/maps").read_text()
-    for name in ("hits", "confidences"):
+    for name, kind in (("named", np.int32), ("confidences", np.float32)):
         file = tmp_path / "out" / "parts" / f"joined-0-{name}.bin"
         held = getattr(found.scores["gradcam"].answers, name)
-        assert torch.from_numpy(np.fromfile(file, np.float32)).equal(held.flatten())
+        assert torch.from_numpy(np.fromfile(file, kind)).equal(held.flatten())
         assert str(file) in mapped

@@ -88,20 +88,20 @@ class _Piles:
     open: dict[str, IO[bytes]] = field(default_factory=dict)
 
     def add(self, tensors: Mapping[str, Tensor]) -> None:
-        for name in LARGE:
+        for name, dtype in LARGE.items():
             if name not in self.open:
                 part = self.files.enter_context(writing(self._path(name)))
                 self.open[name] = self.files.enter_context(part.open("wb"))
-            self.open[name].write(tensors[name].float().numpy().tobytes())
+            self.open[name].write(tensors[name].to(dtype).numpy().tobytes())
         for name, found in self.small.items():
             found.append(tensors[name])
-        self.width = tensors[LARGE[0]].shape[1]
+        self.width = tensors["named"].shape[1]
 
     def answers(self, plan: Plan, *, held_out: bool = False) -> Answers:
         """All of them as one, once the files are closed."""
         small = {name: torch.cat(found) for name, found in self.small.items()}
         shape = len(small["targets"]), self.width
-        large = {name: _mapped(self._path(name), shape) for name in LARGE}
+        large = {name: _mapped(self._path(name), shape, kind) for name, kind in LARGE.items()}
         bands = plan.msi_asks if held_out else plan.asks
         return Answers(bands=bands, weighed=plan.weighs, **large, **small)
 
@@ -109,7 +109,7 @@ class _Piles:
         return self.folder / f"joined-{self.number}-{name}.bin"
 
 
-def _mapped(path: Path, shape: tuple[int, int]) -> Tensor:
+def _mapped(path: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """A file of numbers as a tensor that is read where it is looked at, and never written back."""
     count = shape[0] * shape[1]
-    return torch.from_file(str(path), shared=False, size=count, dtype=torch.float32).view(shape)
+    return torch.from_file(str(path), shared=False, size=count, dtype=dtype).view(shape)

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sufficit.errors import UserError
@@ -23,7 +24,9 @@ BEGUN, COMPLETE = "begun.json", "complete"
 PATHS = ("model", "data", "lax")
 OF_THE_MACHINE = ("device", "torch", *PATHS)
 MODEL = "model's fingerprint"
-LARGE, SMALL = ("hits", "confidences"), ("shares", "targets", "calls")  # of a part's answers
+LARGE = {"named": torch.int32, "confidences": torch.float32}  # of a part's answers
+SMALL = ("shares", "targets", "calls")
+FORM = "form of the parts", 2  # so that parts of an earlier version are not read
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def clear(out: Path, files: Iterable[str]) -> None:
 def begin(out: Path, identity: Mapping[str, Any]) -> Parts:
     """The parts of a run: those of an earlier start, if it was the very same run."""
     parts = Parts(out / FOLDER)
-    note, wanted = parts.folder / BEGUN, plain(identity)
+    note, wanted = parts.folder / BEGUN, plain(identity) | dict([FORM])
     if note.exists() and (parts.is_complete or not parts.is_empty):
         _check_same(out, read_json(note), wanted, parts.is_complete)
         return parts

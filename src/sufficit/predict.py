@@ -13,7 +13,7 @@ from sufficit.errors import UserError
 from sufficit.fills import fill_for
 from sufficit.masking import Masker, Tasks, masks_of
 from sufficit.memory import halved
-from sufficit.types import Answers, Band, Progress, Views
+from sufficit.types import NO_CLASS, Answers, Band, Progress, Views
 
 _GROUP_ELEMENTS = {"cuda": 2**26}  # of images held ready at once; masks are never stored
 _GROUP_IMAGES = {"cuda": 256}
@@ -196,10 +196,10 @@ class _Loop:
             known = self._logits(inputs if all_bare else inputs[distinct.bare])
             goals = targets.to(inputs.device)
         maker = Masker(inputs, hidden, ranks(maps), self.classifier.memory_format)
-        hits, confidences = self._ask(maker, distinct, goals, known)
+        named, confidences = self._ask(maker, distinct, goals, known)
         return Answers(
             tuple(bands),
-            hits.cpu()[distinct.place],
+            named.cpu()[distinct.place],
             confidences.cpu()[distinct.place],
             tuple(weigh),
             _shares(spans[:, len(bands) :], maps[0].numel()),
@@ -267,28 +267,27 @@ class _Loop:
     def _ask(
         self, maker: Masker, distinct: _Distinct, targets: Tensor, known: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Whether the target came first, and its softmax, for each distinct mask: [T], [T].
+        """The class that came first, and the target's softmax, for each distinct mask: [T], [T].
 
         The logits for masks that hide nothing are known already.
         """
-        size, device = (2, len(distinct.images)), targets.device
-        hits, confidences = torch.empty(size, dtype=torch.float32, device=device)
+        confidences = torch.empty(len(distinct.images), dtype=torch.float32, device=targets.device)
+        named = torch.empty_like(confidences, dtype=torch.int32)
         if len(known):
             bare = ~distinct.hides
-            hits[bare], confidences[bare] = _judge(known, targets[distinct.bare])
+            named[bare], confidences[bare] = _judge(known, targets[distinct.bare])
         asked = distinct.hides.nonzero()[:, 0]
         tasks = distinct.tasks()
         goals = targets[distinct.images[asked]]
 
         def one(start: int, stop: int) -> None:
             logits = self._answer(maker.masked(tasks, start, stop))
-            hit, confidence = _judge(logits, goals[start:stop])
-            hits[asked[start:stop]] = hit
-            confidences[asked[start:stop]] = confidence
+            rows = asked[start:stop]
+            named[rows], confidences[rows] = _judge(logits, goals[start:stop])
             self.tick(stop / len(asked))
 
         self._in_batches(len(asked), one, maker.drop)
-        return hits, confidences
+        return named, confidences
 
     def _in_batches(
         self, total: int, one: Callable[[int, int], None], drop: Callable[[], None] = lambda: None
@@ -329,15 +328,15 @@ def _shares(spans: Tensor, pixels: int) -> Tensor:
 
 
 def _judge(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether the target came first, and its softmax, or NaN twice: [N,C] -> [N], [N]."""
+    """The class that comes first, and the target's softmax: [N,C] -> [N], [N]."""
     confidence = logits.softmax(1).gather(1, targets[:, None])[:, 0]
-    hit = (logits.argmax(1) == targets).float()
-    return hit.masked_fill(confidence.isnan(), torch.nan), confidence
+    named = logits.argmax(1).masked_fill(confidence.isnan(), NO_CLASS)
+    return named.to(torch.int32), confidence
 
 
 def _name(logits: Tensor) -> Tensor:
-    """The class that comes first, or -1 where the model says NaN: [N,C] -> [N]."""
-    return logits.argmax(1).masked_fill(logits.softmax(1)[:, 0].isnan(), -1)
+    """The class that comes first, or NO_CLASS where the model says NaN: [N,C] -> [N]."""
+    return logits.argmax(1).masked_fill(logits.softmax(1)[:, 0].isnan(), NO_CLASS)
 
 
 def _check_targets(highest: int, classes: int) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 PIECE = 1024  # images whose answers are worked on at a time
+NO_CLASS, ANOTHER = -1, -2  # the model said NaN; a class that is not the target, which is not known
 ScoreKind = Literal["accuracy", "confidence"]
 Progress = Callable[[float, float], None]
 """Called as (done, total) while a long job runs."""
@@ -39,7 +40,7 @@ class Answers:
     """What the model said of each image seen through each band; NaN where it said NaN."""
 
     bands: tuple[Band, ...]
-    hits: Tensor  # [N,B] 1 where the target class came first, else 0
+    named: Tensor  # [N,B] int32, the class that came first, or NO_CLASS, or ANOTHER
     confidences: Tensor  # [N,B] softmax of the target class
     weighed: tuple[Band, ...]
     shares: Tensor  # [N,len(weighed)] share of the pixels that lie in the band
@@ -48,9 +49,18 @@ class Answers:
 
     def of(self, bands: Sequence[Band], kind: ScoreKind) -> Tensor:
         """The answers to some of the bands, in their order: [N,len(bands)]."""
+        places = self._places(bands)
+        if kind == "accuracy":
+            return hits_of(self.named[:, places], self.targets)
+        return self.confidences[:, places].double()
+
+    def classes_of(self, bands: Sequence[Band]) -> Tensor:
+        """The class that came first, through some of the bands: [N,len(bands)]."""
+        return self.named[:, self._places(bands)]
+
+    def _places(self, bands: Sequence[Band]) -> list[int]:
         place = {band: i for i, band in enumerate(self.bands)}
-        scores = self.hits if kind == "accuracy" else self.confidences
-        return scores[:, [place[band] for band in bands]].double()
+        return [place[band] for band in bands]
 
     def share(self, band: Band) -> Tensor:
         """Share of each image's pixels inside a weighed band: [N]."""
@@ -58,7 +68,7 @@ class Answers:
 
     def rows(self, some: slice | Sequence[int]) -> "Answers":
         """The answers of some of the images."""
-        names = ("hits", "confidences", "shares", "targets", "calls")
+        names = ("named", "confidences", "shares", "targets", "calls")
         return replace(self, **{name: getattr(self, name)[some] for name in names})
 
     def pieces(self) -> Iterator["Answers"]:
@@ -88,10 +98,16 @@ class Answers:
         first = parts[0]
         return Answers(
             first.bands,
-            torch.cat([part.hits for part in parts]),
+            torch.cat([part.named for part in parts]),
             torch.cat([part.confidences for part in parts]),
             first.weighed,
             torch.cat([part.shares for part in parts]),
             torch.cat([part.targets for part in parts]),
             torch.cat([part.calls for part in parts]),
         )
+
+
+def hits_of(named: Tensor, targets: Tensor) -> Tensor:
+    """1 where the class that came first is the target, else 0; NaN where there is none: [N,B]."""
+    hit = (named == targets.to(named)[:, None]).double()
+    return hit.masked_fill(named == NO_CLASS, torch.nan)

@@ -66,14 +66,14 @@ def train_lax(
     ] = Targets.auto,
     epochs: Annotated[int | None, typer.Option(help="The recipe's own by default.", min=1)] = None,
     area: Annotated[
-        float | None, typer.Option(help="Share of the image a heatmap should mark.")
+        float | None, typer.Option(help="What the mean of a heatmap should be, as 0.1.")
     ] = None,
     alpha_min: Annotated[
         float | None, typer.Option(help="Where a heatmap begins to mark; 0.5 by default.")
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Images a step, in each process.", min=1)] = 32,
     patience: Annotated[
-        int, typer.Option(help="Stop after so many epochs without progress.", min=1)
+        int, typer.Option(help="Stop after so many epochs without progress; 0: never.", min=0)
     ] = 5,
     validation_share: Annotated[
         float, typer.Option(help="Share of the images held out; at most 256 of them.")
@@ -131,7 +131,7 @@ def train_lax(
         epochs=epochs,
         area=area,
         alpha_min=alpha_min,
-        patience=patience,
+        patience=patience or None,
         batch_size=batch_size,
         validation_share=validation_share,
         workers=workers,

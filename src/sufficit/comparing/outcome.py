@@ -1,5 +1,6 @@
 """What comes out of a comparison."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from sufficit.comparison import Standing
 from sufficit.intervals import Estimate
 from sufficit.metrics.evaluate import Scores
 from sufficit.metrics.leak import leak_warning
-from sufficit.reading import Skipped
+from sufficit.reading import Skipped, folder_targets
 
 OWN_BEST = "msi_own_best"  # MSI of a method at the alpha_min that is best for it alone
 
@@ -47,6 +48,14 @@ class Comparison:
         """The alpha_min that is best for each method alone, where it was searched for."""
         searched = {method: found.search for method, found in self.scores.items()}
         return {method: search.best for method, search in searched.items() if search is not None}
+
+    def class_names(self) -> Sequence[str] | None:
+        """Names of the classes: the model's own, or those of the class folders."""
+        if self.classifier.classes is not None or self.target_kind != "label":
+            return self.classifier.classes
+        folders = folder_targets(self.names, next(iter(self.scores.values())).targets)
+        known, last = {k: folder for folder, k in folders.items()}, max(folders.values(), default=0)
+        return [known.get(number, f"class {number}") for number in range(last + 1)]
 
     def leak_warnings(self) -> dict[str, str]:
         """What must be known of the masks of some methods, in plain words."""

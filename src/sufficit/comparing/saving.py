@@ -11,6 +11,7 @@ from sufficit.comparing.groups import HEATMAPS
 from sufficit.comparing.jobs import FILES
 from sufficit.comparing.outcome import Comparison
 from sufficit.comparing.settings import CONTROLS, read_run, settings_from
+from sufficit.comparing.telling import remarks
 from sufficit.data.heatmaps import write_heatmaps
 from sufficit.errors import UserError
 from sufficit.explainers import EXPLAINERS
@@ -86,8 +87,9 @@ def _content(comparison: Comparison, record: dict[str, object]) -> Content:
             shown.heatmaps,
             chosen="the best, the worst, the most disputed, and some by chance",
         ),
-        classes=comparison.classifier.classes,
+        classes=comparison.class_names(),
         fill=comparison.fill,
+        remarks=tuple(remarks(comparison)),
     )
 
 

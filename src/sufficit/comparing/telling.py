@@ -1,5 +1,6 @@
 """A comparison in a terminal: the table, and what it means in words."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,24 @@ def warnings_of(comparison: Comparison) -> Iterator[str]:
             yield f"{method}: {remark}"
 
 
+def remarks(comparison: Comparison) -> Iterator[str]:
+    """What a reader of the report must know first, beside what the scores tell."""
+    if comparison.settings.weights == "none":
+        yield "The model has random weights: its scores mean nothing."
+    empty = [f"{method} {count}" for method, count in comparison.empty.items() if count]
+    if empty:
+        yield (
+            f"Some heatmaps are all zeros and mark nothing, of {len(comparison.names)} images:"
+            f" {', '.join(empty)}."
+        )
+    controls, beaten = _controls(comparison), _beaten(comparison)
+    if beaten:
+        yield (
+            f"{_listed(beaten)} did not beat the controls, which look at nothing"
+            f" ({_with_means(controls)})."
+        )
+
+
 def where_to_look(out: Path) -> str:
     """The files worth opening first."""
     return (
@@ -77,14 +96,28 @@ def _about_the_best(comparison: Comparison) -> str:
 
 def _about_controls(comparison: Comparison) -> str | None:
     """Which methods do not beat a control; None where there is no control."""
-    controls = {m: comparison.summaries[m]["msi"].mean for m in comparison.outside}
+    controls, beaten = _controls(comparison), _beaten(comparison)
     if not controls:
         return None
-    told = ", ".join(f"{method} {mean:.2f}" for method, mean in controls.items())
-    means = comparison.standing.means
-    beaten = [m for m in comparison.standing.ranking if not means[m] > max(controls.values())]
+    told = _with_means(controls)
     found = f"{_listed(beaten)} did not" if beaten else "all did"
     return f"The controls look at nothing ({told}); a method must beat them in MSI, and {found}."
+
+
+def _controls(comparison: Comparison) -> dict[str, float]:
+    """The mean MSI of each control."""
+    return {method: comparison.summaries[method]["msi"].mean for method in comparison.outside}
+
+
+def _beaten(comparison: Comparison) -> list[str]:
+    """The methods that are no better than a control."""
+    bar = max(_controls(comparison).values(), default=-math.inf)
+    means = comparison.standing.means
+    return [method for method in comparison.standing.ranking if not means[method] > bar]
+
+
+def _with_means(means: dict[str, float]) -> str:
+    return ", ".join(f"{method} {mean:.2f}" for method, mean in means.items())
 
 
 def _listed(names: list[str] | tuple[str, ...]) -> str:

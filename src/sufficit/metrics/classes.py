@@ -20,7 +20,7 @@ from sufficit.metrics.leak import Leak, measure
 from sufficit.metrics.probe import Pool, Setting, checked_pool, prepare
 from sufficit.types import Answers, ScoreKind
 
-_STATES = ("hits", "confidences", "shares", "targets", "calls")
+_STATES = ("named", "confidences", "shares", "targets", "calls")
 _LEAK_STATES = tuple(field.name for field in fields(Leak) if field.name != "alpha_min")
 
 
@@ -125,7 +125,7 @@ class Evaluation(_Gathered):
         asked, weighed = len(self.plan.asks), len(self.plan.weighs)
         none = torch.empty(0, dtype=torch.long)
         return {
-            "hits": torch.empty(0, asked, dtype=torch.float32),
+            "named": torch.empty(0, asked, dtype=torch.int32),
             "confidences": torch.empty(0, asked, dtype=torch.float32),
             "shares": torch.empty(0, weighed, dtype=torch.float64),
             "targets": none,

@@ -84,6 +84,7 @@ class Content:
     shown: Shown
     classes: Sequence[str] | None = None  # names of the classes
     fill: str | Tensor = "black"  # what stood in for hidden pixels; a tensor as for the shown
+    remarks: Sequence[str] = ()  # what a reader must know first, beside what the scores tell
 
     @property
     def methods(self) -> list[str]:
@@ -102,7 +103,8 @@ class Content:
 
     def class_name(self, number: int) -> str:
         """A class in words, or its number."""
-        return self.classes[number] if self.classes else f"class {number}"
+        known = self.classes and number < len(self.classes)
+        return self.classes[number] if self.classes and known else f"class {number}"
 
     def check(self) -> None:
         """Raise unless the parts belong together."""

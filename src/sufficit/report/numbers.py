@@ -20,6 +20,7 @@ from sufficit.types import Answers, Band
 
 MOST_POINTS = 201  # of the slider
 MOST_ROWS = 3000  # of the table of all images
+VIEWS = ("kept", "hidden", "rest")
 
 
 def slider_grid(content: Content) -> tuple[float, ...]:
@@ -56,11 +57,13 @@ def viewer_data(content: Content) -> dict[str, Any]:
         for i, (row, target) in enumerate(zip(shown.rows, targets, strict=True))
     ]
     starts = [grid.index(content.scores[method].alpha_min) for method in methods]
+    named = {number for found in curves.values() for one in found for number in classes_in(one)}
     return {
         "grid": [round(alpha, 4) for alpha in grid],
         "starts": starts,
         "methods": methods,
         "best": methods.index(content.standing.best),
+        "classes": {number: content.class_name(number) for number in sorted(named)},
         "fill": encode_fill(shown.images, content.fill),
         "images": images,
     }
@@ -90,27 +93,37 @@ def answers_along(scores: Scores, rows: list[int], grid: Sequence[float]) -> lis
     }
     found: list[dict[str, Any]] = [{} for _ in rows]
     for name, wanted in asked.items():
-        for i, (confidence, hits) in enumerate(_answers(scores.answers, rows, wanted)):
-            found[i] |= {name: confidence, f"{name}_hits": hits}
+        for i, (confidence, hits, said) in enumerate(_answers(scores.answers, rows, wanted)):
+            found[i] |= {name: confidence, f"{name}_hits": hits, f"{name}_said": said}
     return found
+
+
+def classes_in(answers: dict[str, Any]) -> set[int]:
+    """The classes that the model named for one image and method, the target left out."""
+    return {n for view in VIEWS for n in answers[f"{view}_said"] if n is not None}
 
 
 def _answers(
     answers: Answers, rows: list[int], wanted: list[Band]
-) -> Iterable[tuple[list[float | None], str]]:
-    """For each row probabilities, None where the model wasn't asked, and hits: 1, 0 or ?."""
+) -> Iterable[tuple[list[float | None], str, list[int | None]]]:
+    """For each row probabilities, None where the model wasn't asked; hits, which are 1, 0 or ?; and
+    the class that came first where that is known and not the target.
+    """
     known = set(answers.bands)
     asked = [band for band in wanted if band in known]
     places = [i for i, band in enumerate(wanted) if band in known]
     some = answers.rows(rows)
     confidences, accuracies = some.of(asked, "confidence"), some.of(asked, "accuracy")
-    for confidence, accuracy in zip(confidences, accuracies, strict=True):
+    for row in zip(confidences, accuracies, some.classes_of(asked), strict=True):
         values: list[float | None] = [None] * len(wanted)
+        said: list[int | None] = [None] * len(wanted)
         hits = ["?"] * len(wanted)
-        for place, value, hit in zip(places, rounded(confidence), accuracy.tolist(), strict=True):
+        confidence, accuracy, named = rounded(row[0]), row[1].tolist(), row[2].tolist()
+        for place, value, hit, name in zip(places, confidence, accuracy, named, strict=True):
             values[place] = value
             hits[place] = "?" if math.isnan(hit) else str(int(hit))
-        yield values, "".join(hits)
+            said[place] = name if hit == 0 and name >= 0 else None
+        yield values, "".join(hits), said
 
 
 def rounded(values: Tensor) -> list[float | None]:

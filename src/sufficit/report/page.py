@@ -109,6 +109,7 @@ def rows_of(content: Content) -> list[dict[str, Any]]:
     scores = content.first
     some = scores.answers.rows(list(shown.rows))
     whole, right = (some.of([EVERYTHING], kind)[:, 0] for kind in ("confidence", "accuracy"))
+    named = some.classes_of([EVERYTHING])[:, 0].tolist()
     for i, row in enumerate(shown.rows):
         target = int(scores.targets[row])
         label = target if shown.labels is None else int(shown.labels[i])
@@ -119,6 +120,7 @@ def rows_of(content: Content) -> list[dict[str, Any]]:
                 "label": None if label == target else content.class_name(label),
                 "whole": whole[i].item(),
                 "right": bool(right[i] == 1),
+                "said": content.class_name(named[i]) if named[i] >= 0 else "another class",
                 "msi": [content.scores[method].msi[row].item() for method in content.methods],
             }
         )

@@ -67,12 +67,14 @@ const percent = (value) => (value > 0 && value < 0.001 ? "< 0.1" : (100 * value)
 const share = (view, { shares, start }, step) => ({
   kept: shares[step], hidden: Math.max(0, shares[start] - shares[step]), rest: 1 - shares[step],
 })[view];
-const says = (view, { target, curves, start, waiting }, step) => {
+const says = (view, { target, curves, classes, start, waiting }, step) => {
   if (view === "hidden" && step < start) return { text: "nothing: α is below α_min", yes: false };
   if (!curves) return { text: waiting || "not asked", yes: false };
   const value = curves[view][step], hit = curves[`${view}_hits`][step];
   if (hit === "?") return { text: "not asked", yes: false };
-  return hit === "1" ? { text: `says ${target} (${percent(value)})`, yes: true } : { text: `says another class (${target}: ${percent(value)})`, yes: false };
+  if (hit === "1") return { text: `says ${target} (${percent(value)})`, yes: true };
+  const said = classes[curves[`${view}_said`][step]] ?? "another class";
+  return { text: `says ${said} (${target}: ${percent(value)})`, yes: false };
 };
 
 /* The curves of one image. The plot is as wide as the way of the slider's thumb. */
@@ -118,7 +120,7 @@ const draw = async () => {
   $("alpha").value = step;
   $("alpha-value").textContent = `α = ${grid[step].toFixed(2)}`;
   const words = VIEWS.map((view) => says(view, scene, step));
-  $("alpha").setAttribute("aria-valuetext", `alpha ${grid[step].toFixed(2)}: kept ${words[0].text}; complement ${words[2].text}`);
+  $("alpha").setAttribute("aria-valuetext", `alpha ${grid[step].toFixed(2)}: kept ${words[0].text}; hidden ${words[1].text}; complement ${words[2].text}`);
   VIEWS.forEach((view, v) => {
     const figure = document.querySelector(`[data-view="${view}"]`), said = figure.querySelector(".says");
     figure.querySelector(".share").textContent = `${percent(share(view, scene, step))} of the pixels`;

@@ -112,6 +112,8 @@ def _why(msi: float, losses: Losses, told: _Told) -> str:
             f"A small region suffices: {told.size:.0%} of the image is marked, and with that alone"
             f" {told.score(told.kept)}. It likely holds all the evidence there is."
         )
+    if losses.largest == "short":
+        return _short(msi, told)
     return {
         "size": (
             f"The mask is too large: it marks {told.size:.0%} of the image. Look whether the object"
@@ -121,7 +123,6 @@ def _why(msi: float, losses: Losses, told: _Told) -> str:
             "Other regions suffice too: with all that it marks taken away,"
             f" {told.score(told.outside)}, so there is evidence it does not capture."
         ),
-        "short": _short(told),
         "weaker": (
             "Its peak is not needed: with the peak taken away from the marked region,"
             f" {told.score(told.weak)}."
@@ -129,13 +130,31 @@ def _why(msi: float, losses: Losses, told: _Told) -> str:
     }[losses.largest]
 
 
-def _short(told: _Told) -> str:
+def _short(msi: float, told: _Told) -> str:
+    """What is marked falls short: how much that means follows from where MSI lies."""
+    if msi > NEAR:
+        return (
+            "What keeps it from +1 is mostly that what it marks does not always suffice:"
+            f" {_shortfall(told)}."
+        )
+    if msi >= -NEAR:
+        found = _shortfall(told)
+        return (
+            f"Not so much a large mask ({told.size:.0%} of the image) or evidence elsewhere"
+            f" (without what it marks {told.score(told.outside)}) keeps it near 0: what it marks"
+            f" does not suffice. {found[0].upper()}{found[1:]}."
+        )
+    poor = "A poor mask: what" if msi <= NEAR - 1 else "What"
+    return f"{poor} it marks does not suffice: {_shortfall(told)}."
+
+
+def _shortfall(told: _Told) -> str:
     """Whether all that is marked falls short, or only what is marked most."""
     if told.kept <= told.inner + NEAR:
-        return f"What it marks does not suffice: with that alone {told.score(told.kept)}."
+        return f"with that alone {told.score(told.kept)}"
     return (
-        f"What it marks most does not suffice: with all that is marked {told.score(told.kept)}, and"
-        f" as the threshold rises from there, {told.score(told.inner)} at the mean."
+        f"with all that is marked {told.score(told.kept)}, and as the threshold rises from there,"
+        f" {told.score(told.inner)} at the mean"
     )
 
 
@@ -157,7 +176,7 @@ class Caution:
 
 def cautions(content: Content) -> list[Caution]:
     """All that a reader should know before believing the numbers."""
-    plain = (*_few(content), *_inaccurate(content), *_missing(content))
+    plain = (*content.remarks, *_few(content), *_inaccurate(content), *_missing(content))
     return [*map(Caution, plain), *_leaks(content)]
 
 

@@ -21,6 +21,7 @@ from sufficit.reading import Entry
 from sufficit.reproducing.kept import Kept
 from sufficit.reproducing.work import TRAINED, Work
 from sufficit.results import save_json
+from sufficit.types import hits_of
 
 SEARCH_STEP = 0.05  # of the curves when alpha_min is searched for
 MSI = ("base_score", "mask_penalty", "msi")
@@ -156,7 +157,8 @@ def compact(scored: Scored) -> dict[str, Tensor]:
     """What the model answered, as small as the curves of a report allow."""
     found: dict[str, Tensor] = {}
     for method, answers in scored.found.answers.items():
-        found[f"{method}/hits"] = answers.hits.nan_to_num(NO_ANSWER).byte()
+        hits = hits_of(answers.named, answers.targets)
+        found[f"{method}/hits"] = hits.nan_to_num(NO_ANSWER).byte()
         found[f"{method}/confidences"] = answers.confidences.half()
         found[f"{method}/shares"] = answers.shares
         found[f"{method}/calls"] = answers.calls

@@ -15,7 +15,7 @@ from sufficit.reproducing.outcome import PLACES, Outcome, summary_of
 from sufficit.reproducing.plans import NUMBERS
 from sufficit.reproducing.scoring import NO_ANSWER
 from sufficit.reproducing.tables import table_of
-from sufficit.types import Answers
+from sufficit.types import ANOTHER, NO_CLASS, Answers
 
 
 def report_run(out: Path, path: Path, outcome: Outcome) -> Path:
@@ -71,10 +71,11 @@ _FIELDS = ("hits", "confidences", "shares", "calls")
 
 
 def _answers(kept: dict[str, torch.Tensor], plan: Asked, targets: torch.Tensor) -> Answers:
-    hits = kept["hits"].float().masked_fill(kept["hits"] == NO_ANSWER, torch.nan)
+    hits = kept["hits"]
+    named = targets.int()[:, None].expand(hits.shape).masked_fill(hits == 0, ANOTHER)
     return Answers(
         bands=plan.asks,
-        hits=hits,
+        named=named.masked_fill(hits == NO_ANSWER, NO_CLASS),
         confidences=kept["confidences"].float(),
         weighed=plan.weighs,
         shares=kept["shares"],

@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from sufficit.classifiers import Classifier, check_classifier
+from sufficit.errors import NotFiniteError as NoNumbersError
 from sufficit.errors import UserError
 from sufficit.files import CHECKPOINT
 from sufficit.fingerprints import digest
@@ -73,17 +74,17 @@ def train_lax(
     `loader` gives batches of (images in 0..1, labels), or images alone with target="prediction". It
     is run through once an epoch; the first `validation_images` of `validation`, or of `loader` if
     there is none, decide which epoch was best. `out` holds a checkpoint of every epoch and the best
-    adapter: the same call goes on where it was stopped. `area` is the share of the image a heatmap
-    should mark. `patience` is how many epochs without progress end the training; `net` takes the
-    place of the convnet. `fabric` brings several devices or bfloat16. `about` is kept with the
-    adapter, and as the other settings must be the same for a run to be gone on with. The classifier
-    is the same after as before.
+    adapter: the same call goes on where it was stopped. `area` is what the mean of a heatmap should
+    be. `patience` is how many epochs without progress end the training, None for all epochs
+    whatever comes; `net` takes the place of the convnet. `fabric` brings several devices or
+    bfloat16. `about` is kept with the adapter, and as the other settings must be the same for a run
+    to be gone on with. The classifier is the same after as before.
     """
     check_classifier(classifier)
     chosen = recipe_of(recipe, epochs, area, alpha_min)
     fabric = fabric or one_device(classifier)
     out = None if out is None else Path(out)
-    _check_counts(patience, validation_images)
+    _check_counts(patience, validation_images, seed)
     with _recording(), keeping_randomness(), _lent(classifier, fabric):
         feed = feed_of(classifier, loader, target, seed, fabric)
         exam = _exam(classifier, feed, validation, validation_images)
@@ -99,7 +100,9 @@ def train_lax(
         return run.result()
 
 
-def _check_counts(patience: int | None, validation_images: int) -> None:
+def _check_counts(patience: int | None, validation_images: int, seed: int) -> None:
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise UserError(f"seed must be a whole number, 0 or more, got {seed!r}")
     if patience is not None and patience < 1:
         raise UserError(f"patience must be 1 epoch or more, or None for no end, got {patience}")
     if validation_images < 2:
@@ -193,6 +196,11 @@ def _settings(
 def _in_words(error: Exception) -> Exception:
     if isinstance(error, NotFiniteError):
         return error
+    if isinstance(error, NoNumbersError):
+        return UserError(
+            "the adapter, or the classifier under its masks, gives NaN after an epoch's last batch:"
+            " look at its images, or lower the learning rate"
+        )
     return UserError("out of memory: give a loader with smaller batches")
 
 
@@ -245,9 +253,9 @@ class _Run:
         begun = time.monotonic()
         try:
             means = self._train(tick)
-        except (NotFiniteError, torch.OutOfMemoryError) as error:
+            report = self.fabric.broadcast(self._judge())
+        except (NotFiniteError, NoNumbersError, torch.OutOfMemoryError) as error:
             raise self.stopped(_in_words(error)) from error
-        report = self.fabric.broadcast(self._judge())
         if math.isnan(report.worth):
             raise self.stopped(
                 UserError("the classifier answers NaN for hidden images: no adapter can be judged")

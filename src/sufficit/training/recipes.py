@@ -91,8 +91,20 @@ def _with_area(recipe: LaxRecipe, area: float) -> LaxRecipe:
     return replace(recipe, area=area)
 
 
+WEIGHTS = ("keep", "drop", "donors", "power", "entropy", "size", "decide")
+SCHEDULES = ("constant", "one-cycle")
+
+
 def _check(recipe: LaxRecipe) -> None:
     check_fills(recipe.fills)
+    for name in WEIGHTS:
+        value = getattr(recipe, name)
+        if not 0 <= value < math.inf:
+            raise UserError(f"the recipe's {name} must be a number, 0 or more, got {value!r}")
+    if recipe.schedule not in SCHEDULES:
+        raise unknown("schedule", recipe.schedule, SCHEDULES)
+    if recipe.area is not None and not 0 < recipe.area < 1:
+        raise UserError(f"the recipe's area must lie between 0 and 1, got {recipe.area!r}")
     if not isinstance(recipe.epochs, int) or recipe.epochs < 1:
         raise UserError(f"epochs must be a whole number, 1 or more, got {recipe.epochs!r}")
     if not 0 <= recipe.alpha_min < 1:

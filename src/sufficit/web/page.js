@@ -106,7 +106,7 @@ const showScores = (method) => {
 const sceneOf = (map) => ({
   key: map.method, title: `${name}, seen through ${map.method}`, target: explained.target.name, width: explained.width, height: explained.height,
   image: explained.image, map: map.map, fill: explained.fill, grid: explained.grid, start: explained.start, shares: map.shares,
-  curves: scoresOf(map.method)?.curves ?? null, waiting: "not asked yet",
+  curves: scoresOf(map.method)?.curves ?? null, classes: scoresOf(map.method)?.classes ?? {}, waiting: "not asked yet",
 });
 const choose = (method, step) => {
   chosen = method;

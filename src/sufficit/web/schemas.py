@@ -134,6 +134,11 @@ class Curves(BaseModel):
     kept_hits: str = Field(description="A character an alpha: 1, 0, or ? for not asked.")
     hidden_hits: str
     rest_hits: str
+    kept_said: list[int | None] = Field(
+        description="The number of the class that came first, where it is not the target."
+    )
+    hidden_said: list[int | None]
+    rest_said: list[int | None]
 
 
 class Scored(BaseModel):
@@ -153,6 +158,7 @@ class Scored(BaseModel):
     insertion_pixel: float | None
     deletion_pixel: float | None
     curves: Curves
+    classes: dict[int, str] = Field(description="Names of the classes in the curves.")
     calls: int = Field(description="How often the model was asked.")
     seconds: float
 

@@ -18,7 +18,7 @@ from sufficit.explainers import CAMS, EXPLAINERS, Method, explain_all, methods_f
 from sufficit.explainers.entry import Explainer
 from sufficit.metrics.columns import Schedule
 from sufficit.metrics.evaluate import evaluate
-from sufficit.report.numbers import answers_along, rounded, shares_of, stops
+from sufficit.report.numbers import answers_along, classes_in, rounded, shares_of, stops
 from sufficit.report.pictures import encode_fill, encode_heatmaps, encode_images
 from sufficit.types import Progress
 from sufficit.web.schemas import (
@@ -101,6 +101,7 @@ class Studio:
             progress=progress,
         )
         grid = stops(schedule.values, [form.alpha_min])
+        curves = answers_along(scores, [0], grid)[0]
         return Scored(
             method=form.method,
             target=self._class(target, probabilities),
@@ -111,7 +112,8 @@ class Studio:
             grid=_plain(grid),
             start=grid.index(form.alpha_min),
             **{name: _number(scores[name]) for name in COLUMNS},
-            curves=Curves(**answers_along(scores, [0], grid)[0]),
+            curves=Curves(**curves),
+            classes={number: self.class_name(number) for number in sorted(classes_in(curves))},
             calls=int(scores.calls[0]),
             seconds=round(time.monotonic() - begun, 3),
         )
