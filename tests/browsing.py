@@ -1,12 +1,15 @@
 """A page in Chromium, for the tests of the report and of the page."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from report_content import decoded
 
@@ -44,6 +47,15 @@ class Tab:
     def pixels(self, view: str) -> np.ndarray:
         script = "view => document.querySelector(`[data-view=${view}] canvas`).toDataURL()"
         return decoded(self.page.evaluate(script, view)).reshape(-1, 4)[:, :3]
+
+
+def shot(tab: Tab, name: str, folder: Path) -> None:
+    """A picture of the whole page, in SHOTS where that folder is named, to be looked at."""
+    path = Path(os.environ.get("SHOTS", folder)) / f"{name}.png"
+    tab.page.screenshot(path=path, full_page=True)
+    with Image.open(path) as picture:
+        assert picture.width == tab.page.viewport_size["width"]
+        assert len(picture.convert("RGB").getcolors(2**24)) > 100, "it is all but blank"
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """The page in a real browser, with a server of its own."""
 
-import io
 import re
 import threading
 import time
@@ -15,7 +14,7 @@ import uvicorn
 from PIL import Image
 from torch import nn
 
-from browsing import Tab, in_browser, launched, opened
+from browsing import Tab, in_browser, launched, opened, shot
 from report_content import HOSTILE
 from sufficit import Classifier, View, evaluate, explain
 from sufficit.data.digits import synthetic_digits
@@ -154,7 +153,7 @@ def test_the_slider_shows_what_the_model_sees_and_says(
     tab.page.locator('#maps [data-method="kpca-cam"]').click()
     scores, heatmap = truth(studio, picture, "kpca-cam", 5)
     image = read_picture(picture, studio.classifier.view)
-    curves, places = scores.curves(), set()
+    curves, places, words = scores.curves(), set(), []
     for step in (10, 16, 4):
         tab.page.locator("#alpha").fill(str(step))
         assert tab.drawn() == ("kpca-cam", step)
@@ -168,14 +167,18 @@ def test_the_slider_shows_what_the_model_sees_and_says(
             assert np.array_equal(tab.pixels(view), wanted.numpy()), (step, view)
         for view, name in (("kept", "insertion_pixel"), ("rest", "deletion_pixel")):
             said = tab.page.inner_text(f"#says-{view} .says")
-            hit = curves[name].accuracy[0][step].item() == 1
-            assert said.startswith("says 5 (" if hit else "says another class (5:")
+            kept = heatmap > alpha if view == "kept" else heatmap <= alpha
+            named = int(studio.classifier((image * kept)[None]).argmax())
+            assert said.startswith("says 5 (" if named == 5 else f"says {named} (5:")
+            words.append(named)
             value = float(re.findall(r"([\d.]+)\s%", said)[0])
             assert value == pytest.approx(100 * curves[name].confidence[0][step].item(), abs=0.11)
         places.add(tab.page.get_attribute("#marker line", "x1"))
         heights = tab.page.locator("#marker circle.kept").get_attribute("cy")
         assert float(heights) > 0
     assert len(places) == 3
+    assert 5 in words
+    assert {*words} > {5}, "another class is named somewhere"
     tab.page.locator("#to-start").click()
     assert tab.drawn() == ("kpca-cam", 10)
 
@@ -306,10 +309,7 @@ def test_nothing_sticks_out_in_light_and_dark_on_desk_and_phone(
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
         shade = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, re.findall(r"\d+", shade))) < 150) == (scheme == "dark")
-        shot = tmp_path / f"{scheme}-{width}.png"
-        tab.page.screenshot(path=shot, full_page=True)
-        with Image.open(io.BytesIO(shot.read_bytes())) as opened_shot:
-            assert opened_shot.width == width
+        shot(tab, f"page-{scheme}-{width}", tmp_path)
         assert tab.complaints == []
 
 

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from browsing import Tab, in_browser, launched, opened
+from browsing import Tab, in_browser, launched, opened, shot
 from report_content import HOSTILE, coarse_maps, make
 from sufficit.comparison import compare_values
 from sufficit.metrics.evaluate import read
@@ -99,14 +99,15 @@ def test_the_words_beside_a_mask_are_the_answers_of_the_model(
     data = curves_of(content, "coarse", slider_grid(content))
     place = content.methods.index("coarse")
     tab.page.locator(f'#image-2 button[data-method="{place}"]').click()
-    tab.page.locator("#alpha").fill("30")
-    assert tab.drawn() == (2, place, 30)
     target = content.class_name(int(content.first.targets[content.shown.rows[2]]))
-    for view in ("kept", "rest"):
-        said = tab.page.inner_text(f"#says-{view} .says")
-        hit = data[2][f"{view}_hits"][30] == "1"
-        assert said.startswith(f"says {target} (" if hit else "says another class")
-        value = 100 * data[2][view][30]
+    wrong = next(k for k, name in enumerate(data[2]["kept_said"]) if name is not None)
+    for step, view in product((wrong, 30), ("kept", "rest")):
+        tab.page.locator("#alpha").fill(str(step))
+        assert tab.drawn() == (2, place, step)
+        said, name = tab.page.inner_text(f"#says-{view} .says"), data[2][f"{view}_said"][step]
+        word = target if name is None else content.class_name(name)
+        assert said.startswith(f"says {word} (" if name is None else f"says {word} ({target}:")
+        value = 100 * data[2][view][step]
         assert float(re.findall(r"([\d.]+)\s%", said)[0]) == pytest.approx(value, abs=0.11)
     assert "below" in tab.page.inner_text("#says-hidden .says")
     share = tab.page.inner_text("#says-kept .share")
@@ -181,10 +182,17 @@ def test_all_columns_and_all_images_are_there_on_demand(tab: ReportTab) -> None:
 
 
 @in_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 390, 1280])
-def test_nothing_sticks_out_of_the_screen(tab: ReportTab, width: int) -> None:
-    tab.page.set_viewport_size({"width": width, "height": 800})
-    assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+def test_nothing_sticks_out_of_the_screen(
+    browser: Any, page: Path, tmp_path: Path, width: int, scheme: str
+) -> None:
+    size = {"width": width, "height": 800}
+    with opened(browser, page.as_uri(), ReportTab, viewport=size, color_scheme=scheme) as tab:
+        tab.drawn()
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        shot(tab, f"report-{scheme}-{width}", tmp_path)
+        assert tab.complaints == []
 
 
 @in_browser
