@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sufficit.reproducing.outcome import paper_rows
+from sufficit.reproducing.scoring import SEARCH_STEP
 from sufficit.reproducing.writing import TITLES, number, table_lines
 
 ROOT = Path(__file__).parent.parent
@@ -93,12 +94,16 @@ def alpha(folder: Path, _: str) -> str:
     """Each method's MSI at the alpha_min that is best for it."""
     if not (folder / "alpha.json").exists():
         return ""
-    found = read(folder, "alpha.json")
-    lines = ["| method | best alpha_min | MSI there |", "|---|---:|---:|"]
+    found, usual = read(folder, "alpha.json"), read(folder, "run.json")["alpha_min"]
+    lines = [f"| method | MSI at {usual:g} | best alpha_min | MSI there |", "|---|---:|---:|---:|"]
     for method, best in found["best"].items():
-        value = found["mean_msi"][method][found["alphas"].index(best)]
-        lines.append(f"| {TITLES.get(method, method)} | {best:g} | {number(value)} |")
-    told = f"On {found['n']} of the images, chosen on these very images, so a little flattering:"
+        values = dict(zip(found["alphas"], found["mean_msi"][method], strict=True))
+        cells = (number(values[usual]), f"{best:g}", number(values[best]))
+        lines.append(f"| {TITLES.get(method, method)} | {' | '.join(cells)} |")
+    told = (
+        f"On {found['n']} of the images, in steps of {SEARCH_STEP:g}, so that MSI is not what it"
+        " is above; the best was chosen on these very images, which flatters it a little:"
+    )
     return "\n".join([told, "", *lines])
 
 
