@@ -18,6 +18,7 @@ from sufficit import UserError
 from sufficit.compare import compare_folder
 from sufficit.comparing.settings import settings_from
 from sufficit.data import shards
+from sufficit.data.finding import stream_pictures
 from sufficit.data.images import BadPictureError, find_pictures, read_picture
 from sufficit.data.shards import Member, expand
 
@@ -104,6 +105,17 @@ def test_links_and_devices_are_passed_over(tmp_path: Path) -> None:
     assert [p.name for p in found] == ["odd.tar/../../out.png"]
     assert found[0].read(None).shape == (3, 12, 10)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_shard_that_vanishes_is_no_bad_picture(tmp_path: Path) -> None:
+    for number in range(2):
+        write_shard(tmp_path / "s" / f"{number}.tar", [("a.png", png(0)), ("b.png", png(1))])
+    walk = iter(stream_pictures(tmp_path / "s"))
+    first = next(walk)
+    (tmp_path / "s").rename(tmp_path / "away")
+    for read in (lambda: first.read(None), lambda: list(walk)):
+        with pytest.raises(UserError, match=r"\d\.tar can't be read any more .* same command"):
+            read()
 
 
 def test_what_is_wrong_with_a_shard_is_said(tmp_path: Path) -> None:

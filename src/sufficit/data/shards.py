@@ -17,7 +17,13 @@ from typing import BinaryIO
 
 from torch import Tensor
 
-from sufficit.data.images import SUFFIXES, BadPictureError, Picture, decode_picture
+from sufficit.data.images import (
+    SUFFIXES,
+    BadPictureError,
+    Picture,
+    decode_picture,
+    while_there,
+)
 from sufficit.errors import UserError
 from sufficit.parts import View
 
@@ -35,11 +41,16 @@ class Member(Picture):
     offset: int
     size: int
 
+    @property
+    def root(self) -> Path:
+        """The shard."""
+        return self.path
+
     def read(self, view: View | None) -> Tensor:
         """What the model sees of it: [C,H,W] in 0..1."""
         if not 0 < self.size <= MOST_IMAGE:
             raise BadPictureError(f"a file of {self.size} bytes, the limit is {MOST_IMAGE}")
-        with self.path.open("rb") as file:
+        with while_there(self.root), self.path.open("rb") as file:
             file.seek(self.offset)
             content = file.read(self.size)
         return decode_picture(BytesIO(content), view)
@@ -111,7 +122,7 @@ def pictures_of_shards(paths: Sequence[Path]) -> Iterator[Picture]:
 
 def _pictures(shard: Path, name: str) -> Iterator[Picture]:
     words: dict[str, str] = {}  # so that each class is one string in memory
-    with shard.open("rb") as file:
+    with while_there(shard), shard.open("rb") as file:
         for sample in _samples(_files(file, shard)):
             label = _label(file, sample)
             label = None if label is None else words.setdefault(label, label)
