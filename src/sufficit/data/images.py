@@ -46,6 +46,11 @@ class Picture:
         above = self.path.parents
         return above[min(self.name.count("/"), len(above) - 1)]
 
+    @property
+    def problem(self) -> str:
+        """Why it is never read, where that is known before."""
+        return ""
+
     def read(self, view: View | None) -> Tensor:
         """What the model sees of it: [C,H,W] in 0..1."""
         with while_there(self.root):
