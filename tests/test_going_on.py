@@ -1,6 +1,8 @@
 """A run that was stopped goes on only where it is the very same run; what is there is not lost."""
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,9 +19,14 @@ from reference import small_net
 from sufficit import Classifier, UserError, View, scoring
 from sufficit.compare import compare_folder
 from sufficit.comparing.settings import Settings
+from sufficit.data import images
+from sufficit.data.finding import stream_pictures
+from sufficit.data.heatmaps import HeatmapFile
 from sufficit.files import check_output
 from sufficit.keeping import Parts
 from sufficit.scored import Options
+from sufficit.training import FolderOptions, train_folder
+from sufficit.training import lax as lax_training
 
 SIDE = 12
 STEPS = {"value_step": 0.25, "percent_step": 0.25}
@@ -203,3 +210,133 @@ def test_an_evaluation_that_overwrites_can_be_stopped_and_goes_on(sufficit, plac
     assert {path.name for path in (place / "out").iterdir()} == {"parts"}
     assert sufficit(*words, "--alpha-min", "0.4").code == 0
     assert sufficit(*words, "--alpha-min", "0.3").code == 2, "a finished one is not overwritten"
+
+
+# Data that vanishes
+
+
+def vanishing(place: Path, run: Callable[[], Any], parts: int, *, empty: bool = False) -> None:
+    """The run, whose images are taken away when so many parts are written; they come back."""
+    whole, photos, away = Parts.write, place / "photos", place / "away"
+
+    def write(self: Parts, *given: Any) -> None:
+        whole(self, *given)
+        if len(list(self.folder.glob("*.safetensors"))) == parts:
+            photos.rename(away)
+            if empty:
+                photos.mkdir()
+
+    words = r"photos can't be read any more \(.*\): bring it back and give the same command"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Parts, "write", write)
+        with pytest.raises(UserError, match=words):
+            run()
+    if empty:
+        photos.rmdir()
+    away.rename(photos)
+
+
+@pytest.mark.parametrize(("parts", "empty"), [(1, False), (1, True), (2, False), (3, True)])
+def test_an_evaluation_whose_data_vanish_stops_and_goes_on(
+    place: Path, parts: int, empty: bool
+) -> None:
+    vanishing(place, lambda: evaluated(place, leak_donors=1), parts, empty=empty)
+    assert len(Parts(place / "out" / "parts").done("scores")) == parts
+    again = evaluated(place, leak_donors=1)
+    (place / "out").rename(place / "first")
+    whole = evaluated(place, leak_donors=1)
+    assert again.names == whole.names
+    assert not again.skipped
+    assert again.scores.columns.keys() == whole.scores.columns.keys()
+    for name, column in whole.scores.columns.items():
+        assert torch.equal(again.scores.columns[name], column), name
+
+
+@pytest.mark.filterwarnings("ignore::sufficit.errors.EmptyHeatmapWarning")
+@pytest.mark.parametrize(("parts", "empty"), [(1, False), (2, True), (3, False)])
+def test_a_comparison_whose_data_vanish_stops_and_goes_on(
+    place: Path, parts: int, empty: bool
+) -> None:
+    vanishing(place, lambda: compared(place, "0"), parts, empty=empty)
+    assert len(Parts(place / "out" / "parts").done("scores")) == parts
+    compared(place, "0")
+    (place / "out").rename(place / "first")
+    compared(place, "0")
+    for method in ("gradcam", "random", "center"):
+        rows = [place / out / method / "scores.parquet" for out in ("first", "out")]
+        assert rows[0].read_bytes() == rows[1].read_bytes()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_training_whose_data_vanish_stops_and_goes_on(place: Path, workers: int) -> None:
+    photos, away, whole = place / "photos", place / "away", lax_training.save_run
+
+    def train(out: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+        )
+        classifier = Classifier(model, "0", view=View((SIDE, SIDE)))
+        options = FolderOptions(
+            epochs=2, batch_size=3, validation_share=0.3, workers=workers, progress=False
+        )
+        outcome = train_folder(classifier, photos, place / out, options)
+        assert outcome is not None
+        return torch.cat([value.flatten() for value in outcome.lax.state_dict().values()])
+
+    def save(*given: Any, **more: Any) -> None:
+        whole(*given, **more)
+        photos.rename(away)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lax_training, "save_run", save)
+        with pytest.raises(UserError, match=r"photos can't be read any more.*same command"):
+            train("out")
+    away.rename(photos)
+    assert torch.equal(train("out"), train("whole"))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOTCONN])
+def test_a_disk_that_no_longer_answers_stops_the_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def broken(*_: object) -> None:
+        raise images.BadPictureError("no image") from OSError(number, os.strerror(number))
+
+    picture = next(iter(stream_pictures(place / "photos")))
+    with monkeypatch.context() as patched:
+        patched.setattr(images, "read_picture", broken)
+        with pytest.raises(UserError, match=rf"photos can't .* \({os.strerror(number)}\): bring"):
+            picture.read(None)
+    usual = os.scandir
+
+    def scandir(path: str) -> Any:
+        if str(path).endswith("b"):
+            raise OSError(number, os.strerror(number))
+        return usual(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UserError, match=rf"photos can't .* \({os.strerror(number)}\): bring"):
+        list(stream_pictures(place / "photos"))
+
+
+def test_heatmaps_on_a_disk_that_no_longer_answers_stop_the_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with HeatmapFile(place / "maps.npz") as maps:
+        monkeypatch.setattr(maps, "_checked", broken)
+        with pytest.raises(UserError, match=r"maps\.npz can't be read any more"):
+            maps.read(maps.keys[0])
+
+
+def test_one_file_that_vanishes_is_left_out(place: Path) -> None:
+    found = list(stream_pictures(place / "photos"))
+    found[0].path.unlink()
+    with pytest.raises(images.BadPictureError, match="No such file"):
+        found[0].read(None)
+    with pytest.raises(FileNotFoundError):
+        found[0].bytes()
+    assert found[1].read(None).shape == (3, SIDE, SIDE)

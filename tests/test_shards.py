@@ -11,15 +11,21 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+import torch
 from PIL import Image
 
 from own_model import MODEL
-from sufficit import UserError
+from sufficit import Classifier, UserError
 from sufficit.compare import compare_folder
 from sufficit.comparing.settings import settings_from
 from sufficit.data import shards
+from sufficit.data.finding import stream_pictures
+from sufficit.data.heatmaps import HeatmapFile
 from sufficit.data.images import BadPictureError, find_pictures, read_picture
 from sufficit.data.shards import Member, expand
+from sufficit.drawing import Drawn, save_drawn
+from sufficit.pairing import Pairs
+from sufficit.reading import Entry, Reader
 
 
 def png(number: int) -> bytes:
@@ -101,18 +107,136 @@ def test_links_and_devices_are_passed_over(tmp_path: Path) -> None:
         shard.addfile(escaping, io.BytesIO(png(1)))
     before = sorted(tmp_path.rglob("*"))
     found = find_pictures(tmp_path / "odd.tar")
-    assert [p.name for p in found] == ["odd.tar/../../out.png"]
-    assert found[0].read(None).shape == (3, 12, 10)
+    assert [p.name for p in found] == ["odd.tar/at byte 1536"]
     assert sorted(tmp_path.rglob("*")) == before
+
+
+ODD = ("../../out.png", "/out.png", "a\\..\\..\\out.png", "a/../../../out.png", "C:\\out.png")
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_name_that_leads_elsewhere_is_a_bad_picture_under_a_safe_name(
+    sufficit, tmp_path: Path, name: str
+) -> None:
+    shard = write_shard(tmp_path / "in" / "odd.tar", [("a.png", png(0)), (name, png(1))])
+    good, bad = find_pictures(shard)
+    assert (good.name, bad.name) == ("odd.tar/a.png", "odd.tar/at byte 1024")
+    with pytest.raises(BadPictureError, match="can't be that of a file below a folder"):
+        bad.read(None)
+    words = ("explain", shard.parent, "--model", "sufficit:digits", "--targets", "prediction")
+    run = sufficit(*words, "--out", tmp_path / "deep" / "out")
+    assert run.code == 0, run.err
+    assert "odd.tar/at byte 1024: its name can't be" in run.err
+    (drawn,) = tmp_path.rglob("*.gradcam.png")
+    assert drawn == tmp_path / "deep" / "out" / "overlays" / "odd.tar" / "a.png.gradcam.png"
+    stopped = sufficit(*words, "--out", tmp_path / "other", "--on-error", "stop")
+    assert stopped.code == 2
+    assert "its name can't be" in stopped.err
+
+
+def test_names_that_only_look_odd_are_read(tmp_path: Path) -> None:
+    names = ["./a.png", "b..png", "..c.d/e.png", "f\\g.png", "h:i.png"]
+    found = find_pictures(write_shard(tmp_path / "a.tar", [(name, png(0)) for name in names]))
+    assert [picture.name for picture in found] == [f"a.tar/{name}" for name in names]
+    assert [picture.read(None).shape for picture in found] == [(3, 12, 10)] * 5
+
+
+@pytest.mark.parametrize("name", ["../../out.png", "/out.png"])
+def test_nothing_is_drawn_outside_the_folder_whatever_the_name(tmp_path: Path, name: str) -> None:
+    maps = {"gradcam": torch.rand(1, 8, 8)}
+    one = Drawn((name,), torch.rand(1, 3, 8, 8), maps, torch.zeros(1), torch.ones(1, 2) / 2, {})
+    with pytest.raises(UserError, match=r"out\.png.* leads out of it: rename it"):
+        save_drawn(tmp_path / "deep" / "out", one, Classifier.load("sufficit:digits"), {})
+    assert not list(tmp_path.rglob("*out.png*"))
+
+
+def test_a_second_file_of_one_name_is_a_bad_picture(tmp_path: Path) -> None:
+    files = [("a.png", png(0)), ("a.cls", b"1"), ("b.png", png(1)), ("b.cls", b"2")]
+    again = [("a.png", png(2)), ("a.cls", b"2"), ("./b.png", png(3))]
+    shard = write_shard(tmp_path / "a.tar", [*files, *again])
+    write_shard(tmp_path / "b.tar", files)
+    found = find_pictures(shard)
+    assert [picture.name for picture in found[:2]] == ["a.tar/a.png", "a.tar/b.png"]
+    assert len({picture.name for picture in found}) == 4
+    assert [picture.folder for picture in found] == ["1", "2", "2", "2"]
+    for picture in found[2:]:
+        with pytest.raises(BadPictureError, match="a second file of this name in the shard"):
+            picture.read(None)
+    assert len(find_pictures(tmp_path)) == 6, "another shard has names of its own"
+    np.savez(tmp_path / "maps.npz", a=np.ones((2, 2)), b=np.ones((2, 2)))
+    with HeatmapFile(tmp_path / "maps.npz") as maps:
+        reader = Reader(Pairs(None, maps, normalize=False).read)
+        items = reader.items([Entry(number, picture) for number, picture in enumerate(found)])
+    assert [item.name for item in items] == ["a.tar/a.png", "a.tar/b.png"]
+    told = [f"a second file of this name in the shard ({name!r})" for name in ("a.png", "./b.png")]
+    assert [one.reason for one in reader.skipped] == told
+
+
+def names_and_rows(tmp_path: Path, out: str, **more: object) -> tuple[list[str], dict[str, str]]:
+    """The images that a comparison of the shards scored, and those that it left out."""
+    settings = settings_from(
+        {"model": f"python:{tmp_path / 'model.py'}:make", "data": str(tmp_path / "s")}
+        | {"methods": ["gradcam"], "device": "cpu", "donors": 2, "value_step": 0.25}
+        | {"percent_step": 0.25, **more}
+    )
+    compare_folder(settings, tmp_path / out, group=2)
+    run = json.loads((tmp_path / out / "run.json").read_text())
+    rows = pandas.read_parquet(tmp_path / out / "gradcam" / "scores.parquet")
+    return rows["image"].tolist(), {one["name"]: one["reason"] for one in run["skipped"]}
+
+
+@pytest.mark.parametrize("cut", [0, 1], ids=["the first shard", "the last shard"])
+@pytest.mark.parametrize("left", [2, 1, 0], ids=["in an image", "before a label", "at once"])
+def test_a_shard_that_is_cut_off_gives_what_is_before_the_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int, left: int
+) -> None:
+    for slow in ("_save_sheet", "write_report"):
+        monkeypatch.setattr(f"sufficit.comparing.saving.{slow}", lambda *_: None)
+    (tmp_path / "model.py").write_text(MODEL)
+    for shard in range(2):
+        keys = [(f"{k}", ("ant", "bee", "cat")[k]) for k in range(3)]
+        files = [[(f"{k}.jpg", png(int(k))), (f"{k}.json", json.dumps({"cls": w}).encode())]
+                 for k, w in keys]  # fmt: skip
+        write_shard(tmp_path / "s" / f"{shard}.tar", [one for both in files for one in both])
+    path = tmp_path / "s" / f"{cut}.tar"
+    third = path.read_bytes().index(b"2.jpg")
+    kept = {2: third + 600, 1: path.read_bytes().index(b"2.json"), 0: 0}[left]
+    path.write_bytes(path.read_bytes()[:kept])
+    names, skipped = names_and_rows(tmp_path, "out")
+    whole = [f"{shard}.tar/{k}.jpg" for shard in range(2) for k in range(3)]
+    lost = [f"{cut}.tar/{k}.jpg" for k in range(3)][2 if left else 0 :]
+    assert names == [name for name in whole if name not in lost]
+    where = "in '2.jpg'" if left == 2 else f"at byte {kept}"
+    assert skipped.pop(f"{cut}.tar/at byte {third if left == 2 else kept}") == (
+        f"cut off {where}: fetch it again"
+    )
+    reasons = {f"{cut}.tar/at byte {third}": "the shard is cut off before its label"}
+    assert skipped == (reasons if left == 1 else {})
+    with pytest.raises(UserError, match=rf"{cut}\.tar/at byte .*cut off"):
+        names_and_rows(tmp_path, "other", on_error="stop")
+
+
+def test_a_shard_that_vanishes_is_no_bad_picture(tmp_path: Path) -> None:
+    for number in range(2):
+        write_shard(tmp_path / "s" / f"{number}.tar", [("a.png", png(0)), ("b.png", png(1))])
+    walk = iter(stream_pictures(tmp_path / "s"))
+    first = next(walk)
+    (tmp_path / "s").rename(tmp_path / "away")
+    for read in (lambda: first.read(None), lambda: list(walk)):
+        with pytest.raises(UserError, match=r"\d\.tar can't be read any more .* same command"):
+            read()
 
 
 def test_what_is_wrong_with_a_shard_is_said(tmp_path: Path) -> None:
     whole = write_shard(tmp_path / "whole.tar", [("a.png", png(0)), ("b.png", png(1))])
     content = whole.read_bytes()
-    for kept, where in {600: "'a.png'", 1024: "at byte 1024", 1100: "at byte 1024"}.items():
+    ends = {600: "in 'a.png'", 1024: "at byte 1024", 1100: "at byte 1024"}
+    for kept, where in ends.items():
         (tmp_path / "cut.tar").write_bytes(content[:kept])
-        with pytest.raises(UserError, match=rf"cut\.tar is cut off (in )?{where}: fetch it again"):
-            find_pictures(tmp_path / "cut.tar")
+        *before, last = find_pictures(tmp_path / "cut.tar")
+        assert [picture.name for picture in before] == (["cut.tar/a.png"] if kept > 600 else [])
+        with pytest.raises(BadPictureError, match=f"^cut off {where}: fetch it again$"):
+            last.read(None)
     (tmp_path / "zipped.tar").write_bytes(gzip.compress(os.urandom(2000)))
     with pytest.raises(UserError, match=r"zipped\.tar is no plain tar at byte 0.*\.tar\.gz"):
         find_pictures(tmp_path / "zipped.tar")
@@ -155,7 +279,6 @@ def pax(records: bytes) -> bytes:
     [
         (b"22 GNU.sparse.major=1\n", "sparse"),
         (b"12 size=-99\n", "size '-99'"),
-        (b"27 size=999999999999999999\n", "cut off"),
         (b"29 size=99999999999999999999\n", "size '9999"),
     ],
 )
@@ -163,6 +286,13 @@ def test_odd_headers_are_refused(tmp_path: Path, records: bytes, error: str) -> 
     (tmp_path / "odd.tar").write_bytes(pax(records))
     with pytest.raises(UserError, match=error):
         find_pictures(tmp_path / "odd.tar")
+
+
+def test_a_size_beyond_the_end_is_a_cut(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(pax(b"27 size=999999999999999999\n"))
+    (found,) = find_pictures(tmp_path / "a.tar")
+    with pytest.raises(BadPictureError, match=r"cut off in 'a\.png'"):
+        found.read(None)
 
 
 def test_a_header_of_records_renames_what_follows_it(tmp_path: Path) -> None:

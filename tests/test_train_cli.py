@@ -576,6 +576,18 @@ def test_a_batch_of_bad_pictures_is_left_out(tmp_path: Path) -> None:
     assert list(nothing) == []
 
 
+def test_workers_that_are_kept_see_the_order_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    part = bad_among_good(tmp_path, "g" * 8)
+
+    def order(loader: PictureLoader) -> list[int]:
+        torch.manual_seed(3)
+        return torch.cat([labels for _, labels in loader]).tolist()
+
+    kept = PictureLoader(part, View(channels=1), 2, workers=1)
+    orders = [order(kept) for _ in range(3)]
+    assert orders == [order(PictureLoader(part, View(channels=1), 2))] * 3
+
+
 def test_processes_in_step_get_as_many_batches_as_there_are() -> None:
     assert list(standing_in([None, None, 1, None, 2])) == [1, 1, 1, 1, 2]
     with pytest.raises(UserError, match="none of the pictures in 2 batches"):

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save as as_safetensors
 
-from sufficit import Classifier, Lax, UserError, train_lax
+from sufficit import Classifier, Lax, UserError, sources, train_lax
 from sufficit.comparing.finished import read_finished
 from sufficit.comparing.jobs import make_job
 from sufficit.comparing.settings import Settings, read_run, settings_from, write_run
@@ -187,6 +187,44 @@ def test_a_saved_classifier_is_what_it_says_or_one_line(
     described(saved, **changes)
     with pytest.raises(UserError, match=words):
         Classifier.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("source", "option", "value"),
+    [
+        ("timm:resnet18", "checkpoint_path", "/elsewhere/weights.pth"),
+        ("timm:resnet18", "pretrained", True),
+        ("timm:resnet18", "pretrained_cfg", {"file": "/elsewhere/weights.pth"}),
+        ("timm:resnet18", "pretrained_cfg_overlay", {"hf_hub_id": "a/b"}),
+        ("timm:resnet18", "cache_dir", "/elsewhere"),
+        ("torchvision:resnet18", "weights", "DEFAULT"),
+        ("torchvision:resnet18", "pretrained", True),
+        ("torchvision:resnet18", "norm_layer", "x"),
+        ("transformers:a/b", "cache_dir", "/elsewhere"),
+        ("transformers:a/b", "revision", "other"),
+        ("transformers:a/b", "proxies", {"https": "evil"}),
+        ("transformers:a/b", "token", True),
+        ("sufficit:digits", "weights", "/elsewhere/weights.pth"),
+    ],
+)
+def test_a_saved_classifier_makes_no_library_read_other_files(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, source: str, option: str, value: object
+) -> None:
+    asked = list[object]()
+    scheme = source.partition(":")[0]
+    monkeypatch.setitem(sources.SOURCES, scheme, lambda *given: asked.append(given))
+    described(saved, recipe={"source": source, "options": {"num_classes": 10, option: value}})
+    with pytest.raises(UserError, match=f"has the option '{option}', which no saved classifier"):
+        Classifier.load(saved)
+    assert asked == []
+
+
+def test_a_saved_classifier_keeps_the_options_of_its_shape(tmp_path: Path) -> None:
+    options = {"num_classes": 4, "drop_rate": 0.5, "global_pool": "max"}
+    whole = Classifier.load("timm:resnet10t", weights=None, **options)
+    again = Classifier.load(whole.save(tmp_path / "saved"))
+    images = torch.rand(1, 3, 64, 64)
+    assert torch.equal(again(images), whole(images))
 
 
 BASE = {"model": "m", "data": "d"}

@@ -140,8 +140,7 @@ def save_drawn(
         write_heatmaps(path, dict(zip(drawn.names, maps, strict=True)))
         written.append(path)
         for name, image, heatmap in zip(drawn.names, drawn.images, maps, strict=True):
-            path = overlays / f"{name}.{method}.png"
-            _save_overlay(path.with_name(short_name(path.name)), image, heatmap)
+            _save_overlay(_inside(overlays, f"{name}.{method}.png"), image, heatmap)
     sheets = _save_sheets(folder, drawn, classifier.classes)
     run = provenance(config, classifier.device, classifier.dtype) | {
         "n": len(drawn.names),
@@ -224,6 +223,14 @@ def read_pictures(
     if len({image.shape for image in images}) > 1:
         raise UserError("images differ in size and the model names none: give --size")
     return kept, torch.stack(images), skipped
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Where a file of this name is written; raise where that is not below the folder."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{name!r} can't be drawn below {folder}, it leads out of it: rename it")
+    return path.with_name(short_name(path.name))
 
 
 def _save_overlay(path: Path, image: Tensor, heatmap: Tensor) -> None:

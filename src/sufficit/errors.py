@@ -16,6 +16,10 @@ class NotFiniteError(UserError):
         self.images = tuple(images)
 
 
+class GoneError(UserError):
+    """The place that images come from is no longer there: the run can go on when it is back."""
+
+
 class EmptyHeatmapWarning(UserWarning):
     """Some heatmaps have no positive part: a method found nothing for the class."""
 

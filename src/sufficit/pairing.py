@@ -34,7 +34,9 @@ class Pairs:
         """A picture and its heatmap, or an error that says what is wrong with either."""
         key = self.maps.key(entry.picture.name)
         if key is None:
-            raise BadPictureError(f"no heatmap: {self.maps.path.name} has no such key")
+            raise BadPictureError(
+                entry.picture.problem or f"no heatmap: {self.maps.path.name} has no such key"
+            )
         image = entry.picture.read(self.view)
         return Pair(entry, image, self._heatmap(key, entry.picture.name, image))
 

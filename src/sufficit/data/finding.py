@@ -9,6 +9,7 @@ from os.path import join, splitext
 from pathlib import Path
 
 from sufficit.data.images import SUFFIXES, Classes, Picture, classes_of
+from sufficit.data.places import check_there
 from sufficit.data.shards import is_shards, pictures_of_shards, shards_of
 from sufficit.errors import UserError
 from sufficit.files import is_unfinished
@@ -42,7 +43,7 @@ def stream_pictures(root: Path) -> Stream:
         raise UserError(f"no folder of images at {root}")
     search = partial(_Search, root, set())
     if next(search().pictures(), None) is not None:
-        return Stream(lambda: search().pictures(), lambda: search().classes())
+        return Stream(lambda: search().known(), lambda: search().classes())
     if shards := sorted(root.glob("*.tar")):
         return _shards(shards)
     raise _none_in(str(root))
@@ -79,6 +80,14 @@ class _Search:
                 self._check_alike(picture.name)
             yield picture
 
+    def known(self) -> Iterator[Picture]:
+        """The same of a folder that held some: where a mount was, an empty one is left."""
+        found = None
+        for found in self.pictures():
+            yield found
+        if found is None:
+            check_there(self.root, FileNotFoundError(0, "it is empty"))
+
     def classes(self) -> Classes:
         """The first-level folders that hold a picture, looked into no further than to one."""
         found = self._listed(str(self.root))
@@ -105,13 +114,13 @@ class _Search:
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if _is_folder(entry):
+                    if self._is_folder(entry):
                         if self._enters(entry.path):
                             yield from self._unsorted(entry.path)
                     elif _is_picture(entry.name):
                         yield entry.name
-        except OSError:
-            return
+        except OSError as error:
+            check_there(self.root, error)
 
     def _enters(self, folder: str) -> bool:
         path = Path(folder)
@@ -124,16 +133,20 @@ class _Search:
         return True
 
     def _listed(self, folder: str) -> "_Listing":
-        """What a folder holds, by name; nothing where it can't be opened, which is said once."""
+        """What a folder holds, by name; nothing where it can't be opened, which is said once.
+
+        Where all of the root is gone, it is no folder's own fault.
+        """
         names, folders = list[str](), set[str]()
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if _is_folder(entry):
+                    if self._is_folder(entry):
                         folders.add(entry.name)
                     if entry.name in folders or _is_picture(entry.name):
                         names.append(entry.name)
         except OSError as error:
+            check_there(self.root, error)
             if folder not in self.told:
                 self.told.add(folder)
                 warnings.warn(
@@ -142,6 +155,13 @@ class _Search:
                 )
             return _Listing([], set())
         return _Listing(sorted(names), folders)
+
+    def _is_folder(self, entry: os.DirEntry[str]) -> bool:
+        try:
+            return entry.is_dir()
+        except OSError as error:  # a link to itself
+            check_there(self.root, error)
+            return False
 
     def _check_alike(self, name: str) -> None:
         if name in self.odd:
@@ -162,13 +182,6 @@ class _Listing:
 def _is_picture(name: str) -> bool:
     # A Path for each of millions would take long.
     return splitext(name)[1].lower() in SUFFIXES and not is_unfinished(name)  # noqa: PTH122
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
 
 
 def _as_text(name: str) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sufficit.data.places import check_there
 from sufficit.errors import UserError
 from sufficit.files import writing
 
@@ -82,6 +83,8 @@ class HeatmapFile:
         except HeatmapError:
             raise
         except Exception as error:  # zip, numpy and safetensors have many errors of their own
+            if isinstance(error, OSError):
+                check_there(self.path, error)
             raise HeatmapError(f"{what} could not be read: {error}") from error
 
     def _checked(self, key: str, what: str) -> Tensor:

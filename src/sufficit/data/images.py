@@ -15,6 +15,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as V
 
+from sufficit.data.places import check_there
 from sufficit.errors import UserError
 from sufficit.parts import View
 
@@ -39,17 +40,40 @@ class Picture:
         """Where it lies."""
         return Path(self.file)
 
+    @property
+    def root(self) -> Path:
+        """The folder that its name is relative to."""
+        above = self.path.parents
+        return above[min(self.name.count("/"), len(above) - 1)]
+
+    @property
+    def problem(self) -> str:
+        """Why it is never read, where that is known before."""
+        return ""
+
     def read(self, view: View | None) -> Tensor:
         """What the model sees of it: [C,H,W] in 0..1."""
-        return read_picture(self.path, view)
+        with while_there(self.root):
+            return read_picture(self.path, view)
 
     def bytes(self) -> int:
         """The size of its file."""
-        return self.path.stat().st_size
+        with while_there(self.root):
+            return self.path.stat().st_size
 
 
 class BadPictureError(Exception):
     """A file that can't be read as a picture; the message says why."""
+
+
+@contextmanager
+def while_there(root: Path) -> Iterator[None]:
+    """What can't be read is its own fault only as long as the place it lies in is there."""
+    try:
+        yield
+    except (BadPictureError, OSError) as error:
+        check_there(root, error)
+        raise
 
 
 def find_pictures(root: Path) -> list[Picture]:

@@ -1,23 +1,30 @@
 """Tar shards in the webdataset convention: images with their labels, found without unpacking.
 
 Only headers are read to find the images, and an image's bytes when it is wanted. Nothing is written
-to disk, links and devices are passed over, and every size is checked before it is believed.
+to disk, links and devices are passed over, and every size is checked before it is believed. A
+file with a name that leads elsewhere, or that was there before, and a cut are bad pictures.
 """
 
 import json
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from os import SEEK_END
 from os.path import commonpath
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import BinaryIO
 
 from torch import Tensor
 
-from sufficit.data.images import SUFFIXES, BadPictureError, Picture, decode_picture
+from sufficit.data.images import (
+    SUFFIXES,
+    BadPictureError,
+    Picture,
+    decode_picture,
+    while_there,
+)
 from sufficit.errors import UserError
 from sufficit.parts import View
 
@@ -35,11 +42,16 @@ class Member(Picture):
     offset: int
     size: int
 
+    @property
+    def root(self) -> Path:
+        """The shard."""
+        return self.path
+
     def read(self, view: View | None) -> Tensor:
         """What the model sees of it: [C,H,W] in 0..1."""
         if not 0 < self.size <= MOST_IMAGE:
             raise BadPictureError(f"a file of {self.size} bytes, the limit is {MOST_IMAGE}")
-        with self.path.open("rb") as file:
+        with while_there(self.root), self.path.open("rb") as file:
             file.seek(self.offset)
             content = file.read(self.size)
         return decode_picture(BytesIO(content), view)
@@ -49,13 +61,33 @@ class Member(Picture):
         return self.size
 
 
+@dataclass(frozen=True, slots=True)
+class Refused(Member):
+    """What is never read, under the byte where it lies: no picture's name, and safe in paths."""
+
+    reason: str
+
+    @property
+    def problem(self) -> str:
+        """Why it is refused."""
+        return self.reason
+
+    def read(self, view: View | None) -> Tensor:
+        """Raise."""
+        raise BadPictureError(self.reason)
+
+
 @dataclass(frozen=True)
 class _File:
-    """A plain file inside a tar: its name, where its bytes begin, and how many they are."""
+    """A plain file inside a tar: its name, where its bytes begin, and how many they are.
+
+    The last one may stand for the place where the tar is cut off, and says so.
+    """
 
     name: str
     offset: int
     size: int
+    cut: str = ""
 
     @property
     def key(self) -> str:
@@ -104,27 +136,72 @@ def pictures_of_shards(paths: Sequence[Path]) -> Iterator[Picture]:
     Files of one key are one sample. Its label may be among them: the word in KEY.cls, or under
     "label" or "cls" in KEY.json, a number or a class name.
     """
+    return _labelled(_all_pictures(paths))
+
+
+def _all_pictures(paths: Sequence[Path]) -> Iterator[Member]:
     root = Path(commonpath([path.parent.resolve() for path in paths]))
-    for path in paths:
-        yield from _pictures(path, path.resolve().relative_to(root).as_posix())
-
-
-def _pictures(shard: Path, name: str) -> Iterator[Picture]:
     words: dict[str, str] = {}  # so that each class is one string in memory
-    with shard.open("rb") as file:
+    for path in paths:
+        yield from _pictures(path, path.resolve().relative_to(root).as_posix(), words)
+
+
+def _labelled(pictures: Iterator[Member]) -> Iterator[Member]:
+    """Those that are refused have the label of one beside them, if they have none of their own.
+
+    So a cut does not look as a picture without a label among others that have one.
+    """
+    waiting, beside = list[Member](), None
+    for picture in pictures:
+        if isinstance(picture, Refused) and picture.folder is None:
+            waiting.append(picture)
+        else:
+            beside = picture
+        if beside is not None:
+            yield from (replace(one, folder=beside.folder) for one in waiting)
+            waiting.clear()
+        if picture is beside:
+            yield picture
+    yield from waiting
+
+
+def _pictures(shard: Path, name: str, words: dict[str, str]) -> Iterator[Member]:
+    taken = set[str]()
+    with while_there(shard), shard.open("rb") as file:
         for sample in _samples(_files(file, shard)):
             label = _label(file, sample)
             label = None if label is None else words.setdefault(label, label)
+            lost = sample[-1].cut and label is None and bool(words)
             for one in sample:
-                if one.kind in SUFFIXES:
-                    yield Member(shard, f"{name}/{one.name}", label, one.offset, one.size)
+                problem = one.cut or (lost and "the shard is cut off before its label")
+                if one.kind in SUFFIXES or one.cut:
+                    yield _member(shard, name, label, one, problem or _problem(one.name, taken))
+
+
+def _member(shard: Path, name: str, label: str | None, one: _File, problem: str) -> Member:
+    if problem:
+        place = f"{name}/at byte {one.offset - BLOCK}"
+        return Refused(shard, place, label, one.offset, one.size, problem)
+    return Member(shard, f"{name}/{one.name}", label, one.offset, one.size)
+
+
+def _problem(name: str, taken: set[str]) -> str:
+    """Why a file of this name is refused, if it is; `taken` are the names before it."""
+    path = PureWindowsPath(name)  # it knows both kinds of slashes
+    if path.root or ".." in path.parts or "\0" in name:
+        return f"its name can't be that of a file below a folder ({name[:100]!r})"
+    plain = PurePosixPath(name).as_posix()
+    if plain in taken:
+        return f"a second file of this name in the shard ({name[:100]!r})"
+    taken.add(plain)
+    return ""
 
 
 def _samples(files: Iterator[_File]) -> Iterator[list[_File]]:
-    """Files of one key that follow each other."""
+    """Files of one key that follow each other; a cut belongs to those before it."""
     sample: list[_File] = []
     for file in files:
-        if sample and file.key != sample[0].key:
+        if sample and not file.cut and file.key != sample[0].key:
             yield sample
             sample = []
         sample.append(file)
@@ -170,7 +247,8 @@ def _files(file: BinaryIO, shard: Path) -> Iterator[_File]:
         size = header.size if about else int(renamed.get("size", header.size))
         offset, place = place + BLOCK, place + BLOCK * (1 + -(-size // BLOCK))
         if size < 0 or offset + size > end:
-            raise UserError(f"{shard} is cut off in {header.name!r}: fetch it again")
+            yield _File("", offset, 0, f"cut off in {header.name!r}: fetch it again")
+            return
         if about:
             if size > MOST_WORDS:
                 raise UserError(f"{shard} has a name of {size} bytes at byte {offset}: not read")
@@ -181,7 +259,7 @@ def _files(file: BinaryIO, shard: Path) -> Iterator[_File]:
         name, renamed = renamed.get("path", header.name), {}
         if header.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not _is_hidden(name):
             yield _File(name, offset, size)
-    raise UserError(f"{shard} is cut off at byte {place}: fetch it again")
+    yield _File("", place + BLOCK, 0, f"cut off at byte {place}: fetch it again")
 
 
 def _header(block: bytes, shard: Path, place: int) -> tarfile.TarInfo | None:

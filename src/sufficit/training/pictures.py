@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from sufficit.data.images import BadPictureError, Picture
-from sufficit.errors import UserError
+from sufficit.errors import GoneError, UserError
 from sufficit.parts import View
 
 OnError = Literal["skip", "stop"]
@@ -35,6 +35,7 @@ class Item:
     label: int | None
     image: Tensor | None = None  # [C,H,W]
     problem: str = ""
+    gone: str = ""  # that nothing can be read any more
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Read:
     labels: Tensor | None  # [N]
     problems: dict[str, str]  # name -> why
     sizes: dict[tuple[int, ...], str]  # and the name of a picture that has it
+    gone: str = ""  # that nothing can be read any more
 
 
 class Pictures(Dataset[Item]):
@@ -63,6 +65,8 @@ class Pictures(Dataset[Item]):
             return Item(picture.name, label, picture.read(self.view))
         except (BadPictureError, OSError) as error:
             return Item(picture.name, label, problem=str(error))
+        except GoneError as error:
+            return Item(picture.name, label, gone=str(error))
 
 
 def collated(items: Sequence[Item]) -> Read:
@@ -76,7 +80,9 @@ def collated(items: Sequence[Item]) -> Read:
     images = torch.stack([image for _, image in good]) if len(sizes) == 1 else None
     known = [item.label for item, _ in good if item.label is not None]
     labels = torch.tensor(known) if known else None
-    return Read(images, labels, {i.name: i.problem for i in items if i.image is None}, sizes)
+    problems = {item.name: item.problem for item in items if item.image is None}
+    gone = next((item.gone for item in items if item.gone), "")
+    return Read(images, labels, problems, sizes, gone)
 
 
 class PictureLoader:
@@ -111,6 +117,7 @@ class PictureLoader:
         self.on_error = on_error
         self.skipped: dict[str, str] = {}
         self._sizes: dict[tuple[int, ...], str] = {}
+        self._begun = False
         self.passes = 0  # how often all pictures were read
 
     def __len__(self) -> int:
@@ -122,6 +129,11 @@ class PictureLoader:
         self.passes += 1
 
     def _started(self) -> Iterator[Read]:
+        if self._begun and self.batches.persistent_workers:
+            # A new iterator draws a number before the order; one that is kept must as well, or a
+            # run that goes on would see another order.
+            torch.empty((), dtype=torch.int64).random_()
+        self._begun = True
         with warnings.catch_warnings():
             # Python 3.12 warns of any fork beside threads; torch's are idle when a pass begins.
             warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)
@@ -129,6 +141,8 @@ class PictureLoader:
 
     def _batch(self, read: Read) -> Any:
         """What of a batch can be trained on; None where nothing can."""
+        if read.gone:
+            raise GoneError(read.gone)
         for name, problem in read.problems.items():
             if self.on_error == "stop":
                 raise UserError(
