@@ -12,6 +12,7 @@ from sufficit.comparison import Standing
 from sufficit.errors import UserError
 from sufficit.fills import check_fill
 from sufficit.heatmaps import check_heatmaps
+from sufficit.metrics.alphas import AlphaCurves
 from sufficit.metrics.columns import Schedule
 from sufficit.metrics.evaluate import Scores
 from sufficit.tables import Summaries, ranked
@@ -84,6 +85,7 @@ class Content:
     shown: Shown
     classes: Sequence[str] | None = None  # names of the classes
     fill: str | Tensor = "black"  # what stood in for hidden pixels; a tensor as for the shown
+    alpha_curves: AlphaCurves | None = None  # MSI over alpha_min of some of the images
 
     @property
     def methods(self) -> list[str]:
