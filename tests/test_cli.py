@@ -423,7 +423,7 @@ def test_explain_skips_what_it_cannot_read_or_stops(sufficit, digits: Path, tmp_
     assert not (tmp_path / "d").exists()
     run = sufficit("explain", *words)
     assert run.code == 0
-    assert "1 images skipped" in run.err
+    assert "1 image skipped" in run.err
     assert json.loads((tmp_path / "d" / "run.json").read_text())["n"] == N
 
 

@@ -49,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sufficit.comparing.saving._save_sheet", lambda *_: None)  # it takes long
         compare_folder(settings_from(usual), place / "run", progress=False)
-        kept = usual | {"alpha_min": 0.5, "save_heatmaps": True}
+        kept = usual | {"alpha_min": 0.5, "alpha_curve": False, "save_heatmaps": True}
         compare_folder(settings_from(kept), place / "kept", progress=False)
     return place
 
@@ -157,7 +157,7 @@ def test_msi_over_alpha_min_is_that_of_the_run(place: Path) -> None:
         assert list(line.get_xdata()) == record["search"]["alphas"]
         assert list(line.get_ydata()) == record["search"]["mean_msi"][method]
     assert axis.lines[-1].get_xdata()[0] == record["alpha_min"]
-    with pytest.raises(UserError, match="one alpha_min alone: compare with --alpha-min search"):
+    with pytest.raises(UserError, match="one alpha_min alone: compare anew, with --alpha-curve"):
         plates.alphas(place / "kept")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import re
 import struct
 import threading
 import time
@@ -27,7 +28,7 @@ from sufficit.web import Limits, Studio, make_app, open_studio
 from sufficit.web.guard import Guard
 from sufficit.web.line import Line
 from sufficit.web.pages import as_png
-from sufficit.web.refusals import GoneError, RefusedError
+from sufficit.web.refusals import MEANINGS, GoneError, RefusedError
 
 HOME = "http://127.0.0.1"
 
@@ -505,6 +506,12 @@ def test_answers_carry_what_browsers_guard_with(client: TestClient) -> None:
         assert "default-src 'none'" in headers["content-security-policy"]
     assert client.get("/nowhere").json() == {"error": "Not Found"}
     assert client.get("/api/score").status_code == 405
+
+
+def test_the_docs_name_every_status() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "page.md").read_text()
+    told = text[text.index("Every failure is") : text.index("## Limits")]
+    assert {int(found) for found in re.findall(r"\b[45]\d\d\b", told)} == {*MEANINGS, 404, 405}
 
 
 def test_pages_ask_nothing_of_other_machines(client: TestClient) -> None:

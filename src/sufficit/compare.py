@@ -20,6 +20,7 @@ from sufficit.comparing.groups import (
 )
 from sufficit.comparing.jobs import Job, check_methods, identity, load, make_job
 from sufficit.comparing.outcome import OWN_BEST, Comparison
+from sufficit.comparing.sampling import sample_alphas
 from sufficit.comparing.saving import clear, save_comparison
 from sufficit.comparing.settings import CONTROLS, Settings, write_run
 from sufficit.comparing.showing import Shown, choose
@@ -73,6 +74,7 @@ def compare_folder(
         empty=found.empty,
         classifier=job.classifier,
         fill=job.fill,
+        alpha_curves=sample_alphas(job, scored.parts, found),
     )
     save_comparison(out, comparison, scored.parts)
     _remark(comparison)

@@ -18,10 +18,11 @@ from sufficit.data.digits import Digits, synthetic_digits
 from sufficit.explainers import CAMS, Method, explain_all
 from sufficit.files import make_folder
 from sufficit.lax import Lax
+from sufficit.metrics.alphas import AlphaCurves, alpha_curves, coarse, spread
 from sufficit.metrics.evaluate import Scores, evaluate, join, with_leak
 from sufficit.metrics.leak import Leak, leak
 from sufficit.progress import bar
-from sufficit.report import Content, Facts, Shown, write_report
+from sufficit.report import Content, Facts, Shown, pick_shown, write_report
 from sufficit.results import (
     Estimate,
     as_json,
@@ -44,7 +45,8 @@ EPOCHS = 1  # of several, 32 pictures would choose one, and rounding decides who
 RECIPE = replace(RECIPES["robust"], size=1.25)  # in so short a training 2 makes masks too small
 TRUTH = "true digit"
 STEPS = {"value_step": 0.02, "percent_step": 0.04}  # half as fine as usual, in half of the time
-SHOWN, REPORTED = 6, 24  # pictures on the sheet and in the report
+SHOWN = 6  # pictures on the sheet
+SAMPLE = 8  # pictures that MSI over alpha_min is measured on
 
 
 def run_demo(
@@ -81,6 +83,7 @@ def run_demo(
         " is what it marks enough, and is the rest not?"
     )
     scores = score_all(classifier, digits, heatmaps)
+    curves = sample_alphas(classifier, digits, heatmaps)
     summaries = {name: summarise(found, seed=seed) for name, found in scores.items()}
     contest = {name: scores[name] for name in (LEARNED, *CAMS)}
     standing = compare_scores(contest, seed=seed)
@@ -88,9 +91,9 @@ def run_demo(
     if "leak_ratio" in summaries[LEARNED]:
         title += "; leak near 1: masks don't tell the class"
     console.print(methods_table(summaries, standing, title, SHORT | {"leak_ratio": "leak"}))
-    calls = sum(int(found.calls.sum()) for found in scores.values())
+    calls = sum(int(found.calls.sum()) for found in scores.values()) + curves.calls
     console.print(in_words(summaries, standing.best), highlight=False)
-    _save(folder, digits, heatmaps, scores, summaries, standing, classifier)
+    _save(folder, digits, heatmaps, scores, curves, summaries, standing, classifier)
     console.print(
         f"All of it, from {calls:,} model calls, is in {folder}: pictures, and a row a picture for"
         " every method.",
@@ -148,6 +151,17 @@ def score_all(
     return joined
 
 
+def sample_alphas(
+    classifier: Classifier, digits: Digits, heatmaps: dict[str, Tensor]
+) -> AlphaCurves:
+    """Every method's MSI over alpha_min, on a few of the pictures."""
+    rows = list(spread(len(digits.labels), SAMPLE))
+    maps = {name: found[rows] for name, found in heatmaps.items()}
+    given = (classifier, digits.images[rows], maps, digits.labels[rows], rows)
+    with bar("  MSI over alpha_min", wanted=None) as tick:
+        return alpha_curves(*given, step=coarse(STEPS["value_step"]), tick=tick)
+
+
 def _leak(classifier: Classifier, digits: Digits, heatmaps: Tensor) -> Leak:
     return leak(classifier, digits.images, heatmaps, digits.labels, donors=DONORS, progress=False)
 
@@ -177,6 +191,7 @@ def _save(
     digits: Digits,
     heatmaps: dict[str, Tensor],
     scores: dict[str, Scores],
+    curves: AlphaCurves,
     summaries: dict[str, dict[str, Estimate]],
     standing: Standing,
     classifier: Classifier,
@@ -201,8 +216,9 @@ def _save(
     run = provenance(config, classifier.device, classifier.dtype)
     calls = sum(int(found.calls.sum()) for found in scores.values())
     facts = {"n": len(images), "model_calls": calls, "seed": standing.chance.seed}
-    _save_report(folder / "report.html", digits, heatmaps, scores, summaries, standing, run)
-    save_json(folder / "run.json", run | facts | {"chance": asdict(standing.chance)})
+    _save_report(folder / "report.html", digits, heatmaps, scores, curves, summaries, standing, run)
+    more = {"alpha_curve": curves.as_json(images), "chance": asdict(standing.chance)}
+    save_json(folder / "run.json", run | facts | more)
 
 
 def _save_report(
@@ -210,11 +226,12 @@ def _save_report(
     digits: Digits,
     heatmaps: dict[str, Tensor],
     scores: dict[str, Scores],
+    curves: AlphaCurves,
     summaries: dict[str, dict[str, Estimate]],
     standing: Standing,
     run: dict[str, Any],
 ) -> None:
-    shown = slice(0, REPORTED)
+    shown = pick_shown({name: scores[name] for name in standing.ranking})
     seed = standing.chance.seed
     content = Content(
         title="Where does a small net look for a digit?",
@@ -224,12 +241,13 @@ def _save_report(
         standing=standing,
         names=_names(digits),
         shown=Shown(
-            range(len(digits.labels))[shown],
+            shown,
             digits.images[shown],
             {name: maps[shown] for name, maps in heatmaps.items()},
-            chosen="the first",
+            chosen="the best, the worst and the most disputed",
         ),
         classes=[str(digit) for digit in range(10)],
+        alpha_curves=curves,
     )
     write_report(path, content)
 

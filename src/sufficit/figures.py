@@ -158,9 +158,15 @@ def curve_panel(
     return Panel(title or METHOD_TITLES[name], across, kind, lines)
 
 
-def alpha_panel(means: Mapping[str, tuple[Sequence[float], Any]], alpha: float) -> Panel:
-    """Mean MSI over alpha_min, a line a method, and where the methods are compared."""
+def alpha_panel(
+    means: Mapping[str, tuple[Sequence[float], Any]], alpha: float, images: int | None = None
+) -> Panel:
+    """Mean MSI over alpha_min, a line a method, and where the methods are compared.
+
+    `images` says of how many, where these are not all.
+    """
     title = rf"MSI over $\alpha_{{min}}$, compared at {alpha:g}"
+    title += "" if images is None else f" ({images} image{'' if images == 1 else 's'})"
     return Panel(title, r"$\alpha_{min}$", "mean MSI", means, mark=alpha, unit=False)
 
 

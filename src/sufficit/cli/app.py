@@ -44,4 +44,6 @@ def print_skipped(skipped: dict[str, str]) -> None:
     for name, reason in list(skipped.items())[:10]:
         err.print("[yellow]Skipped[/]", literal(f"{name}: {reason}"))
     if skipped:
-        err.print(f"{len(skipped)} images skipped; run.json names all of them.")
+        one = "1 image skipped; run.json names it."
+        many = f"{len(skipped)} images skipped; run.json names all of them."
+        err.print(one if len(skipped) == 1 else many)

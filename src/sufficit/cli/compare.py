@@ -75,6 +75,9 @@ def compare(
     donors: Annotated[
         int, typer.Option(help="Images of other classes under each mask, for the leak.", min=1)
     ] = 16,
+    alpha_curve: Annotated[
+        bool, typer.Option(help="Also MSI over alpha_min, on up to 16 of the images.")
+    ] = True,
     value_step: ValueStepOption = 0.01,
     percent_step: PercentStepOption = 0.02,
     layer: LayerOption = None,

@@ -158,7 +158,9 @@ def identity(job: Job) -> dict[str, Any]:
     }
     own_fills = [f for f in (job.fill, job.held_out_fill) if isinstance(f, Tensor)]
     classifier = job.classifier
-    return asdict(job.settings) | {
+    deciding = asdict(job.settings)
+    del deciding["alpha_curve"]  # it changes no score
+    return deciding | {
         "device": str(classifier.device),
         "first image": next(iter(job.pictures)).name,  # the others when they are met
         "model's fingerprint": asdict(fingerprint(classifier)),

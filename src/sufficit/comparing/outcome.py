@@ -11,6 +11,7 @@ from sufficit.comparing.settings import Settings
 from sufficit.comparing.showing import Shown
 from sufficit.comparison import Standing
 from sufficit.intervals import Estimate
+from sufficit.metrics.alphas import AlphaCurves
 from sufficit.metrics.evaluate import Scores
 from sufficit.metrics.leak import leak_warning
 from sufficit.reading import Skipped, folder_targets
@@ -34,6 +35,7 @@ class Comparison:
     empty: dict[str, int]  # method -> heatmaps that are all zeros
     classifier: Classifier
     fill: str | Tensor = "black"
+    alpha_curves: AlphaCurves | None = None  # where alpha_min was not searched for
 
     @property
     def outside(self) -> tuple[str, ...]:

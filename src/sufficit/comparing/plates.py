@@ -84,15 +84,18 @@ def curves(
 def alphas(
     run: Path | Finished, methods: Sequence[str] | None = None, *, look: Look = PAPER
 ) -> "Figure":
-    """Mean MSI over alpha_min, a line a method."""
+    """Mean MSI over alpha_min, a line a method: of all images where it was searched, or of some."""
     run = _run(run)
-    if "search" not in run.record:
+    found = run.record.get("search") or run.record.get("alpha_curve")
+    if found is None:
         raise UserError(
-            "this run has MSI at one alpha_min alone: compare with --alpha-min search first"
+            "this run has MSI at one alpha_min alone: compare anew, with --alpha-curve, which is"
+            " usual, or with --alpha-min search"
         )
-    tried, means = run.record["search"]["alphas"], run.record["search"]["mean_msi"]
-    lines = {method: (tried, means[method]) for method in run.known(methods)}
-    return figures.lines_figure([figures.alpha_panel(lines, run.alpha_min)], run.outside, look)
+    lines = {method: (found["alphas"], found["mean_msi"][method]) for method in run.known(methods)}
+    images = len(found["images"]) if "images" in found else None
+    panel = figures.alpha_panel(lines, run.alpha_min, images)
+    return figures.lines_figure([panel], run.outside, look)
 
 
 def sizes(

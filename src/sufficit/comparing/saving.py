@@ -90,6 +90,7 @@ def _content(comparison: Comparison, record: dict[str, object]) -> Content:
         classes=comparison.class_names(),
         fill=comparison.fill,
         remarks=tuple(remarks(comparison)),
+        alpha_curves=comparison.alpha_curves,
     )
 
 
@@ -118,6 +119,8 @@ def _record(comparison: Comparison) -> dict[str, object]:
         alphas = list(next(iter(searches.values())).alphas)
         means = {method: search.means.tolist() for method, search in searches.items()}
         record["search"] = {"alphas": alphas, "mean_msi": means}
+    if comparison.alpha_curves is not None:
+        record["alpha_curve"] = comparison.alpha_curves.as_json(comparison.names)
     return (
         record
         | comparison.facts()

@@ -34,6 +34,7 @@ class Settings:
     held_out_fill: str | None = None
     value_step: float = 0.01
     percent_step: float = 0.02
+    alpha_curve: bool = True
     leak: bool = True
     donors: int = 16
     layer: str | None = None

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sufficit.intervals import Estimate
+from sufficit.metrics.evaluate import AlphaSearch
 from sufficit.report.content import Content
 from sufficit.report.words import Losses, Reading
 
@@ -157,8 +158,8 @@ def _percent_panel(content: Content, name: str, title: str) -> Panel | None:
 
 
 def search_panel(content: Content) -> Panel | None:
-    """Mean MSI over alpha_min, where it was searched."""
-    searches = {m: s.search for m, s in content.scores.items() if s.search is not None}
+    """Mean MSI over alpha_min, where it was searched or measured on some of the images."""
+    searches = _searches(content)
     if not searches:
         return None
     values = [v for search in searches.values() for v in search.means.tolist() if not math.isnan(v)]
@@ -170,8 +171,29 @@ def search_panel(content: Content) -> Panel | None:
         for m in content.methods
         if m in searches
     )
-    return Panel(
-        "MSI over alpha_min", frame, lines, "alpha_min", "mean MSI", content.first.alpha_min
+    mark, note = content.first.alpha_min, _search_note(content)
+    return Panel("MSI over alpha_min", frame, lines, "alpha_min", "mean MSI", mark, note)
+
+
+def _searches(content: Content) -> dict[str, AlphaSearch]:
+    found = {m: s.search for m, s in content.scores.items() if s.search is not None}
+    return found or dict(content.alpha_curves.searches if content.alpha_curves else {})
+
+
+def _search_note(content: Content) -> str:
+    """On which images and curves MSI over alpha_min was measured."""
+    curves, n = content.alpha_curves, len(content.names)
+    if curves is None or content.first.search is not None:
+        return "Mean MSI at every alpha_min tried; the dotted line is the one chosen."
+    count, few = len(curves.rows), len(curves.rows) < n
+    whole = "the one image" if n == 1 else f"all {n} images"
+    which = f"{count} of the {n:,} images, spread evenly over them" if few else whole
+    finer = content.schedule(content.methods[0]).value_step < curves.step
+    why = " and ".join(["fewer images"] * few + ["coarser steps"] * finer)
+    differs = f"; for {why} its MSI may differ a little from the table's" if why else ""
+    return (
+        f"Mean MSI on {which}, of curves in steps of {curves.step:g}. The dotted line is the"
+        f" alpha_min of the table{differs}."
     )
 
 

@@ -12,6 +12,7 @@ from sufficit.comparison import Standing
 from sufficit.errors import UserError
 from sufficit.fills import check_fill
 from sufficit.heatmaps import check_heatmaps
+from sufficit.metrics.alphas import AlphaCurves
 from sufficit.metrics.columns import Schedule
 from sufficit.metrics.evaluate import Scores
 from sufficit.tables import Summaries, ranked
@@ -85,6 +86,7 @@ class Content:
     classes: Sequence[str] | None = None  # names of the classes
     fill: str | Tensor = "black"  # what stood in for hidden pixels; a tensor as for the shown
     remarks: Sequence[str] = ()  # what a reader must know first, beside what the scores tell
+    alpha_curves: AlphaCurves | None = None  # MSI over alpha_min of some of the images
 
     @property
     def methods(self) -> list[str]:
