@@ -15,10 +15,12 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from sufficit import Classifier, Lax
 from sufficit.crews import Crew
+from sufficit.data.digits import synthetic_digits
 from sufficit.errors import UserError
 from sufficit.models import MODELS
 from sufficit.reproduce import reproduce
@@ -283,6 +285,23 @@ def test_a_folder_goes_on_only_with_what_it_was_begun_with(tmp_path: Path) -> No
         begin(tmp_path, "cub200", {}, quick=True, cuda=False)
 
 
+def test_a_folder_of_ones_own_gives_a_table_without_the_papers_rows(tmp_path: Path) -> None:
+    for i, digit in enumerate((synthetic_digits(40, seed=4).images * 255).byte()):
+        place = tmp_path / "photos" / ("odd" if i % 2 else "even") / f"{i}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(digit.permute(1, 2, 0).numpy()).save(place)
+    out = tmp_path / "run"
+    given = {"quick": True, "progress": False, "say": lambda line: None} | SMALL
+    with narrow_nets():
+        found = reproduce("folder", out, data=tmp_path / "photos", **given)
+    assert found is not None
+    assert found.facts["source"] == "photos, 2 classes"
+    table = (out / "results" / "table.md").read_text()
+    assert "LAX, robust recipe" in table
+    assert "*paper*" not in table
+    assert {name.split("/")[0] for name in found.names} == {"even", "odd"}
+
+
 def test_a_run_that_was_moved_while_it_scored_goes_on(tmp_path: Path, whole: Path) -> None:
     before, after = tmp_path / "begun", tmp_path / "moved"
 
@@ -403,17 +422,20 @@ def test_one_class_alone_is_refused_before_anything_is_trained() -> None:
 
 
 def test_the_papers_recipe_is_the_tables_own() -> None:
-    found = {name: lax_recipe(table, "paper", 6) for name, table in TABLES.items()}
+    known = {name: table for name, table in TABLES.items() if name != "folder"}
+    found = {name: lax_recipe(table, "paper", 6) for name, table in known.items()}
     assert [r.entropy for r in found.values()] == [5, 5, 2, 2]
     assert [r.upsample for r in found.values()] == [1, 1, 2, 1]
     assert [r.lr for r in found.values()] == [1e-3, 1e-4, 1e-3, 1e-3]
-    assert [t.alpha_min for t in TABLES.values()] == [0.5, 0.5, 0.4, 0.5]
+    assert [t.alpha_min for t in known.values()] == [0.5, 0.5, 0.4, 0.5]
     assert lax_recipe(TABLES["cub200"], "robust", 6).lr == 1e-3
 
 
 def test_the_papers_numbers_add_up() -> None:
     counts = {name: len(paper_rows(name)) for name in TABLES}
-    assert counts == {"synthetic-mnist": 6, "cub200": 6, "cifar10": 6, "cifar10-vit": 3}
+    assert counts == {
+        "synthetic-mnist": 6, "cub200": 6, "cifar10": 6, "cifar10-vit": 3, "folder": 0,
+    }  # fmt: skip
     for name in TABLES:
         for method, row in paper_rows(name).items():
             misprint = (name, method) == ("synthetic-mnist", "finer-cam")  # 0.301 - 0.318 = -0.027?

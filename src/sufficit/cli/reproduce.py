@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 @app.command()
 def reproduce(
-    table: Annotated[str, typer.Argument(help="synthetic-mnist, cub200, cifar10 or cifar10-vit.")],
+    table: Annotated[
+        str,
+        typer.Argument(help="synthetic-mnist, cub200, cifar10, cifar10-vit, or folder: your own."),
+    ],
     data: Annotated[
-        Path | None, typer.Option(help="Folder with MNIST, CIFAR-10 or CUB-200-2011 in it.")
+        Path | None,
+        typer.Option(help="Folder with MNIST, CIFAR-10 or CUB-200-2011 in it, or class folders."),
     ] = None,
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Where everything goes; TABLE by default.")
@@ -89,6 +93,8 @@ def reproduce(
     sufficit reproduce cub200 --data data --model resnet50 --out birds
 
     sufficit reproduce cifar10 --data data --devices 8
+
+    sufficit reproduce folder --data photos --model resnet50 --out mine
     """
     from sufficit.reproducing.tables import table_of
 

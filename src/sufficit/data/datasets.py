@@ -8,6 +8,7 @@ import torch
 
 from sufficit.data.cifar import cifar10, find_cifar
 from sufficit.data.cub import cub200, holds_cub
+from sufficit.data.folders import image_folder
 from sufficit.data.mnist import find_mnist, synthetic_mnist
 from sufficit.data.splits import Sets, Split, evenly
 from sufficit.errors import UserError
@@ -75,6 +76,15 @@ def _read_cub(root: Path | None, options: DataOptions) -> Sets:
     )
 
 
+def _read_folder(root: Path | None, options: DataOptions) -> Sets:
+    return image_folder(
+        _given(root, "an image folder"),
+        side=options.side,
+        seed=options.seed,
+        device=torch.device(options.device),
+    )
+
+
 def _given(root: Path | None, what: str) -> Path:
     if root is None:
         raise UserError(f"{what} is read from a folder: give --data ROOT, or --download it there")
@@ -102,6 +112,10 @@ def _download_cub(root: Path) -> None:
         download_and_extract_archive(CUB_URL, str(root), md5=CUB_MD5)
 
 
+def _download_nothing(root: Path) -> None:
+    raise UserError(f"an image folder of your own is not downloaded: leave --download out ({root})")
+
+
 def download(name: str, root: Path) -> None:
     """Fetch a data set into a folder, unless it is there; its checksum is checked."""
     root.mkdir(parents=True, exist_ok=True)
@@ -119,4 +133,5 @@ DATASETS: dict[str, DataSet] = {
     "synthetic-mnist": DataSet("MNIST", _read_mnist, _download_mnist),
     "cifar10": DataSet("CIFAR-10", _read_cifar, _download_cifar),
     "cub200": DataSet("CUB-200-2011", _read_cub, _download_cub),
+    "folder": DataSet("an image folder", _read_folder, _download_nothing),
 }

@@ -121,10 +121,10 @@ def summary_of(columns: Columns, seed: int) -> dict[str, Estimate]:
 
 
 def paper_rows(table: str) -> dict[str, dict[str, float]]:
-    """The paper's numbers of a table: method -> column -> value."""
+    """The paper's numbers of a table, if it has such: method -> column -> value."""
     content = tomllib.loads((Path(__file__).parent / "paper.toml").read_text())
     columns: Sequence[str] = content["columns"]
-    rows = content[table]["rows"]
+    rows = content.get(table, {"rows": {}})["rows"]
     return {name: dict(zip(columns, row, strict=True)) for name, row in rows.items()}
 
 

@@ -1,4 +1,7 @@
-"""The paper's four tables: data, model, and what it is trained and scored by. Imports no torch."""
+"""The paper's four tables, and the same for any image folder: data, model, training, scoring.
+
+Imports no torch.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -91,6 +94,15 @@ TABLES: dict[str, Table] = {
         methods=VIT_METHODS,
         quick_model="tiny-vit",
         quick_side=32,
+    ),
+    "folder": Table(
+        "An image folder, CNN",
+        "folder",
+        "resnet18",
+        side=224,
+        alpha_min=0.5,
+        training=Training(30, 32, lr=0.05, fine_lr=0.01, weight_decay=1e-4),
+        adapter=Adapter(entropy=5, upsample=1, epochs=20, batch_size=32),
     ),
 }
 
