@@ -305,6 +305,14 @@ def test_a_folder_that_may_not_be_written_is_one_clear_line(
     assert not (tmp_path / "saved").exists()
 
 
+def test_what_would_not_be_loaded_again_is_not_saved(tmp_path: Path) -> None:
+    recipe = Recipe("torchvision:resnet18", {"num_classes": 4, "norm_layer": "x"})
+    odd = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), layer="0", recipe=recipe)
+    with pytest.raises(UserError, match=r"the option 'norm_layer' is not saved.*Classifier\.load"):
+        odd.save(tmp_path / "odd")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_model_without_a_name_says_how_to_be_saved(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="recipe="):
         Classifier(nn.Flatten()).save(tmp_path / "x")

@@ -65,6 +65,28 @@ class Parts:
     reshape: Callable[[Any], Tensor] | None = None
 
 
+SAVED_OPTIONS: dict[str, frozenset[str]] = {
+    "torchvision": frozenset(
+        {"attention_dropout", "aux_logits", "drop_rate", "dropout", "groups", "image_size"}
+        | {"init_weights", "num_classes", "replace_stride_with_dilation", "stochastic_depth_prob"}
+        | {"transform_input", "width_mult", "width_per_group", "zero_init_residual"}
+    ),
+    "timm": frozenset(
+        {"depth", "drop_path_rate", "drop_rate", "dynamic_img_size", "embed_dim", "global_pool"}
+        | {"img_size", "in_chans", "num_classes", "num_heads", "output_stride", "patch_size"}
+    ),
+    "transformers": frozenset({"image_size", "num_channels", "num_classes", "num_labels"}),
+    "sufficit": frozenset({"channels", "folded", "image_size", "num_classes", "width"}),
+}
+"""What a saved classifier may ask of a source: shapes, and nothing that is read from elsewhere."""
+
+
+def strange_options(recipe: Recipe) -> list[str]:
+    """The options that a saved classifier may not have, of a source that it may have."""
+    known = SAVED_OPTIONS.get(recipe.source.partition(":")[0], frozenset(recipe.options))
+    return [name for name in recipe.options if name not in known]
+
+
 def save(parts: Parts, folder: Path) -> Path:
     """Write description and weights; both appear whole or neither does."""
     from safetensors.torch import save as as_bytes
@@ -73,6 +95,11 @@ def save(parts: Parts, folder: Path) -> Path:
         raise UserError(
             "this model's architecture has no name to save: make it with Classifier.load, or give "
             'recipe=Recipe("torchvision:resnet18", {"num_classes": 10})'
+        )
+    if strange := strange_options(parts.recipe):
+        raise UserError(
+            f"a classifier with the option {strange[0]!r} is not saved, as it would not be loaded"
+            " again: save its weights, and give the option to Classifier.load beside weights="
         )
     if parts.reshape is not None:
         raise UserError("reshape is a function, which is not saved: choose a layer that needs none")

@@ -17,6 +17,7 @@ from sufficit.errors import UserError, unknown
 from sufficit.files import read_json
 from sufficit.parts import (
     DESCRIPTION,
+    SAVED_OPTIONS,
     WEIGHTS,
     Parts,
     Recipe,
@@ -24,24 +25,11 @@ from sufficit.parts import (
     load_weights,
     no_larger_than,
     read_view,
+    strange_options,
 )
 from sufficit.seeding import seeded
 
 RANDOM_SEED = 0  # random weights are the same at every load
-SAVED_OPTIONS: dict[str, frozenset[str]] = {
-    "torchvision": frozenset(
-        {"attention_dropout", "aux_logits", "drop_rate", "dropout", "groups", "image_size"}
-        | {"init_weights", "num_classes", "replace_stride_with_dilation", "stochastic_depth_prob"}
-        | {"transform_input", "width_mult", "width_per_group", "zero_init_residual"}
-    ),
-    "timm": frozenset(
-        {"depth", "drop_path_rate", "drop_rate", "dynamic_img_size", "embed_dim", "global_pool"}
-        | {"img_size", "in_chans", "num_classes", "num_heads", "output_stride", "patch_size"}
-    ),
-    "transformers": frozenset({"image_size", "num_channels", "num_classes", "num_labels"}),
-    "sufficit": frozenset({"channels", "folded", "image_size", "num_classes", "width"}),
-}
-"""What a saved classifier may ask of a source: shapes, and nothing that is read from elsewhere."""
 
 Made = TypeVar("Made")
 Builder = Callable[[str, bool, dict[str, Any]], Parts]
@@ -120,13 +108,12 @@ def _refuse_code(recipe: Recipe, folder: Path) -> None:
 def _refuse_options(recipe: Recipe, folder: Path) -> None:
     """Raise for an option that could make a library read other files, or the network."""
     known = SAVED_OPTIONS[recipe.source.partition(":")[0]]
-    for name in recipe.options:
-        if name not in known:
-            raise UserError(
-                f"{folder / DESCRIPTION} has the option {name[:100]!r}, which no saved classifier"
-                f" may have: one of {', '.join(sorted(known))} was wanted. If you trust it, load"
-                f" {recipe.source} with your own options and weights={folder / WEIGHTS}"
-            )
+    for name in strange_options(recipe):
+        raise UserError(
+            f"{folder / DESCRIPTION} has the option {name[:100]!r}, which no saved classifier"
+            f" may have: one of {', '.join(sorted(known))} was wanted. If you trust it, load"
+            f" {recipe.source} with your own options and weights={folder / WEIGHTS}"
+        )
 
 
 def _refuse_random(name: str, published: bool, options: dict[str, Any]) -> None:
