@@ -77,8 +77,10 @@ def _read_cub(root: Path | None, options: DataOptions) -> Sets:
 
 
 def _read_folder(root: Path | None, options: DataOptions) -> Sets:
+    if root is None:
+        raise UserError("give the folder that holds your class folders with --data")
     return image_folder(
-        _given(root, "an image folder"),
+        root,
         side=options.side,
         seed=options.seed,
         device=torch.device(options.device),
