@@ -60,6 +60,7 @@ if __name__ == "__main__":
     for file in (
         "arms-cifar10.json",
         "arms-cifar10-2.json",
+        "arms-digits.json",
         "runs.json",
         "round-4.json",
         "round-3.json",
