@@ -83,9 +83,7 @@ def recipe_of(
 def _with_area(recipe: LaxRecipe, area: float) -> LaxRecipe:
     """The entropy term prefers an area by its temperature; the size term is told it."""
     if not 0 < area < 1:
-        raise UserError(
-            f"area must lie between 0 and 1, as a heatmap does, got {area:g}"
-        )
+        raise UserError(f"area must lie between 0 and 1, as a heatmap does, got {area:g}")
     if recipe.entropy:
         return replace(recipe, temperature=temperature_for(area))
     if not recipe.size:
