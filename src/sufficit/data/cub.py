@@ -6,13 +6,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sufficit.data.photos import read_bytes
+from sufficit.data.photos import ROOM, read_bytes
 from sufficit.data.splits import Sets, Split
 from sufficit.errors import UserError, unknown
 
 LISTS = ("classes.txt", "images.txt", "image_class_labels.txt", "train_test_split.txt")
 CLASSES = 20
-ROOM = 8 / 7  # stored side over the side seen, so that training can crop
 
 
 def cub200(

@@ -6,13 +6,12 @@ from pathlib import Path
 import torch
 
 from sufficit.data.images import Picture, find_pictures
-from sufficit.data.photos import read_bytes
+from sufficit.data.photos import ROOM, read_bytes
 from sufficit.data.splits import Sets, Split, held_out
 from sufficit.errors import UserError
 
 PARTS = (("train", "test"), ("train", "val"))  # folders that part a data set
 TESTED = 5  # one in so many is tested on, where nothing parts them
-ROOM = 8 / 7  # stored side over the side seen, so that training can crop
 
 
 def image_folder(root: Path, *, side: int, seed: int = 0, device: torch.device) -> Sets:

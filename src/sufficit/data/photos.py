@@ -14,6 +14,8 @@ from sufficit.data.images import FORMATS, BadPictureError, quiet_reading, read_p
 from sufficit.errors import UserError
 from sufficit.parts import View
 
+ROOM = 8 / 7  # stored side over the side seen, so that training can crop
+
 
 def read_bytes(paths: Sequence[Path], side: int) -> Tensor:
     """The middle of each picture, its shorter side brought to this one: [N,3,side,side] uint8."""

@@ -105,8 +105,8 @@ class Content:
 
     def class_name(self, number: int) -> str:
         """A class in words, or its number."""
-        known = self.classes and number < len(self.classes)
-        return self.classes[number] if self.classes and known else f"class {number}"
+        known = self.classes or ()
+        return known[number] if number < len(known) else f"class {number}"
 
     def check(self) -> None:
         """Raise unless the parts belong together."""
