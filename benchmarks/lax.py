@@ -15,7 +15,7 @@ from torch import Tensor
 from torchvision.models import resnet18, resnet50
 
 from sufficit import Classifier, Lax, explain
-from sufficit.explainers.explaining import usual_batch
+from sufficit.explainers.explanation import usual_batch
 from sufficit.results import provenance
 from sufficit.training.recipes import RECIPES
 from sufficit.training.steps import Batch, take_step

@@ -34,11 +34,11 @@ from sufficit.compare import score_folder
 from sufficit.comparing.settings import Settings
 from sufficit.gathering import gather
 from sufficit.keeping import Parts, answers_as_tensors
-from sufficit.metrics.evaluate import make_plan, read
+from sufficit.metrics.scores import make_plan, read
+from sufficit.perturbation.types import Answers
 from sufficit.reading import GROUP
 from sufficit.results import provenance, save_scores, summarise
 from sufficit.sharing import SCORES
-from sufficit.types import Answers
 
 SIDE, SHARD = 16, 10_000
 POINTS = 10

@@ -10,8 +10,8 @@ from PIL import Image
 from torch import nn
 
 from sufficit import Classifier, evaluate
-from sufficit.comparison import compare_values
-from sufficit.heatmaps import normalize, resize
+from sufficit.metrics.compare_scores import compare_values
+from sufficit.perturbation.heatmaps import normalize, resize
 from sufficit.report import Content, Facts, Shown, pick_shown
 from sufficit.results import summarise
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from digit_folder import main as write_digits
 
-from sufficit.data.heatmaps import write_heatmaps
+from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import find_pictures
 from sufficit.files import is_unfinished
 
@@ -32,8 +32,8 @@ IMAGES = 10
 STARTED = multiprocessing.get_context("forkserver")
 """Starts processes that have all imported: a start takes a moment, not seconds."""
 PRELOADED = [
-    *("sufficit.cli", "sufficit.compare", "sufficit.reproduce", "sufficit.scoring"),
-    *("sufficit.training", "sufficit.reproducing.telling", "lightning.fabric"),
+    *("sufficit.cli", "sufficit.compare", "sufficit.reproduce.chain", "sufficit.scoring"),
+    *("sufficit.training", "sufficit.reproduce.telling", "lightning.fabric"),
     *("matplotlib.backends.backend_agg", "pandas", "pyarrow.parquet", "kill"),
 ]
 
@@ -73,10 +73,10 @@ def start(words: Sequence[object], log: Path, moment: Moment | None = None) -> i
 
 
 def _run(words: Sequence[str], log: Path, moment: Moment) -> None:
+    from sufficit.classifier.architectures import MODELS
+    from sufficit.classifier.digit_net import SmallNet
     from sufficit.cli import main
     from sufficit.compare import compare_folder
-    from sufficit.models import MODELS
-    from sufficit.smallnet import SmallNet
 
     torch.set_num_threads(1)
     compare_folder.__kwdefaults__["group"] = 3  # several groups of few images
@@ -96,10 +96,10 @@ def _run(words: Sequence[str], log: Path, moment: Moment) -> None:
 
 def _draw_nothing() -> None:
     """Files stand in for pictures and reports."""
-    from sufficit import figures
+    from sufficit import plots as figures
     from sufficit.comparing import saving
     from sufficit.files import writing
-    from sufficit.reproducing import telling
+    from sufficit.reproduce import telling
 
     def stand_in(path: Path) -> None:
         with writing(path) as part:

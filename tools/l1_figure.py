@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from sufficit import Classifier, evaluate, explain, figures, train_lax
+from sufficit import Classifier, evaluate, explain, train_lax
+from sufficit import plots as figures
 from sufficit.data.digits import synthetic_digits
 from sufficit.training import RECIPES
 

@@ -22,11 +22,11 @@ from sufficit import Lax, evaluate, explain, leak
 from sufficit.comparing.groups import quiet
 from sufficit.data.splits import Split, evenly
 from sufficit.files import writing
-from sufficit.reproducing.clock import Clock
-from sufficit.reproducing.learning import lax_recipe, learn
-from sufficit.reproducing.plans import read_plan
-from sufficit.reproducing.scoring import overlap, pointing
-from sufficit.reproducing.work import Work
+from sufficit.reproduce.clock import Clock
+from sufficit.reproduce.learning import lax_recipe, learn
+from sufficit.reproduce.plans import read_plan
+from sufficit.reproduce.scoring import overlap, pointing
+from sufficit.reproduce.work import Work
 from sufficit.results import provenance
 from sufficit.training import RECIPES, LaxRecipe
 from sufficit.training.loaders import loader_for

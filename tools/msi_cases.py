@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from sufficit import Classifier, Scores, evaluate
 from sufficit.data.digits import SIDE, synthetic_digits
-from sufficit.figures import overlay, save
+from sufficit.plots import overlay, save
 
 ALPHA_MIN = 0.5
 

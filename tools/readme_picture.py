@@ -11,7 +11,7 @@ from PIL import Image
 from sufficit import Classifier, explain_all
 from sufficit.data.digits import synthetic_digits
 from sufficit.demo import LEARNED, METHODS, TRAINED_ON, TRUTH, around, score_all, train
-from sufficit.figures import Look, save, sheet_figure
+from sufficit.plots import Look, save, sheet_figure
 
 N, COLOURS = 3, 256
 

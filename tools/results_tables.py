@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sufficit.reproducing.outcome import paper_rows
-from sufficit.reproducing.scoring import SEARCH_STEP
-from sufficit.reproducing.writing import TITLES, number, table_lines
+from sufficit.reproduce.outcome import paper_rows
+from sufficit.reproduce.scoring import SEARCH_STEP
+from sufficit.reproduce.writing import TITLES, number, table_lines
 
 ROOT = Path(__file__).parent.parent
 TEMPLATE = Path(__file__).with_name("results_template.md")

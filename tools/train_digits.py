@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional as F
 
 from sufficit import Classifier, Recipe, View
+from sufficit.classifier.digit_net import SmallNet
 from sufficit.data.digits import synthetic_digits
-from sufficit.smallnet import SmallNet
 
 EPOCHS, PICTURES, BATCH, SEED = 25, 4000, 100, 0
 

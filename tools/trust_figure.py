@@ -18,11 +18,12 @@ from lax_arms import upsampled_early
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from sufficit import Classifier, Lax, explain, figures
-from sufficit.data.cifar import CLASSES
+from sufficit import Classifier, Lax, explain
+from sufficit import plots as figures
 from sufficit.data.images import find_pictures, read_picture
-from sufficit.reproducing.plans import read_plan
-from sufficit.reproducing.tables import table_of
+from sufficit.reproduce.cifar import CLASSES
+from sufficit.reproduce.plans import read_plan
+from sufficit.reproduce.tables import table_of
 
 DONORS = 5
 SHOWN = 4  # images, where none are named

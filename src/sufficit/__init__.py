@@ -8,41 +8,41 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sufficit.classifiers import Classifier
-    from sufficit.comparison import Standing, compare_scores
+    from sufficit.classifier.checkpoint import Recipe, View
+    from sufficit.classifier.classifier import Classifier
     from sufficit.errors import UserError
     from sufficit.explainers import explain, explain_all
-    from sufficit.heatmaps import normalize, resize
-    from sufficit.lax import Lax
-    from sufficit.metrics.evaluate import Scores, evaluate
-    from sufficit.metrics.leak import Leak, leak
+    from sufficit.explainers.lax import Lax
+    from sufficit.metrics.compare_scores import Standing, compare_scores
+    from sufficit.metrics.leakage import Leak, leak
     from sufficit.metrics.probe import Pool
-    from sufficit.parts import Recipe, View
+    from sufficit.metrics.scores import Scores, evaluate
+    from sufficit.perturbation.heatmaps import normalize, resize
     from sufficit.sanity import sanity_check
     from sufficit.similarity import agreement
     from sufficit.training import LaxRecipe, cache_features, repeatability, train_lax
 
 _HOMES = {
-    "Classifier": "sufficit.classifiers",
-    "Lax": "sufficit.lax",
+    "Classifier": "sufficit.classifier.classifier",
+    "Lax": "sufficit.explainers.lax",
     "LaxRecipe": "sufficit.training",
-    "Leak": "sufficit.metrics.leak",
+    "Leak": "sufficit.metrics.leakage",
     "Pool": "sufficit.metrics.probe",
-    "Recipe": "sufficit.parts",
-    "Scores": "sufficit.metrics.evaluate",
-    "Standing": "sufficit.comparison",
+    "Recipe": "sufficit.classifier.checkpoint",
+    "Scores": "sufficit.metrics.scores",
+    "Standing": "sufficit.metrics.compare_scores",
     "UserError": "sufficit.errors",
-    "View": "sufficit.parts",
+    "View": "sufficit.classifier.checkpoint",
     "agreement": "sufficit.similarity",
     "cache_features": "sufficit.training",
-    "compare_scores": "sufficit.comparison",
-    "evaluate": "sufficit.metrics.evaluate",
+    "compare_scores": "sufficit.metrics.compare_scores",
+    "evaluate": "sufficit.metrics.scores",
     "explain": "sufficit.explainers",
     "explain_all": "sufficit.explainers",
-    "leak": "sufficit.metrics.leak",
-    "normalize": "sufficit.heatmaps",
+    "leak": "sufficit.metrics.leakage",
+    "normalize": "sufficit.perturbation.heatmaps",
     "repeatability": "sufficit.training",
-    "resize": "sufficit.heatmaps",
+    "resize": "sufficit.perturbation.heatmaps",
     "sanity_check": "sufficit.sanity",
     "train_lax": "sufficit.training",
 }

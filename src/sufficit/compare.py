@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sufficit.classifiers import Classifier
+from sufficit.classifier.classifier import Classifier
 from sufficit.comparing.groups import (
     Found,
     collect,
@@ -24,17 +24,17 @@ from sufficit.comparing.sampling import sample_alphas
 from sufficit.comparing.saving import clear, save_comparison
 from sufficit.comparing.settings import CONTROLS, Settings, write_run
 from sufficit.comparing.showing import Shown, choose
-from sufficit.comparison import compare_scores
 from sufficit.crews import Crew
 from sufficit.data.finding import Stream, stream_pictures
 from sufficit.data.images import Picture
 from sufficit.intervals import Estimate, estimates
 from sufficit.keeping import FOLDER, Parts, begin
-from sufficit.metrics.evaluate import AlphaSearch, Scores, read, with_leak
+from sufficit.metrics.compare_scores import compare_scores
+from sufficit.metrics.scores import AlphaSearch, Scores, read, with_leak
+from sufficit.perturbation.types import Progress
 from sufficit.reading import GROUP
 from sufficit.results import summarise
 from sufficit.sharing import told_roll
-from sufficit.types import Progress
 
 
 def compare_folder(

@@ -11,16 +11,16 @@ from rich.console import Console
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from sufficit import figures
-from sufficit.classifiers import Classifier
-from sufficit.comparison import Standing, compare_scores
+from sufficit import plots as figures
+from sufficit.classifier.classifier import Classifier
 from sufficit.data.digits import Digits, synthetic_digits
 from sufficit.explainers import CAMS, Method, explain_all
+from sufficit.explainers.lax import Lax
 from sufficit.files import make_folder
-from sufficit.lax import Lax
-from sufficit.metrics.alphas import AlphaCurves, alpha_curves, coarse, spread
-from sufficit.metrics.evaluate import Scores, evaluate, join, with_leak
-from sufficit.metrics.leak import Leak, leak
+from sufficit.metrics.alpha_search import AlphaCurves, alpha_curves, coarse, spread
+from sufficit.metrics.compare_scores import Standing, compare_scores
+from sufficit.metrics.leakage import Leak, leak
+from sufficit.metrics.scores import Scores, evaluate, join, with_leak
 from sufficit.progress import bar
 from sufficit.report import Content, Facts, Shown, pick_shown, write_report
 from sufficit.results import (

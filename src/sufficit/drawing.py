@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sufficit import figures
-from sufficit.classifiers import Classifier
-from sufficit.data.heatmaps import write_heatmaps
+from sufficit import plots as figures
+from sufficit.classifier.classifier import Classifier
+from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import (
     BadPictureError,
     Picture,
@@ -24,8 +24,8 @@ from sufficit.data.images import (
 )
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import Methods, explain_all, methods_for
+from sufficit.explainers.lax import name_of
 from sufficit.files import make_folder, read_json, safe_name, short_name, writing
-from sufficit.lax import name_of
 from sufficit.results import provenance, save_json
 
 SHEET_ROWS = 24

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from sufficit.files import writing
 from sufficit.keeping import LARGE, SMALL, Parts
-from sufficit.metrics.evaluate import Plan
+from sufficit.metrics.scores import Plan
+from sufficit.perturbation.types import Answers
 from sufficit.reading import Skipped, check_any, check_sizes
 from sufficit.sharing import SCORES, Roll
-from sufficit.types import Answers
 
 
 @dataclass(frozen=True)

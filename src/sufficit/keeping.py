@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sufficit.classifier.fingerprint import read, same
 from sufficit.errors import UserError
 from sufficit.files import is_unfinished, make_folder, read_json, writing
-from sufficit.fingerprints import read, same
-from sufficit.metrics.leak import TENSORS, Leak
+from sufficit.metrics.leakage import TENSORS, Leak
+from sufficit.perturbation.types import Answers
 from sufficit.results import plain, save_json
-from sufficit.types import Answers
 
 FOLDER = "parts"
 BEGUN, COMPLETE = "begun.json", "complete"

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from sufficit.data.heatmaps import HeatmapFile
+from sufficit.classifier.checkpoint import View
+from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import BadPictureError, Picture
 from sufficit.errors import UserError
-from sufficit.heatmaps import check_range, normalize, resize
-from sufficit.parts import View
+from sufficit.perturbation.heatmaps import check_range, normalize, resize
 from sufficit.reading import Entry, Item
 
 

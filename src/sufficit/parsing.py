@@ -8,15 +8,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sufficit import layers
-from sufficit.classifiers import Classifier
+from sufficit.classifier import layers
+from sufficit.classifier.checkpoint import View
+from sufficit.classifier.classifier import Classifier
 from sufficit.data.images import BadPictureError, read_picture
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, Method
-from sufficit.fills import FILLS
-from sufficit.lax import OURS, Lax, name_of
-from sufficit.metrics.columns import COLUMNS
-from sufficit.parts import View
+from sufficit.explainers.lax import OURS, Lax, name_of
+from sufficit.metrics.registry import COLUMNS
+from sufficit.perturbation.fills import FILLS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from sufficit.types import Progress
+from sufficit.perturbation.types import Progress
 
 PATIENCE = 5.0  # seconds of silence before a bar shows by itself
 

@@ -13,12 +13,12 @@ from typing import Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from sufficit.classifiers import Classifier
+from sufficit.classifier.classifier import Classifier
 from sufficit.data.finding import Stream
-from sufficit.data.heatmaps import HeatmapError
+from sufficit.data.heatmap_files import HeatmapError
 from sufficit.data.images import BadPictureError, Picture, class_numbers
 from sufficit.errors import UserError
-from sufficit.types import Progress
+from sufficit.perturbation.types import Progress
 
 GROUP = 32  # images read, and scored, at a time
 THREADS = min(8, os.cpu_count() or 1)  # that decode pictures, at most

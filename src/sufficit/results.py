@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sufficit.comparison import Standing
 from sufficit.files import writing
 from sufficit.intervals import Estimate, estimates, ratio_estimate
+from sufficit.metrics.compare_scores import Standing
 from sufficit.metrics.curves import Curve
-from sufficit.metrics.evaluate import Scores
+from sufficit.metrics.scores import Scores
 
 if TYPE_CHECKING:
     import pyarrow

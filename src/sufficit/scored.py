@@ -6,18 +6,18 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from sufficit import figures
-from sufficit.classifiers import Classifier
+from sufficit import plots as figures
+from sufficit.classifier.classifier import Classifier
+from sufficit.classifier.fingerprint import digest
 from sufficit.files import make_folder
-from sufficit.fingerprints import digest
 from sufficit.keeping import FOLDER, Parts
-from sufficit.metrics.columns import COLUMNS
-from sufficit.metrics.evaluate import ALPHA_GRID, Scores
-from sufficit.metrics.leak import leak_warning
+from sufficit.metrics.leakage import leak_warning
+from sufficit.metrics.registry import COLUMNS
+from sufficit.metrics.scores import ALPHA_GRID, Scores
+from sufficit.perturbation.types import ScoreKind
 from sufficit.reading import Skipped, folder_targets
 from sufficit.resampling import RESAMPLES
 from sufficit.results import Estimate, as_json, provenance, save_json, save_scores
-from sufficit.types import ScoreKind
 
 FILES = ("scores.parquet", "curves.parquet", "summary.json", "curves.png", "run.json")
 

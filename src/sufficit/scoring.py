@@ -11,13 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sufficit.classifiers import Classifier
+from sufficit.classifier.classifier import Classifier
+from sufficit.classifier.fingerprint import fingerprint
 from sufficit.crews import Crew
 from sufficit.data.finding import Stream, stream_pictures
-from sufficit.data.heatmaps import HeatmapFile
+from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import quiet_reading
 from sufficit.errors import UserError
-from sufficit.fingerprints import fingerprint
 from sufficit.gathering import gather
 from sufficit.keeping import (
     FOLDER,
@@ -29,11 +29,12 @@ from sufficit.keeping import (
     leak_from,
     place_for,
 )
-from sufficit.metrics.evaluate import Plan, ask, check_asking, make_plan, with_leak
-from sufficit.metrics.evaluate import read as read_scores
-from sufficit.metrics.leak import POOL, Leak, leak_warning, measure
+from sufficit.metrics.leakage import POOL, Leak, leak_warning, measure
 from sufficit.metrics.probe import Pool, Probe, Setting, check_classes, draw_pool, prepare
+from sufficit.metrics.scores import Plan, ask, check_asking, make_plan, with_leak
+from sufficit.metrics.scores import read as read_scores
 from sufficit.pairing import Pair, Pairs, check_any_pair, warn_of_stretched
+from sufficit.perturbation.types import Progress
 from sufficit.progress import bar
 from sufficit.reading import (
     GROUP,
@@ -58,7 +59,6 @@ from sufficit.sharing import (
     sizes_of,
     told_roll,
 )
-from sufficit.types import Progress
 
 OWN = "heatmaps"  # what the parts call them
 

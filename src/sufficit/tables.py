@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from rich import box
 from rich.table import Table
 
-from sufficit.comparison import Standing
+from sufficit.metrics.compare_scores import Standing
 from sufficit.results import Estimate
 
 Summaries = Mapping[str, Mapping[str, Estimate]]

@@ -8,21 +8,21 @@ from io import TextIOWrapper
 from sufficit.cli import (
     compare,
     demo,
-    drawing,
+    evaluate,
+    explain,
     figure,
-    lists,
+    methods,
     reproduce,
     sanity,
-    scoring,
-    serving,
-    training,
+    serve,
+    train_lax,
 )
 from sufficit.cli.app import app, err, literal
 from sufficit.errors import UserError
 
 COMMANDS = (
-    *(compare, demo, drawing, figure, lists, reproduce),
-    *(sanity, scoring, serving, training),
+    *(compare, demo, explain, figure, methods, reproduce),
+    *(sanity, evaluate, serve, train_lax),
 )
 """Their files; importing one adds its commands to the app."""
 __all__ = ["app", "main"]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sufficit.cli.app import app, out
-from sufficit.cli.browsing import show_page
+from sufficit.cli.browser import show_page
 from sufficit.files import check_output
 
 

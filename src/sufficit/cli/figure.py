@@ -81,7 +81,7 @@ def figure(
     """
     from sufficit.comparing import plates
     from sufficit.comparing.finished import read_finished
-    from sufficit.figures import Look, save
+    from sufficit.plots import Look, save
 
     _check_given(ctx, show)
     plates.check_file(out_file)

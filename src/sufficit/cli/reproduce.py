@@ -13,7 +13,7 @@ from sufficit.errors import UserError
 from sufficit.files import check_output
 
 if TYPE_CHECKING:
-    from sufficit.reproducing.outcome import Outcome
+    from sufficit.reproduce.outcome import Outcome
 
 
 @app.command()
@@ -96,16 +96,16 @@ def reproduce(
 
     sufficit reproduce folder --data photos --model resnet50 --out mine
     """
-    from sufficit.reproducing.tables import table_of
+    from sufficit.reproduce.tables import table_of
 
     data_name = table_of(table).data
     folder = out_folder or Path(table)
     first = leads(devices, num_nodes)
     if first:
         check_output(folder)
-    from sufficit.data.datasets import download as fetch
     from sufficit.parsing import device_from
-    from sufficit.reproduce import reproduce as run
+    from sufficit.reproduce.chain import reproduce as run
+    from sufficit.reproduce.datasets import download as fetch
     from sufficit.training.processes import crew_for
 
     if download:
@@ -155,8 +155,8 @@ def _print(outcome: "Outcome", folder: Path) -> None:
     from rich import box
     from rich.table import Table
 
-    from sufficit.reproducing.outcome import paper_rows, summary_of
-    from sufficit.reproducing.writing import HEADINGS, TITLES
+    from sufficit.reproduce.outcome import paper_rows, summary_of
+    from sufficit.reproduce.writing import HEADINGS, TITLES
 
     theirs = paper_rows(outcome.plan.table)
     title = f"Means over {outcome.n} test images, alpha_min {outcome.facts['alpha_min']:g}"

@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sufficit.classifiers import Classifier
+from sufficit.classifier.classifier import Classifier
 from sufficit.comparing.groups import draw, quiet
 from sufficit.comparing.jobs import Job, load, make_job
 from sufficit.comparing.settings import Settings, read_run, settings_from
 from sufficit.data.finding import stream_pictures
-from sufficit.data.heatmaps import HeatmapFile
+from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.errors import UserError, unknown
+from sufficit.explainers.lax import name_of
 from sufficit.files import read_json, safe_name
 from sufficit.intervals import Estimate
 from sufficit.keeping import FOLDER
-from sufficit.lax import name_of
+from sufficit.perturbation.types import PIECE
 from sufficit.reading import GROUP, named
 from sufficit.resampling import Floats
-from sufficit.types import PIECE
 
 if TYPE_CHECKING:
     import pandas

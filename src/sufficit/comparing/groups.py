@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sufficit.classifiers import Classifier
+from sufficit.classifier.classifier import Classifier
 from sufficit.comparing.jobs import Job
 from sufficit.crews import Crew
 from sufficit.data.images import quiet_reading
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
 from sufficit.gathering import Gathered, gather
 from sufficit.keeping import Parts, answers_as_tensors, leak_as_tensors, leak_from
-from sufficit.metrics.evaluate import ask
-from sufficit.metrics.leak import POOL, Leak, measure_methods
+from sufficit.metrics.leakage import POOL, Leak, measure_methods
 from sufficit.metrics.probe import Pool, Probe, Setting, draw_pool, prepare
+from sufficit.metrics.scores import ask
+from sufficit.perturbation.types import Progress
 from sufficit.progress import bar
 from sufficit.reading import (
     Entry,
@@ -37,7 +38,6 @@ from sufficit.sharing import (
     images_in,
     sizes_of,
 )
-from sufficit.types import Progress
 
 HEATMAPS = "heatmaps"  # a stage that leaves parts, if they are to be kept
 

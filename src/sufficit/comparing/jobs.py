@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sufficit.classifiers import Classifier
+from sufficit.classifier.classifier import Classifier
+from sufficit.classifier.fingerprint import digest, fingerprint
 from sufficit.comparing.settings import CONTROLS, Settings
 from sufficit.data.finding import Stream
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, explain_all
-from sufficit.explainers.explaining import Method
-from sufficit.fingerprints import digest, fingerprint
-from sufficit.lax import Lax, name_of
-from sufficit.metrics.evaluate import Plan, check_asking, make_plan
+from sufficit.explainers.explanation import Method
+from sufficit.explainers.lax import Lax, name_of
+from sufficit.metrics.scores import Plan, check_asking, make_plan
 from sufficit.parsing import classifier_from, fill_from
+from sufficit.perturbation.types import Progress
 from sufficit.reading import GROUP, Entry, Group, Item, Labels, Reader, grouped, labels_for
-from sufficit.types import Progress
 
 FILES = ("curves.png", "pairs.csv", "report.html", "run.json", "RUN.toml", "sheet.png")
 RESERVED = ("parts", "summary.json", *FILES)  # no method may be called so: its folder is taken

@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from sufficit.classifiers import Classifier
+from sufficit.classifier.classifier import Classifier
 from sufficit.comparing.settings import Settings
 from sufficit.comparing.showing import Shown
-from sufficit.comparison import Standing
 from sufficit.intervals import Estimate
-from sufficit.metrics.alphas import AlphaCurves
-from sufficit.metrics.evaluate import Scores
-from sufficit.metrics.leak import leak_warning
+from sufficit.metrics.alpha_search import AlphaCurves
+from sufficit.metrics.compare_scores import Standing
+from sufficit.metrics.leakage import leak_warning
+from sufficit.metrics.scores import Scores
 from sufficit.reading import Skipped, folder_targets
 
 OWN_BEST = "msi_own_best"  # MSI of a method at the alpha_min that is best for it alone

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from sufficit import figures
-from sufficit.classifiers import Classifier
+from sufficit import plots as figures
+from sufficit.classifier.classifier import Classifier
 from sufficit.comparing.finished import Drawn, Finished, read_drawn, read_finished
 from sufficit.errors import UserError, unknown
-from sufficit.figures import Look
-from sufficit.fills import fill_for
+from sufficit.perturbation.fills import fill_for
+from sufficit.plots import Look
 from sufficit.tables import HEADINGS
 
 if TYPE_CHECKING:

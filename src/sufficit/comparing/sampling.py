@@ -3,8 +3,8 @@
 from sufficit.comparing.groups import Found, draw, quiet
 from sufficit.comparing.jobs import Job
 from sufficit.keeping import Parts
-from sufficit.metrics.alphas import AlphaCurves, alpha_curves, coarse, spread
-from sufficit.metrics.evaluate import AlphaSearch
+from sufficit.metrics.alpha_search import AlphaCurves, alpha_curves, coarse, spread
+from sufficit.metrics.scores import AlphaSearch
 from sufficit.progress import bar
 
 ALPHA = "alpha"  # a stage that leaves one part

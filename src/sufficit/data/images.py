@@ -15,9 +15,9 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as V
 
+from sufficit.classifier.checkpoint import View
 from sufficit.data.places import check_there
 from sufficit.errors import UserError
-from sufficit.parts import View
 
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}

@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from torch import Tensor
 
+from sufficit.classifier.checkpoint import View
 from sufficit.data.images import (
     SUFFIXES,
     BadPictureError,
@@ -26,7 +27,6 @@ from sufficit.data.images import (
     while_there,
 )
 from sufficit.errors import UserError
-from sufficit.parts import View
 
 BLOCK = 512  # bytes of a header; what follows is filled up to a multiple
 MOST_IMAGE = 2**26  # bytes of an image's file

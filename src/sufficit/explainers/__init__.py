@@ -1,7 +1,7 @@
 """Heatmaps of what a classifier looked at: `explain`, and the table of methods."""
 
 from sufficit.explainers.entry import Explainer, target_logits
-from sufficit.explainers.explaining import (
+from sufficit.explainers.explanation import (
     Method,
     Methods,
     OwnMethod,
@@ -11,7 +11,7 @@ from sufficit.explainers.explaining import (
     methods_for,
 )
 from sufficit.explainers.finer import finer_cam
-from sufficit.explainers.table import CAMS, EXPLAINERS
+from sufficit.explainers.registry import CAMS, EXPLAINERS
 
 __all__ = [
     "CAMS",

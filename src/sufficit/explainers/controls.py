@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from sufficit.heatmaps import normalize
+from sufficit.perturbation.heatmaps import normalize
 
 
 def random(images: Tensor, seed: int = 0) -> Tensor:

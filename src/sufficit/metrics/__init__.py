@@ -1,10 +1,10 @@
 """Scores of heatmaps: METRICS says how each column is made, `evaluate` makes them all at once."""
 
-from sufficit.metrics.classes import MSI, Evaluation, Fidelity, InsertionDeletion, Leakage
-from sufficit.metrics.columns import COLUMNS, METRICS, Metric, Schedule
-from sufficit.metrics.evaluate import AlphaSearch, Scores, evaluate
-from sufficit.metrics.leak import Leak, leak
+from sufficit.metrics.leakage import Leak, leak
 from sufficit.metrics.probe import Pool
+from sufficit.metrics.registry import COLUMNS, METRICS, Metric, Schedule
+from sufficit.metrics.scores import AlphaSearch, Scores, evaluate
+from sufficit.metrics.torchmetrics import MSI, Evaluation, Fidelity, InsertionDeletion, Leakage
 
 __all__ = [
     "COLUMNS",

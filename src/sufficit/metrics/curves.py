@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sufficit.metrics.columns import CURVES, Schedule
-from sufficit.types import Answers, ScoreKind
+from sufficit.metrics.registry import CURVES, Schedule
+from sufficit.perturbation.types import Answers, ScoreKind
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sufficit.bands import rest, show
-from sufficit.classifiers import Classifier, check_images, check_targets
+from sufficit.classifier.classifier import Classifier, check_images, check_targets
 from sufficit.errors import UserError
-from sufficit.fills import check_fill
-from sufficit.heatmaps import check_heatmaps
-from sufficit.predict import check_batch_size, predict_views
-from sufficit.types import Progress, Views
+from sufficit.perturbation.bands import rest, show
+from sufficit.perturbation.fills import check_fill
+from sufficit.perturbation.heatmaps import check_heatmaps
+from sufficit.perturbation.predict import check_batch_size, predict_views
+from sufficit.perturbation.types import Progress, Views
 
 Ints = npt.NDArray[np.int64]
 GREY = 0.5

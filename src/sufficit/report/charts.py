@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sufficit.intervals import Estimate
-from sufficit.metrics.evaluate import AlphaSearch
+from sufficit.metrics.scores import AlphaSearch
 from sufficit.report.content import Content
-from sufficit.report.words import Losses, Reading
+from sufficit.report.interpretation import Losses, Reading
 
 LINE_COLOURS = 8
 LABEL_GAP = 15.0

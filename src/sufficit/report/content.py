@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sufficit.comparison import Standing
 from sufficit.errors import UserError
-from sufficit.fills import check_fill
-from sufficit.heatmaps import check_heatmaps
-from sufficit.metrics.alphas import AlphaCurves
-from sufficit.metrics.columns import Schedule
-from sufficit.metrics.evaluate import Scores
+from sufficit.metrics.alpha_search import AlphaCurves
+from sufficit.metrics.compare_scores import Standing
+from sufficit.metrics.registry import Schedule
+from sufficit.metrics.scores import Scores
+from sufficit.perturbation.fills import check_fill
+from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.tables import Summaries, ranked
 
 MOST_SHOWN = 24

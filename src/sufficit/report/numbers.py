@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from sufficit import bands
-from sufficit.metrics.evaluate import Scores
+from sufficit.metrics.scores import Scores
+from sufficit.perturbation import bands
+from sufficit.perturbation.types import Answers, Band
 from sufficit.report.content import Content
-from sufficit.report.pictures import encode_fill, encode_heatmaps
+from sufficit.report.encoding import encode_fill, encode_heatmaps
 from sufficit.results import as_json, plain
-from sufficit.types import Answers, Band
 
 MOST_POINTS = 201  # of the slider
 MOST_ROWS = 3000  # of the table of all images

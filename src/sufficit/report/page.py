@@ -9,13 +9,14 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
-from sufficit.bands import EVERYTHING
 from sufficit.files import writing
 from sufficit.intervals import Estimate
-from sufficit.metrics.leak import LIMIT
-from sufficit.report import charts, numbers, words
+from sufficit.metrics.leakage import LIMIT
+from sufficit.perturbation.bands import EVERYTHING
+from sufficit.report import charts, numbers
+from sufficit.report import interpretation as words
 from sufficit.report.content import Content, Facts
-from sufficit.report.pictures import SIDES, encode_images
+from sufficit.report.encoding import SIDES, encode_images
 from sufficit.report.templates import environment, look_and_feel
 
 MAIN = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sufficit.classifiers import Classifier, check_classifier, check_images, check_targets
+from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
 from sufficit.errors import EmptyHeatmapWarning
 from sufficit.explainers import CAMS, Methods, explain_all, methods_for
 from sufficit.progress import bar

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sufficit import figures
-from sufficit.classifiers import Classifier
+from sufficit import plots as figures
+from sufficit.classifier.classifier import Classifier
 from sufficit.data.images import Picture, find_pictures, labels_of, quiet_reading
 from sufficit.drawing import read_pictures
 from sufficit.errors import UserError

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sufficit.figures import INK, LINES, QUIET
+from sufficit.plots import INK, LINES, QUIET
 
 if TYPE_CHECKING:
     import pandas

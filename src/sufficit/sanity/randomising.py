@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sufficit.classifiers import Classifier, check_images, check_targets
+from sufficit.classifier.classifier import Classifier, check_images, check_targets
 from sufficit.errors import UserError
+from sufficit.perturbation.types import Progress
 from sufficit.progress import bar
 from sufficit.seeding import seeded
-from sufficit.types import Progress
 
 STEPS = 8  # blocks of a cascade, at most
 EPOCHS = 30

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sufficit.classifiers import Classifier, constant
+from sufficit.classifier.classifier import Classifier, constant
 from sufficit.data.splits import Split, seen
 from sufficit.errors import UserError
 from sufficit.files import CHECKPOINT, make_folder, writing
+from sufficit.perturbation.types import Progress
 from sufficit.progress import Tick, bar
 from sufficit.training.feeding import keeping_randomness, mixed_seed
 from sufficit.training.loaders import Shuffled
-from sufficit.types import Progress
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
-from sufficit.classifiers import Classifier, check_images, check_range, check_targets
+from sufficit.classifier.classifier import Classifier, check_images, check_range, check_targets
 from sufficit.errors import UserError
 from sufficit.seeding import unmoved
 from sufficit.training.steps import Batch

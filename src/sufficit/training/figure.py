@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sufficit.figures import HIDE, INK, QUIET, SHOW, axes_for
+from sufficit.plots import HIDE, INK, QUIET, SHOW, axes_for
 
 if TYPE_CHECKING:
     import pandas

@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from sufficit.errors import UserError, unknown
-from sufficit.fills import blur, mean
+from sufficit.perturbation.fills import blur, mean
 
 
 def _black(others: Tensor, generator: Generator) -> Tensor:

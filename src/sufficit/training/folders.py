@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.data import DistributedSampler
 
-from sufficit.classifiers import Classifier
+from sufficit.classifier.classifier import Classifier
 from sufficit.data.images import quiet_reading
 from sufficit.errors import UserError
 from sufficit.training.feeding import CachedLoader, Loader, cache_features
@@ -23,7 +23,7 @@ from sufficit.training.splitting import Folder, read_folder
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-    from sufficit.lax import Lax
+    from sufficit.explainers.lax import Lax
 
 
 @dataclass(frozen=True)

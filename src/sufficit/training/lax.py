@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Generator, Tensor, nn
 
-from sufficit.classifiers import Classifier, check_classifier
+from sufficit.classifier.classifier import Classifier, check_classifier
+from sufficit.classifier.fingerprint import digest
 from sufficit.errors import NotFiniteError as NoNumbersError
 from sufficit.errors import UserError
+from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
 from sufficit.files import CHECKPOINT
-from sufficit.fingerprints import digest
-from sufficit.lax import CONFIG, WEIGHTS, Lax
+from sufficit.perturbation.types import Progress
 from sufficit.progress import Tick, bar
 from sufficit.results import surroundings
 from sufficit.training.feeding import (
@@ -34,7 +35,6 @@ from sufficit.training.runs import State, best_of, open_run, save_run, weights_o
 from sufficit.training.steps import take_step
 from sufficit.training.telling import NotFiniteError, Told
 from sufficit.training.validation import Examination, examination_of
-from sufficit.types import Progress
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

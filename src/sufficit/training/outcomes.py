@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sufficit import figures
-from sufficit.classifiers import Classifier
+from sufficit import plots as figures
+from sufficit.classifier.classifier import Classifier
 from sufficit.errors import EmptyHeatmapWarning
 from sufficit.explainers import Method, explain_all
+from sufficit.explainers.lax import Lax
 from sufficit.files import writing
-from sufficit.lax import Lax
-from sufficit.metrics.evaluate import Scores, evaluate
-from sufficit.metrics.leak import leak_warning
+from sufficit.metrics.leakage import leak_warning
+from sufficit.metrics.scores import Scores, evaluate
 from sufficit.results import Estimate, as_json, provenance, save_json, summarise
 from sufficit.training.figure import training_figure
 from sufficit.training.runs import best_of

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
+from sufficit.classifier.checkpoint import View
 from sufficit.data.images import BadPictureError, Picture
 from sufficit.errors import GoneError, UserError
-from sufficit.parts import View
 
 OnError = Literal["skip", "stop"]
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sufficit.classifiers import Classifier
+from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
 from sufficit.explainers import explain
-from sufficit.lax import Lax
+from sufficit.explainers.lax import Lax
 from sufficit.similarity import Agreement, agreement
 from sufficit.training.feeding import Loader
 from sufficit.training.lax import train_lax

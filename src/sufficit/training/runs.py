@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sufficit.errors import UserError
+from sufficit.explainers.lax import Lax
 from sufficit.files import CHECKPOINT, check_output, make_folder, writing
-from sufficit.lax import Lax
 
 Weights = dict[str, Tensor]
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from sufficit.classifiers import Classifier
+from sufficit.classifier.classifier import Classifier
 from sufficit.data.finding import Stream
 from sufficit.data.images import Picture, find_pictures
 from sufficit.errors import UserError

@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from sufficit.classifiers import Classifier
+from sufficit.classifier.classifier import Classifier
 from sufficit.training import losses
 from sufficit.training.fills import random_fills
 from sufficit.training.recipes import LaxRecipe

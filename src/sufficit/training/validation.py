@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sufficit.classifiers import Classifier
+from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
 from sufficit.explainers import explain
-from sufficit.lax import Lax
-from sufficit.metrics.evaluate import evaluate
-from sufficit.metrics.leak import leak
+from sufficit.explainers.lax import Lax
+from sufficit.metrics.leakage import leak
+from sufficit.metrics.scores import evaluate
 
 VALUE_STEP = 0.05  # coarser than a final score: this is asked after every epoch
 DONORS = 8

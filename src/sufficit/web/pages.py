@@ -9,7 +9,7 @@ from markupsafe import Markup
 from torchvision.transforms.v2.functional import to_pil_image
 
 from sufficit.data.digits import synthetic_digits
-from sufficit.fills import FILLS
+from sufficit.perturbation.fills import FILLS
 from sufficit.report.numbers import script_safe
 from sufficit.report.templates import asset, environment, look_and_feel
 from sufficit.web.limits import Limits

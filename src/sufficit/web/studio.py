@@ -10,17 +10,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sufficit import bands
-from sufficit.classifiers import Classifier
+from sufficit.classifier.classifier import Classifier
 from sufficit.drawing import class_number
 from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
 from sufficit.explainers import CAMS, EXPLAINERS, Method, explain_all, methods_for
 from sufficit.explainers.entry import Explainer
-from sufficit.metrics.columns import Schedule
-from sufficit.metrics.evaluate import evaluate
+from sufficit.metrics.registry import Schedule
+from sufficit.metrics.scores import evaluate
+from sufficit.perturbation import bands
+from sufficit.perturbation.types import Progress
+from sufficit.report.encoding import encode_fill, encode_heatmaps, encode_images
 from sufficit.report.numbers import answers_along, classes_in, rounded, shares_of, stops
-from sufficit.report.pictures import encode_fill, encode_heatmaps, encode_images
-from sufficit.types import Progress
 from sufficit.web.schemas import (
     ClassFacts,
     Curves,

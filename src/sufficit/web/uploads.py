@@ -13,8 +13,8 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from torch import Tensor
 
+from sufficit.classifier.checkpoint import View
 from sufficit.data.images import BadPictureError, decode_picture
-from sufficit.parts import View
 from sufficit.web.limits import Limits
 from sufficit.web.refusals import GoneError, RefusedError
 

@@ -1,0 +1,1 @@
+"""Any model as features and logits: loading, checkpoints, fingerprints."""

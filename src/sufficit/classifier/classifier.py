@@ -1,0 +1,345 @@
+"""Any image classifier as one object: images in 0..1 go in, logits and features come out."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sufficit.classifier import layers
+from sufficit.classifier import loading as sources
+from sufficit.classifier.checkpoint import Parts, Recipe, View, save
+from sufficit.errors import UserError
+
+
+class Classifier:
+    """A model, the layer its features come from, and the mean and std it was trained with.
+
+    Whatever is done to the model is undone: its mode, hooks, weights, requires_grad and .grad are
+    the same after a call as before, also when the call raises.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    >>> classifier = Classifier(model, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
+    >>> features, logits = classifier.features(torch.rand(2, 3, 16, 16))
+    >>> features.shape, logits.shape, classifier.layer
+    (torch.Size([2, 8, 16, 16]), torch.Size([2, 8]), '0')
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layer: str | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        view: View | None = None,
+        reshape: Callable[[Any], Tensor] | None = None,
+        recipe: Recipe | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise UserError(f"model must be an nn.Module, got {type(model).__name__}")
+        self.model = model
+        self.layer = layer if layer is None else layers.resolve(model, layer)
+        self._found_at: tuple[int, int] | None = None  # the input size it was found by itself at
+        self.mean, self.std = _check_mean_std(mean, std)
+        if isinstance(classes, str):
+            raise UserError(f"classes must be a name a class, got the one word {classes!r}")
+        self.classes = tuple(classes) if classes is not None else None
+        self.view = view
+        self.reshape = reshape
+        self.recipe = recipe
+
+    @classmethod
+    def load(
+        cls, source: str | Path, *, weights: str | Path | None = "default", **options: Any
+    ) -> "Classifier":
+        """A classifier from torchvision:NAME, timm:NAME, transformers:NAME, or a saved one's path.
+
+        Also from a function of your own that returns a model or a classifier:
+        python:FILE.py:FUNCTION or python:MODULE:FUNCTION. It is run.
+
+        `weights` is "default" for the published ones, None for random ones, or a file of your own
+        (.safetensors, or a state dict in .pt or .pth). Options go to the model's constructor.
+        """
+        return cls._from_parts(sources.load(source, weights, options))
+
+    @classmethod
+    def _from_parts(cls, parts: Parts) -> "Classifier":
+        return cls(
+            parts.model,
+            parts.layer,
+            parts.mean,
+            parts.std,
+            classes=parts.classes,
+            view=parts.view,
+            reshape=parts.reshape,
+            recipe=parts.recipe,
+        )
+
+    def save(self, folder: str | Path) -> Path:
+        """Write weights (safetensors) and description to a folder that `load` reads.
+
+        The architecture must have a name: `load` made this classifier, or `recipe` was given.
+        """
+        parts = Parts(
+            self.bare,
+            self.recipe,
+            self.layer,
+            self.mean,
+            self.std,
+            self.classes,
+            self.view,
+            self.reshape,
+        )
+        return save(parts, Path(folder))
+
+    def to(
+        self,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format | None = None,
+    ) -> "Classifier":
+        """Move the model itself, as `nn.Module.to` does."""
+        self.model.to(device=device, dtype=dtype)
+        if memory_format is not None:
+            self.model.to(memory_format=memory_format)
+        return self
+
+    @property
+    def bare(self) -> nn.Module:
+        """The model inside torch.compile or DataParallel: there its layers have their names."""
+        return layers.unwrapped(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's first parameter lies; the CPU where it has none."""
+        return next(self._tensors(), torch.empty(0)).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the model's first floating parameter; float32 where it has none."""
+        return next((t.dtype for t in self._tensors() if t.is_floating_point()), torch.float32)
+
+    @property
+    def channels(self) -> int:
+        """How many channels the model's first convolution takes, if that is one; else three."""
+        convolutions = (m for m in self.bare.modules() if isinstance(m, nn.Conv2d))
+        first = next(convolutions, None)
+        return 1 if first is not None and first.in_channels == 1 else 3
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """Channels-last where the model's first convolution is."""
+        kernels = (t for t in self._tensors() if t.ndim == 4 and min(t.shape[:2]) > 1)
+        kernel = next((t for t in kernels if t.shape[2:] != (1, 1)), None)
+        if kernel is None or kernel.is_contiguous():
+            return torch.contiguous_format
+        last = kernel.is_contiguous(memory_format=torch.channels_last)
+        return torch.channels_last if last else torch.contiguous_format
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Logits of images in 0..1: [N,C,H,W] -> [N,classes]."""
+        with self.in_eval_mode():
+            return self.logits_of(self.normalize(images))
+
+    def features(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of the layer and logits, in one pass: [N,C,H,W] -> [N,K,h,w], [N,classes]."""
+        with self.in_eval_mode():
+            inputs = self.normalize(images)
+            layer = self.feature_layer(inputs)
+            with layers.tapped(self.bare, layer) as seen:
+                logits = self.plain_logits_of(inputs)
+        if not seen:
+            raise UserError(
+                f"layer {layer!r} is not used in the forward pass: choose another layer"
+            )
+        return self.as_grid(seen[-1], inputs), logits
+
+    def feature_layer(self, inputs: Tensor) -> str:
+        """The layer given, or else the last one that still has a grid at this size of input."""
+        size = (inputs.shape[2], inputs.shape[3])
+        if self.layer is None or self._found_at not in (None, size):
+            self._found_at = size
+            self.layer = layers.find(self.bare, lambda: self.plain_logits_of(inputs[:1]), inputs)
+        return self.layer
+
+    def as_grid(self, output: Any, inputs: Tensor) -> Tensor:
+        """A layer's output as [N,K,h,w], tokens laid out as the image is."""
+        return self.reshape(output) if self.reshape else layers.to_grid(output, inputs)
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Images in 0..1 as the model wants them: its device, mean, std and dtype."""
+        if not isinstance(images, Tensor) or images.ndim != 4:
+            check_images(images)
+        moved = images.to(self.device)
+        if not moved.is_floating_point():
+            raise UserError(
+                f"images must be floats in 0..1, got {moved.dtype}: divide by 255 first"
+            )
+        moved = moved.float() if moved.dtype in (torch.bfloat16, torch.float16) else moved
+        if self.mean is None or self.std is None:
+            return moved.to(self.dtype)
+        if moved.shape[1] != len(self.mean):
+            raise UserError(
+                f"images have {moved.shape[1]} channels, mean and std have {len(self.mean)}: "
+                "give one number per channel"
+            )
+        mean, std = (constant(v, moved.device, moved.dtype) for v in (self.mean, self.std))
+        return ((moved - mean) / std).to(self.dtype)
+
+    def logits_of(self, inputs: Tensor) -> Tensor:
+        """Logits of what `normalize` gave; the model must be in eval mode."""
+        return self._named(_as_logits(self.model(inputs), len(inputs)))
+
+    def plain_logits_of(self, inputs: Tensor) -> Tensor:
+        """The same from the bare model, uncompiled and on one device, so that hooks fire."""
+        with layers.uncompiled():
+            return self._named(_as_logits(self.bare(inputs), len(inputs)))
+
+    def _named(self, logits: Tensor) -> Tensor:
+        """The logits, once it is sure that their classes have as many names, or none."""
+        if self.classes is not None and len(self.classes) != logits.shape[1]:
+            raise UserError(
+                f"the model gives {logits.shape[1]} classes and {len(self.classes)} have names:"
+                " Classifier(classes=...) wants a name for each, in the model's order, or None"
+            )
+        return logits
+
+    @contextmanager
+    def in_eval_mode(self) -> Iterator[None]:
+        """Eval mode inside, every module's own mode again outside."""
+        training = [module for module in self.model.modules() if module.training]
+        try:
+            for module in training:
+                module.training = False
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+
+    def __repr__(self) -> str:
+        name = self.recipe.source if self.recipe else type(self.model).__name__
+        return f"Classifier({name}, layer={self.layer!r}, mean={self.mean}, std={self.std})"
+
+
+@lru_cache(maxsize=64)  # copying it to a GPU would wait for the GPU each time
+@torch.inference_mode(False)
+def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A number a channel: [C,1,1]."""
+    return torch.tensor(values, dtype=dtype, device=device)[:, None, None]
+
+
+def check_classifier(classifier: Classifier) -> None:
+    """Raise where a bare model was given."""
+    if isinstance(classifier, nn.Module):
+        raise UserError("wrap the model first: Classifier(model, mean=(...), std=(...))")
+    if not isinstance(classifier, Classifier):
+        raise UserError(f"classifier must be a Classifier, got {type(classifier).__name__}")
+
+
+def check_images(images: Tensor) -> None:
+    """Raise unless images are [N,C,H,W], finite and in 0..1."""
+    check_form(images)
+    check_extremes(torch.stack(images.aminmax()))
+
+
+def check_form(images: Tensor) -> None:
+    """Raise unless images are floats [N,C,H,W]; their values are not looked at."""
+    if not isinstance(images, Tensor):
+        hint = ": torch.from_numpy makes one" if hasattr(images, "__array__") else ""
+        raise UserError(f"images must be a tensor [N,C,H,W], got {type(images).__name__}{hint}")
+    if images.ndim != 4 or 0 in images.shape:
+        hint = ": add the batch axis with images[None]" if images.ndim == 3 else ""
+        raise UserError(
+            f"images must be [N,C,H,W] with at least one image, got {list(images.shape)}{hint}"
+        )
+    if images.shape[3] in (1, 3) and images.shape[1] > 4:
+        raise UserError(
+            f"images must be [N,C,H,W], got {list(images.shape)}: images.permute(0, 3, 1, 2) turns"
+            " channels-last ones round"
+        )
+    if not images.is_floating_point():
+        raise UserError(f"images must be floats in 0..1, got {images.dtype}: divide by 255 first")
+
+
+def check_extremes(extremes: Tensor) -> None:
+    """Raise unless the least and the largest value of all images lie in 0..1: [2]."""
+    low, high = extremes.tolist()
+    if not (low >= 0 and high <= 1):
+        raise UserError(
+            f"images must lie in 0..1, got {low:.4g}..{high:.4g}: give them before normalisation, "
+            "Classifier(mean=..., std=...) does the rest"
+        )
+
+
+def check_targets(targets: Tensor | Sequence[int] | None, n: int) -> Tensor | None:
+    """Targets as whole numbers [N], or None."""
+    if targets is None:
+        return None
+    try:
+        found = targets if isinstance(targets, Tensor) else torch.as_tensor(targets, device="cpu")
+    except (TypeError, ValueError) as error:
+        raise UserError(f"targets must be class numbers [N] = [{n}]: {error}") from error
+    if found.shape != (n,):
+        raise UserError(f"targets must be [N] = [{n}], one class an image, got {list(found.shape)}")
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise UserError(f"targets must be class numbers, got {found.dtype}: call .long()")
+    if found.min() < 0:
+        raise UserError(f"targets must be 0 or more, got {int(found.min())}")
+    return found.long()
+
+
+def check_range(targets: Tensor, classes: int) -> None:
+    """Raise for a class that the model does not have."""
+    highest = int(targets.max())
+    if highest >= classes:
+        raise UserError(
+            f"targets must lie in 0..{classes - 1}, the model has {classes} classes, got {highest}"
+        )
+
+
+Pair = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
+
+
+def _check_mean_std(mean: Sequence[float] | None, std: Sequence[float] | None) -> Pair:
+    if mean is None and std is None:
+        return None, None
+    if mean is None or std is None:
+        raise UserError("give mean and std together, or neither for a model that takes 0..1")
+    try:
+        means, stds = tuple(map(float, mean)), tuple(map(float, std))
+    except TypeError as error:
+        raise UserError(
+            f"mean and std must be one number per channel, got {mean!r}: write (0.5, 0.5, 0.5)"
+        ) from error
+    if len(means) != len(stds) or not means:
+        raise UserError(f"mean and std must be of one length, got {len(means)} and {len(stds)}")
+    if not all(map(math.isfinite, (*means, *stds))) or min(stds) <= 0:
+        raise UserError(f"mean must be finite and std above 0, got {means} and {stds}")
+    return means, stds
+
+
+def _as_logits(output: Any, n: int) -> Tensor:
+    """The logits in what a model returned: a tensor, or .logits, or the first of a tuple."""
+    if isinstance(output, dict):
+        output = output.get("logits", next(iter(output.values()), None))
+    elif hasattr(output, "logits"):
+        output = output.logits
+    elif isinstance(output, tuple | list) and output:
+        output = output[0]
+    if isinstance(output, Tensor) and output.ndim == 2 and len(output) == n and output.shape[1] > 1:
+        return output
+    came = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    raise UserError(
+        f"the model must give logits [N,C] = [{n},C] of two classes or more, got {came}: "
+        "wrap it in a module that returns them"
+    )

@@ -1,0 +1,317 @@
+"""LAX: a small adapter that draws the heatmap from the features of a frozen classifier."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import PyTorchModelHubMixin
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sufficit.classifier import fingerprint as fingerprints
+from sufficit.classifier.checkpoint import load_weights, no_larger_than
+from sufficit.classifier.classifier import Classifier
+from sufficit.classifier.digit_net import SMALL_NETS
+from sufficit.classifier.fingerprint import Fingerprint
+from sufficit.errors import UserError, unknown
+from sufficit.files import check_output, make_folder, read_json, writing
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+OURS = "sufficit:"  # begins the name of an adapter that ships
+WIDTHS = (256, 128, 64)
+_MOST = 2**16  # channels; more than any classifier has
+_FARTHEST = 32  # times the features' size
+_HEAVIEST, _DEEPEST = 2**27, 64  # weights (half a gigabyte) and layers
+_CARD = """---
+library_name: sufficit
+tags: [explainability, saliency]
+---
+# A LAX adapter
+
+It draws the heatmap of one classifier's prediction from the features of its layer `{layer}`.
+
+```python
+from sufficit import Classifier, Lax, explain
+
+lax = Lax.from_pretrained("this folder")
+heatmaps = explain(classifier, images, method=lax)
+```
+
+How it was trained is in `config.json`, under `trained`.
+"""
+
+
+class Lax(nn.Module, PyTorchModelHubMixin):
+    """Features [N,K,h,w] of one layer of one classifier -> what matters, [N,h,w] in 0..1.
+
+    A convnet K-256-128-64-1, or any module of your own (`net`) that gives one channel. With
+    `upsample` the map has that many times the features' height and width.
+
+    >>> import torch
+    >>> lax = Lax(512, upsample=2)
+    >>> lax(torch.rand(2, 512, 4, 4)).shape
+    torch.Size([2, 8, 8])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        upsample: int = 1,
+        widths: Sequence[int] = WIDTHS,
+        bias: float = 0.0,
+        net: nn.Module | None = None,
+        layer: str | None = None,
+        fingerprint: dict[str, Any] | Fingerprint | None = None,
+        trained: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        _check_sizes(channels, upsample, widths)
+        self.channels, self.upsample, self.widths = channels, upsample, tuple(widths)
+        self.own_net = net is not None
+        self.net = net if net is not None else _convnet(channels, self.widths, upsample, bias)
+        self.layer = layer
+        if fingerprint is not None and not isinstance(fingerprint, Fingerprint):
+            fingerprint = fingerprints.read(fingerprint)
+        self.fingerprint = fingerprint
+        self.trained: dict[str, Any] = dict(trained or {})
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The map of what matters: [N,K,h,w] -> [N,h,w] in 0..1."""
+        return self.logits(features).sigmoid()
+
+    def logits(self, features: Tensor) -> Tensor:
+        """The map before the sigmoid: [N,K,h,w] -> [N,h,w]."""
+        if features.ndim != 4 or features.shape[1] != self.channels:
+            raise UserError(
+                f"this adapter reads features [N,K,h,w] with K = {self.channels}, got"
+                f" {list(features.shape)}: is it another layer, or another classifier?"
+            )
+        if not torch.is_autocast_enabled(features.device.type):  # which brings all to one dtype
+            features = features.to(next(self.net.parameters(), features).dtype)
+        found: Tensor = self.net(features)
+        if found.ndim == 4 and found.shape[1] == 1:
+            found = found[:, 0]
+        if found.ndim != 3 or len(found) != len(features):
+            raise UserError(
+                f"an adapter's net must give one channel, [N,1,h,w], got {list(found.shape)}"
+            )
+        if self.own_net and self.upsample > 1:
+            size = [side * self.upsample for side in features.shape[2:]]
+            found = F.interpolate(found[:, None], size=size, mode="bilinear")[:, 0]
+        return found.float()
+
+    def check(self, classifier: Classifier) -> None:
+        """Raise unless this is the classifier the adapter was trained on."""
+        if self.fingerprint is None:
+            return
+        if not fingerprints.same(self.fingerprint, fingerprints.fingerprint(classifier)):
+            raise UserError(
+                f"this adapter was trained on another classifier than {classifier!r}: load the one"
+                " it belongs to (weights, mean and std must be the same), or train one for this"
+                " classifier"
+            )
+
+    def belong_to(self, classifier: Classifier, layer: str) -> None:
+        """Remember whose features, and which, the adapter reads."""
+        self.layer = layer
+        self.fingerprint = fingerprints.fingerprint(classifier)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All that makes the adapter again, beside its weights."""
+        return {
+            "channels": self.channels,
+            "upsample": self.upsample,
+            "widths": list(self.widths),
+            "own_net": type(self.net).__name__ if self.own_net else None,
+            "layer": self.layer,
+            "fingerprint": asdict(self.fingerprint) if self.fingerprint else None,
+            "trained": self.trained,
+        }
+
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        push_to_hub: bool = False,
+        config: object = None,
+        model_card_kwargs: object = None,
+        **push: Any,
+    ) -> str | None:
+        """Write model.safetensors, config.json and a card; each appears whole or not at all."""
+        from safetensors.torch import save
+
+        folder = Path(save_directory)
+        check_output(folder)
+        make_folder(folder)
+        state = {k: v.detach().cpu().contiguous().clone() for k, v in self.state_dict().items()}
+        with writing(folder / WEIGHTS) as path:
+            path.write_bytes(save(state))  # save_file does not tell a full disk as an OSError
+        with writing(folder / CONFIG) as path:
+            path.write_text(json.dumps(self.config, indent=2) + "\n")
+        with writing(folder / "README.md") as path:
+            path.write_text(_CARD.format(layer=self.layer))
+        if not push_to_hub:
+            return None
+        return str(self.push_to_hub(push.pop("repo_id", folder.name), **push))
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *, net: nn.Module | None = None, **hub: Any
+    ) -> "Lax":
+        """The adapter in a folder, or in a repository of the Hugging Face hub.
+
+        "sufficit:digits" is the one that ships for the classifier of that name.
+        One that was trained with a net of your own wants that net again, as `net`.
+        """
+        folder = _folder(pretrained_model_name_or_path, hub)
+        config = _read_config(folder / CONFIG)
+        own = config.pop("own_net", None)
+        if (own is None) != (net is None):
+            wanted = f"net=, a {own}" if own else "no net="
+            raise UserError(f"the adapter in {folder} was saved with {wanted}: give the same")
+        try:
+            with no_larger_than(folder / WEIGHTS):
+                lax = cls(**config, net=net)
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            raise UserError(f"{folder / CONFIG} does not describe an adapter: {error}") from error
+        load_weights(lax, folder / WEIGHTS)
+        return lax.eval()
+
+    def __repr__(self) -> str:
+        kind = type(self.net).__name__ if self.own_net else "convnet"
+        return f"Lax({kind}, K={self.channels}, layer={self.layer!r}, upsample={self.upsample})"
+
+
+def _convnet(channels: int, widths: Sequence[int], upsample: int, bias: float) -> nn.Sequential:
+    """K-256-128-64-1: the first layer mixes channels alone, the others look at neighbours too.
+
+    For a map larger than the features the layer before the last draws several cells out of each of
+    theirs, by mixing channels alone; the last one looks at neighbours among them.
+    """
+    layers: list[nn.Module] = []
+    for number, (k, m) in enumerate(pairwise([channels, *widths])):
+        grows = upsample > 1 and number == len(widths) - 1
+        wide = m * upsample**2 if grows else m
+        layer = Mix(k, wide) if number == 0 or grows else nn.Conv2d(k, wide, 3, padding=1)
+        layers += [layer, nn.ReLU(inplace=True)]
+    last = Finer(widths[-1], upsample) if upsample > 1 else nn.Conv2d(widths[-1], 1, 3, padding=1)
+    nn.init.constant_(last.bias, bias)  # type: ignore[arg-type]  # it has one
+    return nn.Sequential(*layers, last)
+
+
+class Mix(nn.Conv2d):
+    """A 1x1 convolution, [N,k,h,w] -> [N,m,h,w], which adds its bias on the way if it can.
+
+    Channels-last it is one product of matrices, bias and all: half the time on a GPU.
+    """
+
+    def __init__(self, channels: int, wide: int) -> None:
+        super().__init__(channels, wide, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The mixed channels."""
+        if not features.is_contiguous(memory_format=torch.channels_last):
+            return super().forward(features)
+        cells = F.linear(features.permute(0, 2, 3, 1), self.weight[:, :, 0, 0], self.bias)
+        return cells.permute(0, 3, 1, 2)
+
+
+class Finer(nn.Conv2d):
+    """A pixel shuffle and a 3x3 convolution to one channel: [N,c t t,h,w] -> [N,1,t h,t w].
+
+    Up to four times the large map in between is never made: each of its cells is a channel of a
+    coarse one, so a 3x3 convolution over these, with the same weights in their places, says the
+    same. That spares a GPU most of its work; beyond, its kernels would be mostly zeros.
+    """
+
+    taps: Tensor | None
+
+    def __init__(self, channels: int, times: int) -> None:
+        super().__init__(channels, 1, 3, padding=1)
+        self.times = times
+        self.register_buffer("taps", _taps(times) if times <= 4 else None, persistent=False)
+
+    def forward(self, coarse: Tensor) -> Tensor:
+        """The map before the sigmoid."""
+        if self.taps is None:
+            return super().forward(F.pixel_shuffle(coarse, self.times))
+        cells = self.times**2
+        known = F.pad(self.weight.flatten(2)[0], (0, 1))  # [c,10], the last is nothing
+        kernels = known[:, self.taps].transpose(0, 1).reshape(cells, -1, 3, 3)
+        assert self.bias is not None
+        found = F.conv2d(coarse, kernels, self.bias.expand(cells), padding=1)
+        return F.pixel_shuffle(found, self.times)
+
+
+def _taps(times: int) -> Tensor:
+    """Which of the nine weights joins a fine cell to a cell of a neighbour: [t t,t t,3,3].
+
+    Axes: the cell that is made, the cell that is looked at, and the coarse step from one to the
+    other. Where the two are no neighbours it is 9.
+    """
+    found = torch.full((times**2, times**2, 3, 3), 9)
+    for y, x, down, right in product(range(times), range(times), range(3), range(3)):
+        row, column = y + down - 1, x + right - 1
+        seen = row % times * times + column % times
+        found[y * times + x, seen, row // times + 1, column // times + 1] = 3 * down + right
+    return found
+
+
+def _check_sizes(channels: int, upsample: int, widths: Sequence[int]) -> None:
+    sizes = [channels, *widths]
+    if not widths or not all(_whole(k) and 0 < k <= _MOST for k in sizes):
+        shown = f"{sizes[:8]}" + (", ..." if len(sizes) > 8 else "")
+        raise UserError(f"channels and widths must be whole numbers in 1..{_MOST}, got {shown}")
+    if not _whole(upsample) or not 1 <= upsample <= _FARTHEST:
+        raise UserError(f"upsample must be a whole number in 1..{_FARTHEST}, got {upsample!r}")
+    weights = sum(k * m * max(9, upsample**2) for k, m in pairwise(sizes))
+    if weights > _HEAVIEST or len(sizes) > _DEEPEST:
+        raise UserError(
+            f"channels and widths make {len(sizes)} layers of {weights} weights: at most"
+            f" {_DEEPEST} of {_HEAVIEST} are allowed"
+        )
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def name_of(source: str | Path) -> str:
+    """What an adapter is called in files and tables: as its folder, or lax if it ships with us."""
+    return "lax" if str(source).startswith(OURS) else Path(source).resolve().name
+
+
+def _folder(source: str | Path, hub: dict[str, Any]) -> Path:
+    """The folder itself, the one that ships, or the hub's copy of it."""
+    if str(source).startswith(OURS):
+        name = str(source).removeprefix(OURS)
+        if name not in SMALL_NETS:
+            raise unknown("adapter", str(source), [f"{OURS}{known}" for known in SMALL_NETS])
+        return SMALL_NETS[name].folder / "lax"
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    if isinstance(source, Path) or str(source).count("/") != 1 or folder.is_absolute():
+        raise UserError(f"no adapter at {source}: wanted is the folder that save_pretrained wrote")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS], **hub))
+    except Exception as error:
+        raise UserError(f"no adapter at {source}, and none on the hub: {error}") from error
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"no adapter in {path.parent}: it has no {CONFIG}")
+    config = read_json(path)
+    if not isinstance(config, dict) or not isinstance(config.get("layer"), str | None):
+        raise UserError(f"{path} does not describe an adapter")
+    return config

@@ -1,0 +1,247 @@
+"""The same numbers as `evaluate`, batch by batch and over processes, as torchmetrics does."""
+
+import zlib
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric as TorchMetric
+from torchmetrics.utilities import dim_zero_cat
+
+from sufficit.classifier.classifier import Classifier
+from sufficit.errors import UserError
+from sufficit.metrics.leakage import Leak, measure
+from sufficit.metrics.probe import Pool, Setting, checked_pool, prepare
+from sufficit.metrics.registry import COLUMNS, Metric, alpha_from
+from sufficit.metrics.scores import ALPHA_GRID, Scores, evaluate, make_plan, read
+from sufficit.perturbation.fills import check_fill_name
+from sufficit.perturbation.types import Answers, ScoreKind
+
+_STATES = ("named", "confidences", "shares", "targets", "calls")
+_LEAK_STATES = tuple(field.name for field in fields(Leak) if field.name != "alpha_min")
+
+
+class _Gathered(TorchMetric):
+    """A metric whose states are rows of images, gathered over processes that may have seen none."""
+
+    is_differentiable = False
+    full_state_update = False
+
+    def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
+        """A process that saw no image joins in with none of them, in the shapes of the others."""
+        for name, empty in self._nothing().items():
+            if not len(getattr(self, name)):
+                setattr(self, name, [empty.to(self.device)])
+        super()._sync_dist(*args, **kwargs)
+
+    @abstractmethod
+    def _nothing(self) -> dict[str, Tensor]:
+        """The states of no images, in the shapes that some would have."""
+
+    def _rows(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """The states with the rows of all updates as one, on the CPU."""
+        if not len(getattr(self, names[0])):
+            raise UserError(
+                "no images were scored yet: call update(images, heatmaps, targets) first"
+            )
+        return {name: dim_zero_cat(getattr(self, name)).cpu() for name in names}
+
+
+class Evaluation(_Gathered):
+    """All eleven columns in one pass: `compute` gives their means, `scores` one value an image.
+
+    `metrics` adds columns of your own, as `evaluate` takes them: {name: Metric}.
+
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
+    >>> metric = MSI(Classifier(model), alpha_min=0.4)
+    >>> metric.update(torch.rand(2, 3, 4, 4), torch.rand(2, 4, 4), torch.tensor([0, 1]))
+    >>> sorted(metric.compute())
+    ['base_score', 'mask_penalty', 'msi']
+    """
+
+    higher_is_better: bool | None = None
+    columns: ClassVar[tuple[str, ...]] = COLUMNS
+    hits: list[Tensor]
+    confidences: list[Tensor]
+    shares: list[Tensor]
+    targets: list[Tensor]
+    calls: list[Tensor]
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        *,
+        alpha_min: float | Literal["search"] = 0.5,
+        score: ScoreKind = "accuracy",
+        fill: str | Tensor = "black",
+        value_step: float = 0.01,
+        percent_step: float = 0.02,
+        batch_size: int | None = None,
+        alphas: Sequence[float] = ALPHA_GRID,
+        metrics: Mapping[str, Metric] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_fill_name(fill)
+        self.classifier = classifier
+        self.options: dict[str, Any] = {
+            "alpha_min": alpha_min,
+            "score": score,
+            "value_step": value_step,
+            "percent_step": percent_step,
+            "columns": (*self.columns, *(metrics or {})),
+            "alphas": tuple(alphas),
+            "metrics": dict(metrics or {}),
+        }
+        self.plan = make_plan(**self.options)
+        self.fill = fill
+        self.batch_size = batch_size
+        for name in _STATES:
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+        # A MetricCollection merges metrics whose states agree on the first batch; this one tells
+        # apart those that only happen to.
+        setting = repr((self.plan, fill, id(classifier))).encode()
+        self.add_state("setting", torch.tensor(zlib.crc32(setting)), dist_reduce_fx="max")
+
+    def update(self, images: Tensor, heatmaps: Tensor, targets: Tensor | None = None) -> None:
+        """Score a batch: [N,C,H,W], [N,H,W], [N]."""
+        scores = evaluate(
+            self.classifier,
+            images,
+            heatmaps,
+            targets,
+            fill=self.fill,
+            batch_size=self.batch_size,
+            progress=False,
+            **self.options,
+        )
+        for name in _STATES:
+            getattr(self, name).append(getattr(scores.answers, name).to(self.device))
+
+    def _nothing(self) -> dict[str, Tensor]:
+        asked, weighed = len(self.plan.asks), len(self.plan.weighs)
+        none = torch.empty(0, dtype=torch.long)
+        return {
+            "named": torch.empty(0, asked, dtype=torch.int32),
+            "confidences": torch.empty(0, asked, dtype=torch.float32),
+            "shares": torch.empty(0, weighed, dtype=torch.float64),
+            "targets": none,
+            "calls": none,
+        }
+
+    def compute(self) -> dict[str, Tensor]:
+        """Mean of each column, and alpha_min where it was searched for."""
+        scores = self.scores()
+        means = {name: torch.tensor(value) for name, value in scores.mean().items()}
+        if scores.search is not None:
+            means["alpha_min"] = torch.tensor(scores.alpha_min)
+        return means
+
+    def scores(self) -> Scores:
+        """All that `evaluate` would give for the images this process has seen so far."""
+        state = self._rows(_STATES)
+        answers = Answers(bands=self.plan.asks, weighed=self.plan.weighs, **state)
+        return read(answers, self.plan)
+
+
+class MSI(Evaluation):
+    """BaseScore, MaskPenalty and MSI."""
+
+    higher_is_better = True
+    columns = ("base_score", "mask_penalty", "msi")
+
+
+class InsertionDeletion(Evaluation):
+    """Insertion (higher is better) and deletion (lower is), by pixel value and by percentage."""
+
+    columns = ("insertion_pixel", "deletion_pixel", "insertion_percent", "deletion_percent")
+
+
+class Fidelity(Evaluation):
+    """Fid- (lower is better) and Fid+ (higher is), by pixel value and by percentage."""
+
+    columns = ("fid_minus_pixel", "fid_plus_pixel", "fid_minus_percent", "fid_plus_percent")
+
+
+class Leakage(_Gathered):
+    """How far masks alone say their class: `compute` gives the means of the leak and its ratio.
+
+    Donors, and the masks that stand for chance, come from the batch of each update, or from a pool
+    given beforehand. In a batch of one class there are no donors: its images are left out of
+    `leak` and the chances. The ratio is that of the means over all images.
+
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
+    >>> metric = Leakage(Classifier(model), donors=4)
+    >>> metric.update(torch.rand(2, 3, 4, 4), torch.rand(2, 4, 4), torch.tensor([0, 1]))
+    >>> sorted(metric.compute())[:3]
+    ['leak', 'leak_chance', 'leak_grey']
+    """
+
+    higher_is_better = False
+    donors: list[Tensor]
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        *,
+        alpha_min: float = 0.5,
+        donors: int = 16,
+        seed: int = 0,
+        fill: str | Tensor = "black",
+        pool: Pool | None = None,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_fill_name(fill)
+        self.classifier = classifier
+        self.setting = Setting(
+            alpha_from(alpha_min), donors, seed, fill=fill, batch_size=batch_size
+        )
+        self._before = 0  # images of earlier batches that are not in the state
+        self.probe = None if pool is None else prepare(classifier, checked_pool(pool), self.setting)
+        for name in _LEAK_STATES:
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+        setting = repr((self.setting, id(pool), id(classifier))).encode()
+        self.add_state("key", torch.tensor(zlib.crc32(setting)), dist_reduce_fx="max")
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Measure a batch, and give its own means: [N,C,H,W], [N,H,W], [N]."""
+        self._before = sum(len(part) for part in self.donors)  # the update below starts empty
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            self._before = 0
+
+    def update(self, images: Tensor, heatmaps: Tensor, targets: Tensor | None = None) -> None:
+        """Measure a batch: [N,C,H,W], [N,H,W], [N]."""
+        first = self._before + sum(len(part) for part in self.donors)
+        found = measure(
+            self.classifier,
+            images,
+            heatmaps,
+            targets,
+            self.setting,
+            self.probe,
+            first=first,
+            strict=False,
+        )
+        for name in _LEAK_STATES:
+            getattr(self, name).append(getattr(found, name).to(self.device))
+
+    def compute(self) -> dict[str, Tensor]:
+        """Mean of each column, and the ratio of leak to chance."""
+        found = self.leaked()
+        means = {name: torch.tensor(value) for name, value in found.mean().items()}
+        return means | {"leak_ratio": torch.tensor(found.ratio)}
+
+    def leaked(self) -> Leak:
+        """What `leak` gives for the images this process has seen so far."""
+        return Leak(**self._rows(_LEAK_STATES), alpha_min=self.setting.alpha_min)
+
+    def _nothing(self) -> dict[str, Tensor]:
+        shares = {name: torch.empty(0, dtype=torch.float64) for name in _LEAK_STATES}
+        return shares | {"calls": torch.empty(0, dtype=torch.long)}

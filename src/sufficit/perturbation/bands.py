@@ -1,0 +1,131 @@
+"""Every mask is a band of a heatmap, and every band is a run of ranks.
+
+Sort an image's pixels by heatmap value, largest first, ties in pixel order. The pixels with
+low < value <= high are then the ranks from #(value > high) up to #(value > low), so value bands and
+rank bands are the same thing, and two masks are equal exactly when their runs are.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sufficit.errors import UserError
+from sufficit.perturbation.types import Band
+
+EVERYTHING = Band("rank", 0.0, 1.0)
+
+
+def show(alpha: float) -> Band:
+    """Show(>alpha): the pixels above alpha."""
+    return Band("value", alpha, math.inf)
+
+
+def rest(alpha: float) -> Band:
+    """Show(<=alpha): the pixels at or below alpha."""
+    return Band("value", -math.inf, alpha)
+
+
+def hide(alpha_min: float, alpha: float) -> Band:
+    """Hide(>alpha): of the pixels above alpha_min, those that are not above alpha."""
+    return Band("value", alpha_min, alpha)
+
+
+def at_least(alpha: float) -> Band:
+    """The pixels at or above alpha, which is what the mask penalty counts."""
+    if alpha <= 0:
+        return Band("value", -math.inf, math.inf)
+    at = torch.tensor(alpha, dtype=torch.float32, device="cpu")
+    return Band("value", at.nextafter(at - 1).item(), math.inf)
+
+
+def top(share: float) -> Band:
+    """The first share of the pixels by rank."""
+    return Band("rank", 0.0, share)
+
+
+def all_but_top(share: float) -> Band:
+    """What is left when the first share of the pixels is gone."""
+    return Band("rank", share, 1.0)
+
+
+def grid(step: float) -> tuple[float, ...]:
+    """The points 0, step, 2 step, ..., 1.
+
+    >>> grid(0.25)
+    (0.0, 0.25, 0.5, 0.75, 1.0)
+    >>> grid(0.4)
+    (0.0, 0.4, 0.8, 1.0)
+    """
+    if not 1e-4 <= step <= 1:
+        raise UserError(
+            f"a step must lie in 0..1, at least 0.0001, got {step}: the defaults are 0.01 and 0.02"
+        )
+    points = round(1 / step)
+    if math.isclose(points * step, 1, abs_tol=1e-9):
+        return tuple(i / points for i in range(points + 1))
+    return (*(i * step for i in range(math.ceil(1 / step))), 1.0)
+
+
+def ranks(heatmaps: Tensor) -> Tensor:
+    """Rank of each pixel in its image, largest value first, ties in pixel order: [N,H,W] -> same.
+
+    Ranks are floats because comparing floats is what CPUs and GPUs do fastest; float32 counts
+    exactly up to 2**24 pixels.
+
+    >>> ranks(torch.tensor([[[0.1, 0.9], [0.9, 0.5]]]))
+    tensor([[[3., 0.],
+             [1., 2.]]])
+    """
+    flat = heatmaps.flatten(1)
+    dtype = torch.float32 if flat.shape[1] <= 2**24 else torch.float64
+    order = flat.argsort(dim=1, descending=True, stable=True)
+    places = torch.arange(flat.shape[1], dtype=dtype, device=flat.device).expand_as(flat)
+    return torch.empty_like(flat, dtype=dtype).scatter_(1, order, places).view_as(heatmaps)
+
+
+def runs(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
+    """The run of ranks [start, stop) that each band keeps of each image: [N,H,W] -> [N,B,2].
+
+    Every band that keeps nothing becomes (0, 0).
+
+    >>> runs(torch.tensor([[[0.1, 0.9], [0.9, 0.5]]]), [show(0.2), hide(0.2, 0.5), top(0.5)])
+    tensor([[[0, 3],
+             [2, 3],
+             [0, 2]]])
+    """
+    n, pixels = heatmaps.shape[0], heatmaps[0].numel()
+    found = torch.empty(n, len(bands), 2, dtype=torch.long, device=heatmaps.device)
+    by_value = [i for i, band in enumerate(bands) if band.axis == "value"]
+    by_rank = [i for i, band in enumerate(bands) if band.axis == "rank"]
+    if by_value:
+        edges = [[bands[i].high, bands[i].low] for i in by_value]
+        wanted = torch.tensor(edges, dtype=torch.float32, device=heatmaps.device)
+        found[:, by_value] = _count_above(heatmaps, wanted)
+    if by_rank:
+        # To the nearest whole pixel, halves up; 0.29 * 50 is a half, whatever floats make of it.
+        edges = [[bands[i].low, bands[i].high] for i in by_rank]
+        counts = [[math.floor(round(share * pixels, 6) + 0.5) for share in pair] for pair in edges]
+        found[:, by_rank] = torch.tensor(counts, device=heatmaps.device)
+    empty = found[..., 0] >= found[..., 1]
+    return found.masked_fill(empty[..., None], 0)
+
+
+def inside(heatmaps: Tensor, band: Band) -> Tensor:
+    """Which pixels a band of values keeps, thresholds being float32 as heatmaps are.
+
+    >>> inside(torch.tensor([0.1, 0.5, 0.9]), show(0.5))
+    tensor([False, False,  True])
+    """
+    edges = torch.tensor([band.low, band.high], dtype=torch.float32, device=heatmaps.device)
+    edges = edges.to(heatmaps.dtype)
+    return (heatmaps > edges[0]).logical_and(heatmaps <= edges[1])
+
+
+def _count_above(heatmaps: Tensor, edges: Tensor) -> Tensor:
+    """How many pixels lie above each edge: [N,H,W], [...] -> [N,...]."""
+    values = heatmaps.flatten(1).sort(dim=1).values
+    wanted = edges.flatten().to(values).expand(len(values), -1).contiguous()
+    below = torch.searchsorted(values, wanted, right=True)
+    return (values.shape[1] - below).view(len(values), *edges.shape)

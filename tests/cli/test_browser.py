@@ -1,0 +1,134 @@
+"""A report is shown where there is a browser, and nothing happens where there is none."""
+
+import time
+import webbrowser
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sufficit.cli.browser import show_page
+from sufficit.demo import TRUTH, in_words
+from sufficit.intervals import Estimate
+
+
+class Window:
+    """A browser that only notes what it was asked to show."""
+
+    def __init__(self, answer: object = True) -> None:
+        self.answer, self.shown = answer, []
+
+    def open(self, address: str) -> object:
+        self.shown.append(address)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def machine(terminal: bool) -> SimpleNamespace:
+    return SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: terminal), platform="linux")
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Window:
+    """A terminal on a screen, with a browser."""
+    window = Window()
+    monkeypatch.setattr("webbrowser.get", lambda: window)
+    monkeypatch.setattr("sufficit.cli.browser.sys", machine(terminal=True))
+    for name in ("SSH_CONNECTION", "CI", "BROWSER", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DISPLAY", ":0")
+    return window
+
+
+def test_a_terminal_on_a_screen_shows_the_page(desk: Window, tmp_path: Path) -> None:
+    assert show_page(tmp_path / "a b.html") is True
+    assert desk.shown == [f"file://{tmp_path}/a%20b.html"]
+
+
+@pytest.mark.parametrize("without", ["a terminal", "a screen", "a screen near by", "anyone there"])
+def test_it_is_not_shown_by_itself_without(
+    desk: Window, monkeypatch: pytest.MonkeyPatch, without: str
+) -> None:
+    if without == "a terminal":
+        monkeypatch.setattr("sufficit.cli.browser.sys", machine(terminal=False))
+    elif without == "a screen":
+        monkeypatch.delenv("DISPLAY")
+    else:
+        monkeypatch.setenv(
+            {"a screen near by": "SSH_CONNECTION", "anyone there": "CI"}[without], "1"
+        )
+    assert show_page(Path("report.html")) is False
+    assert desk.shown == []
+    assert show_page(Path("report.html"), wanted=True) is True
+
+
+def test_it_is_not_shown_to_who_does_not_want_it(desk: Window) -> None:
+    assert show_page(Path("report.html"), wanted=False) is False
+    assert desk.shown == []
+
+
+@pytest.mark.parametrize("answer", [False, OSError("no such program"), webbrowser.Error("none")])
+def test_a_browser_that_fails_is_no_error(desk: Window, answer: object) -> None:
+    desk.answer = answer
+    assert show_page(Path("report.html"), wanted=True) is False
+
+
+def test_no_browser_at_all_is_no_error(desk: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise webbrowser.Error("could not locate runnable browser")
+
+    monkeypatch.setattr("webbrowser.get", none)
+    assert show_page(Path("report.html"), wanted=True) is False
+
+
+def test_a_browser_inside_the_terminal_is_left_alone(
+    desk: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lynx = webbrowser.GenericBrowser("lynx")
+    lynx.open = lambda _: pytest.fail("lynx took the terminal over")
+    monkeypatch.setattr("webbrowser.get", lambda: lynx)
+    assert show_page(Path("report.html"), wanted=True) is False
+
+
+def test_a_browser_that_hangs_is_not_waited_for(
+    desk: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sufficit.cli.browser.PATIENCE", 0.05)
+    desk.open = lambda _: time.sleep(1)
+    begun = time.monotonic()
+    assert show_page(Path("report.html"), wanted=True) is False
+    assert time.monotonic() - begun < 0.8
+
+
+def test_the_demo_opens_its_report_when_asked_and_says_so(
+    sufficit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = Window()
+    monkeypatch.setattr("webbrowser.get", lambda: window)
+    monkeypatch.setattr("sufficit.demo.run_demo", lambda *_: None)
+    assert "report.html opens in any browser" in sufficit("demo", "--out", tmp_path / "d").words
+    assert window.shown == []
+    shown = sufficit("demo", "--out", tmp_path / "d", "--open")
+    assert "report.html is open in your browser" in shown.words
+    assert window.shown == [(tmp_path / "d" / "report.html").as_uri()]
+
+
+def estimates(**msi: float) -> dict[str, dict[str, Estimate]]:
+    def known(mean: float) -> Estimate:
+        return Estimate(mean, mean, mean, 8, 0, True)
+
+    names = {name.replace("_", " "): value for name, value in msi.items()}
+    return {n: {"msi": known(v), "mask_penalty": known(0.16)} for n, v in names.items()}
+
+
+def test_the_demos_two_sentences_tell_who_beats_the_controls() -> None:
+    found = estimates(lax=0.46, gradcam=-0.01, center=0.0, random=-0.56, true_digit=0.52)
+    assert TRUTH in found
+    words = in_words(found, "lax")
+    assert "lax is the best method here at 0.46, marking 16% of the picture" in words
+    assert "the true digit reaches 0.52" in words
+    assert "earn center 0.00 and random -0.56" in words
+    assert words.endswith("gradcam did not.")
+    better = estimates(lax=0.46, gradcam=0.01, center=0.0, random=-0.56, true_digit=0.52)
+    assert in_words(better, "lax").endswith("All did.")

@@ -1,0 +1,136 @@
+"""What the README and the docs say, runs."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    "README.md",
+    "docs/heatmaps-from-elsewhere.md",
+    "docs/lax.md",
+    "docs/metrics.md",
+    "docs/report.md",
+    "docs/sanity.md",
+    "docs/trust.md",
+]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text()
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("page", "number"), [(page, i) for page in PAGES for i in range(len(blocks(page, "python")))]
+)
+# captum, and ttach inside grad-cam, are imported here and not ours to mend.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_python_in_the_docs_runs(
+    page: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks(page, "python")[number], f"{page} block {number}", "exec"), {})
+
+
+TINY = "test_resnet"  # timm's own, for tests
+STEPS = ["--value-step", "0.25", "--percent-step", "0.25"]
+SMALL = {  # what makes a command of the tutorial quick
+    "explain": ["--size", "64"],
+    "compare": ["--size", "64", "--donors", "2", *STEPS],
+    "train-lax": ["--size", "64", "--epochs", "1", "--batch-size", "4"],
+    "sanity": ["--size", "64", "--images", "2", "--steps", "1"],
+    "figure": [],
+}
+
+
+@pytest.fixture
+def birds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A timm network's weights, drawn by chance, and class folders of pictures."""
+    import timm
+
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = timm.create_model(TINY, pretrained=False, num_classes=3)
+    torch.save(model.state_dict(), tmp_path / "birds.pt")
+    pixels = np.random.default_rng(0).integers(0, 256, (15, 72, 64, 3), dtype=np.uint8)
+    for i, picture in enumerate(pixels):
+        kind, part = ("crow", "finch", "wren")[i % 3], "train" if i < 12 else "test"
+        path = tmp_path / "birds" / part / kind / f"{i:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(path)
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # so few pictures tell nothing, and it says so
+def test_the_tutorial_runs_from_top_to_bottom(sufficit, birds: Path) -> None:
+    text = (ROOT / "docs" / "tutorial.md").read_text().replace("timm:resnet18", f"timm:{TINY}")
+    done = []
+    for language, block in re.findall(r"```(bash|python)\n(.*?)```", text, flags=re.DOTALL):
+        if language == "python":
+            exec(compile(block, "tutorial", "exec"), {})
+            continue
+        for words in map(shlex.split, block.splitlines()):
+            if words[0] == "sufficit":
+                run = sufficit(*words[1:], *SMALL[words[1]])
+                assert run.code == 0, (words, run.err)
+                done.append(words[1])
+    assert set(done) == set(SMALL)
+    for name in ("drawn/sheet.png", "birds-lax/training.png", "second/report.html", "sheet.pdf"):
+        assert (birds / name).stat().st_size > 5000
+    assert "birds-lax" in (birds / "second" / "report.html").read_text()
+
+
+def test_every_equation_leads_to_a_function_and_a_test_that_exist() -> None:
+    text = (ROOT / "docs" / "equations.md").read_text()
+    functions = set(re.findall(r"`(sufficit\.[\w.]+)`", text))
+    checks = set(re.findall(r"`(tests/\w+\.py)::(\w+)`", text))
+    assert len(functions) > 20
+    assert len(checks) > 20
+    for name in functions:
+        home, _, last = name.rpartition(".")
+        assert hasattr(importlib.import_module(home), last), name
+    for file, test in checks:
+        assert re.search(rf"^def {test}\(", (ROOT / file).read_text(), flags=re.MULTILINE), test
+    for number in range(1, 10):
+        assert f"| ({number}) |" in text
+
+
+def test_commands_in_the_docs_are_commands_with_options_they_have(sufficit) -> None:
+    helps: dict[str, str] = {}
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for block in blocks(str(page.relative_to(ROOT)), "bash"):
+            for words in map(shlex.split, block.replace("\\\n", " ").splitlines()):
+                if not words or words[0] != "sufficit":
+                    continue
+                command = words[1]
+                helps.setdefault(command, sufficit(command, "--help").out)
+                for word in words[2:]:
+                    if word.startswith("--"):
+                        assert word in helps[command], (page.name, command, word)
+    assert len(helps) > 5
+
+
+def test_ci_runs_the_command_of_the_readme() -> None:
+    commands = [line for block in blocks("README.md", "bash") for line in block.splitlines()]
+    tests = next(line for line in commands if "pytest" in line)
+    assert tests in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert target.startswith("https://") or (page.parent / target).exists(), (page, target)
+
+
+def test_the_file_tree_names_every_module() -> None:
+    tree = next(block for block in blocks("README.md", "text") if "src/sufficit" in block)
+    for module in (ROOT / "src" / "sufficit").iterdir():
+        hidden = module.name in {"__init__.py", "__pycache__", "py.typed", "assets"}
+        assert hidden or module.name in tree, module.name

@@ -1,0 +1,382 @@
+"""Pictures inside tar shards."""
+
+import gzip
+import io
+import json
+import os
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+
+from own_model import MODEL
+from sufficit import Classifier, UserError
+from sufficit.compare import compare_folder
+from sufficit.comparing.settings import settings_from
+from sufficit.data import shards
+from sufficit.data.finding import stream_pictures
+from sufficit.data.heatmap_files import HeatmapFile
+from sufficit.data.images import BadPictureError, find_pictures, read_picture
+from sufficit.data.shards import Member, expand
+from sufficit.drawing import Drawn, save_drawn
+from sufficit.pairing import Pairs
+from sufficit.reading import Entry, Reader
+
+
+def png(number: int) -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 256, (12, 10, 3), dtype=np.uint8)
+    written = io.BytesIO()
+    Image.fromarray(pixels).save(written, "png")
+    return written.getvalue()
+
+
+def write_shard(
+    path: Path, files: Sequence[tuple[str, bytes]], kind: int = tarfile.GNU_FORMAT
+) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=kind) as shard:
+        for name, content in files:
+            facts = tarfile.TarInfo(name)
+            facts.size = len(content)
+            shard.addfile(facts, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_files_of_one_key_are_one_sample(tmp_path: Path, kind: int) -> None:
+    long = f"{'deep/' * 18}{'name' * 15}"  # too long for a header's first field
+    files = [
+        ("a.cls", b"2\n"),
+        ("a.png", png(0)),
+        ("b.jpg.png", png(1)),
+        ("b.json", b'{"label": "bee", "more": [1]}'),
+        ("c.txt", b"no picture"),
+        ("d.png", png(2)),
+        (f"{long}.png", png(3)),
+        (f"{long}.cls", b"1"),
+        ("__meta.png", png(5)),
+        ("e.png", png(4)),
+    ]
+    found = find_pictures(write_shard(tmp_path / "one.tar", files, kind))
+    names = [
+        ("a.png", "2"),
+        ("b.jpg.png", "bee"),
+        ("d.png", None),
+        (f"{long}.png", "1"),
+        ("e.png", None),
+    ]
+    assert [(p.name, p.folder) for p in found] == [(f"one.tar/{n}", word) for n, word in names]
+    for number, picture in enumerate(found):
+        (tmp_path / "same.png").write_bytes(png(number))
+        assert picture.read(None).equal(read_picture(tmp_path / "same.png", None))
+        assert picture.bytes() == len(png(number))
+
+
+def test_shards_are_named_by_a_pattern_or_their_folder(tmp_path: Path) -> None:
+    for number in (8, 9, 10):
+        write_shard(tmp_path / "s" / f"{number:02d}.tar", [("x.png", png(number))])
+    wanted = ["09.tar/x.png", "10.tar/x.png"]
+    assert [p.name for p in find_pictures(tmp_path / "s" / "{09..10}.tar")] == wanted
+    assert [p.name for p in find_pictures(tmp_path / "s")] == ["08.tar/x.png", *wanted]
+    with pytest.raises(UserError, match=r"no shard at .*11\.tar"):
+        find_pictures(tmp_path / "s" / "{09..11}.tar")
+    write_shard(tmp_path / "t" / "08.tar", [("x.png", png(0))])
+    both = shards.pictures_of_shards([tmp_path / "s" / "08.tar", tmp_path / "t" / "08.tar"])
+    assert [p.name for p in both] == ["s/08.tar/x.png", "t/08.tar/x.png"]
+    assert expand("{1..2}/{09..10}.tar") == ["1/09.tar", "1/10.tar", "2/09.tar", "2/10.tar"]
+
+
+def test_links_and_devices_are_passed_over(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(png(7))
+    with tarfile.open(tmp_path / "odd.tar", "w") as shard:
+        for name, kind in {"soft": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE}.items():
+            link = tarfile.TarInfo(f"{name}.png")
+            link.type, link.linkname = kind, str(secret)
+            shard.addfile(link)
+        device = tarfile.TarInfo("device.png")
+        device.type = tarfile.CHRTYPE
+        shard.addfile(device)
+        escaping = tarfile.TarInfo("../../out.png")
+        escaping.size = len(png(1))
+        shard.addfile(escaping, io.BytesIO(png(1)))
+    before = sorted(tmp_path.rglob("*"))
+    found = find_pictures(tmp_path / "odd.tar")
+    assert [p.name for p in found] == ["odd.tar/at byte 1536"]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+ODD = ("../../out.png", "/out.png", "a\\..\\..\\out.png", "a/../../../out.png", "C:\\out.png")
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_name_that_leads_elsewhere_is_a_bad_picture_under_a_safe_name(
+    sufficit, tmp_path: Path, name: str
+) -> None:
+    shard = write_shard(tmp_path / "in" / "odd.tar", [("a.png", png(0)), (name, png(1))])
+    good, bad = find_pictures(shard)
+    assert (good.name, bad.name) == ("odd.tar/a.png", "odd.tar/at byte 1024")
+    with pytest.raises(BadPictureError, match="can't be that of a file below a folder"):
+        bad.read(None)
+    words = ("explain", shard.parent, "--model", "sufficit:digits", "--targets", "prediction")
+    run = sufficit(*words, "--out", tmp_path / "deep" / "out")
+    assert run.code == 0, run.err
+    assert "odd.tar/at byte 1024: its name can't be" in run.err
+    (drawn,) = tmp_path.rglob("*.gradcam.png")
+    assert drawn == tmp_path / "deep" / "out" / "overlays" / "odd.tar" / "a.png.gradcam.png"
+    stopped = sufficit(*words, "--out", tmp_path / "other", "--on-error", "stop")
+    assert stopped.code == 2
+    assert "its name can't be" in stopped.err
+
+
+def test_names_that_only_look_odd_are_read(tmp_path: Path) -> None:
+    names = ["./a.png", "b..png", "..c.d/e.png", "f\\g.png", "h:i.png"]
+    found = find_pictures(write_shard(tmp_path / "a.tar", [(name, png(0)) for name in names]))
+    assert [picture.name for picture in found] == [f"a.tar/{name}" for name in names]
+    assert [picture.read(None).shape for picture in found] == [(3, 12, 10)] * 5
+
+
+@pytest.mark.parametrize("name", ["../../out.png", "/out.png"])
+def test_nothing_is_drawn_outside_the_folder_whatever_the_name(tmp_path: Path, name: str) -> None:
+    maps = {"gradcam": torch.rand(1, 8, 8)}
+    one = Drawn((name,), torch.rand(1, 3, 8, 8), maps, torch.zeros(1), torch.ones(1, 2) / 2, {})
+    with pytest.raises(UserError, match=r"out\.png.* leads out of it: rename it"):
+        save_drawn(tmp_path / "deep" / "out", one, Classifier.load("sufficit:digits"), {})
+    assert not list(tmp_path.rglob("*out.png*"))
+
+
+def test_a_second_file_of_one_name_is_a_bad_picture(tmp_path: Path) -> None:
+    files = [("a.png", png(0)), ("a.cls", b"1"), ("b.png", png(1)), ("b.cls", b"2")]
+    again = [("a.png", png(2)), ("a.cls", b"2"), ("./b.png", png(3))]
+    shard = write_shard(tmp_path / "a.tar", [*files, *again])
+    write_shard(tmp_path / "b.tar", files)
+    found = find_pictures(shard)
+    assert [picture.name for picture in found[:2]] == ["a.tar/a.png", "a.tar/b.png"]
+    assert len({picture.name for picture in found}) == 4
+    assert [picture.folder for picture in found] == ["1", "2", "2", "2"]
+    for picture in found[2:]:
+        with pytest.raises(BadPictureError, match="a second file of this name in the shard"):
+            picture.read(None)
+    assert len(find_pictures(tmp_path)) == 6, "another shard has names of its own"
+    np.savez(tmp_path / "maps.npz", a=np.ones((2, 2)), b=np.ones((2, 2)))
+    with HeatmapFile(tmp_path / "maps.npz") as maps:
+        reader = Reader(Pairs(None, maps, normalize=False).read)
+        items = reader.items([Entry(number, picture) for number, picture in enumerate(found)])
+    assert [item.name for item in items] == ["a.tar/a.png", "a.tar/b.png"]
+    told = [f"a second file of this name in the shard ({name!r})" for name in ("a.png", "./b.png")]
+    assert [one.reason for one in reader.skipped] == told
+
+
+def names_and_rows(tmp_path: Path, out: str, **more: object) -> tuple[list[str], dict[str, str]]:
+    """The images that a comparison of the shards scored, and those that it left out."""
+    settings = settings_from(
+        {"model": f"python:{tmp_path / 'model.py'}:make", "data": str(tmp_path / "s")}
+        | {"methods": ["gradcam"], "device": "cpu", "donors": 2, "value_step": 0.25}
+        | {"percent_step": 0.25, **more}
+    )
+    compare_folder(settings, tmp_path / out, group=2)
+    run = json.loads((tmp_path / out / "run.json").read_text())
+    rows = pandas.read_parquet(tmp_path / out / "gradcam" / "scores.parquet")
+    return rows["image"].tolist(), {one["name"]: one["reason"] for one in run["skipped"]}
+
+
+@pytest.mark.parametrize("cut", [0, 1], ids=["the first shard", "the last shard"])
+@pytest.mark.parametrize("left", [2, 1, 0], ids=["in an image", "before a label", "at once"])
+def test_a_shard_that_is_cut_off_gives_what_is_before_the_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int, left: int
+) -> None:
+    for slow in ("_save_sheet", "write_report"):
+        monkeypatch.setattr(f"sufficit.comparing.saving.{slow}", lambda *_: None)
+    (tmp_path / "model.py").write_text(MODEL)
+    for shard in range(2):
+        keys = [(f"{k}", ("ant", "bee", "cat")[k]) for k in range(3)]
+        files = [[(f"{k}.jpg", png(int(k))), (f"{k}.json", json.dumps({"cls": w}).encode())]
+                 for k, w in keys]  # fmt: skip
+        write_shard(tmp_path / "s" / f"{shard}.tar", [one for both in files for one in both])
+    path = tmp_path / "s" / f"{cut}.tar"
+    third = path.read_bytes().index(b"2.jpg")
+    kept = {2: third + 600, 1: path.read_bytes().index(b"2.json"), 0: 0}[left]
+    path.write_bytes(path.read_bytes()[:kept])
+    names, skipped = names_and_rows(tmp_path, "out")
+    whole = [f"{shard}.tar/{k}.jpg" for shard in range(2) for k in range(3)]
+    lost = [f"{cut}.tar/{k}.jpg" for k in range(3)][2 if left else 0 :]
+    assert names == [name for name in whole if name not in lost]
+    where = "in '2.jpg'" if left == 2 else f"at byte {kept}"
+    assert skipped.pop(f"{cut}.tar/at byte {third if left == 2 else kept}") == (
+        f"cut off {where}: fetch it again"
+    )
+    reasons = {f"{cut}.tar/at byte {third}": "the shard is cut off before its label"}
+    assert skipped == (reasons if left == 1 else {})
+    with pytest.raises(UserError, match=rf"{cut}\.tar/at byte .*cut off"):
+        names_and_rows(tmp_path, "other", on_error="stop")
+
+
+def test_a_shard_that_vanishes_is_no_bad_picture(tmp_path: Path) -> None:
+    for number in range(2):
+        write_shard(tmp_path / "s" / f"{number}.tar", [("a.png", png(0)), ("b.png", png(1))])
+    walk = iter(stream_pictures(tmp_path / "s"))
+    first = next(walk)
+    (tmp_path / "s").rename(tmp_path / "away")
+    for read in (lambda: first.read(None), lambda: list(walk)):
+        with pytest.raises(UserError, match=r"\d\.tar can't be read any more .* same command"):
+            read()
+
+
+def test_what_is_wrong_with_a_shard_is_said(tmp_path: Path) -> None:
+    whole = write_shard(tmp_path / "whole.tar", [("a.png", png(0)), ("b.png", png(1))])
+    content = whole.read_bytes()
+    ends = {600: "in 'a.png'", 1024: "at byte 1024", 1100: "at byte 1024"}
+    for kept, where in ends.items():
+        (tmp_path / "cut.tar").write_bytes(content[:kept])
+        *before, last = find_pictures(tmp_path / "cut.tar")
+        assert [picture.name for picture in before] == (["cut.tar/a.png"] if kept > 600 else [])
+        with pytest.raises(BadPictureError, match=f"^cut off {where}: fetch it again$"):
+            last.read(None)
+    (tmp_path / "zipped.tar").write_bytes(gzip.compress(os.urandom(2000)))
+    with pytest.raises(UserError, match=r"zipped\.tar is no plain tar at byte 0.*\.tar\.gz"):
+        find_pictures(tmp_path / "zipped.tar")
+    write_shard(tmp_path / "none.tar", [("a.txt", b"words")])
+    with pytest.raises(UserError, match=r"no images in .*none\.tar"):
+        find_pictures(tmp_path / "none.tar")
+
+
+def test_sizes_are_checked_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_shard(tmp_path / "a.tar", [("a.png", png(0))])
+    picture = find_pictures(tmp_path / "a.tar")[0]
+    monkeypatch.setattr(shards, "MOST_IMAGE", 100)
+    with pytest.raises(BadPictureError, match="the limit is 100"):
+        picture.read(None)
+    empty = Member(picture.path, "empty.png", None, 512, 0)
+    with pytest.raises(BadPictureError, match="0 bytes"):
+        empty.read(None)
+    monkeypatch.setattr(shards, "MOST_WORDS", 150)
+    long = [(f"{'name' * 50}.png", png(0))]
+    with pytest.raises(UserError, match=r"a name of 20\d bytes"):
+        find_pictures(write_shard(tmp_path / "long.tar", long))
+    worded = [("a.cls", b" " * 200 + b"3"), ("a.png", png(0))]
+    assert find_pictures(write_shard(tmp_path / "worded.tar", worded))[0].folder is None
+
+
+def pax(records: bytes) -> bytes:
+    """A header with these records, and one file after it."""
+    about = tarfile.TarInfo("about")
+    about.type, about.size = tarfile.XHDTYPE, len(records)
+    image = tarfile.TarInfo("a.png")
+    image.size = 600
+    filled = records.ljust(-(-len(records) // 512) * 512, b"\0")
+    return about.tobuf() + filled + image.tobuf() + bytes(2048)
+
+
+@pytest.mark.parametrize(
+    ("records", "error"),
+    [
+        (b"22 GNU.sparse.major=1\n", "sparse"),
+        (b"12 size=-99\n", "size '-99'"),
+        (b"29 size=99999999999999999999\n", "size '9999"),
+    ],
+)
+def test_odd_headers_are_refused(tmp_path: Path, records: bytes, error: str) -> None:
+    (tmp_path / "odd.tar").write_bytes(pax(records))
+    with pytest.raises(UserError, match=error):
+        find_pictures(tmp_path / "odd.tar")
+
+
+def test_a_size_beyond_the_end_is_a_cut(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(pax(b"27 size=999999999999999999\n"))
+    (found,) = find_pictures(tmp_path / "a.tar")
+    with pytest.raises(BadPictureError, match=r"cut off in 'a\.png'"):
+        found.read(None)
+
+
+def test_a_header_of_records_renames_what_follows_it(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(pax(b"0 x=1\n14 path=b.png\n11 size=7\n"))
+    (found,) = find_pictures(tmp_path / "a.tar")
+    assert (found.name, found.bytes()) == ("a.tar/a.png", 600)  # a length of 0 ends nothing well
+    (tmp_path / "b.tar").write_bytes(pax(b"14 path=b.png\n10 size=7\n"))
+    (found,) = find_pictures(tmp_path / "b.tar")
+    assert (found.name, found.bytes()) == ("b.tar/b.png", 7)
+
+
+def test_a_size_of_records_is_not_that_of_a_long_name(tmp_path: Path) -> None:
+    name = b"long/" * 30 + b"a.png\0"
+    about = tarfile.TarInfo("about")
+    about.type, about.size = tarfile.GNUTYPE_LONGNAME, len(name)
+    content = pax(b"10 size=7\n")
+    (tmp_path / "a.tar").write_bytes(content[:1024] + about.tobuf() + name.ljust(512, b"\0"))
+    with (tmp_path / "a.tar").open("ab") as file:
+        file.write(content[1024:])
+    (found,) = find_pictures(tmp_path / "a.tar")
+    assert (found.name, found.bytes()) == (f"a.tar/{'long/' * 30}a.png", 7)
+
+
+def test_words_in_json_that_are_no_label_are_none(tmp_path: Path) -> None:
+    odd = [b"[1]", b"{", b'{"label": true}', b'{"label": null}', b"[" * 100_000, b'{"cls": 4}']
+    files = [pair for i, c in enumerate(odd) for pair in ((f"{i}.json", c), (f"{i}.png", png(i)))]
+    found = find_pictures(write_shard(tmp_path / "a.tar", files))
+    assert [p.folder for p in found] == [None] * 5 + ["4"]
+
+
+def test_a_comparison_on_shards_is_that_on_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for slow in ("_save_sheet", "write_report"):
+        monkeypatch.setattr(f"sufficit.comparing.saving.{slow}", lambda *_: None)
+    (tmp_path / "model.py").write_text(MODEL)
+    classes = ["ant", "bee", "cat"]
+    files = [(classes[i // 3], f"{i:02d}", png(i)) for i in range(9)]
+    for label, key, content in files:
+        path = tmp_path / "photos" / label / f"{key}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    for number in range(3):
+        inside = [(f"{key}.png", content) for _, key, content in files[number * 3 :][:3]]
+        words = [(f"{key}.cls", label.encode()) for label, key, _ in files[number * 3 :][:3]]
+        write_shard(tmp_path / "s" / f"{number}.tar", sorted([*inside, *words]))
+    found = {}
+    for data in ("photos", "s/{0..2}.tar"):
+        settings = settings_from(
+            {"model": f"python:{tmp_path / 'model.py'}:make", "data": str(tmp_path / data)}
+            | {"methods": ["gradcam"], "device": "cpu", "donors": 2, "value_step": 0.25}
+            | {"percent_step": 0.25}
+        )
+        out = tmp_path / f"out-{data[0]}"
+        compare_folder(settings, out, group=2)
+        found[data[0]] = [
+            pandas.read_parquet(out / m / "scores.parquet") for m in ("gradcam", "random")
+        ]
+        run = json.loads((out / "run.json").read_text())
+        assert run["targets"] == "label"
+        assert run["class_folders"] == ({} if data[0] == "s" else {"ant": 0, "bee": 1, "cat": 2})
+    for one, other in zip(found["p"], found["s"], strict=True):
+        pandas.testing.assert_frame_equal(
+            one.drop(columns="image"), other.drop(columns="image"), check_exact=True
+        )
+    assert found["s"][0]["image"].tolist()[:2] == ["0.tar/00.png", "0.tar/01.png"]
+
+
+def test_pictures_of_a_folder_come_as_sorted_paths_do(tmp_path: Path) -> None:
+    names = ["b.png", "b/2.png", "b!/1.png", "a-b/1.png", "a/z.png", "a.b/c.png", "a/b/c.PNG"]
+    for name in names:
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(b"x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "d.png").write_bytes(b"x")
+    (tmp_path / "in" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in" / "link.png").symlink_to(tmp_path / "elsewhere" / "d.png")
+    (tmp_path / "in" / "broken.png").symlink_to(tmp_path / "nothing")
+    (tmp_path / "in" / "folder.png").mkdir()
+    root = tmp_path / "in"
+    linked = ["link.png", "broken.png", "linked/d.png"]  # what is broken is told when it is read
+    wanted = sorted(root / name for name in [*names, *linked])
+    assert [p.path for p in find_pictures(root)] == wanted
+    assert [p.name for p in find_pictures(root)] == [str(p.relative_to(root)) for p in wanted]
+    folders = {p.name: p.folder for p in find_pictures(root)}
+    assert folders["a/b/c.PNG"] == "a"
+    assert folders["b.png"] is None

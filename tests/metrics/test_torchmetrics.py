@@ -1,0 +1,296 @@
+import json
+import os
+import pickle
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from torchmetrics import MetricCollection
+
+from reference import COLUMNS, heatmaps_like, small_net
+from sufficit import Classifier, evaluate, normalize
+from sufficit.metrics import MSI, Evaluation, Fidelity, InsertionDeletion
+
+STEPS = {"value_step": 0.05, "percent_step": 0.1}
+SIZE = (8, 6)
+ASKED = {
+    MSI: ("base_score", "mask_penalty", "msi"),
+    InsertionDeletion: (
+        "insertion_pixel",
+        "deletion_pixel",
+        "insertion_percent",
+        "deletion_percent",
+    ),
+    Fidelity: ("fid_minus_pixel", "fid_plus_pixel", "fid_minus_percent", "fid_plus_percent"),
+    Evaluation: COLUMNS,
+}
+
+
+@pytest.fixture(scope="module")
+def classifier() -> Classifier:
+    return Classifier(small_net(size=SIZE, seed=2))
+
+
+def data(n: int = 7, seed: int = 2):
+    """Images, gradient times input as heatmaps, and the predictions, the last one changed."""
+    model = small_net(size=SIZE, seed=2)
+    images = torch.rand(n, 3, *SIZE, generator=torch.Generator().manual_seed(seed))
+    inputs = images.clone().requires_grad_()
+    logits = model(inputs)
+    targets = logits.argmax(1)
+    margins = 1.5 * logits.gather(1, targets[:, None]).sum() - 0.5 * logits.sum()
+    (gradients,) = torch.autograd.grad(margins, inputs)
+    heatmaps = normalize((gradients * images).sum(1).clamp(min=0)).sqrt()
+    targets[-1] = (targets[-1] + 1) % 3
+    return images, heatmaps, targets
+
+
+def assert_means(found: dict, wanted: dict, names=None) -> None:
+    for name in names or wanted:
+        assert float(found[name]) == pytest.approx(wanted[name], abs=1e-6), name
+
+
+@pytest.mark.parametrize("kind", ASKED)
+@pytest.mark.parametrize("with_targets", [True, False])
+def test_updates_in_pieces_give_what_evaluate_gives_for_all(classifier, kind, with_targets):
+    images, heatmaps, targets = data()
+    wanted = evaluate(classifier, images, heatmaps, targets if with_targets else None, **STEPS)
+    metric = kind(classifier, **STEPS)
+    for part in (slice(0, 3), slice(3, 4), slice(4, 7)):
+        metric.update(images[part], heatmaps[part], targets[part] if with_targets else None)
+    found = metric.compute()
+    assert tuple(found) == ASKED[kind]
+    assert_means(found, wanted.mean(), ASKED[kind])
+    scores = metric.scores()
+    for name in ASKED[kind]:
+        torch.testing.assert_close(scores[name], wanted[name], rtol=0, atol=1e-6)
+    assert scores.targets.tolist() == wanted.targets.tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"alpha_min": 0.437},
+        {"score": "confidence"},
+        {"fill": "blur"},
+        {"fill": torch.tensor([0.1, 0.9, 0.5])},
+        {"batch_size": 3},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_mean_what_they_mean_to_evaluate(classifier, options):
+    images, heatmaps, targets = data()
+    wanted = evaluate(classifier, images, heatmaps, targets, **STEPS, **options)
+    metric = Evaluation(classifier, **STEPS, **options)
+    for i in range(7):
+        metric.update(images[i : i + 1], heatmaps[i : i + 1], targets[i : i + 1])
+    assert_means(metric.compute(), wanted.mean())
+
+
+def test_reset_forgets_what_was_seen(classifier):
+    metric = MSI(classifier, **STEPS)
+    metric.update(*data(3, seed=5))
+    first = metric.compute()["msi"]
+    metric.reset()
+    metric.update(*data(4, seed=2))
+    wanted = evaluate(classifier, *data(4, seed=2), **STEPS).mean()
+    assert wanted["msi"] != pytest.approx(float(first), abs=1e-3)
+    assert_means(metric.compute(), wanted, ASKED[MSI])
+    assert len(metric.scores()) == 4
+
+
+def test_forward_gives_the_batch_and_keeps_the_sum(classifier):
+    images, heatmaps, targets = data()
+    metric = MSI(classifier, **STEPS)
+    for part in (slice(0, 4), slice(4, 7)):
+        batch = metric(images[part], heatmaps[part], targets[part])
+        alone = evaluate(classifier, images[part], heatmaps[part], targets[part], **STEPS)
+        assert_means(batch, alone.mean(), ASKED[MSI])
+    assert_means(
+        metric.compute(),
+        evaluate(classifier, images, heatmaps, targets, **STEPS).mean(),
+        ASKED[MSI],
+    )
+
+
+@pytest.mark.parametrize("kind", [MSI, Evaluation])
+def test_the_search_is_over_all_images_seen(classifier, kind):
+    images, heatmaps, targets = data(9)
+    wanted = evaluate(classifier, images, heatmaps, targets, alpha_min="search", **STEPS)
+    metric = kind(classifier, alpha_min="search", **STEPS)
+    parts = [slice(0, 2), slice(2, 5), slice(5, 9)]
+    for part in parts:
+        metric.update(images[part], heatmaps[part], targets[part])
+    found = metric.compute()
+    assert float(found["alpha_min"]) == pytest.approx(wanted.alpha_min)
+    assert_means(found, wanted.mean(), ASKED[kind])
+    torch.testing.assert_close(metric.scores().search.msi, wanted.search.msi, rtol=0, atol=1e-9)
+    # An alpha_min chosen batch by batch would be another one.
+    each = {
+        evaluate(
+            classifier, images[p], heatmaps[p], targets[p], alpha_min="search", **STEPS
+        ).alpha_min
+        for p in parts
+    }
+    assert each != {wanted.alpha_min}
+
+
+def test_a_collection_gives_every_column_of_its_members(classifier):
+    images, heatmaps, targets = data()
+    wanted = evaluate(classifier, images, heatmaps, targets, **STEPS).mean()
+    collection = MetricCollection(
+        [kind(classifier, **STEPS) for kind in ASKED if kind is not Evaluation]
+    )
+    for part in (slice(0, 3), slice(3, 5), slice(5, 7)):
+        collection.update(images[part], heatmaps[part], targets[part])
+    found = collection.compute()
+    assert set(found) == set(COLUMNS)
+    assert_means(found, wanted)
+    collection.reset()
+    collection.update(images[:3], heatmaps[:3], targets[:3])
+    first = evaluate(classifier, images[:3], heatmaps[:3], targets[:3], **STEPS).mean()
+    assert_means(collection.compute(), first)
+
+
+def test_a_collection_keeps_apart_members_that_agree_on_the_first_batch(classifier):
+    # A heatmap of zeros and ones has the same masks at both values of alpha_min; the next has not.
+    images, heatmaps, targets = data(6)
+    heatmaps[:3] = heatmaps_like("saturated", 3, SIZE).round()
+    alphas = {"low": 0.405, "high": 0.435}
+    collection = MetricCollection(
+        {name: MSI(classifier, alpha_min=alpha, **STEPS) for name, alpha in alphas.items()}
+    )
+    for part in (slice(0, 3), slice(3, 6)):
+        collection.update(images[part], heatmaps[part], targets[part])
+    found = collection.compute()
+    wanted = {}
+    for name, alpha in alphas.items():
+        scores = evaluate(classifier, images, heatmaps, targets, alpha_min=alpha, **STEPS)
+        wanted[name] = scores.mean()["msi"]
+    assert wanted["low"] != wanted["high"]
+    for name in alphas:
+        assert float(found[f"{name}_msi"]) == pytest.approx(wanted[name], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [deepcopy, lambda m: m.clone(), lambda m: pickle.loads(pickle.dumps(m))],
+    ids=["deepcopy", "clone", "pickle"],
+)
+def test_a_copy_goes_on_by_itself(classifier, copied):
+    images, heatmaps, targets = data()
+    metric = Evaluation(classifier, **STEPS)
+    metric.update(images[:3], heatmaps[:3], targets[:3])
+    other = copied(metric)
+    other.update(images[3:], heatmaps[3:], targets[3:])
+    assert_means(other.compute(), evaluate(classifier, images, heatmaps, targets, **STEPS).mean())
+    first = evaluate(classifier, images[:3], heatmaps[:3], targets[:3], **STEPS)
+    assert_means(metric.compute(), first.mean())
+
+
+def test_states_saved_and_loaded_go_on(classifier):
+    images, heatmaps, targets = data()
+    metric = MSI(classifier, **STEPS)
+    metric.persistent(True)
+    metric.update(images[:3], heatmaps[:3], targets[:3])
+    other = MSI(classifier, **STEPS)
+    other.persistent(True)
+    other.load_state_dict(metric.state_dict())
+    other.update(images[3:], heatmaps[3:], targets[3:])
+    wanted = evaluate(classifier, images, heatmaps, targets, **STEPS).mean()
+    assert_means(other.compute(), wanted, ASKED[MSI])
+
+
+def test_the_metric_has_no_weights_of_its_own(classifier):
+    metric = MSI(classifier, **STEPS)
+    assert list(metric.parameters()) == []
+    assert metric.state_dict() == {}
+
+
+RANK = """
+import json, sys
+from datetime import timedelta
+import torch.distributed as dist
+
+sys.path.insert(0, sys.argv[4])
+from reference import small_net
+from test_metric_classes import SIZE, STEPS, data
+from sufficit import Classifier
+from sufficit.metrics import Evaluation
+
+rank, store, runs = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+patience = timedelta(seconds=60)
+dist.init_process_group(
+    "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience
+)
+images, heatmaps, targets = data()
+classifier = Classifier(small_net(size=SIZE, seed=2))
+output = {}
+for name, parts in runs.items():
+    for alpha_min in (0.5, "search"):
+        metric = Evaluation(classifier, alpha_min=alpha_min, **STEPS)
+        for start, stop in parts[rank]:
+            metric.update(images[start:stop], heatmaps[start:stop], targets[start:stop])
+        found = {column: float(value) for column, value in metric.compute().items()}
+        metric.update(images[:1], heatmaps[:1], targets[:1])
+        output[f"{name} {alpha_min}"] = found, len(metric.scores())
+print(json.dumps(output))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+# For each process the images of each of its updates.
+UNEVEN = {
+    "five and two": [[[0, 5]], [[5, 7]]],
+    "one and six in three updates": [[[0, 1]], [[1, 3], [3, 6], [6, 7]]],
+}
+NONE = {"seven and none": [[[0, 7]], []]}
+
+
+def in_two_processes(folder: Path, runs: dict) -> list[dict]:
+    script = folder / "rank.py"
+    script.write_text(RANK)
+    rest = [str(folder / "store"), json.dumps(runs), str(Path(__file__).parents[1])]
+    package = Path(sys.modules["sufficit"].__file__).parents[1]
+    paths = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), *rest],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=120) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], said
+    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+
+
+def assert_numbers_of_one_process(classifier: Classifier, outputs: list[dict], runs: dict) -> None:
+    for alpha_min in (0.5, "search"):
+        scores = evaluate(classifier, *data(), alpha_min=alpha_min, **STEPS)
+        wanted = scores.mean() | ({"alpha_min": scores.alpha_min} if scores.search else {})
+        for name, parts in runs.items():
+            for rank in range(2):
+                found, seen = outputs[rank][f"{name} {alpha_min}"]
+                assert found == pytest.approx(wanted, abs=1e-6)
+                # After compute each process holds its own images again, and can go on.
+                assert seen == sum(stop - start for start, stop in parts[rank]) + 1
+
+
+def test_two_processes_with_uneven_numbers_of_images_give_the_numbers_of_one(classifier, tmp_path):
+    outputs = in_two_processes(tmp_path, UNEVEN)
+    assert_numbers_of_one_process(classifier, outputs, UNEVEN)
+
+
+def test_a_process_without_images_does_not_break_the_others(classifier, tmp_path):
+    assert_numbers_of_one_process(classifier, in_two_processes(tmp_path, NONE), NONE)

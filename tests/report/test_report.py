@@ -1,0 +1,429 @@
+"""The report: its numbers, words, size and safety."""
+
+import base64
+import csv
+import html
+import io
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from report_content import HOSTILE, Quarters, coarse_maps, decoded, make, quarters
+from sufficit import Classifier, evaluate
+from sufficit.errors import UserError
+from sufficit.metrics.compare_scores import compare_values
+from sufficit.metrics.scores import Scores
+from sufficit.perturbation.heatmaps import normalize, resize
+from sufficit.report import Content, Facts, Shown, pick_shown, write_report
+from sufficit.report.charts import Frame, loss_bars, scatter
+from sufficit.report.encoding import encode_fill, encode_heatmaps, encode_images, steps
+from sufficit.report.interpretation import _short, _Told, cautions, readings
+from sufficit.report.numbers import curves_of, slider_grid
+from sufficit.results import summarise
+
+
+@pytest.fixture(scope="module")
+def content() -> Content:
+    return make()
+
+
+@pytest.fixture(scope="module")
+def page(content: Content, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(tmp_path_factory.mktemp("report") / "report.html", content)
+
+
+def cells(page: Path) -> dict[tuple[str, str], str]:
+    """(method, column) -> the mean in the table."""
+    found = re.findall(
+        r'data-method="([^"]*)" data-column="([^"]*)"><span class="mean[^"]*">([^<]*)<',
+        page.read_text(),
+    )
+    return {(html.unescape(method), column): value for method, column, value in found}
+
+
+def data_of(page: Path) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
+    assert found
+    return json.loads(found[1])
+
+
+def download(page: Path, name: str) -> str:
+    found = re.search(rf'download="{name}" href="data:[^,]*,([^"]*)"', page.read_text())
+    assert found
+    return base64.b64decode(found[1]).decode()
+
+
+def test_the_table_holds_the_means_of_all_columns(content: Content, page: Path) -> None:
+    expected = {
+        (method, column): pytest.approx(values.mean().item(), abs=5.01e-4)
+        for method, scores in content.scores.items()
+        for column, values in scores.columns.items()
+    }
+    found = {key: float(value.replace("\u2212", "-")) for key, value in cells(page).items()}
+    assert found == expected
+
+
+def test_the_best_and_the_tied_are_marked_and_what_is_beside_is_not_in_the_contest(
+    content: Content, tmp_path: Path
+) -> None:
+    alone = replace(
+        content, standing=compare_values({"bright": content.scores["bright"].msi.numpy()})
+    )
+    text = write_report(tmp_path / "r.html", alone).read_text()
+    rows = re.findall(r'<tr class="([a-z]*)">\s*<th scope="row"><i[^>]*></i>([a-z]+)', text)
+    assert sorted(rows) == [("best", "bright"), ("outside", "coarse")]
+    same = dict.fromkeys(content.scores, content.scores["bright"])
+    tied = replace(
+        content, scores=same, standing=compare_values({n: s.msi for n, s in same.items()})
+    )
+    text = write_report(tmp_path / "t.html", tied).read_text()
+    assert re.search(r'<tr class="tied">\s*<th scope="row"><i[^>]*></i>coarse', text)
+
+
+def test_intervals_stand_beside_the_means(content: Content, page: Path) -> None:
+    estimate = content.summaries["coarse"]["base_score"]
+    wanted = f"{estimate.low:.3f} to {estimate.high:.3f}".replace("-", "\u2212")
+    cell = page.read_text().split('data-method="coarse" data-column="base_score"')[1][:120]
+    assert wanted in cell
+
+
+def test_the_numbers_can_be_taken_along(content: Content, page: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(download(page, "methods.csv"))))
+    for row in rows:
+        estimate = content.summaries[row["method"]][row["column"]]
+        assert float(row["mean"]) == estimate.mean
+        assert float(row["low"]) == estimate.low
+    images = list(csv.DictReader(io.StringIO(download(page, "images.csv"))))
+    assert len(images) == 16
+    for row in images:
+        number = content.names.index(row["image"])
+        assert float(row["msi"]) == pytest.approx(
+            content.scores[row["method"]].msi[number].item(), abs=5e-5
+        )
+    everything = json.loads(download(page, "report.json"))
+    assert everything["facts"]["n_skipped"] == 2
+    assert everything["standing"]["best"] == content.standing.best
+    assert everything["methods"]["bright"]["msi"]["mean"] == content.summaries["bright"]["msi"].mean
+
+
+def test_heatmap_files_give_back_the_masks_at_every_alpha_exactly(
+    content: Content, page: Path
+) -> None:
+    data = data_of(page)
+    grid = slider_grid(content)
+    for i in range(len(content.shown.rows)):
+        for m, method in enumerate(data["methods"]):
+            coded = decoded(data["images"][i]["maps"][m])
+            heatmap = content.shown.heatmaps[method][i]
+            for step, alpha in enumerate(grid):
+                above = heatmap > torch.tensor(alpha, dtype=torch.float32)
+                assert np.array_equal(coded > step, above.numpy())
+
+
+def test_curves_in_the_page_are_the_answers_of_the_model(content: Content, page: Path) -> None:
+    data = data_of(page)
+    assert data["grid"] == [round(i / 100, 4) for i in range(101)]
+    for i, row in enumerate(content.shown.rows):
+        for m, method in enumerate(data["methods"]):
+            curves, found = content.scores[method].curves(), data["images"][i]["curves"][m]
+            for name, curve, start in (
+                ("kept", curves["insertion_pixel"], 0),
+                ("rest", curves["deletion_pixel"], 0),
+                ("hidden", curves["hide"], 50),
+            ):
+                assert found[name][:start] == [None] * start
+                assert found[name][start:] == pytest.approx(
+                    curve.confidence[row].tolist(), abs=5e-5
+                )
+                hits = "".join(str(int(hit)) for hit in curve.accuracy[row])
+                assert found[f"{name}_hits"] == "?" * start + hits
+            penalty = (content.shown.heatmaps[method][i] > 0.5).double().mean().item()
+            assert found["share"][50] == pytest.approx(penalty, abs=5e-5)
+
+
+def test_the_page_names_the_class_that_the_model_says_instead(content: Content, page: Path) -> None:
+    data, classifier, others = data_of(page), Classifier(Quarters()), 0
+    for i, row in enumerate(content.shown.rows):
+        image, target = content.shown.images[i], int(content.first.targets[row])
+        for m, method in enumerate(data["methods"]):
+            heatmap, found = content.shown.heatmaps[method][i], data["images"][i]["curves"][m]
+            masks = torch.stack([heatmap > alpha for alpha in slider_grid(content)])
+            for view, kept in (("kept", masks), ("rest", ~masks)):
+                named = classifier(image * kept[:, None]).argmax(1).tolist()
+                assert found[f"{view}_said"] == [None if k == target else k for k in named]
+                others += sum(k != target for k in named)
+                assert {content.class_name(k) for k in named if k != target} <= {
+                    *data["classes"].values()
+                }
+    assert others > 100
+
+
+def test_an_alpha_min_between_two_steps_is_a_step_of_the_slider() -> None:
+    content = make(4, alpha_min=0.333)
+    grid = slider_grid(content)
+    start = grid.index(0.333)
+    assert len(grid) == 102
+    found = curves_of(content, "coarse", grid)[0]
+    row = content.shown.rows[0]
+    show = content.scores["coarse"].curves()["show"].confidence[row, 0].item()
+    assert found["kept"][start] == pytest.approx(show, abs=5e-5)
+    assert None not in found["hidden"][start:]
+
+
+def test_what_was_not_asked_is_said_to_be_unknown() -> None:
+    content = make(4, columns=["msi", "base_score", "mask_penalty"])
+    found = curves_of(content, "coarse", slider_grid(content))[0]
+    assert found["kept"][:50] == [None] * 50
+    assert None not in found["kept"][50:]
+    assert [i for i, value in enumerate(found["rest"]) if value is not None] == [50]
+
+
+def test_a_page_of_24_images_and_7_methods_is_below_3_megabytes(tmp_path: Path) -> None:
+    n, side = 24, 224
+    small = make(n, 16)
+    generator = torch.Generator().manual_seed(0)
+    # Nothing compresses worse than noise.
+    images = torch.rand(n, 3, side, side, generator=generator)
+    maps = {f"method {k}": torch.rand(n, side, side, generator=generator) for k in range(7)}
+    assert sum(map(len, encode_images(images))) < 1_000_000
+    content = replace(
+        small,
+        scores=dict.fromkeys(maps, small.scores["coarse"]),
+        summaries=dict.fromkeys(maps, small.summaries["coarse"]),
+        standing=compare_values(dict.fromkeys(maps, small.scores["coarse"].msi)),
+        shown=Shown(range(n), images, maps),
+    )
+    path = write_report(tmp_path / "report.html", content)
+    assert path.stat().st_size < 3_000_000
+    assert len(data_of(path)["images"]) == 24
+    assert max(decoded(data_of(path)["images"][0]["maps"][0]).shape) <= 112
+
+
+def test_smaller_maps_show_nearly_the_same_masks() -> None:
+    heatmap = coarse_maps(1, 224, 5)
+    grid = tuple(i / 100 for i in range(101))
+    coded = decoded(encode_heatmaps({"m": heatmap}, grid)["m"][0])
+    assert coded.shape == (112, 112)
+    back = resize(torch.from_numpy(coded.copy()).float()[None], (224, 224))
+    assert ((back > 50) == (heatmap > 0.5)).float().mean() > 0.98
+
+
+def test_hidden_pixels_look_as_the_model_saw_them() -> None:
+    images, _ = quarters(3)
+    assert encode_fill(images, "black") == ["#000000"]
+    means = [
+        "#" + "".join(f"{round(255 * value):02x}" for value in image.mean((1, 2)).tolist())
+        for image in images
+    ]
+    assert encode_fill(images, "mean") == means
+    assert encode_fill(images, torch.tensor([1.0, 0.5, 0.0])) == ["#ff8000"]
+    assert len(encode_fill(images, "noise")) == 1
+    blurred = encode_fill(images, "blur")
+    assert len(blurred) == 3
+    assert abs(decoded(blurred[0]).mean() / 255 - images[0].mean().item()) < 0.02
+
+
+def test_names_from_files_stay_text(tmp_path: Path) -> None:
+    names = [f"{HOSTILE}{i}" for i in range(7)] + ["\udcff.png"]
+    content = replace(
+        make(8, names=names), title=HOSTILE, classes=[f"{HOSTILE}{i}" for i in "abcd"]
+    )
+    renamed = {HOSTILE: "bright", "coarse": "coarse"}
+    content = replace(
+        content,
+        scores={new: content.scores[old] for new, old in renamed.items()},
+        summaries={new: content.summaries[old] for new, old in renamed.items()},
+        standing=compare_values({new: content.scores[old].msi for new, old in renamed.items()}),
+        shown=replace(
+            content.shown,
+            heatmaps={new: content.shown.heatmaps[old] for new, old in renamed.items()},
+        ),
+        facts=replace(content.facts, model=HOSTILE, data=HOSTILE, command=HOSTILE),
+    )
+    path = write_report(tmp_path / "report.html", content)
+    text = path.read_text()
+    assert "<script>window" not in text
+    assert "<!--" not in text.replace("<!doctype", "")
+    assert "<img src=x" not in text
+    assert text.count("</script>") == 2
+    assert data_of(path)["images"][0]["name"] == names[0]
+    assert (HOSTILE, "msi") in cells(path)
+
+
+def losses_by_hand(scores: Scores) -> list[float]:
+    """What keeps each image's MSI from 1, from the curves and the definition of MSI."""
+    curves = scores.curves()
+    show, hide = curves["show"].accuracy.numpy(), curves["hide"].accuracy.numpy()
+    place = curves["deletion_pixel"].grid.index(scores.alpha_min)
+    rest = curves["deletion_pixel"].accuracy.numpy()[:, place]
+    width = 1 - scores.alpha_min
+    inner = np.trapezoid(show, curves["show"].grid, axis=1) / width
+    weaker = np.trapezoid(hide, curves["hide"].grid, axis=1) / width
+    parts = [scores.mask_penalty.numpy(), 1 - (show[:, 0] + inner) / 2, rest / 2, weaker / 2]
+    return [float(part.mean()) for part in parts]
+
+
+def test_what_msi_lacks_adds_up(content: Content) -> None:
+    for reading in readings(content):
+        scores = content.scores[reading.method]
+        parts = reading.losses
+        found = [parts.size, parts.short, parts.outside, parts.weaker]
+        assert found == pytest.approx(losses_by_hand(scores), abs=1e-6)
+        assert sum(found) == pytest.approx(1 - scores.msi.mean().item(), abs=1e-6)
+        bars = loss_bars(readings(content))[reading.method]
+        assert bars[1][1] == pytest.approx(bars[0][2], abs=0.011)
+
+
+def quarter_map(targets: torch.Tensor, side: int, value: float = 1.0) -> torch.Tensor:
+    maps = torch.zeros(len(targets), side, side)
+    for heatmap, target in zip(maps, targets.tolist(), strict=True):
+        row, column = divmod(target, 2)
+        heatmap[row * side // 2 :, column * side // 2 :][: side // 2, : side // 2] = value
+    return maps
+
+
+def marked(case: str, targets: torch.Tensor, side: int) -> torch.Tensor:
+    right = quarter_map(targets, side)
+    if case == "three quarters, the bright one too":
+        return 1 - quarter_map((targets + 1) % 4, side)
+    if case == "a pixel of the bright quarter":
+        return right * (right.flatten(1).cumsum(1).view_as(right) == 1)
+    return quarter_map((targets + 1) % 4, side)
+
+
+@pytest.mark.parametrize(
+    ("case", "place", "reason"),
+    [
+        ("three quarters, the bright one too", "near 0", "The mask is too large: it marks 75%"),
+        ("a pixel of the bright quarter", "between 0 and +1", "Other regions suffice too"),
+        ("a dim quarter", "close to -1", "A poor mask: what it marks does not suffice"),
+    ],
+)
+def test_scores_are_read_as_the_paper_reads_them(case: str, place: str, reason: str) -> None:
+    maps = marked(case, torch.arange(8) % 4, 16)
+    reading = readings(make(8, 16, maps={"m": maps}))[0]
+    assert (reading.place, reading.why[: len(reason)]) == (place, reason)
+
+
+def test_a_mask_whose_peak_alone_falls_short_is_not_said_to_fall_short_itself() -> None:
+    whole = _short(-0.5, _Told(True, size=0.2, kept=0.95, inner=0.4, outside=0.1, weak=0.0))
+    assert "with all that is marked the model is right on 95% of the images" in whole
+    assert "from there, the model is right on 40% of the images at the mean" in whole
+    told = _Told(True, size=0.2, kept=0.3, inner=0.2, outside=0.1, weak=0.0)
+    none = _short(-0.5, told)
+    assert none == (
+        "What it marks does not suffice: with that alone the model is right on 30% of the images."
+    )
+    assert _short(0.1, told) == (
+        "Not so much a large mask (20% of the image) or evidence elsewhere (without what it marks"
+        " the model is right on 10% of the images) keeps it near 0: what it marks does not suffice."
+        " With that alone the model is right on 30% of the images."
+    )
+    assert _short(0.5, told).startswith("What keeps it from +1 is mostly that what it marks does")
+    assert _short(-0.8, told).startswith("A poor mask: what it marks does not suffice: with that")
+
+
+def test_the_one_pixel_that_decides_is_read_as_the_best_there_is() -> None:
+    reading = readings(make_right(8, 16))[0]
+    assert reading.place == "close to +1"
+    assert reading.why.startswith("A small region suffices: 0% of the image is marked")
+
+
+def make_right(n: int, side: int) -> Content:
+    """Black images with one bright pixel that decides, marked and nothing else."""
+    images = torch.zeros(n, 3, side, side)
+    targets = torch.arange(n) % 4
+    maps = torch.zeros(n, side, side)
+    for i, target in enumerate(targets.tolist()):
+        y, x = 2 + 8 * (target // 2), 2 + 8 * (target % 2)
+        images[i, :, y, x] = 1
+        maps[i, y, x] = 1
+    chosen = targets > 0  # of nothing the model says class 0
+    scores = {
+        "m": evaluate(
+            Classifier(Quarters()), images[chosen], maps[chosen], targets[chosen], progress=False
+        )
+    }
+    count = int(chosen.sum())
+    return Content(
+        "t",
+        Facts("m", "d", 0),
+        scores,
+        {"m": summarise(scores["m"])},
+        compare_values({"m": scores["m"].msi}),
+        [str(i) for i in range(count)],
+        Shown(range(count), images[chosen], {"m": maps[chosen]}),
+    )
+
+
+def texts(content: Content) -> str:
+    return "\n".join([c.text for c in cautions(content)])
+
+
+def test_a_reader_is_warned_of_few_images_bad_classifiers_nan_and_leaks(content: Content) -> None:
+    assert "8 images are few" in texts(content)
+    assert texts(replace(content, remarks=["Know this."])).startswith("Know this.\n8 images")
+    assert "gives only" not in texts(content)
+    assert "NaN" not in texts(content)
+    images, targets = quarters(40)
+    maps = {"m": normalize(images.mean(1))}
+    many = make(40, maps=maps)
+    assert texts(many) == ""
+    wrong = evaluate(Classifier(Quarters()), images, maps["m"], (targets + 1) % 4, progress=False)
+    assert "gives only 0% of the whole images" in texts(replace(many, scores={"m": wrong}))
+    holes = many.scores["m"].msi.clone()
+    holes[:3] = math.nan
+    broken = replace(many.scores["m"], columns={**many.scores["m"].columns, "msi": holes})
+    assert "3 of 40 images have no msi" in texts(replace(many, scores={"m": broken}))
+    leaking = make(40, maps={"frame": quarter_map(targets, 16)}, leak_donors=4)
+    found = [c for c in cautions(leaking) if "leak" in c.text]
+    assert found[0].text.startswith("The masks of frame leak")
+    assert found[0].details[0].startswith("frame: the masks leak: over images of other classes")
+
+
+def test_dots_stand_where_the_means_are(content: Content) -> None:
+    found = scatter(content)
+    for dot in found.dots:
+        assert dot.base == content.summaries[dot.name]["base_score"]
+    frame = Frame(100, 50, 10, 10, 5, 5, x_low=0, x_high=2, y_low=-1, y_high=1)
+    assert (frame.x(1), frame.y(0), frame.y(1)) == (50, 25, 5)
+    assert frame.path((0, 1, 2), (0, math.nan, 1)) == "M10 25M90 5"
+
+
+def test_the_best_worst_and_most_disputed_are_shown(content: Content) -> None:
+    def with_msi(*values: float) -> Scores:
+        return replace(content.first, columns={"msi": torch.tensor(values)})
+
+    scores = {"a": with_msi(0.1, 0.9, -0.9, 0.5), "b": with_msi(0.1, 0.9, -0.9, -0.5)}
+    assert pick_shown(scores, 1) == [1]
+    assert pick_shown(scores, 2) == [1, 2]
+    assert pick_shown(scores, 3) == [1, 2, 3]
+    assert pick_shown(scores, 50) == [0, 1, 2, 3]
+
+
+def test_steps_count_the_alphas_below() -> None:
+    grid = tuple(i / 100 for i in range(101))
+    values = torch.rand(50, generator=torch.Generator().manual_seed(0))
+    edges = torch.tensor(grid)
+    assert steps(values, grid).tolist() == [int((edges < v).sum()) for v in values]
+
+
+def test_parts_that_do_not_belong_together_are_refused(content: Content, tmp_path: Path) -> None:
+    shown = content.shown
+    for bad, why in (
+        (replace(content, names=["one"]), "names must be one an image"),
+        (replace(content, summaries={}), "same methods"),
+        (replace(content, shown=replace(shown, rows=[0])), "a row of the scores each"),
+        (replace(content, shown=replace(shown, heatmaps={})), "must be of the methods scored"),
+        (replace(content, shown=replace(shown, rows=[99] * 8)), "must lie in 0..7"),
+    ):
+        with pytest.raises(UserError, match=why):
+            write_report(tmp_path / "report.html", bad)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,198 @@
+"""Disks that are full, folders that may not be written or vanish: one line, and nothing lost."""
+
+import os
+import re
+import resource
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from digit_folder import main as write_digits
+
+from sufficit import Lax
+from sufficit.comparing import groups
+from sufficit.data.heatmap_files import write_heatmaps
+from sufficit.data.images import find_pictures
+from sufficit.errors import UserError
+from sufficit.files import is_unfinished, make_folder, writing
+from sufficit.training import lax as lax_training
+
+MODEL = ("--model", "sufficit:digits", "--device", "cpu")
+COARSE = ("--value-step", "0.5", "--percent-step", "0.5")
+COMMANDS = ("compare", "evaluate", "explain", "sanity", "train-lax", "reproduce", "figure", "demo")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with digits, and heatmaps of them."""
+    folder = tmp_path_factory.mktemp("disk")
+    write_digits(folder / "digits", 8)
+    names = [picture.name for picture in find_pictures(folder / "digits")]
+    write_heatmaps(folder / "maps.npz", {name: torch.rand(8, 8) for name in names})
+    return folder
+
+
+def words(command: str, place: Path, out: Path) -> Sequence[object]:
+    data = ("--data", place / "digits")
+    small = ("--images", 4, "--train-images", 32)
+    return {
+        "compare": ("compare", *MODEL, *data, *COARSE, "-m", "gradcam", "--donors", 1),
+        "evaluate": ("evaluate", *MODEL, *data, *COARSE, "--heatmaps", place / "maps.npz"),
+        "explain": ("explain", place / "digits", *MODEL),
+        "sanity": ("sanity", *MODEL, *data, "--method", "gradcam", "--steps", 1),
+        "train-lax": ("train-lax", *MODEL, *data, "--epochs", 1),
+        "reproduce": ("reproduce", "synthetic-mnist", "--quick", *small, "--device", "cpu"),
+        "figure": ("figure", place / "run", "--show", "sizes"),
+        "demo": ("demo", "--images", 2, "--train-images", 32, "--no-open"),
+    }[command] + ("--out", out / "figure.png" if command == "figure" else out)
+
+
+@contextmanager
+def no_file_over(size: int) -> Iterator[None]:
+    """What is written beyond so many bytes of a file fails, whoever writes it."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+
+@pytest.fixture
+def short_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A demo of one method and few model calls."""
+    from sufficit import demo
+
+    monkeypatch.setattr(demo, "STEPS", {"value_step": 0.5, "percent_step": 0.5})
+
+
+@pytest.mark.usefixtures("short_demo")
+@pytest.mark.filterwarnings("ignore:heatmaps with no positive part")
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "figure"])
+def test_a_full_disk_is_one_line_and_leaves_what_was_there(
+    sufficit, place: Path, tmp_path: Path, command: str
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    notes = (tmp_path if command == "reproduce" else out) / "notes.txt"
+    notes.write_text("my own")
+    with no_file_over(0):
+        run = sufficit(*words(command, place, out))
+    assert run.code == 2, run.err
+    assert re.search("could not be written: .*File too large$", run.err)
+    assert notes.read_text() == "my own"
+    assert not [
+        path for path in out.rglob("*") if is_unfinished(path.name) or path.name == "run.json"
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:heatmaps with no positive part")
+def test_a_disk_that_gets_room_again_is_gone_on_with(sufficit, place: Path, tmp_path: Path) -> None:
+    given = words("compare", place, tmp_path / "out")
+    with no_file_over(30_000):  # of the report, the last file but one
+        run = sufficit(*given)
+    assert run.code == 2, run.err
+    assert "could not be written: File too large" in run.err
+    assert (tmp_path / "out" / "parts" / "complete").exists()
+    assert sufficit(*given).code == 0
+    assert sufficit(*words("compare", place, tmp_path / "whole")).code == 0
+    for method in ("gradcam", "random", "center"):
+        rows = [tmp_path / out / method / "scores.parquet" for out in ("out", "whole")]
+        assert rows[0].read_bytes() == rows[1].read_bytes()
+    with no_file_over(0):
+        run = sufficit(*words("figure", tmp_path, tmp_path / "out")[:1], tmp_path / "out",
+                       "--show", "sizes", "--out", tmp_path / "figure.png")  # fmt: skip
+    assert run.code == 2
+    assert "figure.png could not be written: File too large" in run.err
+    assert not (tmp_path / "figure.png").exists()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_that_may_not_be_written_is_one_line_before_any_work(
+    sufficit, place: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x")
+    below = sufficit(*words(command, place, tmp_path / "file" / "out"))
+    usual = os.access
+    monkeypatch.setattr(  # root may write everywhere
+        "os.access", lambda path, mode, **more: mode != os.W_OK and usual(path, mode, **more)
+    )
+    closed = sufficit(*words(command, place, tmp_path / "closed"))
+    for run in (below, closed):
+        assert run.code == 2, run.err
+        assert "can't be a folder of results" in run.err
+    assert (tmp_path / "file").read_text() == "x"
+    assert not (tmp_path / "closed").exists()
+
+
+def test_a_folder_that_vanishes_under_a_comparison_is_one_line(
+    sufficit, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    usual = groups._explained
+
+    def vanishing(*given: object) -> object:
+        shutil.rmtree(out)
+        return usual(*given)
+
+    monkeypatch.setattr(groups, "_explained", vanishing)
+    run = sufficit(*words("compare", place, out))
+    assert run.code == 2, run.err
+    assert "could not be written: No such file or directory" in run.err
+
+
+def test_a_folder_that_vanishes_under_a_training_is_made_anew_and_whole(
+    sufficit, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    usual = lax_training._Run._judge
+    worths = iter([1.0, 0.0])
+
+    def vanishing(run: lax_training._Run) -> object:
+        shutil.rmtree(out, ignore_errors=True)
+        report = usual(run)
+        object.__setattr__(report, "msi", next(worths))  # the first epoch is the best
+        return report
+
+    monkeypatch.setattr(lax_training._Run, "_judge", vanishing)
+    run = sufficit(*words("train-lax", place, out), "--epochs", 2)
+    assert run.code == 0, run.err
+    assert Lax.from_pretrained(out).trained["history"]
+    assert (out / "checkpoint.pt").exists()
+
+
+def test_what_a_killed_process_left_half_written_is_swept(tmp_path: Path) -> None:
+    with writing(tmp_path / "x" / "a.json") as part:
+        (tmp_path / "x").mkdir()
+        part.write_text("1")
+        own = part.name
+    dead, living, other = (
+        tmp_path / own.replace(own.split("-")[2].split(".")[0], pid)
+        for pid in ("4194999", "1", "7")
+    )
+    elsewhere = tmp_path / ".b.part-00000000-4194999.json"
+    for path in (dead, living, elsewhere, tmp_path / ".hidden.json"):
+        path.write_text("half")
+    with writing(tmp_path / "b.json") as part:
+        part.write_text("2")
+    left = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert left == {living.name, elsewhere.name, ".hidden.json", "b.json"}
+    assert is_unfinished(other.name)
+    assert not is_unfinished(".hidden.json")
+
+
+def test_a_folder_that_can_not_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="could not be made: Not a directory"):
+        make_folder(tmp_path / "file" / "below")
+
+
+def test_a_name_as_long_as_names_may_be_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / f"{'é' * 125}.json"  # 255 bytes
+    with writing(path) as part:
+        part.write_text("1")
+        assert is_unfinished(part.name)
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]

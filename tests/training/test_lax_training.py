@@ -1,0 +1,412 @@
+"""train_lax: what it leaves untouched, that it can be repeated and resumed, and how it stops."""
+
+import importlib.metadata
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
+
+import numpy as np
+import pytest
+import torch
+from test_lax import Traces, mixed_modes
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+from sufficit import Classifier, Lax, UserError, explain, train_lax
+from sufficit.training import LaxRecipe, cache_features
+from sufficit.training import lax as lax_training
+from sufficit.training.feeding import CachedLoader
+from sufficit.training.runs import best_of
+from sufficit.training.steps import Batch
+from sufficit.training.validation import Report
+
+QUICK = LaxRecipe(drop=1, donors=1, size=1, decide=1, fills=("black", "noise", "other"), epochs=3)
+
+
+def model(seed: int = 0) -> nn.Module:
+    """A net of random weights whose answers differ from image to image."""
+    torch.manual_seed(seed)
+    found = nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1, stride=2),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 9, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Dropout(),
+        nn.Linear(9, 4),
+    ).eval()
+    with torch.no_grad():
+        found[8].weight.mul_(30)
+        found[8].bias.sub_(found((data()[0] - 0.5) / 0.25).mean(0))
+    return found
+
+
+def data(n: int = 24, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(n, 3, 8, 8, generator=generator), torch.arange(n) % 4
+
+
+def loader_of(n: int = 24, batch: int = 8, **options: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*data(n)), batch_size=batch, **{"shuffle": True} | options)
+
+
+def classifier_of(seed: int = 0) -> Classifier:
+    return Classifier(model(seed), layer="4", mean=(0.5,) * 3, std=(0.25,) * 3)
+
+
+def train(loader: Any = None, classifier: Classifier | None = None, **options: Any) -> Lax:
+    given = {"recipe": QUICK, "net": small_net(), "patience": None, "progress": False} | options
+    loader = loader_of() if loader is None else loader
+    return train_lax(classifier or classifier_of(), loader, **given)
+
+
+def small_net() -> nn.Module:
+    generator = torch.Generator().manual_seed(7)
+    net = nn.Sequential(nn.Conv2d(9, 8, 1), nn.ReLU(), nn.Conv2d(8, 1, 3, padding=1))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 4)
+    return net
+
+
+def weights(lax: Lax) -> Tensor:
+    return torch.cat([value.flatten() for value in lax.state_dict().values()])
+
+
+# The classifier, the caller's randomness and the caller's net are left alone
+
+
+class Failing:
+    """A loader that breaks in the second epoch."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[Any]:
+        self.times += 1
+        for number, batch in enumerate(loader_of()):
+            if self.times == 3 and number == 1:  # the first time is a look at the images
+                raise ZeroDivisionError("a broken file")
+            yield batch
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_classifier_is_bit_for_bit_the_same_after_training(fails: bool) -> None:
+    classifier = classifier_of()
+    mixed_modes(classifier.model)
+    traces = Traces(classifier.model)
+    grads = [None if t.grad is None else t.grad.clone() for t in traces.tensors]
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            train(Failing(), classifier)
+    else:
+        train(classifier=classifier)
+    traces.check()
+    for tensor, grad in zip(traces.tensors, grads, strict=True):
+        assert (tensor.grad is None) == (grad is None)
+        assert grad is None or torch.equal(tensor.grad, grad)
+    assert classifier.layer == "4"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_callers_randomness_is_where_it_was(fails: bool) -> None:
+    classifier, loader = classifier_of(), Failing() if fails else loader_of()
+    random.seed(1)
+    np.random.seed(2)  # noqa: NPY002
+    torch.manual_seed(3)
+    before = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            train_lax(classifier, loader, recipe=QUICK, progress=False)
+    else:
+        train_lax(classifier, loader, recipe=QUICK, epochs=1, progress=False)
+        cache_features(classifier, loader)
+    assert random.getstate() == before[0]
+    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), before[2])
+
+
+def test_the_callers_net_is_copied_and_gradients_may_be_off() -> None:
+    net, classifier = small_net(), classifier_of()
+    traces = Traces(net)
+    one = train(classifier=classifier, net=net)
+    traces.check()
+    assert not torch.equal(weights(one), weights(Lax(9, net=net)))
+    for off in (torch.no_grad, torch.inference_mode):
+        with off():
+            again = train(classifier=classifier, net=net)
+        assert torch.equal(weights(again), weights(one))
+
+
+# Again, and on
+
+
+def test_the_seed_decides_the_weights() -> None:
+    one, again, another = (train(seed=seed, net=None, epochs=1) for seed in (0, 0, 1))
+    assert torch.equal(weights(one), weights(again))
+    assert not torch.equal(weights(one), weights(another))
+    assert one.trained["seed"] == 0
+    assert another.trained["seed"] == 1
+
+
+def test_an_adapter_knows_by_which_versions_and_where_it_was_trained(tmp_path: Path) -> None:
+    train(epochs=1, net=None, out=tmp_path / "lax")
+    told = Lax.from_pretrained(tmp_path / "lax").trained
+    assert told["versions"]["torch"] == importlib.metadata.version("torch")
+    assert told["device"] == {"type": "cpu", "name": ANY, "dtype": "torch.float32"}
+    assert {"commit", "time", "batches"} <= told.keys()
+
+
+def test_the_seed_decides_the_order_too() -> None:
+    one, another = (train(seed=seed) for seed in (0, 1))  # the net is given
+    assert not torch.equal(weights(one), weights(another))
+
+
+class Augmented(TensorDataset):
+    """Draws from all three generators at each image."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        image, label = super().__getitem__(index)
+        shade = random.random() * np.random.rand() * torch.rand(())  # noqa: NPY002
+        return image * shade, label
+
+
+def own_generator() -> DataLoader[Any]:
+    return loader_of(generator=torch.Generator().manual_seed(random.randrange(10**6)))
+
+
+def own_sampler() -> DataLoader[Any]:
+    dataset = TensorDataset(*data())
+    generator = torch.Generator().manual_seed(random.randrange(10**6))
+    return DataLoader(dataset, batch_size=8, sampler=RandomSampler(dataset, generator=generator))
+
+
+def own_batches() -> DataLoader[Any]:
+    dataset = TensorDataset(*data())
+    generator = torch.Generator().manual_seed(random.randrange(10**6))
+    sampler = RandomSampler(dataset, generator=generator)
+    return DataLoader(dataset, batch_sampler=BatchSampler(sampler, 8, drop_last=False))
+
+
+LOADERS = {
+    "shuffling": loader_of,
+    "own generator": own_generator,
+    "own sampler": own_sampler,
+    "own batches": own_batches,
+    "augmenting": lambda: DataLoader(Augmented(*data()), batch_size=8, shuffle=True),
+    "cached": lambda: cache_features(classifier_of(), loader_of()),
+}
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stop_after(epochs: int):
+    """A progress that interrupts in the epoch after these."""
+
+    def tick(done: int, total: int, note: str = "") -> None:
+        if done > epochs * total // QUICK.epochs:
+            raise StoppedError
+
+    return tick
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_run_interrupted_in_any_epoch_ends_as_if_it_had_not_been(kind: str, tmp_path) -> None:
+    whole = train(LOADERS[kind]())
+    for epochs in range(QUICK.epochs):
+        out = tmp_path / str(epochs)
+        with pytest.raises(StoppedError):
+            train(LOADERS[kind](), out=out, progress=stop_after(epochs))
+        assert (out / "checkpoint.pt").exists() == (epochs > 0)
+        found = train(LOADERS[kind](), out=out)
+        assert torch.equal(weights(found), weights(whole))
+        rows = [
+            [{k: v for k, v in row.items() if k != "seconds"} for row in lax.trained["history"]]
+            for lax in (found, whole)
+        ]
+        assert rows[0] == rows[1]
+        assert torch.equal(weights(Lax.from_pretrained(out, net=small_net())), weights(whole))
+
+
+def test_a_net_that_was_given_in_eval_mode_is_resumed_as_it_went_on(tmp_path: Path) -> None:
+    def net() -> nn.Module:
+        norm = nn.BatchNorm2d(9)
+        return nn.Sequential(norm, nn.Dropout(0.3), small_net()).eval()
+
+    whole = train(net=net())
+    with pytest.raises(StoppedError):
+        train(net=net(), out=tmp_path, progress=stop_after(1))
+    assert torch.equal(weights(train(net=net(), out=tmp_path)), weights(whole))
+    assert whole.net[0].num_batches_tracked == 9
+
+
+def test_a_finished_run_is_read_and_not_trained_again(tmp_path: Path) -> None:
+    one = train(out=tmp_path)
+    loader = Failing()
+    loader.times = 1  # would break at the first epoch's second batch
+    assert torch.equal(weights(train(loader, out=tmp_path)), weights(one))
+
+
+LOST = [("model.safetensors",), ("config.json",), ("model.safetensors", "config.json")]
+
+
+def lose(folder: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        (folder / name).unlink()
+
+
+@pytest.mark.parametrize("names", LOST)
+def test_a_finished_run_writes_an_adapter_that_was_lost(tmp_path: Path, names) -> None:
+    one = train(out=tmp_path)
+    lose(tmp_path, names)
+    again = train(out=tmp_path)
+    kept = Lax.from_pretrained(tmp_path, net=small_net())
+    assert torch.equal(weights(kept), weights(one))
+    assert torch.equal(weights(again), weights(one))
+    assert kept.trained == one.trained
+
+
+@pytest.mark.parametrize("names", LOST)
+def test_a_stopped_run_writes_a_lost_adapter_though_no_epoch_is_better(
+    monkeypatch, tmp_path: Path, names
+) -> None:
+    seen = judged(monkeypatch, [0.5, 0.1, 0.2])
+    with pytest.raises(StoppedError):
+        train(out=tmp_path, progress=stop_after(1))
+    lose(tmp_path, names)
+    with pytest.raises(StoppedError):  # after the second epoch, which is worse than the first
+        train(out=tmp_path, progress=stop_after(2))
+    assert torch.equal(weights(Lax.from_pretrained(tmp_path, net=small_net())), seen[0])
+
+
+def test_an_adapter_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    train(out=tmp_path)
+    before = (tmp_path / "model.safetensors").stat()
+    train(out=tmp_path)
+    after = (tmp_path / "model.safetensors").stat()
+    assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"seed": 1},
+        {"epochs": 5},
+        {"target": "prediction"},
+        {"alpha_min": 0.4},
+        {"about": {"data": "birds"}},
+        {"validation_images": 8},
+    ],
+)
+def test_another_run_is_not_gone_on_with_unless_told_to_begin_anew(tmp_path, other) -> None:
+    train(out=tmp_path, epochs=1)
+    with pytest.raises(UserError, match="holds a run with another"):
+        train(out=tmp_path, **{"epochs": 1} | other)
+    found = train(out=tmp_path, **{"epochs": 1} | other, overwrite=True)
+    assert torch.equal(weights(found), weights(train(**{"epochs": 1} | other)))
+    with pytest.raises(UserError, match="holds a run with another"):
+        train(out=tmp_path, epochs=1)
+
+
+# Which epoch is kept, and when it ends
+
+
+def judged(monkeypatch, worths: list[float]) -> list[Tensor]:
+    """Let the epochs be worth these; the weights each had."""
+    seen: list[Tensor] = []
+
+    def report(exam: object, classifier: Classifier, lax: Lax, alpha_min: float) -> Report:
+        seen.append(weights(lax).clone())
+        return Report(worths[len(seen) - 1], 0, 0, 0.1, 0.1)
+
+    monkeypatch.setattr("sufficit.training.validation.Examination.report", report)
+    return seen
+
+
+def test_the_best_epoch_is_kept(monkeypatch, tmp_path: Path) -> None:
+    seen = judged(monkeypatch, [0.1, 0.5, 0.3, 0.5, 0.2])
+    found = train(epochs=5, out=tmp_path)
+    assert torch.equal(weights(found), seen[3])  # of equals the one that has learned longer
+    assert not torch.equal(seen[1], seen[3])
+    assert torch.equal(weights(Lax.from_pretrained(tmp_path, net=small_net())), seen[3])
+    assert [row["msi"] for row in found.trained["history"]] == [0.1, 0.5, 0.3, 0.5, 0.2]
+    assert best_of(found.trained["history"])["epoch"] == 4
+
+
+@pytest.mark.parametrize(("patience", "epochs"), [(1, 3), (2, 6), (3, 7), (None, 9)])
+def test_training_ends_when_nothing_becomes_better(monkeypatch, patience, epochs) -> None:
+    judged(monkeypatch, [0.1, 0.2, 0.2, 0.3, 0.1, 0.3, 0.0, 0.4, 0.0])
+    found = train(epochs=9, patience=patience)
+    assert [row["epoch"] for row in found.trained["history"]] == list(range(1, epochs + 1))
+
+
+def test_worth_is_msi_less_what_leaks_above_chance() -> None:
+    assert Report(0.5, 0.7, 0.2, leak=0.3, leak_chance=0.1).worth == pytest.approx(0.3)
+    assert Report(0.5, 0.7, 0.2, leak=0.1, leak_chance=0.3).worth == 0.5
+    assert Report(0.5, 0.7, 0.2, leak=float("nan"), leak_chance=0.3).worth == 0.5
+
+
+def test_history_tells_what_the_returned_adapter_scores() -> None:
+    classifier, images_and_labels = classifier_of(), data(16, seed=3)
+    found = train(classifier=classifier, validation=[images_and_labels], epochs=1)
+    row = found.trained["history"][0]
+    exam = lax_training.Examination(*images_and_labels)
+    again = exam.report(classifier, found, 0.5)
+    assert {name: row[name] for name in again.plain()} == again.plain()
+    heatmaps = explain(classifier, images_and_labels[0], method=found)
+    assert row["mask_penalty"] == pytest.approx((heatmaps >= 0.5).float().mean().item(), abs=1e-6)
+
+
+# Cached features
+
+
+class InTheSameOrder:
+    """What CachedLoader gives, without features."""
+
+    def __init__(self, batch: int) -> None:
+        self.images, self.labels = data()
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.labels) // self.batch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for rows in torch.randperm(len(self.labels)).split(self.batch):
+            yield self.images[rows], self.labels[rows]
+
+
+@pytest.mark.parametrize("target", ["label", "prediction"])
+def test_cached_features_change_nothing_where_batches_agree(target: str) -> None:
+    classifier, kept = classifier_of(), data()
+    cached = cache_features(classifier, [kept], target)
+    cached.batch_size = 8
+    found = train(cached, classifier, target=target, validation=[kept])
+    wanted = train(InTheSameOrder(8), classifier, target=target, validation=[kept])
+    assert torch.equal(weights(found), weights(wanted))
+
+
+def test_a_cache_holds_every_image_once_with_its_features_and_target() -> None:
+    classifier, (images, labels) = classifier_of(), data()
+    cached = cache_features(classifier, loader_of(batch=5, shuffle=False))
+    assert isinstance(cached, CachedLoader)
+    assert (len(cached), cached.batch_size) == (5, 5)
+    torch.manual_seed(0)
+    joined = [torch.cat(parts) for parts in zip(*(vars(b).values() for b in cached), strict=True)]
+    batch = Batch(*joined)
+    order = [int((images == image).flatten(1).all(1).nonzero()) for image in batch.images]
+    assert sorted(order) == list(range(24)) != order
+    assert torch.equal(batch.targets, labels[order])
+    with torch.no_grad():
+        features, logits = classifier.features(images[order])
+    torch.testing.assert_close(batch.features, features)
+    said = cache_features(classifier, loader_of(batch=5, shuffle=False), "prediction")
+    assert torch.equal(said.whole.targets, logits.argmax(1)[torch.tensor(order).argsort()])
