@@ -28,7 +28,7 @@ from torchvision import models
 from sufficit import Classifier, View
 from sufficit.compare import score_folder
 from sufficit.comparing.settings import Settings
-from sufficit.data.images import find_pictures
+from sufficit.data.images import list_images
 from sufficit.results import provenance
 
 Passes = Counter[tuple[int, bool]]
@@ -119,7 +119,7 @@ def main() -> None:
             targets="label",
             batch_size=asked.batch_size,
         )
-        few = find_pictures(photographs)[:: max(1, asked.images // 16)]
+        few = list_images(photographs)[:: max(1, asked.images // 16)]
         score_folder(settings, Path(place) / "warm", classifier=classifier, pictures=few)
         with noting(model) as passes:
             _wait(classifier.device)

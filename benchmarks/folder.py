@@ -23,7 +23,7 @@ from torchvision import models
 from compare import write_photographs
 from evaluate import bare, smooth_maps
 from sufficit import Classifier, View
-from sufficit.data.images import find_pictures
+from sufficit.data.images import list_images
 from sufficit.results import provenance
 from sufficit.scored import FolderScores, Options
 from sufficit.scoring import score_folder
@@ -62,7 +62,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         photographs, heatmaps = Path(place) / "photographs", Path(place) / "maps.safetensors"
         write_photographs(photographs, asked.images, asked.side * 2)
-        names = [picture.name for picture in find_pictures(photographs)]
+        names = [picture.name for picture in list_images(photographs)]
         maps = smooth_maps(len(names), asked.side)
         save_file({name: one.clone() for name, one in zip(names, maps, strict=True)}, heatmaps)
         options = Options(targets="label", progress=False)

@@ -32,11 +32,11 @@ from torch import nn
 from sufficit import Classifier, View
 from sufficit.compare import score_folder
 from sufficit.comparing.settings import Settings
+from sufficit.data.loader import GROUP
 from sufficit.gathering import gather
-from sufficit.keeping import Parts, answers_as_tensors
+from sufficit.keeping import Parts, predictions_as_tensors
 from sufficit.metrics.scores import make_plan, read
-from sufficit.perturbation.types import Answers
-from sufficit.reading import GROUP
+from sufficit.perturbation.types import Predictions
 from sufficit.results import provenance, save_scores, summarise
 from sufficit.sharing import SCORES
 
@@ -132,10 +132,10 @@ def joined(images: int, place: Path) -> dict[str, Any]:
         drawn = torch.rand(n, len(plan.asks), generator=generator)
         shares = torch.rand(n, len(plan.weighs), generator=generator, dtype=torch.float64)
         whole = torch.zeros(n, dtype=torch.long)
-        answers = Answers(plan.asks, drawn.round(), drawn, plan.weighs, shares, whole, whole)
+        answers = Predictions(plan.asks, drawn.round(), drawn, plan.weighs, shares, whole, whole)
         names = [f"{number:05d}/{k:02d}.png" for k in range(n)]
         facts = {"names": names, "skipped": {}, "size": [3, SIDE, SIDE]}
-        parts.write(SCORES, number, answers_as_tensors("made up", answers), facts)
+        parts.write(SCORES, number, predictions_as_tensors("made up", answers), facts)
     before = resident()
     with peak(found, "gathered"):
         got = gather(

@@ -17,7 +17,7 @@ from sufficit.compare import compare_folder
 from sufficit.comparing import plates
 from sufficit.comparing.finished import read_finished
 from sufficit.comparing.settings import settings_from
-from sufficit.data.images import read_picture
+from sufficit.data.images import read_image
 from sufficit.intervals import Estimate
 from sufficit.plots import (
     LINES,
@@ -73,7 +73,7 @@ def test_a_sheet_shows_the_images_their_maps_and_the_numbers_of_the_run(place: P
     scored = rows(place / "run", "layercam").set_index("image")["msi"]
     assert [axis.get_xlabel() for axis in axes[:, 1]] == [f"MSI {scored[n]:+.2f}" for n in names]
     classifier = Classifier.load(f"python:{place / 'model.py'}:make")
-    images = torch.stack([read_picture(place / "photos" / name, classifier.view) for name in names])
+    images = torch.stack([read_image(place / "photos" / name, classifier.view) for name in names])
     maps = explain(classifier, images, torch.tensor([0, 0, 2]), "layercam")
     for i in range(3):
         assert np.asarray(axes[i, 0].images[0].get_array()) == pytest.approx(

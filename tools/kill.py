@@ -23,7 +23,7 @@ import torch
 from digit_folder import main as write_digits
 
 from sufficit.data.heatmap_files import write_heatmaps
-from sufficit.data.images import find_pictures
+from sufficit.data.images import list_images
 from sufficit.files import is_unfinished
 
 COARSE = ("--value-step", "0.25", "--percent-step", "0.25", "--device", "cpu")
@@ -265,7 +265,7 @@ class Bench:
 def make_bench(folder: Path, *, drawn: bool = True) -> Bench:
     """Write the data and run every command once."""
     write_digits(folder / "digits", IMAGES)
-    pictures = find_pictures(folder / "digits")
+    pictures = list_images(folder / "digits")
     maps = torch.rand(IMAGES, 8, 8, generator=torch.Generator().manual_seed(0))
     write_heatmaps(folder / "maps.npz", zip((p.name for p in pictures), maps, strict=True))
     seconds = {}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sufficit import Classifier, Lax, explain
 from sufficit import plots as figures
-from sufficit.data.images import find_pictures, read_picture
+from sufficit.data.images import list_images, read_image
 from sufficit.reproduce.cifar import CLASSES
 from sufficit.reproduce.plans import read_plan
 from sufficit.reproduce.tables import table_of
@@ -107,10 +107,10 @@ def main() -> None:
     words.add_argument("--images", type=int, default=200)
     asked = words.parse_args()
     classifier = Classifier.load(asked.run / "classifier")
-    pictures = find_pictures(asked.run / "test")
+    pictures = list_images(asked.run / "test")
     order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(0))
     chosen = [pictures[i] for i in order[: asked.images].tolist()]
-    images = torch.stack([read_picture(picture.path, classifier.view) for picture in chosen])
+    images = torch.stack([read_image(picture.path, classifier.view) for picture in chosen])
     labels = torch.tensor([CLASSES.index(str(picture.folder)) for picture in chosen])
     methods: dict[str, Lax | str] = {"Grad-CAM": "gradcam"}
     for recipe in ("paper", "robust"):

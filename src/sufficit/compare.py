@@ -25,14 +25,14 @@ from sufficit.comparing.saving import clear, save_comparison
 from sufficit.comparing.settings import CONTROLS, Settings, write_run
 from sufficit.comparing.showing import Shown, choose
 from sufficit.crews import Crew
-from sufficit.data.finding import Stream, stream_pictures
-from sufficit.data.images import Picture
+from sufficit.data.finding import ImageSource, open_images
+from sufficit.data.images import ImageFile
+from sufficit.data.loader import GROUP
 from sufficit.intervals import Estimate, estimates
 from sufficit.keeping import FOLDER, Parts, begin
 from sufficit.metrics.compare_scores import compare_scores
 from sufficit.metrics.scores import AlphaSearch, Scores, read, with_leak
 from sufficit.perturbation.types import Progress
-from sufficit.reading import GROUP
 from sufficit.results import summarise
 from sufficit.sharing import told_roll
 
@@ -99,7 +99,7 @@ def score_folder(
     classifier: Classifier | None = None,
     group: int = GROUP,
     columns: Sequence[str] | None = None,
-    pictures: Sequence[Picture] | None = None,
+    pictures: Sequence[ImageFile] | None = None,
     crew: Crew | None = None,
     progress: bool | Progress | None = None,
 ) -> Scored | None:
@@ -120,12 +120,12 @@ def _job(
     group: int,
     progress: bool | Progress | None,
     columns: Sequence[str] | None = None,
-    pictures: Sequence[Picture] | None = None,
+    pictures: Sequence[ImageFile] | None = None,
 ) -> Job:
     check_methods(settings)
     if classifier is None:
         classifier = load(replace(settings, device=crew.device or settings.device))
-    stream = Stream.of(pictures) if pictures else stream_pictures(Path(settings.data))
+    stream = ImageSource.of(pictures) if pictures else open_images(Path(settings.data))
     return make_job(settings, classifier, stream, group, progress, columns)
 
 

@@ -15,12 +15,12 @@ from sufficit import plots as figures
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import (
-    BadPictureError,
-    Picture,
-    find_pictures,
+    BadImageError,
+    ImageFile,
+    ignore_image_warnings,
     labels_of,
+    list_images,
     plain_name,
-    quiet_reading,
 )
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import Methods, explain_all, methods_for
@@ -45,16 +45,16 @@ class Drawn:
     skipped: dict[str, str]  # name -> why
 
 
-def pictures_of(paths: Sequence[Path]) -> list[Picture]:
+def pictures_of(paths: Sequence[Path]) -> list[ImageFile]:
     """The pictures among files and folders, each under a name of its own."""
-    found: list[Picture] = []
+    found: list[ImageFile] = []
     for path in paths:
         if path.is_dir():
-            found.extend(find_pictures(path))
+            found.extend(list_images(path))
         elif path.is_file() and path.suffix == ".tar":
             raise UserError(f"{path} is a shard: give the folder it lies in")
         elif path.is_file():
-            found.append(Picture(path, path.name, None))
+            found.append(ImageFile(path, path.name, None))
         else:
             raise UserError(f"no image file or folder at {path}")
     twice = [name for name, count in Counter(p.name for p in found).items() if count > 1]
@@ -79,7 +79,7 @@ def class_number(target: str, classes: Sequence[str] | None) -> int:
 
 def explain_pictures(
     classifier: Classifier,
-    pictures: Sequence[Picture],
+    pictures: Sequence[ImageFile],
     methods: Methods,
     target: Wanted = "auto",
     *,
@@ -94,7 +94,7 @@ def explain_pictures(
     prediction; "auto" takes labels where all pictures lie in class folders.
     """
     known = methods_for(methods, classifier)  # what is wrong is said before anything is read
-    with quiet_reading():
+    with ignore_image_warnings():
         kept, images, skipped = read_pictures(pictures, classifier, on_error)
     with torch.no_grad():
         batches = [classifier(batch).float().softmax(1).cpu() for batch in images.split(64)]
@@ -109,7 +109,7 @@ def explain_pictures(
 
 def _goals(
     classifier: Classifier,
-    pictures: Sequence[Picture],
+    pictures: Sequence[ImageFile],
     probabilities: Tensor,
     target: Wanted,
 ) -> Tensor:
@@ -201,17 +201,17 @@ def _class_name(number: int, classes: Sequence[str] | None) -> str:
 
 
 def read_pictures(
-    pictures: Sequence[Picture], classifier: Classifier, on_error: Literal["skip", "stop"]
-) -> tuple[list[Picture], Tensor, dict[str, str]]:
+    pictures: Sequence[ImageFile], classifier: Classifier, on_error: Literal["skip", "stop"]
+) -> tuple[list[ImageFile], Tensor, dict[str, str]]:
     """The pictures that can be read, their images, and why the others can't."""
-    kept: list[Picture] = []
+    kept: list[ImageFile] = []
     images: list[Tensor] = []
     skipped: dict[str, str] = {}
     for picture in pictures:
         try:
             images.append(picture.read(classifier.view))
             kept.append(picture)
-        except (BadPictureError, OSError) as error:
+        except (BadImageError, OSError) as error:
             if on_error == "stop":
                 raise UserError(
                     f"{picture.name}: {error}. Mend it, or go on without it with --on-error skip"

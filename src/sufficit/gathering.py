@@ -9,11 +9,11 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from sufficit.data.loader import Skipped, check_any, check_sizes
 from sufficit.files import writing
 from sufficit.keeping import LARGE, SMALL, Parts
 from sufficit.metrics.scores import Plan
-from sufficit.perturbation.types import Answers
-from sufficit.reading import Skipped, check_any, check_sizes
+from sufficit.perturbation.types import Predictions
 from sufficit.sharing import SCORES, Roll
 
 
@@ -22,8 +22,8 @@ class Gathered:
     """All that was scored, in the images' order, and what could not be."""
 
     names: tuple[str, ...]
-    answers: dict[str, Answers]  # by method
-    held_out: dict[str, Answers]  # with the held-out fill, where there is one
+    answers: dict[str, Predictions]  # by method
+    held_out: dict[str, Predictions]  # with the held-out fill, where there is one
     skipped: tuple[Skipped, ...]
     counts: tuple[int, ...]  # images scored of each group
 
@@ -50,8 +50,7 @@ def gather(
 ) -> Gathered:
     """What the parts of all groups hold; `each` sees what is known of every group with images.
 
-    Answers are laid into files beside the parts and looked at there: what is not looked at takes no
-    memory. A value an image is kept, and the images' names.
+    What is not looked at takes no memory. A value an image is kept, and the images' names.
     """
     stems = [*methods, *(f"{method}/held_out" for method in methods if held_out)]
     names, skipped, counts = list[str](), list[Skipped](), list[int]()
@@ -97,13 +96,13 @@ class _Piles:
             found.append(tensors[name])
         self.width = tensors["named"].shape[1]
 
-    def answers(self, plan: Plan, *, held_out: bool = False) -> Answers:
+    def answers(self, plan: Plan, *, held_out: bool = False) -> Predictions:
         """All of them as one, once the files are closed."""
         small = {name: torch.cat(found) for name, found in self.small.items()}
         shape = len(small["targets"]), self.width
         large = {name: _mapped(self._path(name), shape, kind) for name, kind in LARGE.items()}
         bands = plan.msi_asks if held_out else plan.asks
-        return Answers(bands=bands, weighed=plan.weighs, **large, **small)
+        return Predictions(bands=bands, weighed=plan.weighs, **large, **small)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"joined-{self.number}-{name}.bin"

@@ -16,7 +16,7 @@ from sufficit.classifier.fingerprint import read, same
 from sufficit.errors import UserError
 from sufficit.files import is_unfinished, make_folder, read_json, writing
 from sufficit.metrics.leakage import TENSORS, Leak
-from sufficit.perturbation.types import Answers
+from sufficit.perturbation.types import Predictions
 from sufficit.results import plain, save_json
 
 FOLDER = "parts"
@@ -179,7 +179,7 @@ def _one_place(before: Any, now: Any) -> bool:
     )
 
 
-def answers_as_tensors(method: str, answers: Answers) -> dict[str, Tensor]:
+def predictions_as_tensors(method: str, answers: Predictions) -> dict[str, Tensor]:
     """A method's answers by names of their own."""
     return {f"{method}/{name}": getattr(answers, name) for name in (*LARGE, *SMALL)}
 

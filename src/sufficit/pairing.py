@@ -8,10 +8,10 @@ from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.data.heatmap_files import HeatmapFile
-from sufficit.data.images import BadPictureError, Picture
+from sufficit.data.images import BadImageError, ImageFile
+from sufficit.data.loader import Entry, Item
 from sufficit.errors import UserError
 from sufficit.perturbation.heatmaps import check_range, normalize, resize
-from sufficit.reading import Entry, Item
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Pairs:
         """A picture and its heatmap, or an error that says what is wrong with either."""
         key = self.maps.key(entry.picture.name)
         if key is None:
-            raise BadPictureError(
+            raise BadImageError(
                 entry.picture.problem or f"no heatmap: {self.maps.path.name} has no such key"
             )
         image = entry.picture.read(self.view)
@@ -43,7 +43,7 @@ class Pairs:
     def _heatmap(self, key: str, name: str, image: Tensor) -> Tensor:
         heatmap = self.maps.read(key)[None]
         if not heatmap.isfinite().all():
-            raise BadPictureError("its heatmap has NaN or infinite values")
+            raise BadImageError("its heatmap has NaN or infinite values")
         if self.normalize:
             heatmap = normalize(heatmap)
         check_range(heatmap, [name])
@@ -53,7 +53,7 @@ class Pairs:
         return resize(heatmap, (image.shape[1], image.shape[2]))[0]
 
 
-def check_any_pair(maps: HeatmapFile, pictures: Iterable[Picture]) -> None:
+def check_any_pair(maps: HeatmapFile, pictures: Iterable[ImageFile]) -> None:
     """Raise where no picture has a heatmap; none behind the first that has one is looked at."""
     count, like = 0, ""
     for picture in pictures:

@@ -11,7 +11,7 @@ from torch import Tensor
 from sufficit.classifier import layers
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.images import BadPictureError, read_picture
+from sufficit.data.images import BadImageError, read_image
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, Method
 from sufficit.explainers.lax import OURS, Lax, name_of
@@ -130,6 +130,6 @@ def fill_from(text: str, classifier: Classifier) -> str | Tensor:
     if not Path(text).is_file():
         raise unknown("fill", text, [*FILLS, "an image file"])
     try:
-        return read_picture(Path(text), classifier.view)
-    except BadPictureError as error:
+        return read_image(Path(text), classifier.view)
+    except BadImageError as error:
         raise UserError(f"--fill {text}: {error}") from error

@@ -9,13 +9,13 @@ from torch import Tensor
 from sufficit import plots as figures
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest
+from sufficit.data.loader import Skipped, folder_targets
 from sufficit.files import make_folder
 from sufficit.keeping import FOLDER, Parts
 from sufficit.metrics.leakage import leak_warning
 from sufficit.metrics.registry import COLUMNS
 from sufficit.metrics.scores import ALPHA_GRID, Scores
 from sufficit.perturbation.types import ScoreKind
-from sufficit.reading import Skipped, folder_targets
 from sufficit.resampling import RESAMPLES
 from sufficit.results import Estimate, as_json, provenance, save_json, save_scores
 

@@ -14,20 +14,30 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import fingerprint
 from sufficit.crews import Crew
-from sufficit.data.finding import Stream, stream_pictures
+from sufficit.data.finding import ImageSource, open_images
 from sufficit.data.heatmap_files import HeatmapFile
-from sufficit.data.images import quiet_reading
+from sufficit.data.images import ignore_image_warnings
+from sufficit.data.loader import (
+    GROUP,
+    Group,
+    ImageLoader,
+    Labels,
+    count_soon,
+    grouped,
+    labels_for,
+    within,
+)
 from sufficit.errors import UserError
 from sufficit.gathering import gather
 from sufficit.keeping import (
     FOLDER,
     Parts,
-    answers_as_tensors,
     begin,
     clear,
     leak_as_tensors,
     leak_from,
     place_for,
+    predictions_as_tensors,
 )
 from sufficit.metrics.leakage import POOL, Leak, leak_warning, measure
 from sufficit.metrics.probe import Pool, Probe, Setting, check_classes, draw_pool, prepare
@@ -36,16 +46,6 @@ from sufficit.metrics.scores import read as read_scores
 from sufficit.pairing import Pair, Pairs, check_any_pair, warn_of_stretched
 from sufficit.perturbation.types import Progress
 from sufficit.progress import bar
-from sufficit.reading import (
-    GROUP,
-    Group,
-    Labels,
-    Reader,
-    count_soon,
-    grouped,
-    labels_for,
-    within,
-)
 from sufficit.results import summarise
 from sufficit.scored import FILES, FolderScores, Options, as_plain
 from sufficit.sharing import (
@@ -68,7 +68,7 @@ class _Job:
     """What is to be scored, and how."""
 
     classifier: Classifier
-    pictures: Stream
+    pictures: ImageSource
     labels: Labels
     pairs: Pairs
     options: Options
@@ -87,9 +87,9 @@ class _Job:
                 self.pairs.maps.key(name)
             yield group
 
-    def reader(self, on_error: Literal["skip", "stop"]) -> Reader[Pair]:
+    def reader(self, on_error: Literal["skip", "stop"]) -> ImageLoader[Pair]:
         # The leak lays masks over images of other groups.
-        return Reader(self.pairs.read, on_error, one_size=bool(self.options.leak_donors))
+        return ImageLoader(self.pairs.read, on_error, one_size=bool(self.options.leak_donors))
 
     def identity(self) -> dict[str, Any]:
         """All that must be the same for a run to go on where it was stopped."""
@@ -130,11 +130,11 @@ def score_folder(
             raise UserError("a fill for a folder is one for all images: a number, [C] or [C,H,W]")
     if out is None and crew.size > 1:
         raise UserError("several processes meet in the folder of results: give out")
-    pictures = stream_pictures(data)
+    pictures = open_images(data)
     with (
         HeatmapFile(heatmaps) as maps,
         place_for(out, alone=crew.size == 1) as place,
-        quiet_reading(),
+        ignore_image_warnings(),
     ):
         check_any_pair(maps, pictures)
         pairs = Pairs(classifier.view, maps, options.normalize)
@@ -191,9 +191,9 @@ def _scored(
     given = (job.classifier, *_stacked(items), targets, job.plan)
     fills = (options.fill, options.held_out_fill)
     answers, held_out = ask(*given, *fills, options.batch_size, tick=tick)
-    tensors = answers_as_tensors(OWN, answers)
+    tensors = predictions_as_tensors(OWN, answers)
     if held_out is not None:
-        tensors |= answers_as_tensors(f"{OWN}/held_out", held_out)
+        tensors |= predictions_as_tensors(f"{OWN}/held_out", held_out)
     askew = [name for name in names if name in job.pairs.askew]
     job.pairs.askew.difference_update(names)
     return tensors, {"names": names, "askew": askew, "size": list(items[0].image.shape)}

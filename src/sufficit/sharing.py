@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from sufficit.crews import Crew
+from sufficit.data.loader import Entry, Group
 from sufficit.errors import UserError
 from sufficit.keeping import Parts
-from sufficit.reading import Entry, Group
 
 SCORES, LEAK = "scores", "leak"  # the stages that leave parts
 

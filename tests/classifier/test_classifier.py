@@ -19,7 +19,7 @@ from torchvision.models import VisionTransformer
 
 from sufficit import Classifier, Recipe, UserError, View, evaluate
 from sufficit.classifier.digit_net import SmallNet
-from sufficit.data.images import read_picture
+from sufficit.data.images import read_image
 
 
 def small_vit(size: int = 32) -> nn.Module:
@@ -329,7 +329,7 @@ def photo(tmp_path: Path) -> Path:
 
 
 def seen_by(classifier: Classifier, photo: Path) -> Tensor:
-    return classifier.normalize(read_picture(photo, classifier.view)[None])[0]
+    return classifier.normalize(read_image(photo, classifier.view)[None])[0]
 
 
 @pytest.mark.parametrize("name", ["resnet18", "efficientnet_b0", "swin_t"])

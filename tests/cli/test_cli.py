@@ -19,7 +19,7 @@ from sufficit.classifier.digit_net import SMALL_NETS
 from sufficit.cli import app
 from sufficit.data.digits import synthetic_digits
 from sufficit.data.heatmap_files import write_heatmaps
-from sufficit.data.images import read_picture
+from sufficit.data.images import read_image
 
 N = 6
 FAST = ["--value-step", "0.1", "--percent-step", "0.1"]
@@ -42,7 +42,7 @@ def digits(tmp_path: Path) -> Path:
 
 def loaded(digits: Path, names: list[str]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Images, heatmaps at their size, and labels, in the order of the names."""
-    images = torch.stack([read_picture(digits / name, None) for name in names])
+    images = torch.stack([read_image(digits / name, None) for name in names])
     with np.load(digits.parent / "maps.npz") as stored:
         maps = torch.stack([torch.from_numpy(stored[name]) for name in names])
     labels = torch.tensor([int(name.split("/")[0]) for name in names])
@@ -263,7 +263,7 @@ def test_explain_draws_and_evaluate_reads_what_it_wrote(
     )  # fmt: skip
     assert run.code == 0, run.err
     paths = sorted(digits.rglob("*.png"))
-    images = torch.stack([read_picture(path, None) for path in paths])
+    images = torch.stack([read_image(path, None) for path in paths])
     expected = explain(Classifier.load("sufficit:digits"), images)
     with np.load(tmp_path / "drawn" / "gradcam.npz") as stored:
         for path, heatmap in zip(paths, expected, strict=True):
@@ -284,7 +284,7 @@ def test_explain_takes_a_target_by_number_or_name(sufficit, digits: Path, tmp_pa
     assert sufficit(*words, "--target", "7").code == 0
     with np.load(tmp_path / "d" / "gradcam.npz") as stored:
         drawn = stored[image.name]
-    images = read_picture(image, None)[None]
+    images = read_image(image, None)[None]
     classifier = Classifier.load("sufficit:digits")
     assert drawn == pytest.approx(
         explain(classifier, images, torch.tensor([7]))[0].numpy(), abs=1e-5
@@ -345,7 +345,7 @@ def test_explain_takes_a_target_by_name(sufficit, digits: Path, tmp_path: Path) 
     assert run.code == 0, run.err
     with np.load(tmp_path / "d" / "gradcam.npz") as stored:
         drawn = stored[image.name]
-    expected = explain(classifier, read_picture(image, None)[None], torch.tensor([7]))[0]
+    expected = explain(classifier, read_image(image, None)[None], torch.tensor([7]))[0]
     assert drawn == pytest.approx(expected.numpy(), abs=1e-5)
 
 

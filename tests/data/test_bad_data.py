@@ -19,10 +19,10 @@ from sufficit.classifier.checkpoint import View
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import (
     FORMATS,
-    BadPictureError,
-    find_pictures,
-    quiet_reading,
-    read_picture,
+    BadImageError,
+    ignore_image_warnings,
+    list_images,
+    read_image,
 )
 from sufficit.errors import UserError
 from sufficit.files import short_name
@@ -151,12 +151,12 @@ def written(name: str) -> str:
 
 
 def read(path: Path, view: View | None = None) -> torch.Tensor:
-    with quiet_reading():
-        return read_picture(path, view)
+    with ignore_image_warnings():
+        return read_image(path, view)
 
 
 def test_all_that_is_called_like_a_picture_is_found_once(folder: Path) -> None:
-    found = sorted(picture.name.partition("/")[2] for picture in find_pictures(folder))
+    found = sorted(picture.name.partition("/")[2] for picture in list_images(folder))
     assert found == sorted(written(name) for name in (*GOOD, *BAD))
 
 
@@ -180,7 +180,7 @@ def values_of(name: str) -> np.ndarray:
 @pytest.mark.parametrize("name", GOOD, ids=lambda name: ascii(name)[:20])
 def test_what_can_be_read_is_read_as_its_kind_says(folder: Path, name: str) -> None:
     path = next(p for p in (folder / "3" / name, folder / "5" / name) if p.exists())
-    seen = read_picture(path, None).permute(1, 2, 0).numpy()  # without a warning
+    seen = read_image(path, None).permute(1, 2, 0).numpy()  # without a warning
     if name == "cmyk.jpg":  # lossy
         assert np.abs(seen - values_of(name)).mean() < 0.05
         return
@@ -189,12 +189,12 @@ def test_what_can_be_read_is_read_as_its_kind_says(folder: Path, name: str) -> N
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_can_not_be_read_says_why_and_does_not_hang(folder: Path, name: str) -> None:
-    with pytest.raises(BadPictureError, match=BAD[name][1]):
+    with pytest.raises(BadImageError, match=BAD[name][1]):
         read(folder / "3" / name, View((64, 64)))
 
 
 def test_a_folder_called_like_a_picture_is_no_picture(folder: Path) -> None:
-    with pytest.raises(BadPictureError, match="no file"):
+    with pytest.raises(BadImageError, match="no file"):
         read(folder / "5" / "folder.png")
 
 
@@ -212,8 +212,8 @@ def test_whatever_pillow_raises_is_a_bad_picture(
             raise error
 
         monkeypatch.setattr(Image, "open", broken)
-        with pytest.raises(BadPictureError, match="not a readable image"):
-            read_picture(tmp_path / "a.png", None)
+        with pytest.raises(BadImageError, match="not a readable image"):
+            read_image(tmp_path / "a.png", None)
 
 
 def test_links_to_folders_are_followed_once_and_never_round(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_links_to_folders_are_followed_once_and_never_round(tmp_path: Path) -> N
     (data / "root").symlink_to("/")
     (other / "deep" / "back").symlink_to(other)
     (other / "across").symlink_to(data)
-    assert [picture.name for picture in find_pictures(data)] == ["cat/a.png", "dog/deep/a.png"]
+    assert [picture.name for picture in list_images(data)] == ["cat/a.png", "dog/deep/a.png"]
 
 
 def test_a_folder_that_can_not_be_opened_is_told(
@@ -246,7 +246,7 @@ def test_a_folder_that_can_not_be_opened_is_told(
 
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.warns(UserWarning, match=r"locked can't be opened \(Permission denied\)"):
-        found = find_pictures(tmp_path)
+        found = list_images(tmp_path)
     assert [picture.name for picture in found] == ["cat/a.png"]
 
 
@@ -254,15 +254,15 @@ def test_a_folder_that_can_not_be_opened_is_told(
 def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
     picture().save(tmp_path / "a.png")
     (tmp_path / "a.png").chmod(0)
-    with pytest.raises(BadPictureError, match="Permission denied"):
-        read_picture(tmp_path / "a.png", None)
+    with pytest.raises(BadImageError, match="Permission denied"):
+        read_image(tmp_path / "a.png", None)
 
 
 def test_names_that_are_written_alike_are_refused(tmp_path: Path) -> None:
     through(tmp_path / BYTES, "PNG")
     picture().save(tmp_path / written(BYTES))
     with pytest.raises(UserError, match="written alike"):
-        find_pictures(tmp_path)
+        list_images(tmp_path)
 
 
 def test_long_names_stay_apart_and_short_ones_as_they_are() -> None:
@@ -312,7 +312,7 @@ def test_compare_goes_on_without_bad_files_and_counts_them(
 def test_evaluate_goes_on_without_bad_files_and_counts_them(
     sufficit, folder: Path, tmp_path: Path
 ) -> None:
-    names = [picture.name for picture in find_pictures(folder)]
+    names = [picture.name for picture in list_images(folder)]
     write_heatmaps(tmp_path / "maps.npz", {name: torch.rand(8, 8) for name in names})
     words = ["evaluate", *MODEL, "--data", folder, "--heatmaps", tmp_path / "maps.npz", *FAST]
     run = sufficit(*words, "--out", tmp_path / "out")

@@ -12,11 +12,11 @@ from sufficit import UserError, View
 from sufficit.data.digits import synthetic_digits
 from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
 from sufficit.data.images import (
-    BadPictureError,
-    Picture,
-    find_pictures,
+    BadImageError,
+    ImageFile,
     labels_of,
-    read_picture,
+    list_images,
+    read_image,
 )
 
 
@@ -34,20 +34,20 @@ def test_pictures_are_found_in_order_with_their_class_folders(tmp_path: Path) ->
     for name in ("b/2.png", "a/1.PNG", "a/deep/3.jpg"):
         paint(tmp_path / name)
     (tmp_path / "a" / "notes.txt").write_text("no picture")
-    found = [(p.name, p.folder) for p in find_pictures(tmp_path)]
+    found = [(p.name, p.folder) for p in list_images(tmp_path)]
     assert found == [("a/1.PNG", "a"), ("a/deep/3.jpg", "a"), ("b/2.png", "b")]
 
 
 def test_a_folder_without_pictures_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no images in .*looked for .*\.png"):
-        find_pictures(tmp_path)
+        list_images(tmp_path)
     with pytest.raises(UserError, match="no folder of images"):
-        find_pictures(tmp_path / "absent")
+        list_images(tmp_path / "absent")
 
 
-def pictures(*names: str) -> list[Picture]:
+def pictures(*names: str) -> list[ImageFile]:
     return [
-        Picture(Path(name), name, name.split("/", maxsplit=1)[0] if "/" in name else None)
+        ImageFile(Path(name), name, name.split("/", maxsplit=1)[0] if "/" in name else None)
         for name in names
     ]
 
@@ -83,7 +83,7 @@ def test_pictures_outside_folders_have_no_labels() -> None:
 
 def test_a_picture_of_the_right_size_is_read_to_the_bit(tmp_path: Path) -> None:
     path = paint(tmp_path / "a.png", (8, 6))
-    image = read_picture(path, View((6, 8)))
+    image = read_image(path, View((6, 8)))
     expected = torch.from_numpy(np.asarray(Image.open(path)).transpose(2, 0, 1).copy())
     assert torch.equal((image * 255).round().to(torch.uint8), expected)
     assert torch.allclose(image * 255, expected.float(), atol=1e-4)
@@ -91,30 +91,30 @@ def test_a_picture_of_the_right_size_is_read_to_the_bit(tmp_path: Path) -> None:
 
 def test_a_picture_is_scaled_and_cropped_in_the_middle(tmp_path: Path) -> None:
     path = paint(tmp_path / "a.png", (40, 20))
-    image = read_picture(path, View((10, 10), resize=20))
+    image = read_image(path, View((10, 10), resize=20))
     assert image.shape == (3, 10, 10)
     # Columns 15..24 of 40 remain, and red grows linearly from 0 to 1 over the 40.
     assert image[0, 5, 0].item() == pytest.approx(15 / 39, abs=0.01)
     assert image[0, 5, 9].item() == pytest.approx(24 / 39, abs=0.01)
-    covered = read_picture(path, View((10, 10)))
+    covered = read_image(path, View((10, 10)))
     assert covered[0, 5].mean().item() == pytest.approx(0.5, abs=0.02)
     assert covered[0, 5, 9] - covered[0, 5, 0] > image[0, 5, 9] - image[0, 5, 0]
 
 
 def test_grey_models_read_one_channel(tmp_path: Path) -> None:
-    assert read_picture(paint(tmp_path / "a.png"), View((6, 8), channels=1)).shape == (1, 6, 8)
+    assert read_image(paint(tmp_path / "a.png"), View((6, 8), channels=1)).shape == (1, 6, 8)
 
 
 def test_pictures_in_other_modes_become_colour(tmp_path: Path) -> None:
     for mode in ("L", "P", "1"):
-        image = read_picture(paint(tmp_path / f"{mode}.png", mode=mode), None)
+        image = read_image(paint(tmp_path / f"{mode}.png", mode=mode), None)
         assert image.shape == (3, 6, 8)
         assert 0 <= image.min() <= image.max() <= 1
     rotated = Image.open(paint(tmp_path / "r.jpg"))
     exif = rotated.getexif()
     exif[0x0112] = 6
     rotated.save(tmp_path / "r.jpg", exif=exif)
-    assert read_picture(tmp_path / "r.jpg", None).shape == (3, 8, 6)
+    assert read_image(tmp_path / "r.jpg", None).shape == (3, 8, 6)
 
 
 @pytest.mark.parametrize(
@@ -123,40 +123,40 @@ def test_pictures_in_other_modes_become_colour(tmp_path: Path) -> None:
 def test_broken_pictures_say_why(tmp_path: Path, content: bytes, reason: str) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(content)
-    with pytest.raises(BadPictureError, match=reason):
-        read_picture(path, None)
+    with pytest.raises(BadImageError, match=reason):
+        read_image(path, None)
 
 
 def test_a_truncated_picture_says_so(tmp_path: Path) -> None:
     path = paint(tmp_path / "a.png", (300, 300))
     path.write_bytes(path.read_bytes()[:-60])
-    with pytest.raises(BadPictureError, match="not a readable image"):
-        read_picture(path, None)
+    with pytest.raises(BadImageError, match="not a readable image"):
+        read_image(path, None)
 
 
 def test_deep_pixels_are_scaled_or_refused(tmp_path: Path) -> None:
     ramp = np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)
     Image.fromarray(ramp).save(tmp_path / "deep.png")
-    image = read_picture(tmp_path / "deep.png", None)
+    image = read_image(tmp_path / "deep.png", None)
     assert image[0].numpy() == pytest.approx(ramp / 65535, abs=0.003)
     Image.fromarray(np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)).save(
         tmp_path / "float.tiff"
     )
-    with pytest.raises(BadPictureError, match="mode F have no known range"):
-        read_picture(tmp_path / "float.tiff", None)
+    with pytest.raises(BadImageError, match="mode F have no known range"):
+        read_image(tmp_path / "float.tiff", None)
 
 
 def test_a_sliver_is_not_blown_up(tmp_path: Path) -> None:
     Image.new("RGB", (300_000, 2)).save(tmp_path / "sliver.png")
-    with pytest.raises(BadPictureError, match="too large"):
-        read_picture(tmp_path / "sliver.png", View((224, 224), 256))
+    with pytest.raises(BadImageError, match="too large"):
+        read_image(tmp_path / "sliver.png", View((224, 224), 256))
 
 
 def test_an_enormous_picture_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = paint(tmp_path / "a.png", (100, 100))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 6000)
-    with pytest.raises(BadPictureError, match="too large"):
-        read_picture(path, None)
+    with pytest.raises(BadImageError, match="too large"):
+        read_image(path, None)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])

@@ -19,13 +19,13 @@ from sufficit import Classifier, UserError
 from sufficit.compare import compare_folder
 from sufficit.comparing.settings import settings_from
 from sufficit.data import shards
-from sufficit.data.finding import stream_pictures
+from sufficit.data.finding import open_images
 from sufficit.data.heatmap_files import HeatmapFile
-from sufficit.data.images import BadPictureError, find_pictures, read_picture
+from sufficit.data.images import BadImageError, list_images, read_image
+from sufficit.data.loader import Entry, ImageLoader
 from sufficit.data.shards import Member, expand
 from sufficit.drawing import Drawn, save_drawn
 from sufficit.pairing import Pairs
-from sufficit.reading import Entry, Reader
 
 
 def png(number: int) -> bytes:
@@ -62,7 +62,7 @@ def test_files_of_one_key_are_one_sample(tmp_path: Path, kind: int) -> None:
         ("__meta.png", png(5)),
         ("e.png", png(4)),
     ]
-    found = find_pictures(write_shard(tmp_path / "one.tar", files, kind))
+    found = list_images(write_shard(tmp_path / "one.tar", files, kind))
     names = [
         ("a.png", "2"),
         ("b.jpg.png", "bee"),
@@ -73,7 +73,7 @@ def test_files_of_one_key_are_one_sample(tmp_path: Path, kind: int) -> None:
     assert [(p.name, p.folder) for p in found] == [(f"one.tar/{n}", word) for n, word in names]
     for number, picture in enumerate(found):
         (tmp_path / "same.png").write_bytes(png(number))
-        assert picture.read(None).equal(read_picture(tmp_path / "same.png", None))
+        assert picture.read(None).equal(read_image(tmp_path / "same.png", None))
         assert picture.bytes() == len(png(number))
 
 
@@ -81,10 +81,10 @@ def test_shards_are_named_by_a_pattern_or_their_folder(tmp_path: Path) -> None:
     for number in (8, 9, 10):
         write_shard(tmp_path / "s" / f"{number:02d}.tar", [("x.png", png(number))])
     wanted = ["09.tar/x.png", "10.tar/x.png"]
-    assert [p.name for p in find_pictures(tmp_path / "s" / "{09..10}.tar")] == wanted
-    assert [p.name for p in find_pictures(tmp_path / "s")] == ["08.tar/x.png", *wanted]
+    assert [p.name for p in list_images(tmp_path / "s" / "{09..10}.tar")] == wanted
+    assert [p.name for p in list_images(tmp_path / "s")] == ["08.tar/x.png", *wanted]
     with pytest.raises(UserError, match=r"no shard at .*11\.tar"):
-        find_pictures(tmp_path / "s" / "{09..11}.tar")
+        list_images(tmp_path / "s" / "{09..11}.tar")
     write_shard(tmp_path / "t" / "08.tar", [("x.png", png(0))])
     both = shards.pictures_of_shards([tmp_path / "s" / "08.tar", tmp_path / "t" / "08.tar"])
     assert [p.name for p in both] == ["s/08.tar/x.png", "t/08.tar/x.png"]
@@ -106,7 +106,7 @@ def test_links_and_devices_are_passed_over(tmp_path: Path) -> None:
         escaping.size = len(png(1))
         shard.addfile(escaping, io.BytesIO(png(1)))
     before = sorted(tmp_path.rglob("*"))
-    found = find_pictures(tmp_path / "odd.tar")
+    found = list_images(tmp_path / "odd.tar")
     assert [p.name for p in found] == ["odd.tar/at byte 1536"]
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -119,9 +119,9 @@ def test_a_name_that_leads_elsewhere_is_a_bad_picture_under_a_safe_name(
     sufficit, tmp_path: Path, name: str
 ) -> None:
     shard = write_shard(tmp_path / "in" / "odd.tar", [("a.png", png(0)), (name, png(1))])
-    good, bad = find_pictures(shard)
+    good, bad = list_images(shard)
     assert (good.name, bad.name) == ("odd.tar/a.png", "odd.tar/at byte 1024")
-    with pytest.raises(BadPictureError, match="can't be that of a file below a folder"):
+    with pytest.raises(BadImageError, match="can't be that of a file below a folder"):
         bad.read(None)
     words = ("explain", shard.parent, "--model", "sufficit:digits", "--targets", "prediction")
     run = sufficit(*words, "--out", tmp_path / "deep" / "out")
@@ -136,7 +136,7 @@ def test_a_name_that_leads_elsewhere_is_a_bad_picture_under_a_safe_name(
 
 def test_names_that_only_look_odd_are_read(tmp_path: Path) -> None:
     names = ["./a.png", "b..png", "..c.d/e.png", "f\\g.png", "h:i.png"]
-    found = find_pictures(write_shard(tmp_path / "a.tar", [(name, png(0)) for name in names]))
+    found = list_images(write_shard(tmp_path / "a.tar", [(name, png(0)) for name in names]))
     assert [picture.name for picture in found] == [f"a.tar/{name}" for name in names]
     assert [picture.read(None).shape for picture in found] == [(3, 12, 10)] * 5
 
@@ -155,17 +155,17 @@ def test_a_second_file_of_one_name_is_a_bad_picture(tmp_path: Path) -> None:
     again = [("a.png", png(2)), ("a.cls", b"2"), ("./b.png", png(3))]
     shard = write_shard(tmp_path / "a.tar", [*files, *again])
     write_shard(tmp_path / "b.tar", files)
-    found = find_pictures(shard)
+    found = list_images(shard)
     assert [picture.name for picture in found[:2]] == ["a.tar/a.png", "a.tar/b.png"]
     assert len({picture.name for picture in found}) == 4
     assert [picture.folder for picture in found] == ["1", "2", "2", "2"]
     for picture in found[2:]:
-        with pytest.raises(BadPictureError, match="a second file of this name in the shard"):
+        with pytest.raises(BadImageError, match="a second file of this name in the shard"):
             picture.read(None)
-    assert len(find_pictures(tmp_path)) == 6, "another shard has names of its own"
+    assert len(list_images(tmp_path)) == 6, "another shard has names of its own"
     np.savez(tmp_path / "maps.npz", a=np.ones((2, 2)), b=np.ones((2, 2)))
     with HeatmapFile(tmp_path / "maps.npz") as maps:
-        reader = Reader(Pairs(None, maps, normalize=False).read)
+        reader = ImageLoader(Pairs(None, maps, normalize=False).read)
         items = reader.items([Entry(number, picture) for number, picture in enumerate(found)])
     assert [item.name for item in items] == ["a.tar/a.png", "a.tar/b.png"]
     told = [f"a second file of this name in the shard ({name!r})" for name in ("a.png", "./b.png")]
@@ -219,7 +219,7 @@ def test_a_shard_that_is_cut_off_gives_what_is_before_the_cut(
 def test_a_shard_that_vanishes_is_no_bad_picture(tmp_path: Path) -> None:
     for number in range(2):
         write_shard(tmp_path / "s" / f"{number}.tar", [("a.png", png(0)), ("b.png", png(1))])
-    walk = iter(stream_pictures(tmp_path / "s"))
+    walk = iter(open_images(tmp_path / "s"))
     first = next(walk)
     (tmp_path / "s").rename(tmp_path / "away")
     for read in (lambda: first.read(None), lambda: list(walk)):
@@ -233,35 +233,35 @@ def test_what_is_wrong_with_a_shard_is_said(tmp_path: Path) -> None:
     ends = {600: "in 'a.png'", 1024: "at byte 1024", 1100: "at byte 1024"}
     for kept, where in ends.items():
         (tmp_path / "cut.tar").write_bytes(content[:kept])
-        *before, last = find_pictures(tmp_path / "cut.tar")
+        *before, last = list_images(tmp_path / "cut.tar")
         assert [picture.name for picture in before] == (["cut.tar/a.png"] if kept > 600 else [])
-        with pytest.raises(BadPictureError, match=f"^cut off {where}: fetch it again$"):
+        with pytest.raises(BadImageError, match=f"^cut off {where}: fetch it again$"):
             last.read(None)
     (tmp_path / "zipped.tar").write_bytes(gzip.compress(os.urandom(2000)))
     with pytest.raises(UserError, match=r"zipped\.tar is no plain tar at byte 0.*\.tar\.gz"):
-        find_pictures(tmp_path / "zipped.tar")
+        list_images(tmp_path / "zipped.tar")
     write_shard(tmp_path / "none.tar", [("a.txt", b"words")])
     with pytest.raises(UserError, match=r"no images in .*none\.tar"):
-        find_pictures(tmp_path / "none.tar")
+        list_images(tmp_path / "none.tar")
 
 
 def test_sizes_are_checked_before_anything_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_shard(tmp_path / "a.tar", [("a.png", png(0))])
-    picture = find_pictures(tmp_path / "a.tar")[0]
+    picture = list_images(tmp_path / "a.tar")[0]
     monkeypatch.setattr(shards, "MOST_IMAGE", 100)
-    with pytest.raises(BadPictureError, match="the limit is 100"):
+    with pytest.raises(BadImageError, match="the limit is 100"):
         picture.read(None)
     empty = Member(picture.path, "empty.png", None, 512, 0)
-    with pytest.raises(BadPictureError, match="0 bytes"):
+    with pytest.raises(BadImageError, match="0 bytes"):
         empty.read(None)
     monkeypatch.setattr(shards, "MOST_WORDS", 150)
     long = [(f"{'name' * 50}.png", png(0))]
     with pytest.raises(UserError, match=r"a name of 20\d bytes"):
-        find_pictures(write_shard(tmp_path / "long.tar", long))
+        list_images(write_shard(tmp_path / "long.tar", long))
     worded = [("a.cls", b" " * 200 + b"3"), ("a.png", png(0))]
-    assert find_pictures(write_shard(tmp_path / "worded.tar", worded))[0].folder is None
+    assert list_images(write_shard(tmp_path / "worded.tar", worded))[0].folder is None
 
 
 def pax(records: bytes) -> bytes:
@@ -285,22 +285,22 @@ def pax(records: bytes) -> bytes:
 def test_odd_headers_are_refused(tmp_path: Path, records: bytes, error: str) -> None:
     (tmp_path / "odd.tar").write_bytes(pax(records))
     with pytest.raises(UserError, match=error):
-        find_pictures(tmp_path / "odd.tar")
+        list_images(tmp_path / "odd.tar")
 
 
 def test_a_size_beyond_the_end_is_a_cut(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(pax(b"27 size=999999999999999999\n"))
-    (found,) = find_pictures(tmp_path / "a.tar")
-    with pytest.raises(BadPictureError, match=r"cut off in 'a\.png'"):
+    (found,) = list_images(tmp_path / "a.tar")
+    with pytest.raises(BadImageError, match=r"cut off in 'a\.png'"):
         found.read(None)
 
 
 def test_a_header_of_records_renames_what_follows_it(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(pax(b"0 x=1\n14 path=b.png\n11 size=7\n"))
-    (found,) = find_pictures(tmp_path / "a.tar")
+    (found,) = list_images(tmp_path / "a.tar")
     assert (found.name, found.bytes()) == ("a.tar/a.png", 600)  # a length of 0 ends nothing well
     (tmp_path / "b.tar").write_bytes(pax(b"14 path=b.png\n10 size=7\n"))
-    (found,) = find_pictures(tmp_path / "b.tar")
+    (found,) = list_images(tmp_path / "b.tar")
     assert (found.name, found.bytes()) == ("b.tar/b.png", 7)
 
 
@@ -312,14 +312,14 @@ def test_a_size_of_records_is_not_that_of_a_long_name(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(content[:1024] + about.tobuf() + name.ljust(512, b"\0"))
     with (tmp_path / "a.tar").open("ab") as file:
         file.write(content[1024:])
-    (found,) = find_pictures(tmp_path / "a.tar")
+    (found,) = list_images(tmp_path / "a.tar")
     assert (found.name, found.bytes()) == (f"a.tar/{'long/' * 30}a.png", 7)
 
 
 def test_words_in_json_that_are_no_label_are_none(tmp_path: Path) -> None:
     odd = [b"[1]", b"{", b'{"label": true}', b'{"label": null}', b"[" * 100_000, b'{"cls": 4}']
     files = [pair for i, c in enumerate(odd) for pair in ((f"{i}.json", c), (f"{i}.png", png(i)))]
-    found = find_pictures(write_shard(tmp_path / "a.tar", files))
+    found = list_images(write_shard(tmp_path / "a.tar", files))
     assert [p.folder for p in found] == [None] * 5 + ["4"]
 
 
@@ -375,8 +375,8 @@ def test_pictures_of_a_folder_come_as_sorted_paths_do(tmp_path: Path) -> None:
     root = tmp_path / "in"
     linked = ["link.png", "broken.png", "linked/d.png"]  # what is broken is told when it is read
     wanted = sorted(root / name for name in [*names, *linked])
-    assert [p.path for p in find_pictures(root)] == wanted
-    assert [p.name for p in find_pictures(root)] == [str(p.relative_to(root)) for p in wanted]
-    folders = {p.name: p.folder for p in find_pictures(root)}
+    assert [p.path for p in list_images(root)] == wanted
+    assert [p.name for p in list_images(root)] == [str(p.relative_to(root)) for p in wanted]
+    folders = {p.name: p.folder for p in list_images(root)}
     assert folders["a/b/c.PNG"] == "a"
     assert folders["b.png"] is None

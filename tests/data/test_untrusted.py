@@ -24,7 +24,7 @@ from sufficit.classifier import loading as sources
 from sufficit.comparing.finished import read_finished
 from sufficit.comparing.jobs import make_job
 from sufficit.comparing.settings import Settings, read_run, settings_from, write_run
-from sufficit.data.finding import stream_pictures
+from sufficit.data.finding import open_images
 from sufficit.data.heatmap_files import HeatmapError, HeatmapFile, write_heatmaps
 from sufficit.data.splits import Split
 from sufficit.errors import unknown
@@ -380,7 +380,7 @@ def test_no_adapter_takes_the_place_of_a_result(tmp_path: Path, adapter: Path, n
     asked = settings_from(
         {"model": "sufficit:digits", "data": str(tmp_path / "data"), "lax": [str(tmp_path / name)]}
     )
-    pictures = stream_pictures(tmp_path / "data")
+    pictures = open_images(tmp_path / "data")
     with pytest.raises(UserError, match="no method can be called"):
         make_job(asked, Classifier.load("sufficit:digits"), pictures, 4, False)
 

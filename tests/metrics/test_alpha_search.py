@@ -18,7 +18,7 @@ from sufficit import UserError, evaluate, explain
 from sufficit.compare import compare_folder
 from sufficit.comparing import plates, sampling
 from sufficit.comparing.settings import Settings, read_run, settings_from
-from sufficit.data.images import read_picture
+from sufficit.data.images import read_image
 from sufficit.metrics.alpha_search import AlphaCurves, spread
 from sufficit.metrics.scores import AlphaSearch
 from sufficit.report import charts
@@ -82,7 +82,7 @@ def test_the_numbers_are_those_of_a_search_on_those_very_images(
         assert saved["images"] == [found.names[row] for row in rows]
         assert saved["value_step"] == step
         images = torch.stack(
-            [read_picture(photos / name, found.classifier.view) for name in saved["images"]]
+            [read_image(photos / name, found.classifier.view) for name in saved["images"]]
         )
         labels = torch.tensor([CLASSES.index(name[:3]) for name in saved["images"]])
         classifier = found.classifier

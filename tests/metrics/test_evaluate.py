@@ -250,7 +250,7 @@ def test_the_noise_fill_is_the_same_for_every_image_and_batch_and_leaves_the_see
     assert 0.9 < noise(images).max() <= 1
 
 
-# Answers known by hand
+# Predictions known by hand
 
 
 class SumOfPixels(nn.Module):

@@ -21,7 +21,7 @@ from reference import COLUMNS, heatmaps_like, one_at_a_time, small_net
 from sufficit import Classifier, Leak, Pool, UserError, evaluate, explain, leak
 from sufficit.data.digits import synthetic_digits
 from sufficit.data.heatmap_files import write_heatmaps
-from sufficit.data.images import read_picture
+from sufficit.data.images import read_image
 from sufficit.intervals import Estimate, ratio_estimate
 from sufficit.metrics import Leakage
 from sufficit.metrics.leakage import POOL, leak_warning, measure, measure_methods
@@ -56,7 +56,7 @@ def assert_same(found: Leak, wanted: Leak) -> None:
         )
 
 
-# Answers known by hand
+# Predictions known by hand
 
 
 class WhichQuarter(nn.Module):
@@ -770,7 +770,7 @@ def test_masks_in_the_shape_of_their_class_are_found_out(sufficit, tmp_path) -> 
     assert "Warning: the masks leak" in run.err
     assert "MSI flatters this method" in run.err
     assert "leak_ratio" in run.out
-    images = torch.stack([read_picture(tmp_path / "digits" / name, None) for name in names])
+    images = torch.stack([read_image(tmp_path / "digits" / name, None) for name in names])
     wanted = leak(
         Classifier.load("sufficit:digits"), images, masks, labels, donors=2, seed=5,
         fill=torch.tensor(1.0),
@@ -801,7 +801,7 @@ def test_json_carries_the_leak_and_what_is_said_of_it(sufficit, tmp_path) -> Non
     run = sufficit(*scored(tmp_path, "--leak", "--donors", "4", "--json", "--fill", white))
     assert run.code == 0, run.err
     printed = json.loads(run.out)
-    images = torch.stack([read_picture(tmp_path / "digits" / name, None) for name in names])
+    images = torch.stack([read_image(tmp_path / "digits" / name, None) for name in names])
     wanted = leak(
         Classifier.load("sufficit:digits"), images, masks, labels, donors=4,
         fill=torch.tensor(1.0),

@@ -130,11 +130,11 @@ def loaded(out: Path) -> Classifier:
 def test_what_is_scored_can_be_scored_again_by_hand(whole: Path) -> None:
     """The classifier and adapters lie as any user's do, and give the rows' numbers."""
     from sufficit import evaluate, explain
-    from sufficit.data.images import find_pictures, read_picture
+    from sufficit.data.images import list_images, read_image
 
     classifier = loaded(whole)
-    pictures = find_pictures(whole / "test")
-    images = torch.stack([read_picture(p.path, classifier.view) for p in pictures])
+    pictures = list_images(whole / "test")
+    images = torch.stack([read_image(p.path, classifier.view) for p in pictures])
     labels = torch.tensor([int(str(p.folder)) for p in pictures])
     lax = Lax.from_pretrained(whole / "adapters" / "lax-robust-0")
     maps = explain(classifier, images, labels, lax)
@@ -146,11 +146,11 @@ def test_what_is_scored_can_be_scored_again_by_hand(whole: Path) -> None:
 
 def test_the_digits_mask_is_what_maps_are_held_against(whole: Path) -> None:
     from sufficit import explain
-    from sufficit.data.images import find_pictures, read_picture
+    from sufficit.data.images import list_images, read_image
 
     classifier = loaded(whole)
-    pictures = find_pictures(whole / "test")
-    images = torch.stack([read_picture(p.path, classifier.view) for p in pictures])
+    pictures = list_images(whole / "test")
+    images = torch.stack([read_image(p.path, classifier.view) for p in pictures])
     masks = load_file(whole / "masks.safetensors")["masks"].bool()
     names = json.loads((whole / "test.json").read_text())["names"]
     order = [names.index(p.name) for p in pictures]

@@ -40,10 +40,10 @@ from sufficit.comparing.telling import remarks, sentences, warnings_of
 from sufficit.comparing.toml import as_toml
 from sufficit.data.digits import synthetic_digits
 from sufficit.data.heatmap_files import HeatmapFile
-from sufficit.data.images import find_pictures, read_picture
+from sufficit.data.images import list_images, read_image
 from sufficit.explainers import CAMS
 from sufficit.metrics.scores import make_plan
-from sufficit.perturbation.types import Answers
+from sufficit.perturbation.types import Predictions
 from sufficit.scored import Options
 
 FAST = {"value_step": 0.25, "percent_step": 0.25, "donors": 3}
@@ -106,7 +106,7 @@ def test_rows_are_what_explain_and_evaluate_and_leak_give(
 
     names = sorted(str(p.relative_to(tmp_path / "digits")) for p in tmp_path.rglob("digits/*/*"))
     classifier = Classifier.load("sufficit:digits")
-    images = torch.stack([read_picture(tmp_path / "digits" / name, None) for name in names])
+    images = torch.stack([read_image(tmp_path / "digits" / name, None) for name in names])
     labels = torch.tensor([int(name[0]) for name in names])
     noise = [np.random.default_rng([3, i]).random((64, 64), np.float32) for i in range(24)]
     maps = {"random": torch.from_numpy(np.stack(noise))}
@@ -161,7 +161,7 @@ def test_the_folder_of_results_holds_what_it_promises(photos: Path, tmp_path: Pa
     classifier = found.classifier
     with HeatmapFile(out / "gradcam" / "heatmaps.npz") as maps:
         for name, label in (("ant/00.png", 0), ("bee/10.png", 1)):
-            image = read_picture(photos / name, classifier.view)[None]
+            image = read_image(photos / name, classifier.view)[None]
             expected = explain(classifier, image, torch.tensor([label]), "gradcam")[0]
             assert maps.read(name) == pytest.approx(expected, abs=1e-5)
 
@@ -291,7 +291,7 @@ def test_what_is_all_scored_is_written_out_on_another_machine(
 
 def test_some_columns_of_some_images_are_scored_alone(photos: Path, tmp_path: Path) -> None:
     whole = compare_folder(wanted(photos), tmp_path / "whole", group=3)
-    chosen = [p for p in find_pictures(photos) if p.folder != "bee"]
+    chosen = [p for p in list_images(photos) if p.folder != "bee"]
     some = score_folder(
         wanted(photos, leak=False),
         tmp_path / "out",
@@ -328,7 +328,7 @@ def test_a_searched_alpha_min_is_one_for_all_and_best_for_the_methods_mean(
     own = {}
     for method in ("gradcam", "layercam"):
         drawn = [
-            (read_picture(photos / name, found.classifier.view), k)
+            (read_image(photos / name, found.classifier.view), k)
             for name, k in zip(found.names, found.scores[method].targets.tolist(), strict=True)
         ]
         images, labels = torch.stack([x for x, _ in drawn]), torch.tensor([k for _, k in drawn])
@@ -353,14 +353,14 @@ def test_a_searched_alpha_min_is_one_for_all_and_best_for_the_methods_mean(
 def test_controls_have_no_part_in_the_search_and_each_methods_own_best_stands_beside() -> None:
     plan = make_plan("search", value_step=0.25, percent_step=0.25, columns=["msi"])
 
-    def answers(marked: dict[float, float]) -> Answers:
+    def answers(marked: dict[float, float]) -> Predictions:
         """Of a model that is never right: MSI is what is marked, with a minus."""
         n, tried = 2, [s.alpha_min for s in plan.schedules]
         shares = torch.tensor([marked.get(a, marked[0.0]) for a in tried], dtype=torch.float64)
         never = torch.zeros(n, len(plan.asks))
         whole = torch.zeros(n, dtype=torch.long)
         wrong = torch.ones(n, len(plan.asks), dtype=torch.int32)
-        return Answers(plan.asks, wrong, never, plan.weighs, shares.expand(n, -1), whole, whole)
+        return Predictions(plan.asks, wrong, never, plan.weighs, shares.expand(n, -1), whole, whole)
 
     found = Found(
         names=("one", "two"),
@@ -441,7 +441,7 @@ def test_one_image_is_enough(photos: Path, tmp_path: Path) -> None:
 def test_without_labels_the_models_prediction_is_explained(photos: Path, tmp_path: Path) -> None:
     settings = wanted(photos, targets="prediction", leak=False, held_out_fill="mean")
     found = compare_folder(settings, tmp_path / "out", group=4)
-    images = torch.stack([read_picture(photos / n, found.classifier.view) for n in found.names])
+    images = torch.stack([read_image(photos / n, found.classifier.view) for n in found.names])
     said = found.classifier(images).argmax(1)
     assert found.scores["gradcam"].targets.tolist() == said.tolist()
     assert found.target_kind == "prediction"
@@ -464,7 +464,7 @@ def test_an_adapter_is_named_after_its_folder(photos: Path, tmp_path: Path) -> N
     found = compare_folder(settings, tmp_path / "out")
     assert list(found.scores) == ["gradcam", "my-lax", "random", "center"]
     name = found.shown.names[0]
-    image = read_picture(photos / name, found.classifier.view)[None]
+    image = read_image(photos / name, found.classifier.view)[None]
     expected = explain(found.classifier, image, method=adapter)[0]
     assert found.shown.heatmaps["my-lax"][0] == pytest.approx(expected, abs=1e-5)
     twice = replace(settings, lax=(*settings.lax, *settings.lax))
@@ -504,7 +504,7 @@ def test_what_is_wrong_with_fills_and_numbers_is_said(
 def test_what_is_wrong_is_said_of_heatmaps_in_a_file_too(
     photos: Path, tmp_path: Path, more: dict[str, Any], error: str
 ) -> None:
-    names = [picture.name for picture in find_pictures(photos)]
+    names = [picture.name for picture in list_images(photos)]
     np.savez(tmp_path / "maps.npz", **dict.fromkeys(names, np.eye(16)))
     classifier = load(wanted(photos))
     with pytest.raises(UserError, match=error):

@@ -15,7 +15,7 @@ from digit_folder import main as write_digits
 from sufficit import Lax
 from sufficit.comparing import groups
 from sufficit.data.heatmap_files import write_heatmaps
-from sufficit.data.images import find_pictures
+from sufficit.data.images import list_images
 from sufficit.errors import UserError
 from sufficit.files import is_unfinished, make_folder, writing
 from sufficit.training import lax as lax_training
@@ -30,7 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with digits, and heatmaps of them."""
     folder = tmp_path_factory.mktemp("disk")
     write_digits(folder / "digits", 8)
-    names = [picture.name for picture in find_pictures(folder / "digits")]
+    names = [picture.name for picture in list_images(folder / "digits")]
     write_heatmaps(folder / "maps.npz", {name: torch.rand(8, 8) for name in names})
     return folder
 

@@ -20,7 +20,7 @@ from sufficit import Classifier, UserError, View, scoring
 from sufficit.compare import compare_folder
 from sufficit.comparing.settings import Settings
 from sufficit.data import images
-from sufficit.data.finding import stream_pictures
+from sufficit.data.finding import open_images
 from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.files import check_output
 from sufficit.keeping import Parts
@@ -301,11 +301,11 @@ def test_a_disk_that_no_longer_answers_stops_the_run(
     place: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def broken(*_: object) -> None:
-        raise images.BadPictureError("no image") from OSError(number, os.strerror(number))
+        raise images.BadImageError("no image") from OSError(number, os.strerror(number))
 
-    picture = next(iter(stream_pictures(place / "photos")))
+    picture = next(iter(open_images(place / "photos")))
     with monkeypatch.context() as patched:
-        patched.setattr(images, "read_picture", broken)
+        patched.setattr(images, "read_image", broken)
         with pytest.raises(UserError, match=rf"photos can't .* \({os.strerror(number)}\): bring"):
             picture.read(None)
     usual = os.scandir
@@ -317,7 +317,7 @@ def test_a_disk_that_no_longer_answers_stops_the_run(
 
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(UserError, match=rf"photos can't .* \({os.strerror(number)}\): bring"):
-        list(stream_pictures(place / "photos"))
+        list(open_images(place / "photos"))
 
 
 def test_heatmaps_on_a_disk_that_no_longer_answers_stop_the_run(
@@ -333,9 +333,9 @@ def test_heatmaps_on_a_disk_that_no_longer_answers_stop_the_run(
 
 
 def test_one_file_that_vanishes_is_left_out(place: Path) -> None:
-    found = list(stream_pictures(place / "photos"))
+    found = list(open_images(place / "photos"))
     found[0].path.unlink()
-    with pytest.raises(images.BadPictureError, match="No such file"):
+    with pytest.raises(images.BadImageError, match="No such file"):
         found[0].read(None)
     with pytest.raises(FileNotFoundError):
         found[0].bytes()

@@ -30,25 +30,25 @@ from sufficit.comparing.finished import read_finished
 from sufficit.comparing.settings import Settings, settings_from
 from sufficit.crews import Crew
 from sufficit.data import finding
-from sufficit.data.finding import Stream, stream_pictures
+from sufficit.data.finding import ImageSource, open_images
 from sufficit.data.heatmap_files import HeatmapFile
-from sufficit.data.images import BadPictureError, Picture, classes_of, find_pictures
-from sufficit.keeping import Parts
-from sufficit.metrics.scores import read
-from sufficit.pairing import Pairs
-from sufficit.perturbation.types import NO_CLASS
-from sufficit.progress import bar
-from sufficit.reading import (
+from sufficit.data.images import BadImageError, ImageFile, classes_of, list_images
+from sufficit.data.loader import (
     PREDICTIONS,
     Entry,
     Group,
+    ImageLoader,
     Item,
-    Reader,
     count_soon,
     grouped,
     labels_for,
     named,
 )
+from sufficit.keeping import Parts
+from sufficit.metrics.scores import read
+from sufficit.pairing import Pairs
+from sufficit.perturbation.types import NO_CLASS
+from sufficit.progress import bar
 from sufficit.report.interpretation import reading
 from sufficit.results import save_scores
 from sufficit.scored import Options
@@ -137,12 +137,12 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The pictures that have been found so far, in every way through the stream."""
     found: list[str] = []
 
-    def walk(stream: Stream) -> Iterator[Picture]:
+    def walk(stream: ImageSource) -> Iterator[ImageFile]:
         for picture in stream.walk():
             found.append(picture.name)
             yield picture
 
-    monkeypatch.setattr(Stream, "__iter__", walk)
+    monkeypatch.setattr(ImageSource, "__iter__", walk)
     return found
 
 
@@ -171,7 +171,7 @@ def test_evaluate_scores_the_first_images_before_the_others_are_found(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: bool
 ) -> None:
     data = write_shard(tmp_path / "a.tar", ["0"] * 9) if shards else photos
-    names = [picture.name for picture in find_pictures(data)]
+    names = [picture.name for picture in list_images(data)]
     np.savez(tmp_path / "maps.npz", **dict.fromkeys(names, np.eye(12, 10)))
     found, before, whole = watched(monkeypatch), [], scoring.ask
 
@@ -194,7 +194,7 @@ def test_evaluate_scores_the_first_images_before_the_others_are_found(
 def test_pictures_of_a_group_are_read_at_once_and_stay_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sufficit.reading.THREADS", 2)
+    monkeypatch.setattr("sufficit.data.loader.THREADS", 2)
     later = Event()
 
     def read(entry: Entry) -> Item:
@@ -202,12 +202,12 @@ def test_pictures_of_a_group_are_read_at_once_and_stay_in_order(
             assert later.wait(60)  # the next one is read meanwhile
         later.set()
         if entry.number in (1, 3):
-            raise BadPictureError("it is bad")
+            raise BadImageError("it is bad")
         return Item(entry, torch.zeros(1, 2, 2))
 
-    reader = Reader(read)
+    reader = ImageLoader(read)
     entries = [
-        Entry(number, Picture(f"{number}.png", f"{number}.png", None)) for number in range(5)
+        Entry(number, ImageFile(f"{number}.png", f"{number}.png", None)) for number in range(5)
     ]
     assert [item.entry.number for item in reader.items(entries)] == [0, 2, 4]
     assert [one.name for one in reader.skipped] == ["1.png", "3.png"]
@@ -234,10 +234,10 @@ def test_reading_ahead_takes_more_threads_only_where_it_is_waited_for(
             found.append(threads)
             return SimpleNamespace(done=lambda: ready, result=lambda: entries)
 
-    monkeypatch.setattr("sufficit.reading.THREADS", 8)
-    monkeypatch.setattr("sufficit.reading.ThreadPoolExecutor", Pool)
+    monkeypatch.setattr("sufficit.data.loader.THREADS", 8)
+    monkeypatch.setattr("sufficit.data.loader.ThreadPoolExecutor", Pool)
     groups = [Group(number, ()) for number in range(5)]
-    read = [group.number for group, _ in Reader(lambda _: None).ahead(groups)]
+    read = [group.number for group, _ in ImageLoader(lambda _: None).ahead(groups)]
     assert read == [0, 1, 2, 3, 4]
     assert found == wanted
 
@@ -255,7 +255,7 @@ def test_classes_are_known_without_listing_their_folders(
     (tmp_path / "elsewhere" / "6.png").write_bytes(b"x")
     for name in ("linked", "linked twice"):
         (tmp_path / "in" / name).symlink_to(tmp_path / "elsewhere")
-    stream = stream_pictures(tmp_path / "in")
+    stream = open_images(tmp_path / "in")
     assert stream.classes is not None
     assert stream.classes() == classes_of(list(stream))
     assert stream.classes().folders == ("a", "b", "c!", "linked")
@@ -289,28 +289,28 @@ def test_a_folder_that_can_not_be_opened_is_told_once_however_often_it_is_met(
     monkeypatch.setattr(os, "scandir", scandir)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        stream = stream_pictures(tmp_path)
+        stream = open_images(tmp_path)
         assert [[p.name for p in stream] for _ in range(2)] == [["a/1.png"]] * 2
     assert len(said) == 1
     assert "shut can't be opened" in str(said[0].message)
 
 
 def test_pictures_are_found_by_name_and_counted_for_a_while() -> None:
-    pictures = [Picture(f"/x/{n}.png", f"{n}.png", None) for n in range(5)]
+    pictures = [ImageFile(f"/x/{n}.png", f"{n}.png", None) for n in range(5)]
     walked = []
 
-    def walk() -> Iterator[Picture]:
+    def walk() -> Iterator[ImageFile]:
         for picture in pictures:
             walked.append(picture.name)
             yield picture
 
-    found = named(Stream(walk), ["2.png", "1.png"])
+    found = named(ImageSource(walk), ["2.png", "1.png"])
     assert {name: entry.number for name, entry in found.items()} == {"1.png": 1, "2.png": 2}
     assert walked == ["0.png", "1.png", "2.png"]
-    assert named(Stream(walk), ["9.png"]) == {}
-    assert count_soon(Stream.of(pictures)) == 5
+    assert named(ImageSource(walk), ["9.png"]) == {}
+    assert count_soon(ImageSource.of(pictures)) == 5
     walked.clear()
-    assert count_soon(Stream(walk), patience=-1) == math.inf
+    assert count_soon(ImageSource(walk), patience=-1) == math.inf
     assert walked == ["0.png"]
 
 
@@ -336,7 +336,7 @@ def test_a_bar_without_a_total_counts(capfd: pytest.CaptureFixture[str]) -> None
 def test_labels_of_shards_are_numbered_as_they_come(
     tmp_path: Path, words: list[str], classes: list[str] | None, numbers: list[int]
 ) -> None:
-    stream = stream_pictures(write_shard(tmp_path / "a.tar", words))
+    stream = open_images(write_shard(tmp_path / "a.tar", words))
     labels = labels_for(classifier(classes), stream, "auto")
     assert labels.kind == "label"
     assert [labels.number(picture) for picture in stream] == numbers
@@ -356,7 +356,7 @@ def test_labels_of_shards_are_numbered_as_they_come(
 def test_a_label_that_does_not_fit_those_before_is_refused(
     tmp_path: Path, words: list[str | None], classes: list[str] | None, error: str | None
 ) -> None:
-    stream = stream_pictures(write_shard(tmp_path / "a.tar", words))
+    stream = open_images(write_shard(tmp_path / "a.tar", words))
     labels = labels_for(classifier(classes), stream, "auto")
     if error is None:
         assert [labels.number(picture) for picture in stream] == [1, 0]
@@ -367,7 +367,7 @@ def test_a_label_that_does_not_fit_those_before_is_refused(
 
 
 def test_predictions_ask_for_no_label_and_labels_for_one(tmp_path: Path) -> None:
-    stream = stream_pictures(write_shard(tmp_path / "a.tar", [None, "ant"]))
+    stream = open_images(write_shard(tmp_path / "a.tar", [None, "ant"]))
     assert labels_for(classifier(), stream, "prediction") is PREDICTIONS
     (group,) = grouped(stream, PREDICTIONS, 2)
     assert [entry.label for entry in group.entries] == [None, None]
@@ -442,8 +442,8 @@ def test_what_is_all_scored_takes_no_more_images(
 
 
 def test_groups_are_dealt_out_in_turn_but_for_those_that_are_done() -> None:
-    pictures = [Picture(f"/x/{n}.png", f"{n}.png", None) for n in range(15)]
-    groups = list(grouped(Stream.of(pictures), PREDICTIONS, 2))
+    pictures = [ImageFile(f"/x/{n}.png", f"{n}.png", None) for n in range(15)]
+    groups = list(grouped(ImageSource.of(pictures), PREDICTIONS, 2))
     assert [len(group) for group in groups] == [2] * 7 + [1]
     shares = [[g.number for g in dealt(groups, {1}, Crew(rank, 2))] for rank in range(2)]
     assert shares == [[0, 3, 5, 7], [2, 4, 6]]
@@ -452,11 +452,11 @@ def test_groups_are_dealt_out_in_turn_but_for_those_that_are_done() -> None:
 def test_a_key_that_fits_two_images_is_refused_by_processes_that_read_neither(
     tmp_path: Path,
 ) -> None:
-    pictures = [Picture(f"/x/{name}", name, None) for name in ("a/1.png", "b/1.png")]
+    pictures = [ImageFile(f"/x/{name}", name, None) for name in ("a/1.png", "b/1.png")]
     np.savez(tmp_path / "maps.npz", **{"1.png": np.ones((2, 2))})
     with HeatmapFile(tmp_path / "maps.npz") as maps:
         pairs = Pairs(None, maps, normalize=False)
-        job = scoring._Job(classifier(), Stream.of(pictures), PREDICTIONS, pairs, Options())
+        job = scoring._Job(classifier(), ImageSource.of(pictures), PREDICTIONS, pairs, Options())
         with pytest.raises(UserError, match=r"'1\.png' .* fits 2 images"):
             list(dealt(job.groups(), (), Crew(5, 9)))
 
@@ -466,7 +466,7 @@ def test_processes_that_find_other_images_are_refused_at_the_end(tmp_path: Path)
 
     def work(crew: Crew) -> None:
         names = ["a", "b", "c" if crew.first else "d"]
-        stream = Stream.of([Picture(f"/x/{name}", name, None) for name in names])
+        stream = ImageSource.of([ImageFile(f"/x/{name}", name, None) for name in names])
         passage = Passage(Parts(tmp_path), ())
         try:
             with crew.meet(tmp_path), crew.stage("scores", None, 0, 0):

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from sufficit import Classifier, UserError, explain
 from sufficit.cli import app
 from sufficit.data.digits import synthetic_digits
-from sufficit.data.images import read_picture
+from sufficit.data.images import read_image
 from sufficit.results import Estimate
 from sufficit.sanity import SanityReport, sanity_check
 from sufficit.sanity.randomising import (
@@ -519,7 +519,7 @@ def test_the_command_writes_what_the_function_gives(folder: Path, tmp_path: Path
     assert record["versions"]["torch"]
     frame = pandas.read_csv(out / "sanity.csv")
     names = record["images"]
-    images = torch.stack([read_picture(folder / name, None) for name in names])
+    images = torch.stack([read_image(folder / name, None) for name in names])
     labels = torch.tensor([int(name.split("/")[0]) for name in names])
     expected = sanity_check(
         Classifier.load("sufficit:digits"), images, labels, ["gradcam", "center"], seed=1

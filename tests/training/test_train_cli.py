@@ -19,7 +19,7 @@ from sufficit import Classifier, Lax, UserError, evaluate, explain, sanity_check
 from sufficit.classifier.checkpoint import View
 from sufficit.cli import main
 from sufficit.data.digits import synthetic_digits
-from sufficit.data.images import Picture, read_picture
+from sufficit.data.images import ImageFile, read_image
 from sufficit.parsing import methods_from
 from sufficit.training.pictures import Part, PictureLoader, standing_in
 from sufficit.training.splitting import held_out, how_many, read_folder
@@ -99,7 +99,7 @@ def test_a_trained_adapter_lies_in_its_folder_with_its_story(trained: Path, digi
 def test_the_scores_told_are_those_of_the_held_out_images(trained: Path, digits: Path) -> None:
     run = json.loads((trained / "run.json").read_text())
     names = run["validation_images"]
-    images = torch.stack([read_picture(digits / name, None) for name in names])
+    images = torch.stack([read_image(digits / name, None) for name in names])
     labels = torch.tensor([int(name.split("/")[0]) for name in names])
     classifier = Classifier.load("sufficit:digits")
     for name, method in (("lax", Lax.from_pretrained(trained)), ("gradcam", "gradcam")):
@@ -123,7 +123,7 @@ def test_an_adapter_explains_and_its_heatmaps_are_scored(
     with np.load(drawn / "digits-lax.npz") as maps:
         names = list(maps.files)
         found = torch.from_numpy(np.stack([maps[name] for name in names]))
-    images = torch.stack([read_picture(digits / "3" / name, None) for name in names])
+    images = torch.stack([read_image(digits / "3" / name, None) for name in names])
     expected = explain(classifier, images, method=Lax.from_pretrained(trained))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
     assert (drawn / "gradcam.npz").exists()
@@ -332,7 +332,7 @@ def test_sanity_asks_an_adapter_about_copies_of_its_classifier(
     record = json.loads((tmp_path / "sane" / "run.json").read_text())
     assert record["config"]["options"]["methods"] == ["digits-lax", "center"]
     classifier, lax = Classifier.load("sufficit:digits"), Lax.from_pretrained(trained)
-    images = torch.stack([read_picture(digits / name, None) for name in record["images"]])
+    images = torch.stack([read_image(digits / name, None) for name in record["images"]])
     labels = torch.tensor([int(name.split("/")[0]) for name in record["images"]])
     report = sanity_check(classifier, images, labels, methods={"digits-lax": lax}, steps=2)
     ours = frame[frame["method"] == "digits-lax"]["rank_correlation"].to_numpy()
@@ -560,7 +560,7 @@ def bad_among_good(tmp_path: Path, kinds: str) -> Part:
         Image.new("L", (2, 2), number).save(path)
         if kind == "b":
             path.write_bytes(b"")
-        pictures.append(Picture(path, path.name, None))
+        pictures.append(ImageFile(path, path.name, None))
     return Part(tuple(pictures), tuple(range(len(kinds))))
 
 

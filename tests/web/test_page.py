@@ -22,7 +22,7 @@ from torch import nn
 from report_content import HOSTILE, decoded
 from sufficit import Classifier, Lax, View, evaluate, explain
 from sufficit.data.digits import synthetic_digits
-from sufficit.data.images import read_picture
+from sufficit.data.images import read_image
 from sufficit.errors import UserError
 from sufficit.web import Limits, Studio, make_app, open_studio
 from sufficit.web.guard import Guard
@@ -64,7 +64,7 @@ def client(app: FastAPI) -> Iterator[TestClient]:
 def seen(studio: Studio, picture: bytes, folder: Path) -> torch.Tensor:
     path = folder / "picture.png"
     path.write_bytes(picture)
-    return read_picture(path, studio.classifier.view)[None]
+    return read_image(path, studio.classifier.view)[None]
 
 
 def test_scores_are_those_of_evaluate(

@@ -18,7 +18,7 @@ from browsing import Tab, in_browser, launched, opened, shot
 from report_content import HOSTILE
 from sufficit import Classifier, View, evaluate, explain
 from sufficit.data.digits import synthetic_digits
-from sufficit.data.images import read_picture
+from sufficit.data.images import read_image
 from sufficit.web import Limits, Studio, make_app, open_studio, serve
 from sufficit.web.server import address, bound
 
@@ -116,7 +116,7 @@ def tab(browser: Any, home: str) -> Iterator[PageTab]:
 
 def truth(studio: Studio, picture: Path, method: str, target: int) -> tuple[Any, torch.Tensor]:
     """Scores and heatmap as the package gives them."""
-    images = read_picture(picture, studio.classifier.view)[None]
+    images = read_image(picture, studio.classifier.view)[None]
     goal = torch.tensor([target])
     heatmaps = explain(studio.classifier, images, goal, method=method)
     return evaluate(studio.classifier, images, heatmaps, goal, value_step=0.05), heatmaps[0]
@@ -152,7 +152,7 @@ def test_the_slider_shows_what_the_model_sees_and_says(
     tab.upload(picture)
     tab.page.locator('#maps [data-method="kpca-cam"]').click()
     scores, heatmap = truth(studio, picture, "kpca-cam", 5)
-    image = read_picture(picture, studio.classifier.view)
+    image = read_image(picture, studio.classifier.view)
     curves, places, words = scores.curves(), set(), []
     for step in (10, 16, 4):
         tab.page.locator("#alpha").fill(str(step))

@@ -16,15 +16,15 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.comparing.groups import draw, quiet
 from sufficit.comparing.jobs import Job, load, make_job
 from sufficit.comparing.settings import Settings, read_run, settings_from
-from sufficit.data.finding import stream_pictures
+from sufficit.data.finding import open_images
 from sufficit.data.heatmap_files import HeatmapFile
+from sufficit.data.loader import GROUP, named
 from sufficit.errors import UserError, unknown
 from sufficit.explainers.lax import name_of
 from sufficit.files import read_json, safe_name
 from sufficit.intervals import Estimate
 from sufficit.keeping import FOLDER
 from sufficit.perturbation.types import PIECE
-from sufficit.reading import GROUP, named
 from sufficit.resampling import Floats
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _job(
         controls=False,
         device="auto",  # that of the run may be on another machine
     )
-    pictures = stream_pictures(Path(settings.data))
+    pictures = open_images(Path(settings.data))
     return make_job(settings, classifier or load(settings), pictures, GROUP, progress=False)
 
 

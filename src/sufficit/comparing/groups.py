@@ -12,22 +12,22 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.comparing.jobs import Job
 from sufficit.crews import Crew
-from sufficit.data.images import quiet_reading
-from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
-from sufficit.gathering import Gathered, gather
-from sufficit.keeping import Parts, answers_as_tensors, leak_as_tensors, leak_from
-from sufficit.metrics.leakage import POOL, Leak, measure_methods
-from sufficit.metrics.probe import Pool, Probe, Setting, draw_pool, prepare
-from sufficit.metrics.scores import ask
-from sufficit.perturbation.types import Progress
-from sufficit.progress import bar
-from sufficit.reading import (
+from sufficit.data.images import ignore_image_warnings
+from sufficit.data.loader import (
     Entry,
     Group,
     Item,
     count_soon,
     within,
 )
+from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
+from sufficit.gathering import Gathered, gather
+from sufficit.keeping import Parts, leak_as_tensors, leak_from, predictions_as_tensors
+from sufficit.metrics.leakage import POOL, Leak, measure_methods
+from sufficit.metrics.probe import Pool, Probe, Setting, draw_pool, prepare
+from sufficit.metrics.scores import ask
+from sufficit.perturbation.types import Progress
+from sufficit.progress import bar
 from sufficit.sharing import (
     LEAK,
     SCORES,
@@ -172,9 +172,9 @@ def _asked(job: Job, explained: _Explained, tick: Progress) -> dict[str, Tensor]
     tensors: dict[str, Tensor] = {}
     for k, method in enumerate(explained.heatmaps):
         rows = slice(k * n, (k + 1) * n)
-        tensors |= answers_as_tensors(method, answers.rows(rows))
+        tensors |= predictions_as_tensors(method, answers.rows(rows))
         if held_out is not None:
-            tensors |= answers_as_tensors(f"{method}/held_out", held_out.rows(rows))
+            tensors |= predictions_as_tensors(f"{method}/held_out", held_out.rows(rows))
     return tensors
 
 
@@ -248,6 +248,6 @@ def _leak_group(
 @contextmanager
 def quiet() -> Iterator[None]:
     """No remarks about single files and groups: they are counted, and said once."""
-    with quiet_reading():
+    with ignore_image_warnings():
         warnings.simplefilter("ignore", EmptyHeatmapWarning)
         yield

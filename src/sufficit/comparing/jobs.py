@@ -13,7 +13,8 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest, fingerprint
 from sufficit.comparing.settings import CONTROLS, Settings
-from sufficit.data.finding import Stream
+from sufficit.data.finding import ImageSource
+from sufficit.data.loader import GROUP, Entry, Group, ImageLoader, Item, Labels, grouped, labels_for
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, explain_all
 from sufficit.explainers.explanation import Method
@@ -21,7 +22,6 @@ from sufficit.explainers.lax import Lax, name_of
 from sufficit.metrics.scores import Plan, check_asking, make_plan
 from sufficit.parsing import classifier_from, fill_from
 from sufficit.perturbation.types import Progress
-from sufficit.reading import GROUP, Entry, Group, Item, Labels, Reader, grouped, labels_for
 
 FILES = ("curves.png", "pairs.csv", "report.html", "run.json", "RUN.toml", "sheet.png")
 RESERVED = ("parts", "summary.json", *FILES)  # no method may be called so: its folder is taken
@@ -32,7 +32,7 @@ class Job:
     """What is to be done: the model, the images, the methods, and how they are scored."""
 
     classifier: Classifier
-    pictures: Stream
+    pictures: ImageSource
     labels: Labels
     methods: Mapping[str, Method]
     settings: Settings
@@ -58,10 +58,10 @@ class Job:
         """All images in groups, from the first on, as they are found."""
         return grouped(self.pictures, self.labels, self.group)
 
-    def reader(self, on_error: Literal["skip", "stop"] = "stop") -> Reader[Item]:
+    def reader(self, on_error: Literal["skip", "stop"] = "stop") -> ImageLoader[Item]:
         """Reads images as the model sees them."""
         view = self.classifier.view
-        return Reader(lambda entry: Item(entry, entry.picture.read(view)), on_error)
+        return ImageLoader(lambda entry: Item(entry, entry.picture.read(view)), on_error)
 
     def read(self, entries: Sequence[Entry]) -> Tensor:
         """Images that were scored, once more: [N,C,H,W]."""
@@ -86,7 +86,7 @@ class Job:
 def make_job(
     settings: Settings,
     classifier: Classifier,
-    pictures: Stream,
+    pictures: ImageSource,
     group: int,
     progress: bool | Progress | None,
     columns: Sequence[str] | None = None,

@@ -14,12 +14,12 @@ from sufficit.comparing.outcome import Comparison
 from sufficit.comparing.settings import CONTROLS, read_run, settings_from
 from sufficit.comparing.telling import remarks
 from sufficit.data.heatmap_files import write_heatmaps
+from sufficit.data.loader import folder_targets
 from sufficit.errors import UserError
 from sufficit.explainers import EXPLAINERS
 from sufficit.explainers.lax import name_of
 from sufficit.files import make_folder
 from sufficit.keeping import Parts
-from sufficit.reading import folder_targets
 from sufficit.report import Content, Facts, Shown, write_report
 from sufficit.results import as_json, provenance, save_json, save_pairs, save_scores
 

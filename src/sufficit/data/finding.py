@@ -8,7 +8,7 @@ from functools import partial
 from os.path import join, splitext
 from pathlib import Path
 
-from sufficit.data.images import SUFFIXES, Classes, Picture, classes_of
+from sufficit.data.images import SUFFIXES, Classes, ImageFile, classes_of
 from sufficit.data.places import check_there
 from sufficit.data.shards import is_shards, pictures_of_shards, shards_of
 from sufficit.errors import UserError
@@ -16,22 +16,22 @@ from sufficit.files import is_unfinished
 
 
 @dataclass(frozen=True)
-class Stream:
+class ImageSource:
     """Pictures in one order, found anew whenever they are gone through; none is kept."""
 
-    walk: Callable[[], Iterable[Picture]]
+    walk: Callable[[], Iterable[ImageFile]]
     classes: Callable[[], Classes] | None = None  # None where only each picture tells its own
 
-    def __iter__(self) -> Iterator[Picture]:
+    def __iter__(self) -> Iterator[ImageFile]:
         return iter(self.walk())
 
     @staticmethod
-    def of(pictures: Sequence[Picture]) -> "Stream":
+    def of(pictures: Sequence[ImageFile]) -> "ImageSource":
         """Pictures that are known already."""
-        return Stream(lambda: pictures, lambda: classes_of(pictures))
+        return ImageSource(lambda: pictures, lambda: classes_of(pictures))
 
 
-def stream_pictures(root: Path) -> Stream:
+def open_images(root: Path) -> ImageSource:
     """Every picture below a folder, sorted by name; a first-level folder is a class.
 
     A .tar, a pattern as shards/{0000..0012}.tar, or a folder with shards and no pictures gives the
@@ -43,17 +43,17 @@ def stream_pictures(root: Path) -> Stream:
         raise UserError(f"no folder of images at {root}")
     search = partial(_Search, root, set())
     if next(search().pictures(), None) is not None:
-        return Stream(lambda: search().known(), lambda: search().classes())
+        return ImageSource(lambda: search().known(), lambda: search().classes())
     if shards := sorted(root.glob("*.tar")):
         return _shards(shards)
     raise _none_in(str(root))
 
 
-def _shards(paths: Sequence[Path]) -> Stream:
+def _shards(paths: Sequence[Path]) -> ImageSource:
     if next(pictures_of_shards(paths), None) is None:
         more = f" and {len(paths) - 1} more shards" if len(paths) > 1 else ""
         raise _none_in(f"{paths[0]}{more}")
-    return Stream(lambda: pictures_of_shards(paths))
+    return ImageSource(lambda: pictures_of_shards(paths))
 
 
 def _none_in(place: str) -> UserError:
@@ -73,14 +73,14 @@ class _Search:
     seen: set[Path] = field(default_factory=set)  # where links have led
     odd: set[str] = field(default_factory=set)  # names with bytes that are written as text
 
-    def pictures(self) -> Iterator[Picture]:
+    def pictures(self) -> Iterator[ImageFile]:
         """In the order of their paths."""
         for picture in self._below(str(self.root), "", None):
             if "\\x" in picture.name:
                 self._check_alike(picture.name)
             yield picture
 
-    def known(self) -> Iterator[Picture]:
+    def known(self) -> Iterator[ImageFile]:
         """The same of a folder that held some: where a mount was, an empty one is left."""
         found = None
         for found in self.pictures():
@@ -96,12 +96,12 @@ class _Search:
         first = _as_text(loose[0]) if loose else ""
         return Classes(tuple(sorted(map(_as_text, inside))), len(loose), first)
 
-    def _below(self, folder: str, inside: str, label: str | None) -> Iterator[Picture]:
+    def _below(self, folder: str, inside: str, label: str | None) -> Iterator[ImageFile]:
         found = self._listed(folder)
         for entry in found.names:
             name, path = f"{inside}{_as_text(entry)}", join(folder, entry)  # noqa: PTH118
             if entry not in found.folders:
-                yield Picture(path, name, label)
+                yield ImageFile(path, name, label)
             elif self._enters(path):
                 yield from self._below(path, f"{name}/", label or _as_text(entry))
 

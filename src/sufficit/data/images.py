@@ -28,7 +28,7 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class ImageFile:
     """A file, its name relative to the folder, and the name of its class folder if it has one."""
 
     file: Path | str  # text takes a quarter of a Path's memory
@@ -54,7 +54,7 @@ class Picture:
     def read(self, view: View | None) -> Tensor:
         """What the model sees of it: [C,H,W] in 0..1."""
         with while_there(self.root):
-            return read_picture(self.path, view)
+            return read_image(self.path, view)
 
     def bytes(self) -> int:
         """The size of its file."""
@@ -62,7 +62,7 @@ class Picture:
             return self.path.stat().st_size
 
 
-class BadPictureError(Exception):
+class BadImageError(Exception):
     """A file that can't be read as a picture; the message says why."""
 
 
@@ -71,16 +71,16 @@ def while_there(root: Path) -> Iterator[None]:
     """What can't be read is its own fault only as long as the place it lies in is there."""
     try:
         yield
-    except (BadPictureError, OSError) as error:
+    except (BadImageError, OSError) as error:
         check_there(root, error)
         raise
 
 
-def find_pictures(root: Path) -> list[Picture]:
-    """All that `sufficit.data.finding.stream_pictures` finds, at once."""
-    from sufficit.data.finding import stream_pictures
+def list_images(root: Path) -> list[ImageFile]:
+    """All that `sufficit.data.finding.open_images` finds, at once."""
+    from sufficit.data.finding import open_images
 
-    return list(stream_pictures(root))
+    return list(open_images(root))
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Classes:
         return class_numbers(self.folders, names, num_classes)
 
 
-def classes_of(pictures: Sequence[Picture]) -> Classes:
+def classes_of(pictures: Sequence[ImageFile]) -> Classes:
     """The class folders of pictures that are known."""
     folders = sorted({picture.folder for picture in pictures if picture.folder is not None})
     loose = [picture.name for picture in pictures if picture.folder is None]
@@ -110,7 +110,7 @@ def classes_of(pictures: Sequence[Picture]) -> Classes:
 
 
 def labels_of(
-    pictures: Sequence[Picture], classes: Sequence[str] | None, num_classes: int
+    pictures: Sequence[ImageFile], classes: Sequence[str] | None, num_classes: int
 ) -> list[int] | None:
     """The class number of each picture, or None where pictures lie in no class folders."""
     found = classes_of(pictures)
@@ -145,20 +145,20 @@ def plain_name(name: str) -> str:
     return name.lower().replace("_", " ").replace("-", " ").strip()
 
 
-def read_picture(path: Path, view: View | None) -> Tensor:
+def read_image(path: Path, view: View | None) -> Tensor:
     """What the model sees of a file: [C,H,W] in 0..1."""
     try:
         facts = path.stat()
     except OSError as error:
-        raise BadPictureError(f"can't be opened ({error.strerror})") from error
+        raise BadImageError(f"can't be opened ({error.strerror})") from error
     if not S_ISREG(facts.st_mode):  # opening a pipe would wait for ever
-        raise BadPictureError("a pipe, socket, device or folder, and no file")
+        raise BadImageError("a pipe, socket, device or folder, and no file")
     if facts.st_size == 0:
-        raise BadPictureError("the file is empty")
-    return decode_picture(path, view)
+        raise BadImageError("the file is empty")
+    return decode_image(path, view)
 
 
-def decode_picture(
+def decode_image(
     file: Path | BinaryIO,
     view: View | None,
     kinds: tuple[str, ...] | None = None,
@@ -175,18 +175,18 @@ def decode_picture(
             _refuse_size(*opened.size, most_pixels)
             picture = _eight_bits(ImageOps.exif_transpose(opened))
             seen = _seen(_coloured(picture, "L" if view.channels == 1 else "RGB"), view)
-    except BadPictureError:
+    except BadImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise BadPictureError(f"too large to open safely ({error})") from error
+        raise BadImageError(f"too large to open safely ({error})") from error
     except Exception as error:  # Pillow raises nearly anything for a damaged file
-        raise BadPictureError(f"not a readable image ({error})") from error
+        raise BadImageError(f"not a readable image ({error})") from error
     pixels: Tensor = V.to_dtype(V.to_image(seen), torch.float32, scale=True)
     return pixels.as_subclass(Tensor)
 
 
 @contextmanager
-def quiet_reading() -> Iterator[None]:
+def ignore_image_warnings() -> Iterator[None]:
     """No remarks about odd metadata and large pictures: what matters is an error of its own.
 
     Filters belong to the whole process, so they are set around a run and not around each file.
@@ -199,7 +199,7 @@ def quiet_reading() -> Iterator[None]:
 def _refuse_size(width: int, height: int, most_pixels: int | None = None) -> None:
     limit = Image.MAX_IMAGE_PIXELS if most_pixels is None else most_pixels
     if limit is not None and width * height > limit:
-        raise BadPictureError(
+        raise BadImageError(
             f"too large to open safely ({width} x {height}, the limit is {limit} pixels)"
         )
 
@@ -209,7 +209,7 @@ def _eight_bits(picture: Image.Image) -> Image.Image:
     if picture.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(picture) / 257).round().astype(np.uint8))
     if picture.mode in ("I", "F"):
-        raise BadPictureError(f"pixels of mode {picture.mode} have no known range: save as 8 bit")
+        raise BadImageError(f"pixels of mode {picture.mode} have no known range: save as 8 bit")
     return picture
 
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from sufficit.classifier.checkpoint import View
 from sufficit.data.images import (
     SUFFIXES,
-    BadPictureError,
-    Picture,
-    decode_picture,
+    BadImageError,
+    ImageFile,
+    decode_image,
     while_there,
 )
 from sufficit.errors import UserError
@@ -36,7 +36,7 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Member(Picture):
+class Member(ImageFile):
     """A picture inside a shard, whose path is the shard's; its folder is the label's word."""
 
     offset: int
@@ -50,11 +50,11 @@ class Member(Picture):
     def read(self, view: View | None) -> Tensor:
         """What the model sees of it: [C,H,W] in 0..1."""
         if not 0 < self.size <= MOST_IMAGE:
-            raise BadPictureError(f"a file of {self.size} bytes, the limit is {MOST_IMAGE}")
+            raise BadImageError(f"a file of {self.size} bytes, the limit is {MOST_IMAGE}")
         with while_there(self.root), self.path.open("rb") as file:
             file.seek(self.offset)
             content = file.read(self.size)
-        return decode_picture(BytesIO(content), view)
+        return decode_image(BytesIO(content), view)
 
     def bytes(self) -> int:
         """The size of its file."""
@@ -74,7 +74,7 @@ class Refused(Member):
 
     def read(self, view: View | None) -> Tensor:
         """Raise."""
-        raise BadPictureError(self.reason)
+        raise BadImageError(self.reason)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def shards_of(data: Path) -> list[Path]:
     return paths
 
 
-def pictures_of_shards(paths: Sequence[Path]) -> Iterator[Picture]:
+def pictures_of_shards(paths: Sequence[Path]) -> Iterator[ImageFile]:
     """Every picture of these shards, in their order, under shard/name, found header by header.
 
     Files of one key are one sample. Its label may be among them: the word in KEY.cls, or under

@@ -30,6 +30,19 @@ Method = str | Explainer | OwnMethod | Lax
 Methods = Sequence[str] | Mapping[str, Method]
 """Names, or names and methods."""
 
+
+@dataclass(frozen=True)
+class DrawnMaps:
+    """Heatmaps at the size a method drew them, and whether resizing alone finishes them."""
+
+    maps: Tensor  # [N,h,w]
+    final: bool  # values in 0..1; else the positive part is stretched before and after resizing
+
+    def at(self, size: tuple[int, int]) -> Tensor:
+        """The finished heatmaps at the image's size: [N,H,W] in 0..1."""
+        return resize(self.maps, size) if self.final else _stretched(self.maps, size)
+
+
 _BATCH_ELEMENTS = {"cuda": 2**26, "cpu": 2**22}
 _BATCH_IMAGES = {"cuda": 2048}  # at most; a GPU waits for Python once a batch
 _ROUNDING = 1e-6  # a map whose spread is a smaller share of its peak than this has none
@@ -61,8 +74,10 @@ def explain(
             [0.2500, 1.0000]])
     """
     name = method if isinstance(method, str) else getattr(method, "__name__", "own method")
-    methods = _known_methods({name: method}, classifier)
-    return _heatmaps(classifier, images, targets, methods, layer, batch_size, seed, progress)[name]
+    given = (classifier, images, targets, {name: method})
+    return explain_all(*given, layer=layer, batch_size=batch_size, seed=seed, progress=progress)[
+        name
+    ]
 
 
 def explain_all(
@@ -81,32 +96,44 @@ def explain_all(
     Methods that look at gradients share the backward pass to the feature layer; Finer-CAM adds one
     more, from the logits to that layer. `methods` are names, or names and methods.
     """
-    wanted = _known_methods(methods, classifier)
-    return _heatmaps(classifier, images, targets, wanted, layer, batch_size, seed, progress)
+    drawn = draw_all(
+        classifier,
+        images,
+        targets,
+        methods,
+        layer=layer,
+        batch_size=batch_size,
+        seed=seed,
+        progress=progress,
+    )
+    return {name: heatmaps for name, (_, heatmaps) in drawn.items()}
 
 
-def _heatmaps(
+def draw_all(
     classifier: Classifier,
     images: Tensor,
-    targets: Tensor | None,
-    methods: dict[str, Explainer | OwnMethod],
-    layer: str | None,
-    batch_size: int | None,
-    seed: int,
-    progress: bool | None,
-) -> dict[str, Tensor]:
+    targets: Tensor | None = None,
+    methods: Methods = CAMS,
+    *,
+    layer: str | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> dict[str, tuple[DrawnMaps, Tensor]]:
+    """What `explain_all` returns, with the maps each method drew before they were finished."""
+    wanted = _known_methods(methods, classifier)
     check_classifier(classifier)
     check_form(images)
     given = check_targets(targets, len(images))
     with torch.inference_mode(False):
         goals = None if given is None else given.cpu().clone()
-    job = _Job(classifier, methods, layer, seed)
+    job = _Job(classifier, wanted, layer, seed)
     size = usual_batch(images, classifier.device) if batch_size is None else batch_size
     if size < 1:
         raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
     if job.own:
         check_extremes(torch.stack(images.aminmax()))
-    parts: list[dict[str, Tensor]] = []
+    parts: list[dict[str, tuple[DrawnMaps, Tensor]]] = []
     peaks: list[Tensor] = []
     with bar("explaining", progress) as tick:
         start = 0
@@ -159,12 +186,12 @@ class _Job:
         for method in self._explainers().values():
             method.check()
 
-    def draw(self, images: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
-        """The heatmaps of a batch by every method that is no control: each [N,H,W]."""
+    def draw(self, images: Tensor, targets: Tensor | None) -> dict[str, tuple[DrawnMaps, Tensor]]:
+        """What every method that is no control draws for a batch, and finished: each [N,H,W]."""
         if not self.watching and not self.own:
             return {}
         here = images.to(self.classifier.device)
-        found: dict[str, Tensor] = {}
+        found: dict[str, tuple[DrawnMaps, Tensor]] = {}
         with torch.inference_mode(False):
             # Before the pass: a copy to a GPU waits until all that was asked before is done.
             goals = None if targets is None else targets.to(self.classifier.device)
@@ -174,19 +201,25 @@ class _Job:
                     check_range(targets, seen.logits.shape[1])
                 goals = seen.logits.detach().argmax(1) if goals is None else goals
                 found |= _drawn(seen, goals, methods, images)
-        return found | self._own(here, goals)
+        return found | _as_drawn(self._own(here, goals))
 
-    def peaks(self, drawn: dict[str, Tensor]) -> Tensor:
+    def peaks(self, drawn: Mapping[str, tuple[DrawnMaps, Tensor]]) -> Tensor:
         """The highest value of every map that came out of a pass: [methods,N]."""
-        found = [drawn[name].amax((1, 2)) for name in self.watching]
+        found = [drawn[name][1].amax((1, 2)) for name in self.watching]
         return torch.stack(found) if found else torch.empty(0, 0)
 
-    def joined(self, parts: list[dict[str, Tensor]], images: Tensor) -> dict[str, Tensor]:
+    def joined(
+        self, parts: list[dict[str, tuple[DrawnMaps, Tensor]]], images: Tensor
+    ) -> dict[str, tuple[DrawnMaps, Tensor]]:
         """The heatmaps of all batches, in the order the methods were asked for."""
-        found = self._controls(images)
+        found = _as_drawn(self._controls(images))
         for name in parts[0]:
-            drawn = [part[name] for part in parts]
-            found[name] = drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+            some = [part[name] for part in parts]
+            maps, heatmaps = (
+                _joined(both) for both in zip(*((d.maps, h) for d, h in some), strict=True)
+            )
+            pairs = zip(*((one.maps, done) for one, done in some), strict=True)
+            maps, heatmaps = (_joined(both) for both in pairs)
         return {name: found[name] for name in self.methods}
 
     def _controls(self, images: Tensor) -> dict[str, Tensor]:
@@ -305,17 +338,29 @@ def usual_batch(images: Tensor, device: torch.device) -> int:
 
 def _drawn(
     seen: Pass, targets: Tensor, methods: dict[str, Explainer], images: Tensor
-) -> dict[str, Tensor]:
-    """The finished heatmaps of a pass by every method: each [N,H,W]."""
+) -> dict[str, tuple[DrawnMaps, Tensor]]:
+    """What every method draws of a pass, and finished; those to stretch all at once."""
     maps = dict(zip(methods, _maps(seen, targets, list(methods.values())), strict=True))
+    drawn = {name: DrawnMaps(maps[name], method.final) for name, method in methods.items()}
     h, w = images.shape[2:]
-    found = {name: resize(maps[name], (h, w)) for name, method in methods.items() if method.final}
+    found = {name: (one, one.at((h, w))) for name, one in drawn.items() if one.final}
     raw = [name for name in methods if name not in found]
     if raw:
-        stacked = torch.stack([maps[name] for name in raw])
-        finished = _finished(stacked.flatten(0, 1), images)
-        found |= dict(zip(raw, finished.view(len(raw), *images[:, 0].shape), strict=True))
+        finished = _stretched(torch.cat([maps[name] for name in raw]), (h, w))
+        found |= {
+            name: (drawn[name], some)
+            for name, some in zip(raw, finished.split(len(images)), strict=True)
+        }
     return found
+
+
+def _as_drawn(heatmaps: Mapping[str, Tensor]) -> dict[str, tuple[DrawnMaps, Tensor]]:
+    """Heatmaps that were drawn at the image's size."""
+    return {name: (DrawnMaps(maps, final=True), maps) for name, maps in heatmaps.items()}
+
+
+def _joined(batches: Sequence[Tensor]) -> Tensor:
+    return batches[0] if len(batches) == 1 else torch.cat(list(batches))
 
 
 def _maps(seen: Pass, targets: Tensor, methods: list[Explainer]) -> list[Tensor]:
@@ -340,14 +385,13 @@ def _map(seen: Pass, method: Explainer, gradients: Tensor | None) -> Tensor:
     return seen.tokens
 
 
-def _finished(maps: Tensor, images: Tensor) -> Tensor:
+def _stretched(maps: Tensor, size: tuple[int, int]) -> Tensor:
     """Positive part, stretched, brought to size, stretched again: [N,h,w] -> [N,H,W]."""
     positive = maps.clamp(min=0)
     low, high = (end[:, None, None] for end in positive.flatten(1).aminmax(dim=1))
     spread = high - low
     spread = spread.masked_fill(spread <= _ROUNDING * high, torch.inf)  # such maps become zeros
-    h, w = images.shape[2:]
-    return normalize(resize((positive - low) / spread, (h, w)))
+    return normalize(resize((positive - low) / spread, size))
 
 
 def _checked(heatmaps: Tensor, images: Tensor) -> Tensor:

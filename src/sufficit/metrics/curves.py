@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sufficit.metrics.registry import CURVES, Schedule
-from sufficit.perturbation.types import Answers, ScoreKind
+from sufficit.perturbation.types import Predictions, ScoreKind
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class MeanCurve:
     values: Tensor  # [P]
 
 
-def curves_of(answers: Answers, schedule: Schedule) -> dict[str, Curve]:
+def curves_of(answers: Predictions, schedule: Schedule) -> dict[str, Curve]:
     """The curves by name, as far as they were asked for."""
     found = {}
     for name, (asks, axis) in CURVES.items():

@@ -13,7 +13,7 @@ from torch import Tensor
 from sufficit.errors import UserError
 from sufficit.metrics.areas import area, from_point, mean_height
 from sufficit.perturbation import bands
-from sufficit.perturbation.types import Answers, Band, ScoreKind
+from sufficit.perturbation.types import Band, Predictions, ScoreKind
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Metric:
 
     higher_is_better: bool
     asks: Callable[[Schedule], list[Band]]
-    formula: Callable[[Answers, Schedule], Tensor]  # -> [N]
+    formula: Callable[[Predictions, Schedule], Tensor]  # -> [N]
     weighs: Callable[[Schedule], list[Band]] = lambda _: []
 
 
@@ -102,7 +102,7 @@ def base_score_bands(schedule: Schedule) -> list[Band]:
     return [*show_bands(schedule), *hide_bands(schedule), bands.rest(schedule.alpha_min)]
 
 
-def base_score(answers: Answers, schedule: Schedule) -> Tensor:
+def base_score(answers: Predictions, schedule: Schedule) -> Tensor:
     """1/2 [ Show(>a_min) - Show(<=a_min) + mean Show(>a) - mean Hide(>a) ], a in a_min..1: [N]."""
     show = answers.of(show_bands(schedule), schedule.score)
     hide = answers.of(hide_bands(schedule), schedule.score)
@@ -111,12 +111,12 @@ def base_score(answers: Answers, schedule: Schedule) -> Tensor:
     return (show[:, 0] - rest + mean_height(show, alphas) - mean_height(hide, alphas)) / 2
 
 
-def mask_penalty(answers: Answers, schedule: Schedule) -> Tensor:
+def mask_penalty(answers: Predictions, schedule: Schedule) -> Tensor:
     """Share of the pixels at or above a_min: [N]."""
     return answers.share(bands.at_least(schedule.alpha_min))
 
 
-def msi(answers: Answers, schedule: Schedule) -> Tensor:
+def msi(answers: Predictions, schedule: Schedule) -> Tensor:
     """BaseScore - MaskPenalty: [N]."""
     return base_score(answers, schedule) - mask_penalty(answers, schedule)
 
@@ -126,14 +126,14 @@ def _penalty_bands(schedule: Schedule) -> list[Band]:
 
 
 def _area(
-    asks: Callable[[Schedule], list[Band]], axis: str, answers: Answers, schedule: Schedule
+    asks: Callable[[Schedule], list[Band]], axis: str, answers: Predictions, schedule: Schedule
 ) -> Tensor:
     """Area of the score over the axis: [N]."""
     return area(answers.of(asks(schedule), schedule.score), getattr(schedule, axis))
 
 
 def _gap(
-    asks: Callable[[Schedule], list[Band]], axis: str, answers: Answers, schedule: Schedule
+    asks: Callable[[Schedule], list[Band]], axis: str, answers: Predictions, schedule: Schedule
 ) -> Tensor:
     """Area of |p_y(x) - p_y(masked x)| over the axis: [N]."""
     whole = answers.of([bands.EVERYTHING], "confidence")

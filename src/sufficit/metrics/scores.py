@@ -28,7 +28,7 @@ from sufficit.perturbation.bands import EVERYTHING, grid
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.perturbation.predict import check_batch_size, predict
-from sufficit.perturbation.types import Answers, Band, Progress, ScoreKind
+from sufficit.perturbation.types import Band, Predictions, Progress, ScoreKind
 from sufficit.progress import bar, stage
 
 if TYPE_CHECKING:
@@ -98,11 +98,11 @@ class Scores:
     """One value an image for each column: `scores.msi`, `scores["msi"]`; all on the CPU."""
 
     plan: Plan
-    answers: Answers
+    answers: Predictions
     columns: dict[str, Tensor]  # each [N]
     alpha_min: float
     search: AlphaSearch | None = None
-    held_out: Answers | None = None  # with the held-out fill
+    held_out: Predictions | None = None  # with the held-out fill
     leaked: Leak | None = None
 
     def __getattr__(self, name: str) -> Tensor:
@@ -261,7 +261,7 @@ def ask(
     *,
     tick: Progress | None = None,
     stages: int | None = None,
-) -> tuple[Answers, Answers | None]:
+) -> tuple[Predictions, Predictions | None]:
     """What the model says of all that a plan asks; with the held-out fill, what MSI needs of it.
 
     Of what is given the fills alone are checked. Heatmaps of several methods, one method's after
@@ -338,7 +338,7 @@ def _known_columns(columns: Sequence[str] | None, own: Mapping[str, Metric]) -> 
     return tuple(wanted)
 
 
-def read(answers: Answers, plan: Plan, held_out: Answers | None = None) -> Scores:
+def read(answers: Predictions, plan: Plan, held_out: Predictions | None = None) -> Scores:
     """Every column of a plan from the model's answers, and from those with the held-out fill."""
     search = None
     schedule = plan.schedules[0]
@@ -369,9 +369,9 @@ def join(parts: Iterable[Scores]) -> Scores:
     held_out = [part.held_out for part in listed if part.held_out is not None]
     leaked = [part.leaked for part in listed if part.leaked is not None]
     scores = read(
-        Answers.join([part.answers for part in listed]),
+        Predictions.join([part.answers for part in listed]),
         listed[0].plan,
-        Answers.join(held_out) if held_out else None,
+        Predictions.join(held_out) if held_out else None,
     )
     if not leaked:
         return scores

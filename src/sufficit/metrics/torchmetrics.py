@@ -18,7 +18,7 @@ from sufficit.metrics.probe import Pool, Setting, checked_pool, prepare
 from sufficit.metrics.registry import COLUMNS, Metric, alpha_from
 from sufficit.metrics.scores import ALPHA_GRID, Scores, evaluate, make_plan, read
 from sufficit.perturbation.fills import check_fill_name
-from sufficit.perturbation.types import Answers, ScoreKind
+from sufficit.perturbation.types import Predictions, ScoreKind
 
 _STATES = ("named", "confidences", "shares", "targets", "calls")
 _LEAK_STATES = tuple(field.name for field in fields(Leak) if field.name != "alpha_min")
@@ -143,7 +143,7 @@ class Evaluation(_Gathered):
     def scores(self) -> Scores:
         """All that `evaluate` would give for the images this process has seen so far."""
         state = self._rows(_STATES)
-        answers = Answers(bands=self.plan.asks, weighed=self.plan.weighs, **state)
+        answers = Predictions(bands=self.plan.asks, weighed=self.plan.weighs, **state)
         return read(answers, self.plan)
 
 

@@ -13,7 +13,7 @@ from sufficit.perturbation.bands import ranks, runs
 from sufficit.perturbation.fills import fill_for
 from sufficit.perturbation.masking import Masker, Tasks, masks_of
 from sufficit.perturbation.memory import halved
-from sufficit.perturbation.types import NO_CLASS, Answers, Band, Progress, Views
+from sufficit.perturbation.types import NO_CLASS, Band, Predictions, Progress, Views
 
 _GROUP_ELEMENTS = {"cuda": 2**26}  # of images held ready at once; masks are never stored
 _GROUP_IMAGES = {"cuda": 256}
@@ -55,7 +55,7 @@ def predict(
     fill: str | Tensor = "black",
     batch_size: int | None = None,
     progress: Progress | None = None,
-) -> Answers:
+) -> Predictions:
     """Ask the model of every image through every band: [N,C,H,W], [N,H,W] -> [N,B].
 
     Masks that coincide are asked once. `weigh` names bands whose size alone is wanted. Without
@@ -64,7 +64,7 @@ def predict(
     once, one method's after the other's: [MN,H,W] -> [MN,B].
     """
     loop = _Loop(classifier, images, batch_size)
-    parts: list[Answers] = []
+    parts: list[Predictions] = []
     total, start = len(heatmaps), 0
     with torch.no_grad(), classifier.in_eval_mode():
         for here in _groups(total, images, classifier.device):
@@ -75,7 +75,7 @@ def predict(
             loop.tick = _ticker(progress, start, here, total)
             parts.append(loop.group(device_images, filler, heatmaps[part], wanted, bands, weigh))
             start += here
-    return Answers.join(parts)
+    return Predictions.join(parts)
 
 
 def predict_views(
@@ -181,7 +181,7 @@ class _Loop:
         targets: Tensor | None,
         bands: Sequence[Band],
         weigh: Sequence[Band],
-    ) -> Answers:
+    ) -> Predictions:
         """The answers for a group of images on the device."""
         inputs, hidden = self._prepared(images, filler)
         maps = heatmaps.to(inputs.device, torch.float32)
@@ -197,7 +197,7 @@ class _Loop:
             goals = targets.to(inputs.device)
         maker = Masker(inputs, hidden, ranks(maps), self.classifier.memory_format)
         named, confidences = self._ask(maker, distinct, goals, known)
-        return Answers(
+        return Predictions(
             tuple(bands),
             named.cpu()[distinct.place],
             confidences.cpu()[distinct.place],

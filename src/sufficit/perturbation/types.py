@@ -36,7 +36,7 @@ class Views:
 
 
 @dataclass(frozen=True)
-class Answers:
+class Predictions:
     """What the model said of each image seen through each band; NaN where it said NaN."""
 
     bands: tuple[Band, ...]
@@ -66,17 +66,17 @@ class Answers:
         """Share of each image's pixels inside a weighed band: [N]."""
         return self.shares[:, self.weighed.index(band)]
 
-    def rows(self, some: slice | Sequence[int]) -> "Answers":
+    def rows(self, some: slice | Sequence[int]) -> "Predictions":
         """The answers of some of the images."""
         names = ("named", "confidences", "shares", "targets", "calls")
         return replace(self, **{name: getattr(self, name)[some] for name in names})
 
-    def pieces(self) -> Iterator["Answers"]:
+    def pieces(self) -> Iterator["Predictions"]:
         """Some images at a time, so that what is made of each takes little memory."""
         for start in range(0, max(len(self.targets), 1), PIECE):
             yield self.rows(slice(start, start + PIECE))
 
-    def by_piece(self, make: Callable[["Answers"], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    def by_piece(self, make: Callable[["Predictions"], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """What is made of each piece, laid one after the other: each [N,...].
 
         Room for all of it is made once: pieces kept one by one would leave memory in tatters.
@@ -93,10 +93,10 @@ class Answers:
         return whole
 
     @staticmethod
-    def join(parts: Sequence["Answers"]) -> "Answers":
+    def join(parts: Sequence["Predictions"]) -> "Predictions":
         """The answers of several batches as one, in their order."""
         first = parts[0]
-        return Answers(
+        return Predictions(
             first.bands,
             torch.cat([part.named for part in parts]),
             torch.cat([part.confidences for part in parts]),

@@ -12,7 +12,7 @@ from sufficit.metrics.leakage import leak_warning
 from sufficit.metrics.registry import Schedule, hide_bands, show_bands
 from sufficit.metrics.scores import Scores
 from sufficit.perturbation import bands
-from sufficit.perturbation.types import Answers
+from sufficit.perturbation.types import Predictions
 from sufficit.report.content import Content
 
 NEAR = 0.25  # how far from +1, 0 or -1 is still close to it
@@ -58,7 +58,7 @@ def reading(method: str, scores: Scores, schedule: Schedule) -> Reading:
     return Reading(method, value, place_of(value), _why(value, losses, told), losses)
 
 
-def _parts(answers: Answers, schedule: Schedule) -> Tensor:
+def _parts(answers: Predictions, schedule: Schedule) -> Tensor:
     """What MSI is made of: size, kept, kept on the way, outside, hidden on the way: [N,5]."""
     show = answers.of(show_bands(schedule), schedule.score)
     hide = answers.of(hide_bands(schedule), schedule.score)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sufficit.metrics.scores import Scores
 from sufficit.perturbation import bands
-from sufficit.perturbation.types import Answers, Band
+from sufficit.perturbation.types import Band, Predictions
 from sufficit.report.content import Content
 from sufficit.report.encoding import encode_fill, encode_heatmaps
 from sufficit.results import as_json, plain
@@ -104,7 +104,7 @@ def classes_in(answers: dict[str, Any]) -> set[int]:
 
 
 def _answers(
-    answers: Answers, rows: list[int], wanted: list[Band]
+    answers: Predictions, rows: list[int], wanted: list[Band]
 ) -> Iterable[tuple[list[float | None], str, list[int | None]]]:
     """For each row probabilities, None where the model wasn't asked; hits, which are 1, 0 or ?; and
     the class that came first where that is known and not the target.

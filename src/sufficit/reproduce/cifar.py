@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sufficit.data.images import find_pictures, plain_name
+from sufficit.data.images import list_images, plain_name
 from sufficit.data.splits import Sets, Split
 from sufficit.errors import UserError
 from sufficit.reproduce.photos import read_bytes
@@ -53,7 +53,7 @@ def _from_bin(folder: Path, part: str) -> tuple[Tensor, Tensor]:
 
 
 def _from_folders(folder: Path, part: str) -> tuple[Tensor, Tensor]:
-    pictures = find_pictures(folder / part)
+    pictures = list_images(folder / part)
     known = {plain_name(name): number for number, name in enumerate(CLASSES)}
     strange = {p.folder for p in pictures if plain_name(p.folder or "") not in known}
     if strange:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from sufficit.data.images import Picture, find_pictures
+from sufficit.data.images import ImageFile, list_images
 from sufficit.data.splits import Sets, Split, held_out
 from sufficit.errors import UserError
 from sufficit.reproduce.photos import ROOM, read_bytes
@@ -28,7 +28,7 @@ def image_folder(root: Path, *, side: int, seed: int = 0, device: torch.device) 
 
 def _read(folders: Sequence[Path], side: int) -> tuple[list[str], list[Split]]:
     """The classes of the first folder, and all pictures of each folder."""
-    found = [find_pictures(folder) for folder in folders]
+    found = [list_images(folder) for folder in folders]
     classes = sorted({_class(picture, folders[0]) for picture in found[0]})
     if len(classes) < 2:
         raise UserError(
@@ -37,7 +37,7 @@ def _read(folders: Sequence[Path], side: int) -> tuple[list[str], list[Split]]:
     return classes, [_split(f, p, classes, side) for f, p in zip(folders, found, strict=True)]
 
 
-def _split(folder: Path, pictures: Sequence[Picture], classes: list[str], side: int) -> Split:
+def _split(folder: Path, pictures: Sequence[ImageFile], classes: list[str], side: int) -> Split:
     labels = []
     for picture in pictures:
         name = _class(picture, folder)
@@ -48,7 +48,7 @@ def _split(folder: Path, pictures: Sequence[Picture], classes: list[str], side: 
     return Split(images, torch.tensor(labels), side)
 
 
-def _class(picture: Picture, folder: Path) -> str:
+def _class(picture: ImageFile, folder: Path) -> str:
     if picture.folder is None:
         raise UserError(
             f"{picture.name} in {folder} lies in no class folder: wanted is CLASS/image"

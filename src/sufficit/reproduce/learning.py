@@ -16,12 +16,12 @@ from sufficit.classifier.architectures import (
 from sufficit.classifier.checkpoint import Recipe, View
 from sufficit.classifier.classifier import Classifier
 from sufficit.comparing.groups import quiet
+from sufficit.data.loader import within
 from sufficit.errors import UserError
 from sufficit.explainers.lax import CONFIG, Lax
 from sufficit.files import CHECKPOINT, read_json
 from sufficit.perturbation.types import Progress
 from sufficit.progress import bar
-from sufficit.reading import within
 from sufficit.reproduce.tables import Table
 from sufficit.reproduce.work import TRAINED, Work
 from sufficit.results import plain, save_json

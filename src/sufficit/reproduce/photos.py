@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
-from sufficit.data.images import FORMATS, BadPictureError, quiet_reading, read_picture
+from sufficit.data.images import FORMATS, BadImageError, ignore_image_warnings, read_image
 from sufficit.errors import UserError
 
 ROOM = 8 / 7  # stored side over the side seen, so that training can crop
@@ -26,9 +26,9 @@ def read_bytes(paths: Sequence[Path], side: int) -> Tensor:
             with Image.open(path, formats=FORMATS) as opened:
                 if opened.size == (side, side) and opened.mode == "RGB":  # the quick way
                     return torch.from_numpy(np.array(opened)).permute(2, 0, 1)
-            return (read_picture(path, view) * 255).round().to(torch.uint8)
-        except (BadPictureError, OSError) as error:
+            return (read_image(path, view) * 255).round().to(torch.uint8)
+        except (BadImageError, OSError) as error:
             raise UserError(f"{path}: {error}") from error
 
-    with quiet_reading(), ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool:
+    with ignore_image_warnings(), ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool:
         return torch.stack(list(pool.map(read, paths)))

@@ -13,12 +13,12 @@ from torch import Tensor
 from sufficit.compare import Scored, score_folder
 from sufficit.comparing.groups import draw, quiet
 from sufficit.comparing.jobs import Job, make_job
-from sufficit.data.finding import Stream
-from sufficit.data.images import Picture, find_pictures
+from sufficit.data.finding import ImageSource
+from sufficit.data.images import ImageFile, list_images
+from sufficit.data.loader import Entry
 from sufficit.data.splits import evenly, middle
 from sufficit.files import make_folder, read_json, safe_name, writing
 from sufficit.perturbation.types import hits_of
-from sufficit.reading import Entry
 from sufficit.reproduce.kept import Kept
 from sufficit.reproduce.work import TRAINED, Work
 from sufficit.results import save_json
@@ -178,9 +178,9 @@ def _asked(work: Work, stage: str) -> dict[str, Any]:
     return asked | {"crew": work.crew.again(stage)}
 
 
-def some_pictures(work: Work, n: int) -> list[Picture]:
+def some_pictures(work: Work, n: int) -> list[ImageFile]:
     """As many of each class, of the test folder."""
-    pictures = find_pictures(work.out / "test")
+    pictures = list_images(work.out / "test")
     labels = _labels(work)
     rows = evenly([labels[picture.name] for picture in pictures], n, work.plan.seed)
     return [pictures[row] for row in rows.tolist()]
@@ -192,7 +192,7 @@ def _labels(work: Work) -> dict[str, int]:
 
 
 def _job(work: Work, n: int) -> Job:
-    pictures = Stream.of(some_pictures(work, n))
+    pictures = ImageSource.of(some_pictures(work, n))
     return make_job(work.settings, work.classifier, pictures, work.plan.group, False)
 
 

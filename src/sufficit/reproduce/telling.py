@@ -9,7 +9,7 @@ from sufficit.comparing.settings import CONTROLS
 from sufficit.metrics.compare_scores import compare_scores
 from sufficit.metrics.scores import Plan as Asked
 from sufficit.metrics.scores import Scores, make_plan, read
-from sufficit.perturbation.types import ANOTHER, NO_CLASS, Answers
+from sufficit.perturbation.types import ANOTHER, NO_CLASS, Predictions
 from sufficit.report import Content, Facts, Shown, write_report
 from sufficit.reproduce.kept import Kept
 from sufficit.reproduce.outcome import PLACES, Outcome, summary_of
@@ -70,10 +70,10 @@ def scores_of(out: Path, outcome: Outcome) -> dict[str, Scores]:
 _FIELDS = ("hits", "confidences", "shares", "calls")
 
 
-def _answers(kept: dict[str, torch.Tensor], plan: Asked, targets: torch.Tensor) -> Answers:
+def _answers(kept: dict[str, torch.Tensor], plan: Asked, targets: torch.Tensor) -> Predictions:
     hits = kept["hits"]
     named = targets.int()[:, None].expand(hits.shape).masked_fill(hits == 0, ANOTHER)
-    return Answers(
+    return Predictions(
         bands=plan.asks,
         named=named.masked_fill(hits == NO_ANSWER, NO_CLASS),
         confidences=kept["confidences"].float(),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sufficit import plots as figures
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.images import Picture, find_pictures, labels_of, quiet_reading
+from sufficit.data.images import ImageFile, ignore_image_warnings, labels_of, list_images
 from sufficit.drawing import read_pictures
 from sufficit.errors import UserError
 from sufficit.explainers import CAMS, Methods, methods_for
@@ -66,7 +66,7 @@ def check_folder(
     """Check methods on images drawn by seed from those below a folder."""
     options = options or SanityOptions()
     methods = methods_for(options.methods, classifier)
-    pictures = find_pictures(data)
+    pictures = list_images(data)
     sample = _draw(classifier, pictures, options.images, options)
     loader = None
     skipped = dict(sample.skipped)
@@ -120,12 +120,12 @@ def save_sanity(
 
 
 def _draw(
-    classifier: Classifier, pictures: Sequence[Picture], n: int, options: SanityOptions
+    classifier: Classifier, pictures: Sequence[ImageFile], n: int, options: SanityOptions
 ) -> _Sample:
     """At most n pictures by seed, in the folder's order, with labels or predictions."""
     generator = torch.Generator().manual_seed(options.seed)
     chosen = torch.randperm(len(pictures), generator=generator)[:n].sort().values.tolist()
-    with quiet_reading():
+    with ignore_image_warnings():
         kept, images, skipped = read_pictures(
             [pictures[i] for i in chosen], classifier, options.on_error
         )
@@ -140,7 +140,7 @@ def _draw(
     return _Sample(tuple(picture.name for picture in kept), images, labels, skipped)
 
 
-def _labelled(pictures: Sequence[Picture], options: SanityOptions) -> bool:
+def _labelled(pictures: Sequence[ImageFile], options: SanityOptions) -> bool:
     """Whether classes come from class folders."""
     inside = any(picture.folder for picture in pictures)
     if options.targets == "label" and not inside:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.images import quiet_reading
+from sufficit.data.images import ignore_image_warnings
 from sufficit.errors import UserError
 from sufficit.training.feeding import CachedLoader, Loader, cache_features
 from sufficit.training.lax import PATIENCE, one_device, train_lax
@@ -72,7 +72,7 @@ def train_folder(
     fabric = fabric or one_device(classifier)
     launch(fabric)
     classifier.to(fabric.device)
-    with quiet_reading():
+    with ignore_image_warnings():
         judged_by = _read_held_out(classifier, folder.validation, options)
         pictures = _loader(classifier, folder.training, options, fabric)
         lax = _train(classifier, folder, pictures, judged_by, out, options, fabric)

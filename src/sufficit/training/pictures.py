@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from sufficit.classifier.checkpoint import View
-from sufficit.data.images import BadPictureError, Picture
+from sufficit.data.images import BadImageError, ImageFile
 from sufficit.errors import GoneError, UserError
 
 OnError = Literal["skip", "stop"]
@@ -20,7 +20,7 @@ OnError = Literal["skip", "stop"]
 class Part:
     """Some pictures of a folder, with their class numbers where these are wanted."""
 
-    pictures: tuple[Picture, ...]
+    pictures: tuple[ImageFile, ...]
     labels: tuple[int, ...] | None
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class Pictures(Dataset[Item]):
         label = self.part.labels[number] if self.part.labels is not None else None
         try:
             return Item(picture.name, label, picture.read(self.view))
-        except (BadPictureError, OSError) as error:
+        except (BadImageError, OSError) as error:
             return Item(picture.name, label, problem=str(error))
         except GoneError as error:
             return Item(picture.name, label, gone=str(error))

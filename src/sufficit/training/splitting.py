@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.finding import Stream
-from sufficit.data.images import Picture, find_pictures
+from sufficit.data.finding import ImageSource
+from sufficit.data.images import ImageFile, list_images
+from sufficit.data.loader import labels_for
 from sufficit.errors import UserError
-from sufficit.reading import labels_for
 from sufficit.training.feeding import Target
 from sufficit.training.pictures import Part
 
@@ -49,13 +49,13 @@ def read_folder(
     seed: int = 0,
 ) -> Folder:
     """Find the pictures below a folder, label them by class folder, hold a share of them out."""
-    pictures = find_pictures(data)
+    pictures = list_images(data)
     if len(pictures) < FEWEST:
         raise UserError(
             f"{len(pictures)} images in {data}: an adapter needs {FEWEST} or more, hundreds to be"
             " of use"
         )
-    told = labels_for(classifier, Stream.of(pictures), target)
+    told = labels_for(classifier, ImageSource.of(pictures), target)
     numbers = (told.number(picture) for picture in pictures)
     labels = [number for number in numbers if number is not None] or None
     if labels is not None and len(set(labels)) < 2:
@@ -99,6 +99,6 @@ def held_out(labels: Sequence[int], n: int, seed: int) -> list[int]:
     return [number for *_, number in sorted(ranks)[:n]]
 
 
-def _part(pictures: Sequence[Picture], labels: Sequence[int] | None, which: list[int]) -> Part:
+def _part(pictures: Sequence[ImageFile], labels: Sequence[int] | None, which: list[int]) -> Part:
     known = None if labels is None else tuple(labels[i] for i in which)
     return Part(tuple(pictures[i] for i in which), known)

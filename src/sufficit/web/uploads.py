@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
-from sufficit.data.images import BadPictureError, decode_picture
+from sufficit.data.images import BadImageError, decode_image
 from sufficit.web.limits import Limits
 from sufficit.web.refusals import GoneError, RefusedError
 
@@ -126,8 +126,8 @@ def check_picture(content: bytes, limits: Limits) -> None:
 def decode(content: bytes, view: View | None, limits: Limits) -> Tensor:
     """What the model sees of a picture: [1,C,H,W] in 0..1."""
     try:
-        return decode_picture(io.BytesIO(content), view, KINDS, limits.pixels)[None]
-    except BadPictureError as error:
+        return decode_image(io.BytesIO(content), view, KINDS, limits.pixels)[None]
+    except BadImageError as error:
         if "too large" in str(error):
             raise _too_many_pixels(limits) from error
         if "mode" in str(error):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.finding import Stream
+from sufficit.data.finding import ImageSource
 from sufficit.data.heatmap_files import HeatmapError
-from sufficit.data.images import BadPictureError, Picture, class_numbers
+from sufficit.data.images import BadImageError, ImageFile, class_numbers
 from sufficit.errors import UserError
 from sufficit.perturbation.types import Progress
 
@@ -38,7 +38,7 @@ class Entry:
     """Which of all pictures one is, the picture, and the number of its class where it is known."""
 
     number: int
-    picture: Picture
+    picture: ImageFile
     label: int | None = None
 
 
@@ -75,7 +75,7 @@ T = TypeVar("T", bound=Item)
 
 
 @dataclass
-class Reader(Generic[T]):
+class ImageLoader(Generic[T]):
     """Reads pictures of one size, some at once, and keeps note of those it could not read."""
 
     read: Callable[[Entry], T]  # called in several threads
@@ -130,7 +130,7 @@ class Reader(Generic[T]):
         picture = entry.picture
         try:
             return self.read(entry)
-        except (BadPictureError, HeatmapError, OSError) as error:
+        except (BadImageError, HeatmapError, OSError) as error:
             if self.on_error == "stop":
                 raise UserError(
                     f"{picture.name}: {error}. Mend it, or go on without such images with"
@@ -160,7 +160,7 @@ class Labels:
     """Where targets come from, and the number of a picture's class."""
 
     kind: Literal["label", "prediction"]
-    number: Callable[[Picture], int | None]
+    number: Callable[[ImageFile], int | None]
     known: tuple[int, ...] = ()  # the numbers of all classes, where they are known beforehand
 
 
@@ -168,7 +168,7 @@ PREDICTIONS = Labels("prediction", lambda _: None)
 
 
 def labels_for(
-    classifier: Classifier, stream: Stream, wanted: Literal["auto", "label", "prediction"]
+    classifier: Classifier, stream: ImageSource, wanted: Literal["auto", "label", "prediction"]
 ) -> Labels:
     """Class numbers from folder names, unless the model's own predictions are wanted.
 
@@ -186,13 +186,13 @@ def labels_for(
     return labels or Labels("prediction", _no_number)
 
 
-def _number(numbers: Mapping[str, int], picture: Picture) -> int:
+def _number(numbers: Mapping[str, int], picture: ImageFile) -> int:
     if picture.folder is None or picture.folder not in numbers:
         raise UserError(f"{picture.name} has come since the run was begun: begin it anew")
     return numbers[picture.folder]
 
 
-def _no_number(picture: Picture) -> None:
+def _no_number(picture: ImageFile) -> None:
     """None; raise where a label comes after pictures without."""
     if picture.folder is not None:
         raise UserError(
@@ -201,7 +201,7 @@ def _no_number(picture: Picture) -> None:
         )
 
 
-def _told_labels(classifier: Classifier, stream: Stream) -> Labels | None:
+def _told_labels(classifier: Classifier, stream: ImageSource) -> Labels | None:
     """Class numbers from the words that pictures bring along; None where the first has none.
 
     Words that are numbered in order, for want of names and numbers, must all be known first.
@@ -215,7 +215,7 @@ def _told_labels(classifier: Classifier, stream: Stream) -> Labels | None:
     count = _num_classes(classifier, stream)
     numbers = class_numbers(sorted(words), classifier.classes, count)
 
-    def number(picture: Picture) -> int:
+    def number(picture: ImageFile) -> int:
         word = picture.folder
         if word is None:
             raise UserError(
@@ -235,21 +235,21 @@ def _told_labels(classifier: Classifier, stream: Stream) -> Labels | None:
     return Labels("label", number)
 
 
-def _num_classes(classifier: Classifier, pictures: Iterable[Picture]) -> int:
+def _num_classes(classifier: Classifier, pictures: Iterable[ImageFile]) -> int:
     """How many classes the model has: from its names, or by asking it once."""
     if classifier.classes is not None:
         return len(classifier.classes)
     for picture in pictures:
         try:
             image = picture.read(classifier.view)
-        except (BadPictureError, OSError):
+        except (BadImageError, OSError):
             continue
         with torch.no_grad():
             return classifier(image[None]).shape[1]
     raise UserError("none of the images can be read")
 
 
-def grouped(stream: Stream, labels: Labels, size: int) -> Iterator[Group]:
+def grouped(stream: ImageSource, labels: Labels, size: int) -> Iterator[Group]:
     """Pictures with their labels, so many at a time, as they are found."""
     entries = (Entry(k, picture, labels.number(picture)) for k, picture in enumerate(stream))
     for number in count():
@@ -259,7 +259,7 @@ def grouped(stream: Stream, labels: Labels, size: int) -> Iterator[Group]:
         yield Group(number, some)
 
 
-def named(stream: Stream, names: Iterable[str]) -> dict[str, Entry]:
+def named(stream: ImageSource, names: Iterable[str]) -> dict[str, Entry]:
     """The pictures of these names, as far as there are such; none behind the last is looked at."""
     wanted, found = {*names}, dict[str, Entry]()
     for number, picture in enumerate(stream):
@@ -270,7 +270,7 @@ def named(stream: Stream, names: Iterable[str]) -> dict[str, Entry]:
     return found
 
 
-def count_soon(stream: Stream, patience: float = PATIENCE) -> float:
+def count_soon(stream: ImageSource, patience: float = PATIENCE) -> float:
     """How many pictures there are, if that is known within seconds; infinity if not."""
     begun, counted = time.monotonic(), 0
     for _ in stream:
