@@ -215,11 +215,9 @@ class _Job:
         found = _as_drawn(self._controls(images))
         for name in parts[0]:
             some = [part[name] for part in parts]
-            maps, heatmaps = (
-                _joined(both) for both in zip(*((d.maps, h) for d, h in some), strict=True)
-            )
-            pairs = zip(*((one.maps, done) for one, done in some), strict=True)
-            maps, heatmaps = (_joined(both) for both in pairs)
+            maps = _joined([drawn.maps for drawn, _ in some])
+            heatmaps = _joined([finished for _, finished in some])
+            found[name] = DrawnMaps(maps, some[0][0].final), heatmaps
         return {name: found[name] for name in self.methods}
 
     def _controls(self, images: Tensor) -> dict[str, Tensor]:
