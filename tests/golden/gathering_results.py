@@ -89,6 +89,8 @@ def _told(out: Path) -> dict[str, Any]:
         told["summary"] = json.loads(path.read_text(encoding="utf-8"))
     if (path := next(iter(out.rglob("run.json")), None)) is not None:
         run = json.loads(path.read_text(encoding="utf-8"))
+        if "controls" in run:  # the key has had two names
+            run["outside_the_contest"] = run["controls"]
         told["run"] = {name: run[name] for name in FACTS if name in run}
         told["skipped"] = sorted(_name(skipped) for skipped in run.get("skipped", []))
     if (path := next(iter(out.rglob("pairs.csv")), None)) is not None:

@@ -13,21 +13,33 @@ import torch
 from gathering_results import Result, gather
 from make_inputs import write_all
 
-# Each case as today's command line has it; IN stands for the folder of inputs. When the spelling
-# of the commands changes, change it here and not in record.py. Still to come: an adapter is one of
-# the methods, named by NAME=SOURCE, so that ADAPTER and every `--lax sufficit:digits` become
-# `lax=sufficit:digits` at the end of `--methods` (and of explain's `--method`).
+# Each case as today's command line spells it (record.py has the spelling of then); IN is the folder
+# of inputs.
 CAMS = "gradcam,gradcam++,layercam,kpca-cam,finer-cam"
-ADAPTER = ["--lax", "sufficit:digits"]
 DIGITS = ["--model", "sufficit:digits", "--device", "cpu"]
 COARSE = ["--value-step", "0.1", "--percent-step", "0.2"]
 TWO = [*DIGITS, *COARSE, "--methods", "gradcam,layercam", "--no-alpha-curve"]
 CASES: dict[str, list[str]] = {
     "compare": [
-        *("compare", *DIGITS, *COARSE, "--data", "IN/images-8", "--methods", CAMS, *ADAPTER),
+        *(
+            "compare",
+            *DIGITS,
+            *COARSE,
+            "--data",
+            "IN/images-8",
+            "--methods",
+            f"{CAMS},sufficit:digits",
+        ),
     ],
     "default-steps": [
-        *("compare", *DIGITS, "--data", "IN/images-4", "--methods", "gradcam,layercam", *ADAPTER),
+        *(
+            "compare",
+            *DIGITS,
+            "--data",
+            "IN/images-4",
+            "--methods",
+            "gradcam,layercam,sufficit:digits",
+        ),
         "--no-alpha-curve",
     ],
     "evaluate": [
@@ -41,7 +53,7 @@ CASES: dict[str, list[str]] = {
     ],
     "search": [
         *("compare", *DIGITS, *COARSE, "--data", "IN/images-6"),
-        *("--methods", "gradcam,layercam", *ADAPTER, "--alpha-min", "search"),
+        *("--methods", "gradcam,layercam,sufficit:digits", "--alpha-min", "search"),
     ],
     "many": [
         *("compare", *DIGITS, *COARSE, "--data", "IN/images-16"),
@@ -61,7 +73,7 @@ CASES: dict[str, list[str]] = {
         "--save-heatmaps",
     ],
     "explain": [
-        *("explain", "IN/images-4", *DIGITS, "--method", "gradcam,finer-cam,sufficit:digits"),
+        *("explain", "IN/images-4", *DIGITS, "--methods", "gradcam,finer-cam,sufficit:digits"),
     ],
     "demo": ["demo", "--images", "4", "--train-images", "128", "--no-open"],
     "reproduce": [

@@ -62,6 +62,21 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class MethodScores:
+    """One method's scores as a run wrote them."""
+
+    columns: Mapping[str, Tensor]
+    targets: Tensor
+    clean: Tensor
+    calls: Tensor
+    alpha_min: float
+    schedule: Schedule
+    curves: Mapping[str, Any]
+    shown: Any
+    alphas: Mapping[float, float] | None = None
+
+
+@dataclass(frozen=True)
 class Shown:
     """The images that are shown, at most MOST_SHOWN of those that were scored."""
 

@@ -105,7 +105,9 @@ def config_from(values: Mapping[str, Any]) -> RunConfig:
     known = check_values(values)
     for one in fields(RunConfig):
         if one.name not in known and one.default is MISSING:
-            raise UserError(f"no {one.name} given: pass --{one.name} or set it in --config RUN.toml")
+            raise UserError(
+                f"no {one.name} given: pass --{one.name} or set it in --config RUN.toml"
+            )
     return RunConfig(**known)
 
 
@@ -140,13 +142,13 @@ def write_toml(path: Path, config: RunConfig) -> None:
     """Write the RUN.toml that repeats a run."""
     # tomllib only reads. JSON's values are valid TOML, but for the character DEL.
     values = {name: value for name, value in asdict(config).items() if value is not None}
-    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()]
+    lines = [f"{k} = {json.dumps(value, ensure_ascii=False)}\n" for k, value in values.items()]
     try:
-        text = "".join(lines).replace("\x7f", "\\u007f").encode()
+        content = "".join(lines).replace("\x7f", "\\u007f").encode()
     except UnicodeEncodeError as error:
         raise UserError(f"a path is not valid UTF-8 ({error.object[:80]!r}): rename it") from error
     with writing(path) as part:
-        part.write_bytes(text)
+        part.write_bytes(content)
 
 
 def _converted(name: str, value: Any, hint: Any) -> Any:

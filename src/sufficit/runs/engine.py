@@ -125,9 +125,7 @@ class Worker:
         self.loader = ImageLoader(self._sample, job.config.on_error)
         self._donors: Batch | None = None
 
-    def read(
-        self, units: Sequence[Group], stage: str
-    ) -> Iterator[tuple[Group, Sequence[Sample]]]:
+    def read(self, units: Sequence[Group], stage: str) -> Iterator[tuple[Group, Sequence[Sample]]]:
         """Each unit with its images, the next one read ahead; leakage needs no images."""
         self.draw_donors()
         if stage == SCORES:
@@ -138,7 +136,7 @@ class Worker:
     def score(self, unit: Group, items: Sequence[Sample], tick: Progress | None = None) -> None:
         """Explain and score the images of a unit, and write its files."""
         skipped = self.loader.dropped(unit)
-        batch, broken = self._batch(items)
+        batch, broken = self.batch(items)
         facts: dict[str, Any] = {"names": [], "skipped": {**skipped, **broken}}
         if batch is None:
             self.store.write(SCORES, unit.number, {}, facts)
@@ -188,7 +186,7 @@ class Worker:
         files = {n: s for n, s in self.job.sources.items() if isinstance(s, MapFile)}
         return Sample(entry, image, {n: source.read(entry.picture) for n, source in files.items()})
 
-    def _batch(self, items: Sequence[Sample]) -> tuple[Batch | None, dict[str, str]]:
+    def batch(self, items: Sequence[Sample]) -> tuple[Batch | None, dict[str, str]]:
         """The images with every source's heatmaps, without those the model gives NaN for."""
         broken: dict[str, str] = {}
         left = list(items)
@@ -301,19 +299,26 @@ class Worker:
         return {f"{name}/alphas": search.msi for name, search in found.searches.items()}
 
     def _keep(self, unit: Group, batch: Batch, predictions: Mapping[str, Predictions]) -> None:
-        """Store the maps as they were drawn, and the pixels of images that may be shown."""
-        stored = {n: one for n, (one, _) in batch.drawn.items() if not self._is_control(n)}
-        facts: dict[str, Any] = {"names": batch.names, "numbers": batch.numbers}
-        facts["final"] = {name: one.final for name, one in stored.items()}
-        facts["shape"] = list(batch.images.shape[1:])
-        maps = {name: one.maps for name, one in stored.items()}
-        self.store.write(HEATMAPS, unit.number, maps, facts)
+        """Store the maps, and the pixels of images that may be shown."""
+        self.keep_maps(unit, batch)
         if "msi" in self.job.plan.columns:
             few = len(self.job.entries) <= POOL
             rows = range(len(batch.names)) if few else sorted(self._candidates(batch, predictions))
             numbers = [batch.numbers[i] for i in rows]
             pixels = pack(batch.images[list(rows)].cpu())
             self.store.write(PIXELS, unit.number, {"pixels": pixels}, {"numbers": numbers})
+
+    def keep_maps(self, unit: Group, batch: Batch, facts: Mapping[str, Any] | None = None) -> None:
+        """Store the maps of a unit at the size they were drawn; controls are drawn again."""
+        stored = {n: one for n, (one, _) in batch.drawn.items() if not self._is_control(n)}
+        known = {
+            "names": batch.names,
+            "numbers": batch.numbers,
+            "final": {name: one.final for name, one in stored.items()},
+            "shape": list(batch.images.shape[1:]),
+        }
+        maps = {name: one.maps for name, one in stored.items()}
+        self.store.write(HEATMAPS, unit.number, maps, {**(facts or {}), **known})
 
     def _candidates(self, batch: Batch, predictions: Mapping[str, Predictions]) -> set[int]:
         """Rows that may be among the best, worst or most disputed of all images, or drawn."""
@@ -361,7 +366,7 @@ class Worker:
         loader, parts = ImageLoader(self._sample, self.job.config.on_error), list[Batch]()
         pool = [self.job.entries[number] for number in self.job.pool]
         for start in range(0, len(pool), self.job.unit):
-            batch, _ = self._batch(loader.items(pool[start : start + self.job.unit]))
+            batch, _ = self.batch(loader.items(pool[start : start + self.job.unit]))
             parts += [] if batch is None else [batch]
         tensors: dict[str, Tensor] = {}
         facts: dict[str, Any] = {

@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -18,7 +18,7 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest, fingerprint
 from sufficit.data.finding import ImageSource, open_images
 from sufficit.data.loader import Entry, Group, labels_for
-from sufficit.errors import UserError, unknown
+from sufficit.errors import UserError
 from sufficit.explainers import EXPLAINERS, methods_for
 from sufficit.explainers.lax import Lax
 from sufficit.files import safe_name
@@ -29,10 +29,11 @@ from sufficit.parsing import classifier_from, fill_from, methods_from
 from sufficit.provenance import plain
 from sufficit.runs.config import CONTROLS, RunConfig
 from sufficit.runs.maps import MapFile, Source
+from sufficit.runs.store import UNITS
 
 UNIT = 32  # images
 SHOWN = 24  # images that a report shows
-RESERVED = ("heatmaps", "units")  # folders of a run; no source may take their name
+RESERVED = ("overlays", UNITS)  # folders of a run
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,11 @@ class Job:
         """Images that may be shown whatever they score; some more than are wanted."""
         order = np.random.default_rng(self.config.seed).permutation(len(self.entries))
         return frozenset(order[: 2 * SHOWN].tolist())
+
+    def for_class(self, target: int) -> "Job":
+        """The same job with one target class for all images."""
+        entries = tuple(replace(entry, label=target) for entry in self.entries)
+        return replace(self, entries=entries, targets="label")
 
     def key(self) -> dict[str, Any]:
         """All that must be the same to resume. Model, data and sources count by their content."""
@@ -153,12 +159,20 @@ def load_model(config: RunConfig) -> Classifier:
 
 def sources_named(config: RunConfig) -> dict[str, Source]:
     """The heatmap sources of a config by name, the controls last."""
-    found = dict(methods_from(config.methods))
+    found: dict[str, Any] = {}
+    for word in config.methods:  # TODO
+        name, _, rest = word.rpartition("=")
+        if rest.endswith((".npz", ".safetensors")):
+            found[name or Path(rest).stem] = MapFile(Path(rest))
+        else:
+            found |= {name or n: m for n, m in methods_from(rest).items()}
     if not found:
         raise UserError(f"no method given: name one or more of {', '.join(EXPLAINERS)}")
     sources: dict[str, Source] = {}
     for name, source in found.items():
-        if safe_name(name) in RESERVED or name.endswith((".json", ".csv", ".html", ".png", ".toml")):
+        if safe_name(name) in RESERVED or name.endswith(
+            (".json", ".csv", ".html", ".png", ".toml")
+        ):
             raise UserError(f"{name!r} is a file of every run: name the source, NAME={name}")
         path = getattr(source, "path", None)
         sources[name] = source if path is None else MapFile(path, config.normalize)
@@ -187,6 +201,3 @@ def _identity(source: Source) -> str:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(plain(value)).encode()).hexdigest()[:16]
-
-
-__all__ = ["Job", "make_job", "load_model", "sources_named", "with_controls", "unknown", "replace"]

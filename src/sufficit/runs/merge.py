@@ -16,10 +16,10 @@ from sufficit.data.loader import Skipped, check_any
 from sufficit.errors import UserError
 from sufficit.files import make_folder, writing
 from sufficit.intervals import Estimate, estimates, ratio_estimate
+from sufficit.metrics.alpha_search import coarse
 from sufficit.metrics.compare_scores import Chance, Standing, compare_values
 from sufficit.metrics.curves import Curve
 from sufficit.metrics.leakage import TENSORS, Leak, leak_warning
-from sufficit.metrics.alpha_search import coarse
 from sufficit.metrics.scores import ALPHA_GRID, AlphaSearch, Plan, Scores, read, with_leak
 from sufficit.perturbation.types import Predictions
 from sufficit.provenance import plain, provenance, save_json
@@ -65,7 +65,7 @@ def write_results(
         if job.plan.searching:
             searches[name] = _search(job, store, name)
         if job.config.save_heatmaps:
-            write_heatmaps(place / "heatmaps.npz", _heatmaps(job, store, name, merged.units))
+            write_heatmaps(place / "heatmaps.npz", heatmaps_of(job, store, name, merged.units))
     seed = job.config.seed
     summaries = {n: summarise_columns(job.plan, found, seed) for n, found in columns.items()}
     for name, search in searches.items():
@@ -77,13 +77,15 @@ def write_results(
         standing = compare_values(msi, "msi", seed=seed)
     order = [*(standing.ranking if standing else job.ranked)]
     order += [name for name in job.sources if name not in order]
+    shown: dict[str, str] = {}
     if standing is not None and len(merged.shapes) == 1:
-        _write_shown(job, store, merged, {name: columns[name]["msi"] for name in job.ranked})
+        shown = _write_shown(job, store, merged, {n: columns[n]["msi"] for n in job.ranked})
     summary: dict[str, Any] = {name: plain(summaries[name]) for name in order}
     save_json(out / "summary.json", summary | ({"standing": asdict(standing)} if standing else {}))
     if standing is not None:
         _write_pairs(out / "pairs.csv", standing)
-    record = _record(job, merged, alpha_min, order, summaries, columns, searches, flat=flat)
+    record = _record(job, merged, alpha_min, order, summaries, columns, searches)
+    record |= {"shown": shown, "flat": flat}
     results = RunResults.read(out, record)
     save_json(out / "run.json", record)
     if not temporary:
@@ -148,7 +150,9 @@ def _search(job: Job, store: Store, name: str) -> AlphaSearch:
     parts = []
     for unit in job.units:
         if store.facts(SCORES, unit.number)["names"]:
-            search = read(_predictions(job.plan, _unit(job, store, name, unit.number), name), job.plan).search
+            search = read(
+                _predictions(job.plan, _unit(job, store, name, unit.number), name), job.plan
+            ).search
             assert search is not None  # the plan searches
             parts.append(search.msi)
     if not parts:
@@ -237,7 +241,7 @@ def _write_pairs(path: Path, standing: Standing) -> None:
         frame.assign(**asdict(standing.chance)).to_csv(part, index=False)
 
 
-def _heatmaps(
+def heatmaps_of(
     job: Job, store: Store, name: str, units: Sequence[int]
 ) -> Iterator[tuple[str, Tensor]]:
     """Every image's heatmap at the image's size, a unit at a time."""
@@ -295,8 +299,10 @@ def choose(
     return chosen | dict.fromkeys(sorted(rest[: most - len(chosen)]), REASONS[-1])
 
 
-def _write_shown(job: Job, store: Store, merged: Merged, msi: Mapping[str, Floats]) -> None:
-    """Write the pixels, maps and predictions of the images to show."""
+def _write_shown(
+    job: Job, store: Store, merged: Merged, msi: Mapping[str, Floats]
+) -> dict[str, str]:
+    """Write the pixels, maps and predictions of the images to show; return them with reasons."""
     from safetensors.torch import save
 
     kept = {n: k for k in merged.units for n in store.facts(PIXELS, k)["numbers"]}
@@ -329,6 +335,7 @@ def _write_shown(job: Job, store: Store, merged: Merged, msi: Mapping[str, Float
     whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     with writing(store.folder / "shown.safetensors") as path:
         path.write_bytes(save(whole, metadata={"facts": json.dumps(facts)}))
+    return {merged.names[row]: reason for row, reason in chosen.items()}
 
 
 def _record(
@@ -339,8 +346,6 @@ def _record(
     summaries: Mapping[str, Mapping[str, Estimate]],
     columns: Mapping[str, Mapping[str, Floats]],
     searches: Mapping[str, AlphaSearch],
-    *,
-    flat: bool,
 ) -> dict[str, Any]:
     """What run.json holds: config, provenance, counts, and what the tables do not."""
     rows, classifier = columns[order[0]], job.classifier
@@ -351,11 +356,10 @@ def _record(
         "n": len(merged.names),
         "n_skipped": len(merged.skipped),
         "targets": job.targets,
-        "clean_accuracy": float(torch.from_numpy(rows["clean_accuracy"]).nanmean()),
+        "clean_accuracy": _mean(rows["clean_accuracy"]),
         "alpha_min": alpha_min,
         "methods": list(order),
         "controls": [name for name in order if name not in job.ranked],
-        "flat": flat,
         "model_calls": int(sum(found["calls"].sum() for found in columns.values())),
         "empty_heatmaps": merged.empty,
         "stretched_heatmaps": merged.stretched,
@@ -374,6 +378,11 @@ def _record(
     if merged.alpha_curve is not None:
         record["alpha_curve"] = merged.alpha_curve
     return record
+
+
+def _mean(values: Floats) -> float:
+    """The mean without NaN; NaN where there is nothing else."""
+    return float(np.nanmean(values)) if not np.isnan(values).all() else float("nan")
 
 
 def _class_folders(job: Job) -> dict[str, int]:

@@ -19,6 +19,7 @@ from sufficit.metrics.compare_scores import Chance, Pair, Standing
 from sufficit.metrics.curves import MeanCurve
 from sufficit.metrics.scores import Plan, make_plan
 from sufficit.perturbation.types import Predictions
+from sufficit.provenance import plain
 from sufficit.report.content import Content, Facts, MethodScores, Shown
 from sufficit.runs.config import RunConfig, check_values
 from sufficit.runs.maps import finish, unpack
@@ -105,6 +106,14 @@ class RunResults:
             for name in self.methods
         }
         return pandas.DataFrame.from_dict(means, orient="index")
+
+    def as_json(self) -> dict[str, Any]:
+        """The summary that --json prints."""
+        left_out = ("config", "skipped", "class_names", "alpha_curve", "search", "chance")
+        facts = {name: value for name, value in self.record.items() if name not in left_out}
+        columns = {name: self.summaries[name] for name in self.methods}
+        found: dict[str, Any] = plain({**facts, "columns": columns, "standing": self.standing})
+        return found
 
     def report(self, path: Path | str = "report.html") -> Path:
         """Write the report, one HTML file, and return its path."""
@@ -231,14 +240,13 @@ class RunResults:
         if searched is not None:
             tried = dict(zip(searched["alphas"], searched["mean_msi"][name], strict=True))
         columns = {
-            column: torch.from_numpy(frame[column].to_numpy(np.float64))
-            for column in frame.columns[4:]
+            column: torch.tensor(frame[column].to_numpy(np.float64)) for column in frame.columns[4:]
         }
         return MethodScores(
             columns=columns,
-            targets=torch.from_numpy(frame["target"].to_numpy(np.int64)),
-            clean=torch.from_numpy(frame["clean_accuracy"].to_numpy(np.float64)),
-            calls=torch.from_numpy(frame["calls"].to_numpy(np.int64)),
+            targets=torch.tensor(frame["target"].to_numpy(np.int64)),
+            clean=torch.tensor(frame["clean_accuracy"].to_numpy(np.float64)),
+            calls=torch.tensor(frame["calls"].to_numpy(np.int64)),
             alpha_min=self.alpha_min,
             schedule=schedule,
             curves=self.curves[name],

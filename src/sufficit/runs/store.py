@@ -100,10 +100,14 @@ class Store:
         """Delete what only a resume needs."""
         shutil.rmtree(self.folder / UNITS, ignore_errors=True)
 
-    def clear(self) -> None:
-        """Delete what an earlier run left, finished or not, and nothing else."""
+    def clear_units(self) -> None:
+        """Delete the units and the stored heatmaps."""
         self.remove_units()
         shutil.rmtree(self.folder / HEATMAPS, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Delete what an earlier run left, finished or not, and nothing else."""
+        self.clear_units()
         for name in FILES:
             (self.folder / name).unlink(missing_ok=True)
         rows = [*self.folder.glob("*/scores.parquet"), *self.folder.glob("*/curves.parquet")]
@@ -122,8 +126,7 @@ class Store:
             _check_same(self.folder, read_json(path), key, complete)
             _check_images(self.folder, self.folder / UNITS / MANIFEST, entries)
             return
-        self.remove_units()
-        shutil.rmtree(self.folder / HEATMAPS, ignore_errors=True)
+        self.clear_units()
         make_folder(path.parent)
         write_manifest(self.folder / UNITS / MANIFEST, entries)
         save_json(path, key)
