@@ -39,7 +39,7 @@ def test_pictures_are_found_in_order_with_their_class_folders(tmp_path: Path) ->
 
 
 def test_a_folder_without_pictures_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no images in .*looked for .*\.png"):
+    with pytest.raises(UserError, match=r"no images in .*expected files ending in .*\.png"):
         list_images(tmp_path)
     with pytest.raises(UserError, match="no folder of images"):
         list_images(tmp_path / "absent")
