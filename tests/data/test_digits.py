@@ -73,7 +73,7 @@ def test_folders_in_order_are_no_match_for_a_model_that_names_its_classes() -> N
 def test_folders_that_fit_no_class_are_an_error() -> None:
     with pytest.raises(UserError, match="do not fit the model's 10 classes"):
         labels_of(pictures("x/1.png", "y/2.png"), None, 10)
-    with pytest.raises(UserError, match="lie beside class folders"):
+    with pytest.raises(UserError, match="are not in a class folder"):
         labels_of(pictures("x/1.png", "2.png"), None, 2)
 
 
