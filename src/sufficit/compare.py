@@ -25,9 +25,8 @@ from sufficit.comparing.saving import clear, save_comparison
 from sufficit.comparing.settings import CONTROLS, Settings, write_run
 from sufficit.comparing.showing import Shown, choose
 from sufficit.crews import Crew
-from sufficit.data.finding import ImageSource, open_images
-from sufficit.data.images import ImageFile
-from sufficit.data.loader import GROUP
+from sufficit.data.images import ImageFile, ImageSource, open_images
+from sufficit.data.loader import UNIT
 from sufficit.intervals import Estimate, estimates
 from sufficit.keeping import FOLDER, Parts, begin
 from sufficit.metrics.compare_scores import compare_scores
@@ -42,7 +41,7 @@ def compare_folder(
     out: Path,
     *,
     classifier: Classifier | None = None,
-    group: int = GROUP,
+    group: int = UNIT,
     crew: Crew | None = None,
     overwrite: bool = False,
     progress: bool | Progress | None = None,
@@ -97,7 +96,7 @@ def score_folder(
     out: Path,
     *,
     classifier: Classifier | None = None,
-    group: int = GROUP,
+    group: int = UNIT,
     columns: Sequence[str] | None = None,
     pictures: Sequence[ImageFile] | None = None,
     crew: Crew | None = None,

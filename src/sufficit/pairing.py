@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.data.heatmap_files import HeatmapFile
-from sufficit.data.images import BadImageError, ImageFile
+from sufficit.data.images import BadImageError, SourceImage
 from sufficit.data.loader import Entry, Item
 from sufficit.errors import UserError
 from sufficit.perturbation.heatmaps import check_range, normalize, resize
@@ -32,13 +32,13 @@ class Pairs:
 
     def read(self, entry: Entry) -> Pair:
         """A picture and its heatmap, or an error that says what is wrong with either."""
-        key = self.maps.key(entry.picture.name)
+        key = self.maps.key(entry.image.name)
         if key is None:
             raise BadImageError(
-                entry.picture.problem or f"no heatmap: {self.maps.path.name} has no such key"
+                entry.image.problem or f"no heatmap: {self.maps.path.name} has no such key"
             )
-        image = entry.picture.read(self.view)
-        return Pair(entry, image, self._heatmap(key, entry.picture.name, image))
+        image = entry.image.read(self.view)
+        return Pair(entry, image, self._heatmap(key, entry.image.name, image))
 
     def _heatmap(self, key: str, name: str, image: Tensor) -> Tensor:
         heatmap = self.maps.read(key)[None]
@@ -53,7 +53,7 @@ class Pairs:
         return resize(heatmap, (image.shape[1], image.shape[2]))[0]
 
 
-def check_any_pair(maps: HeatmapFile, pictures: Iterable[ImageFile]) -> None:
+def check_any_pair(maps: HeatmapFile, pictures: Iterable[SourceImage]) -> None:
     """Raise where no picture has a heatmap; none behind the first that has one is looked at."""
     count, like = 0, ""
     for picture in pictures:

@@ -14,17 +14,16 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import fingerprint
 from sufficit.crews import Crew
-from sufficit.data.finding import ImageSource, open_images
 from sufficit.data.heatmap_files import HeatmapFile
-from sufficit.data.images import ignore_image_warnings
+from sufficit.data.images import ImageSource, ignore_image_warnings, open_images
 from sufficit.data.loader import (
-    GROUP,
-    Group,
+    UNIT,
     ImageLoader,
     Labels,
+    Unit,
     count_soon,
-    grouped,
     labels_for,
+    units_of,
     within,
 )
 from sufficit.errors import UserError
@@ -77,12 +76,12 @@ class _Job:
     def plan(self) -> Plan:
         return make_plan(**self.options.scoring())
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[Unit]:
         """All images in groups, from the first on, as they are found.
 
         The heatmaps' keys are looked at in every process, so that all refuse what fits two images.
         """
-        for group in grouped(self.pictures, self.labels, GROUP):
+        for group in units_of(self.pictures, self.labels, UNIT):
             for name in group.names:
                 self.pairs.maps.key(name)
             yield group
@@ -101,7 +100,7 @@ class _Job:
             "first image": next(iter(self.pictures)).name,  # the others when they are met
             "model's fingerprint": asdict(fingerprint(self.classifier)),
             "model's view": self.classifier.view and asdict(self.classifier.view),
-            "images a group": GROUP,
+            "images a group": UNIT,
             "torch": version("torch"),
         }
 
@@ -196,7 +195,7 @@ def _scored(
         tensors |= predictions_as_tensors(f"{OWN}/held_out", held_out)
     askew = [name for name in names if name in job.pairs.askew]
     job.pairs.askew.difference_update(names)
-    return tensors, {"names": names, "askew": askew, "size": list(items[0].image.shape)}
+    return tensors, {"names": names, "askew": askew, "size": list(items[0].pixels.shape)}
 
 
 def _collected(job: _Job, parts: Parts, groups: int) -> tuple[FolderScores, Roll]:
@@ -270,7 +269,7 @@ def _probe(job: _Job, parts: Parts, roll: Roll, alpha_min: float) -> Probe:
 
 def _stacked(items: Sequence[Pair]) -> tuple[Tensor, Tensor]:
     """Images, and their heatmaps: [N,C,H,W], [N,H,W]."""
-    return torch.stack([item.image for item in items]), torch.stack([i.heatmap for i in items])
+    return torch.stack([item.pixels for item in items]), torch.stack([i.heatmap for i in items])
 
 
 def _remark(result: FolderScores, options: Options) -> None:

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from sufficit.crews import Crew
-from sufficit.data.loader import Entry, Group
+from sufficit.data.loader import Entry, Unit
 from sufficit.errors import UserError
 from sufficit.keeping import Parts
 
 SCORES, LEAK = "scores", "leak"  # the stages that leave parts
 
 
-def dealt(groups: Iterable[Group], done: Collection[int], crew: Crew) -> Iterator[Group]:
+def dealt(groups: Iterable[Unit], done: Collection[int], crew: Crew) -> Iterator[Unit]:
     """The groups that are not done and fall to this process, in turn with the others."""
     turn = 0
     for group in groups:
@@ -40,7 +40,7 @@ class Passage:
     images: int = 0
     _names: Any = field(default_factory=hashlib.sha256)
 
-    def watch(self, groups: Iterable[Group]) -> Iterator[Group]:
+    def watch(self, groups: Iterable[Unit]) -> Iterator[Unit]:
         """The groups as they come."""
         for group in groups:
             self.groups, self.images = self.groups + 1, self.images + len(group)
@@ -71,15 +71,15 @@ def images_in(parts: Parts, done: Collection[int]) -> int:
     return first * (len(done) - 1) + last
 
 
-def sizes_of(group: Group) -> dict[str, int]:
+def sizes_of(group: Unit) -> dict[str, int]:
     """The size of each image's file; -1 where there is none to be had."""
-    return {entry.picture.name: _bytes(entry) for entry in group.entries}
+    return {entry.image.name: _bytes(entry) for entry in group.entries}
 
 
-def scored_of(group: Group, parts: Parts) -> list[Entry]:
+def scored_of(group: Unit, parts: Parts) -> list[Entry]:
     """The images of a group that were scored."""
     names = parts.facts(SCORES, group.number)["names"]
-    known = {entry.picture.name: entry for entry in group.entries}
+    known = {entry.image.name: entry for entry in group.entries}
     if not known.keys() >= {*names}:
         raise _another_run(parts, f"the images up to {group.names[-1]} are no longer the same")
     return [known[name] for name in names]
@@ -107,19 +107,19 @@ class Roll:
         """What a part of the leak says of all of it."""
         return {"alpha_min": alpha_min, "roll": self.digest}
 
-    def of(self, group: Group) -> Tensor:
+    def of(self, group: Unit) -> Tensor:
         """The classes of a group's images."""
         return self.targets[self.starts[group.number] : self.starts[group.number + 1]]
 
     def left(
-        self, groups: Iterable[Group], done: Collection[int], parts: Parts, crew: Crew
-    ) -> Iterator[Group]:
+        self, groups: Iterable[Unit], done: Collection[int], parts: Parts, crew: Crew
+    ) -> Iterator[Unit]:
         """The groups that are not done and fall to this process, of them what was scored."""
         empty = {number for number, count in enumerate(self.counts) if not count}
         for group in dealt(islice(groups, len(self.counts)), empty.union(done), crew):
             yield replace(group, entries=tuple(scored_of(group, parts)))
 
-    def entries(self, rows: Sequence[int], groups: Iterable[Group], parts: Parts) -> list[Entry]:
+    def entries(self, rows: Sequence[int], groups: Iterable[Unit], parts: Parts) -> list[Entry]:
         """The pictures of some rows, for which the images are gone through once."""
         wanted: dict[int, list[int]] = {}
         for row in rows:
@@ -157,7 +157,7 @@ def told_roll(roll: Roll | None, alpha_min: float, crew: Crew) -> tuple[Roll, fl
     return Roll(torch.tensor(targets), counts), alpha
 
 
-def _check_unchanged(group: Group, facts: dict[str, Any], parts: Parts) -> None:
+def _check_unchanged(group: Unit, facts: dict[str, Any], parts: Parts) -> None:
     if {*group.names} != _all_of(facts):
         raise _another_run(parts, f"the images up to {group.names[-1]} are no longer the same")
     for name, size in sizes_of(group).items():
@@ -182,6 +182,6 @@ def _all_of(facts: dict[str, Any]) -> set[str]:
 
 def _bytes(entry: Entry) -> int:
     try:
-        return entry.picture.bytes()
+        return entry.image.bytes()
     except OSError:
         return -1

@@ -302,7 +302,7 @@ def test_groups_change_nothing(sufficit, digits: Path, monkeypatch: pytest.Monke
     words = scored(digits, "--alpha-min", "search", "--columns", "msi", "--overwrite")
     found = []
     for size in (64, 2):
-        monkeypatch.setattr("sufficit.scoring.GROUP", size)
+        monkeypatch.setattr("sufficit.scoring.UNIT", size)
         assert sufficit(*words).code == 0
         record = json.loads((digits.parent / "out" / "run.json").read_text())
         frame = pandas.read_parquet(digits.parent / "out" / "scores.parquet")

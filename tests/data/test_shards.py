@@ -19,9 +19,8 @@ from sufficit import Classifier, UserError
 from sufficit.compare import compare_folder
 from sufficit.comparing.settings import settings_from
 from sufficit.data import shards
-from sufficit.data.finding import open_images
 from sufficit.data.heatmap_files import HeatmapFile
-from sufficit.data.images import BadImageError, list_images, read_image
+from sufficit.data.images import BadImageError, list_images, open_images, read_image
 from sufficit.data.loader import Entry, ImageLoader
 from sufficit.data.shards import Member, expand
 from sufficit.drawing import Drawn, save_drawn
@@ -86,7 +85,7 @@ def test_shards_are_named_by_a_pattern_or_their_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no shard at .*11\.tar"):
         list_images(tmp_path / "s" / "{09..11}.tar")
     write_shard(tmp_path / "t" / "08.tar", [("x.png", png(0))])
-    both = shards.pictures_of_shards([tmp_path / "s" / "08.tar", tmp_path / "t" / "08.tar"])
+    both = shards.images_of_shards([tmp_path / "s" / "08.tar", tmp_path / "t" / "08.tar"])
     assert [p.name for p in both] == ["s/08.tar/x.png", "t/08.tar/x.png"]
     assert expand("{1..2}/{09..10}.tar") == ["1/09.tar", "1/10.tar", "2/09.tar", "2/10.tar"]
 

@@ -24,8 +24,8 @@ from sufficit.classifier import loading as sources
 from sufficit.comparing.finished import read_finished
 from sufficit.comparing.jobs import make_job
 from sufficit.comparing.settings import Settings, read_run, settings_from, write_run
-from sufficit.data.finding import open_images
 from sufficit.data.heatmap_files import HeatmapError, HeatmapFile, write_heatmaps
+from sufficit.data.images import open_images
 from sufficit.data.splits import Split
 from sufficit.errors import unknown
 from sufficit.files import safe_name

@@ -20,8 +20,8 @@ from sufficit import Classifier, UserError, View, scoring
 from sufficit.compare import compare_folder
 from sufficit.comparing.settings import Settings
 from sufficit.data import images
-from sufficit.data.finding import open_images
 from sufficit.data.heatmap_files import HeatmapFile
+from sufficit.data.images import open_images
 from sufficit.files import check_output
 from sufficit.keeping import Parts
 from sufficit.scored import Options

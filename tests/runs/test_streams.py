@@ -29,20 +29,26 @@ from sufficit.comparing import groups as comparing_groups
 from sufficit.comparing.finished import read_finished
 from sufficit.comparing.settings import Settings, settings_from
 from sufficit.crews import Crew
-from sufficit.data import finding
-from sufficit.data.finding import ImageSource, open_images
+from sufficit.data import images as sources
 from sufficit.data.heatmap_files import HeatmapFile
-from sufficit.data.images import BadImageError, ImageFile, classes_of, list_images
+from sufficit.data.images import (
+    BadImageError,
+    ImageFile,
+    ImageSource,
+    classes_of,
+    list_images,
+    open_images,
+)
 from sufficit.data.loader import (
     PREDICTIONS,
     Entry,
-    Group,
     ImageLoader,
     Item,
+    Unit,
     count_soon,
-    grouped,
     labels_for,
     named,
+    units_of,
 )
 from sufficit.keeping import Parts
 from sufficit.metrics.scores import read
@@ -181,7 +187,7 @@ def test_evaluate_scores_the_first_images_before_the_others_are_found(
 
     monkeypatch.setattr(scoring, "ask", ask)
     monkeypatch.setattr(scoring, "count_soon", lambda _: math.inf)
-    monkeypatch.setattr(scoring, "GROUP", 1)
+    monkeypatch.setattr(scoring, "UNIT", 1)
     options = Options(value_step=0.5, percent_step=0.5, targets="label", progress=False)
     got = scoring.score_folder(
         classifier(["ant", "bee", "cat"]), data, tmp_path / "maps.npz", options
@@ -236,7 +242,7 @@ def test_reading_ahead_takes_more_threads_only_where_it_is_waited_for(
 
     monkeypatch.setattr("sufficit.data.loader.THREADS", 8)
     monkeypatch.setattr("sufficit.data.loader.ThreadPoolExecutor", Pool)
-    groups = [Group(number, ()) for number in range(5)]
+    groups = [Unit(number, ()) for number in range(5)]
     read = [group.number for group, _ in ImageLoader(lambda _: None).ahead(groups)]
     assert read == [0, 1, 2, 3, 4]
     assert found == wanted
@@ -265,9 +271,9 @@ def test_classes_are_known_without_listing_their_folders(
     assert loose == classes_of(list(stream))
     assert (loose.loose, loose.first_loose) == (2, "loose.png")
     listed: list[str] = []
-    whole = finding._Search._listed
+    whole = sources._Search._listed
     monkeypatch.setattr(
-        finding._Search, "_listed", lambda self, f: listed.append(f) or whole(self, f)
+        sources._Search, "_listed", lambda self, f: listed.append(f) or whole(self, f)
     )
     stream.classes()
     assert listed == [str(tmp_path / "in")]
@@ -363,13 +369,13 @@ def test_a_label_that_does_not_fit_those_before_is_refused(
         return
     labels.number(next(iter(stream)))
     with pytest.raises(UserError, match=error):
-        list(grouped(stream, labels, 2))
+        list(units_of(stream, labels, 2))
 
 
 def test_predictions_ask_for_no_label_and_labels_for_one(tmp_path: Path) -> None:
     stream = open_images(write_shard(tmp_path / "a.tar", [None, "ant"]))
     assert labels_for(classifier(), stream, "prediction") is PREDICTIONS
-    (group,) = grouped(stream, PREDICTIONS, 2)
+    (group,) = units_of(stream, PREDICTIONS, 2)
     assert [entry.label for entry in group.entries] == [None, None]
     with pytest.raises(UserError, match="--targets label needs class folders"):
         labels_for(classifier(), stream, "label")
@@ -443,7 +449,7 @@ def test_what_is_all_scored_takes_no_more_images(
 
 def test_groups_are_dealt_out_in_turn_but_for_those_that_are_done() -> None:
     pictures = [ImageFile(f"/x/{n}.png", f"{n}.png", None) for n in range(15)]
-    groups = list(grouped(ImageSource.of(pictures), PREDICTIONS, 2))
+    groups = list(units_of(ImageSource.of(pictures), PREDICTIONS, 2))
     assert [len(group) for group in groups] == [2] * 7 + [1]
     shares = [[g.number for g in dealt(groups, {1}, Crew(rank, 2))] for rank in range(2)]
     assert shares == [[0, 3, 5, 7], [2, 4, 6]]
@@ -470,7 +476,7 @@ def test_processes_that_find_other_images_are_refused_at_the_end(tmp_path: Path)
         passage = Passage(Parts(tmp_path), ())
         try:
             with crew.meet(tmp_path), crew.stage("scores", None, 0, 0):
-                shares = dealt(passage.watch(grouped(stream, PREDICTIONS, 1)), (), crew)
+                shares = dealt(passage.watch(units_of(stream, PREDICTIONS, 1)), (), crew)
                 ended[crew.rank] = str([group.number for group in shares])
                 passage.check(crew)
         except UserError as error:

@@ -16,9 +16,9 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.comparing.groups import draw, quiet
 from sufficit.comparing.jobs import Job, load, make_job
 from sufficit.comparing.settings import Settings, read_run, settings_from
-from sufficit.data.finding import open_images
 from sufficit.data.heatmap_files import HeatmapFile
-from sufficit.data.loader import GROUP, named
+from sufficit.data.images import open_images
+from sufficit.data.loader import UNIT, named
 from sufficit.errors import UserError, unknown
 from sufficit.explainers.lax import name_of
 from sufficit.files import read_json, safe_name
@@ -210,7 +210,7 @@ def _job(
         device="auto",  # that of the run may be on another machine
     )
     pictures = open_images(Path(settings.data))
-    return make_job(settings, classifier or load(settings), pictures, GROUP, progress=False)
+    return make_job(settings, classifier or load(settings), pictures, UNIT, progress=False)
 
 
 def _kept(run: Finished, names: Sequence[str], methods: Sequence[str]) -> dict[str, Tensor] | None:

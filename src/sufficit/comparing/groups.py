@@ -15,8 +15,8 @@ from sufficit.crews import Crew
 from sufficit.data.images import ignore_image_warnings
 from sufficit.data.loader import (
     Entry,
-    Group,
     Item,
+    Unit,
     count_soon,
     within,
 )
@@ -143,7 +143,7 @@ def _drawn(
 def _score_group(
     job: Job,
     parts: Parts,
-    group: Group,
+    group: Unit,
     items: Sequence[Item],
     skipped: Mapping[str, str],
     tick: Progress,
@@ -198,7 +198,7 @@ def _explained(job: Job, items: Sequence[Item]) -> tuple[_Explained | None, dict
 
 def _stacked(job: Job, items: Sequence[Item]) -> Tensor:
     """A group's images on the device, where all methods ask for them: [N,C,H,W]."""
-    return torch.stack([item.image for item in items]).to(job.classifier.device)
+    return torch.stack([item.pixels for item in items]).to(job.classifier.device)
 
 
 def _targets(classifier: Classifier, items: Sequence[Item], images: Tensor) -> Tensor:

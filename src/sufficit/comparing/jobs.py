@@ -13,8 +13,8 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest, fingerprint
 from sufficit.comparing.settings import CONTROLS, Settings
-from sufficit.data.finding import ImageSource
-from sufficit.data.loader import GROUP, Entry, Group, ImageLoader, Item, Labels, grouped, labels_for
+from sufficit.data.images import ImageSource
+from sufficit.data.loader import UNIT, Entry, ImageLoader, Item, Labels, Unit, labels_for, units_of
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, explain_all
 from sufficit.explainers.explanation import Method
@@ -38,7 +38,7 @@ class Job:
     settings: Settings
     fill: str | Tensor = "black"
     held_out_fill: str | Tensor | None = None
-    group: int = GROUP
+    group: int = UNIT
     progress: bool | Progress | None = None
     columns: tuple[str, ...] | None = None  # all where it is None
 
@@ -54,18 +54,18 @@ class Job:
         chosen: dict[str, Any] = {name: getattr(self.settings, name) for name in names}
         return chosen | ({} if self.columns is None else {"columns": self.columns})
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[Unit]:
         """All images in groups, from the first on, as they are found."""
-        return grouped(self.pictures, self.labels, self.group)
+        return units_of(self.pictures, self.labels, self.group)
 
     def reader(self, on_error: Literal["skip", "stop"] = "stop") -> ImageLoader[Item]:
         """Reads images as the model sees them."""
         view = self.classifier.view
-        return ImageLoader(lambda entry: Item(entry, entry.picture.read(view)), on_error)
+        return ImageLoader(lambda entry: Item(entry, entry.image.read(view)), on_error)
 
     def read(self, entries: Sequence[Entry]) -> Tensor:
         """Images that were scored, once more: [N,C,H,W]."""
-        return torch.stack([item.image for item in self.reader().items(entries)])
+        return torch.stack([item.pixels for item in self.reader().items(entries)])
 
     def explain(self, numbers: Sequence[int], images: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Heatmaps by every method: [N,C,H,W], [N] -> each [N,H,W].

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sufficit.data.places import check_there
+from sufficit.data.pixels import check_there
 from sufficit.errors import UserError
 from sufficit.files import writing
 

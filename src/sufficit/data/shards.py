@@ -19,13 +19,8 @@ from typing import BinaryIO
 from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
-from sufficit.data.images import (
-    SUFFIXES,
-    BadImageError,
-    ImageFile,
-    decode_image,
-    while_there,
-)
+from sufficit.data.images import ImageFile
+from sufficit.data.pixels import SUFFIXES, BadImageError, decode_image, while_there
 from sufficit.errors import UserError
 
 BLOCK = 512  # bytes of a header; what follows is filled up to a multiple
@@ -130,7 +125,7 @@ def shards_of(data: Path) -> list[Path]:
     return paths
 
 
-def pictures_of_shards(paths: Sequence[Path]) -> Iterator[ImageFile]:
+def images_of_shards(paths: Sequence[Path]) -> Iterator[ImageFile]:
     """Every picture of these shards, in their order, under shard/name, found header by header.
 
     Files of one key are one sample. Its label may be among them: the word in KEY.cls, or under

