@@ -89,8 +89,12 @@ def _told(out: Path) -> dict[str, Any]:
         told["summary"] = json.loads(path.read_text(encoding="utf-8"))
     if (path := next(iter(out.rglob("run.json")), None)) is not None:
         run = json.loads(path.read_text(encoding="utf-8"))
-        if "controls" in run:  # the key has had two names
+        if "controls" in run:  # some keys have had other names
             run["outside_the_contest"] = run["controls"]
+        if run.get("flat"):
+            run["resamples"] = run["chance"]["resamples"]
+            if "search" in run:
+                run["search"]["mean_msi"] = run["search"]["mean_msi"]["heatmaps"]
         told["run"] = {name: run[name] for name in FACTS if name in run}
         told["skipped"] = sorted(_name(skipped) for skipped in run.get("skipped", []))
     if (path := next(iter(out.rglob("pairs.csv")), None)) is not None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sufficit.data.images import ignore_image_warnings
-from sufficit.data.loader import Entry, Group, ImageLoader, Item
+from sufficit.data.loader import Entry, ImageLoader, Item, Unit
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
 from sufficit.explainers.explanation import DrawnMaps
 from sufficit.metrics.alpha_search import alpha_curves, coarse
@@ -26,7 +26,16 @@ from sufficit.metrics.scores import ask, read
 from sufficit.perturbation.types import Predictions, Progress
 from sufficit.progress import bar
 from sufficit.runs.job import Job
-from sufficit.runs.maps import Drawn, MapFile, draw_sources, finish, is_control, pack, unpack
+from sufficit.runs.maps import (
+    Drawn,
+    MapFile,
+    MapTensor,
+    draw_sources,
+    finish,
+    is_control,
+    pack,
+    unpack,
+)
 from sufficit.runs.merge import best_alpha, choose, write_results
 from sufficit.runs.results import PARTS, RunResults
 from sufficit.runs.store import DONORS, HEATMAPS, LEAK, PIXELS, SCORES, Store, store_in
@@ -125,7 +134,7 @@ class Worker:
         self.loader = ImageLoader(self._sample, job.config.on_error)
         self._donors: Batch | None = None
 
-    def read(self, units: Sequence[Group], stage: str) -> Iterator[tuple[Group, Sequence[Sample]]]:
+    def read(self, units: Sequence[Unit], stage: str) -> Iterator[tuple[Unit, Sequence[Sample]]]:
         """Each unit with its images, the next one read ahead; leakage needs no images."""
         self.draw_donors()
         if stage == SCORES:
@@ -133,7 +142,7 @@ class Worker:
         else:
             yield from ((unit, ()) for unit in units)
 
-    def score(self, unit: Group, items: Sequence[Sample], tick: Progress | None = None) -> None:
+    def score(self, unit: Unit, items: Sequence[Sample], tick: Progress | None = None) -> None:
         """Explain and score the images of a unit, and write its files."""
         skipped = self.loader.dropped(unit)
         batch, broken = self.batch(items)
@@ -162,7 +171,7 @@ class Worker:
         self._keep(unit, batch, predictions)
         self.store.write(SCORES, unit.number, tensors, facts)
 
-    def leak(self, unit: Group) -> None:
+    def leak(self, unit: Unit) -> None:
         """Measure the leakage of a unit's masks, from the heatmaps in the store."""
         facts = self.store.facts(SCORES, unit.number)
         tensors: dict[str, Tensor] = {}
@@ -182,16 +191,16 @@ class Worker:
         if row is not None and self._donors is not None:
             image = self._donors.images[row].cpu()
         else:
-            image = entry.picture.read(self.job.classifier.view)
-        files = {n: s for n, s in self.job.sources.items() if isinstance(s, MapFile)}
-        return Sample(entry, image, {n: source.read(entry.picture) for n, source in files.items()})
+            image = entry.image.read(self.job.classifier.view)
+        known = {n: s for n, s in self.job.sources.items() if isinstance(s, MapFile | MapTensor)}
+        return Sample(entry, image, {name: source.read(entry) for name, source in known.items()})
 
     def batch(self, items: Sequence[Sample]) -> tuple[Batch | None, dict[str, str]]:
         """The images with every source's heatmaps, without those the model gives NaN for."""
         broken: dict[str, str] = {}
         left = list(items)
         while left:
-            images = torch.stack([item.image for item in left]).to(self.job.classifier.device)
+            images = torch.stack([item.pixels for item in left]).to(self.job.classifier.device)
             targets = self._targets(left, images)
             try:
                 drawn = self._drawn(left, images, targets)
@@ -298,7 +307,7 @@ class Worker:
         facts |= {"alpha_images": batch.names, "alpha_calls": found.calls}
         return {f"{name}/alphas": search.msi for name, search in found.searches.items()}
 
-    def _keep(self, unit: Group, batch: Batch, predictions: Mapping[str, Predictions]) -> None:
+    def _keep(self, unit: Unit, batch: Batch, predictions: Mapping[str, Predictions]) -> None:
         """Store the maps, and the pixels of images that may be shown."""
         self.keep_maps(unit, batch)
         if "msi" in self.job.plan.columns:
@@ -308,7 +317,7 @@ class Worker:
             pixels = pack(batch.images[list(rows)].cpu())
             self.store.write(PIXELS, unit.number, {"pixels": pixels}, {"numbers": numbers})
 
-    def keep_maps(self, unit: Group, batch: Batch, facts: Mapping[str, Any] | None = None) -> None:
+    def keep_maps(self, unit: Unit, batch: Batch, facts: Mapping[str, Any] | None = None) -> None:
         """Store the maps of a unit at the size they were drawn; controls are drawn again."""
         stored = {n: one for n, (one, _) in batch.drawn.items() if not self._is_control(n)}
         known = {

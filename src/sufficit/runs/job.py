@@ -16,8 +16,8 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest, fingerprint
-from sufficit.data.finding import ImageSource, open_images
-from sufficit.data.loader import Entry, Group, labels_for
+from sufficit.data.images import ImageSource, open_images
+from sufficit.data.loader import Entry, Unit, labels_for
 from sufficit.errors import UserError
 from sufficit.explainers import EXPLAINERS, methods_for
 from sufficit.explainers.lax import Lax
@@ -28,7 +28,7 @@ from sufficit.metrics.scores import Plan, check_asking, make_plan
 from sufficit.parsing import classifier_from, fill_from, methods_from
 from sufficit.provenance import plain
 from sufficit.runs.config import CONTROLS, RunConfig
-from sufficit.runs.maps import MapFile, Source
+from sufficit.runs.maps import MapFile, MapTensor, Source
 from sufficit.runs.store import UNITS
 
 UNIT = 32  # images
@@ -48,6 +48,7 @@ class Job:
     fill: str | Tensor = "black"
     held_out_fill: str | Tensor | None = None
     unit: int = UNIT
+    references: tuple[str, ...] = ()  # sources that are scored but not ranked, as the truth
 
     @cached_property
     def plan(self) -> Plan:
@@ -55,15 +56,16 @@ class Job:
         return make_plan(**self.config.plan_options())
 
     @cached_property
-    def units(self) -> list[Group]:
+    def units(self) -> list[Unit]:
         """The images in numbered batches."""
         starts = range(0, len(self.entries), self.unit)
-        return [Group(k, self.entries[s : s + self.unit]) for k, s in enumerate(starts)]
+        return [Unit(k, self.entries[s : s + self.unit]) for k, s in enumerate(starts)]
 
     @property
     def ranked(self) -> list[str]:
-        """The sources that are compared: all but the controls."""
-        return [name for name in self.sources if name not in CONTROLS] or list(self.sources)
+        """The sources that are compared: all but controls and references."""
+        outside = (*CONTROLS, *self.references)
+        return [name for name in self.sources if name not in outside] or list(self.sources)
 
     @cached_property
     def alpha_sample(self) -> frozenset[int]:
@@ -135,12 +137,12 @@ def make_job(
     entries = tuple(Entry(k, one, labels.number(one)) for k, one in enumerate(images))
     if config.leak and labels.kind == "label" and not config.methods:
         check_classes(*2 * (torch.tensor([entry.label for entry in entries]),))
-    methods = {name: s for name, s in named.items() if not isinstance(s, MapFile)}
+    methods = {name: s for name, s in named.items() if not isinstance(s, MapFile | MapTensor)}
     if methods:
         methods_for(methods, classifier)  # refuses an adapter of another classifier
-    names = [entry.picture.name for entry in entries]
+    names = [entry.image.name for entry in entries]
     for source in named.values():
-        if isinstance(source, MapFile):
+        if isinstance(source, MapFile | MapTensor):
             source.check(names)
     return Job(config, classifier, entries, named, labels.kind, fill, held_out, unit)
 
@@ -191,8 +193,8 @@ def _identity(source: Source) -> str:
         return source
     if isinstance(source, Lax):
         return digest(*source.state_dict().values())
-    if isinstance(source, MapFile):
-        return f"{source.file.digest()}, normalize {source.normalize}"
+    if isinstance(source, MapFile | MapTensor):
+        return source.digest()
     try:
         return _digest(inspect.getsource(source))  # type: ignore[arg-type]  # refused below
     except (OSError, TypeError):

@@ -11,8 +11,10 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as V
 
 from sufficit.classifier.classifier import Classifier
+from sufficit.classifier.fingerprint import digest
 from sufficit.data.heatmap_files import HeatmapFile
-from sufficit.data.images import BadImageError, ImageFile
+from sufficit.data.images import BadImageError
+from sufficit.data.loader import Entry
 from sufficit.errors import UserError
 from sufficit.explainers import EXPLAINERS, Method
 from sufficit.explainers.explanation import DrawnMaps, draw_all
@@ -50,8 +52,9 @@ class MapFile:
                 " image names as keys"
             )
 
-    def read(self, image: ImageFile) -> Tensor:
+    def read(self, entry: Entry) -> Tensor:
         """The map of an image: [h,w] in 0..1."""
+        image = entry.image
         key = self.file.key(image.name)
         if key is None:
             raise BadImageError(image.problem or f"no heatmap: {self.path.name} has no such key")
@@ -62,16 +65,47 @@ class MapFile:
         check_range(found, [image.name])
         return found[0]
 
-    def drawn(self, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[DrawnMaps, Tensor]:
-        """The maps of a batch; resized one by one where they differ in size."""
-        if len({one.shape for one in maps}) > 1:
-            maps = [resize(one[None], size)[0] for one in maps]
-        found = DrawnMaps(torch.stack(list(maps)), final=True)
-        return found, found.at(size)
+    def digest(self) -> str:
+        """What tells these maps from others."""
+        return f"{self.file.digest()}, normalize {self.normalize}"
 
 
-Source = Method | MapFile
-"""A heatmap source: a method by name, an adapter, a function, or a file of heatmaps."""
+@dataclass(frozen=True)
+class MapTensor:
+    """Heatmaps in memory as a source, one per image, in the order of the images."""
+
+    maps: Tensor  # [N,h,w] in 0..1
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise unless there is a map in 0..1 for every image."""
+        if self.maps.ndim != 3 or len(self.maps) != len(names):
+            raise UserError(
+                f"heatmaps must be [N,h,w] with N = {len(names)} images, got"
+                f" {list(self.maps.shape)}: give one map per image"
+            )
+        check_range(self.maps, list(names))
+
+    def read(self, entry: Entry) -> Tensor:
+        """The map of an image: [h,w]."""
+        return self.maps[entry.number].float().cpu()
+
+    def digest(self) -> str:
+        """What tells these maps from others."""
+        return digest(self.maps)
+
+
+Source = Method | MapFile | MapTensor
+"""A heatmap source: a method by name, an adapter, a function, a file of heatmaps, or heatmaps."""
+
+
+def known_maps(
+    maps: Sequence[Tensor], size: tuple[int, int], device: torch.device
+) -> tuple[DrawnMaps, Tensor]:
+    """The maps of a batch that were not drawn here; resized one by one where sizes differ."""
+    if len({one.shape for one in maps}) > 1:
+        maps = [resize(one[None], size)[0] for one in maps]
+    found = DrawnMaps(torch.stack(list(maps)).to(device), final=True)
+    return found, found.at(size)
 
 
 def is_control(source: Source) -> bool:
@@ -100,7 +134,7 @@ def draw_sources(
             methods[name] = replace(
                 EXPLAINERS["random"], draw=lambda images, _: noise(images, seed, numbers)
             )
-        elif not isinstance(source, MapFile):
+        elif not isinstance(source, MapFile | MapTensor):
             methods[name] = source
     found = dict(
         draw_all(classifier, images, targets, methods, layer=layer, progress=False)
@@ -109,9 +143,8 @@ def draw_sources(
     )
     size = images.shape[2], images.shape[3]
     for name, source in sources.items():
-        if isinstance(source, MapFile):
-            drawn, finished = source.drawn(file_maps[name], size)
-            found[name] = drawn, finished.to(images.device)
+        if isinstance(source, MapFile | MapTensor):
+            found[name] = known_maps(file_maps[name], size, images.device)
     return {name: found[name] for name in sources}
 
 

@@ -80,9 +80,13 @@ def write_results(
     shown: dict[str, str] = {}
     if standing is not None and len(merged.shapes) == 1:
         shown = _write_shown(job, store, merged, {n: columns[n]["msi"] for n in job.ranked})
-    summary: dict[str, Any] = {name: plain(summaries[name]) for name in order}
-    save_json(out / "summary.json", summary | ({"standing": asdict(standing)} if standing else {}))
-    if standing is not None:
+    summary: dict[str, Any] = plain({name: dict(summaries[name]) for name in order})
+    if flat:
+        summary = summary[order[0]]
+    elif standing is not None:
+        summary["standing"] = asdict(standing)
+    save_json(out / "summary.json", summary)
+    if standing is not None and not flat:
         _write_pairs(out / "pairs.csv", standing)
     record = _record(job, merged, alpha_min, order, summaries, columns, searches)
     record |= {"shown": shown, "flat": flat}
@@ -389,8 +393,8 @@ def _class_folders(job: Job) -> dict[str, int]:
     """The class number of each class folder; a shard is not a class folder."""
     if job.targets != "label":
         return {}
-    entries = [entry for entry in job.entries if ".tar/" not in entry.picture.name]
-    return {e.picture.name.split("/")[0]: e.label for e in entries if e.label is not None}
+    entries = [entry for entry in job.entries if ".tar/" not in entry.image.name]
+    return {e.image.name.split("/")[0]: e.label for e in entries if e.label is not None}
 
 
 def _class_names(job: Job, folders: Mapping[str, int]) -> list[str] | None:

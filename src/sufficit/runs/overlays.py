@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from sufficit import plots
-from sufficit.data.finding import ImageSource
 from sufficit.data.heatmap_files import write_heatmaps
-from sufficit.data.images import ImageFile, list_images, plain_name
-from sufficit.data.loader import Group, Skipped, check_any
+from sufficit.data.images import ImageFile, ImageSource, list_images, plain_name
+from sufficit.data.loader import Skipped, Unit, check_any
 from sufficit.errors import UserError, unknown
 from sufficit.files import make_folder, short_name, writing
 from sufficit.progress import bar
@@ -99,7 +98,7 @@ def explain_run(
     return record
 
 
-def _draw(worker: Worker, unit: Group, items: Sequence[Sample], out: Path) -> None:
+def _draw(worker: Worker, unit: Unit, items: Sequence[Sample], out: Path) -> None:
     """Overlays and a sheet of a unit, then its heatmaps, which make it done."""
     skipped = worker.loader.dropped(unit)
     batch, broken = worker.batch(items)

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sufficit.data.finding import open_images
+from sufficit.data.images import open_images
 from sufficit.errors import UserError, unknown
 from sufficit.files import read_json, safe_name
 from sufficit.intervals import Estimate
-from sufficit.metrics.compare_scores import Chance, Pair, Standing
+from sufficit.metrics.compare_scores import Chance, Pair, Standing, compare_values
 from sufficit.metrics.curves import MeanCurve
 from sufficit.metrics.scores import Plan, make_plan
 from sufficit.perturbation.types import Predictions
@@ -61,6 +61,11 @@ class RunResults:
             curves = {n: _curves(p / "curves.parquet", config.score) for n, p in place.items()}
             summary = read_json(folder / "summary.json", MOST_RECORD)
             standing = _standing(summary.pop("standing", None))
+            if record["flat"]:
+                summary = {methods[0]: summary}
+                if "msi" in summary[methods[0]]:
+                    msi = {methods[0]: rows[methods[0]]["msi"].to_numpy(np.float64)}
+                    standing = compare_values(msi, seed=config.seed)
             summaries = {name: _estimates(summary[name]) for name in methods}
             shown = _shown(folder / "shown.safetensors", config, record)
         except (OSError, KeyError, ValueError, TypeError) as error:

@@ -164,7 +164,7 @@ def write_manifest(path: Path, entries: Sequence[Entry]) -> None:
     from pyarrow import parquet
 
     columns: dict[str, list[Any]] = {
-        "image": [entry.picture.name for entry in entries],
+        "image": [entry.image.name for entry in entries],
         "bytes": [_bytes(entry) for entry in entries],
         "label": [entry.label for entry in entries],
     }
@@ -194,18 +194,18 @@ def _check_images(out: Path, path: Path, entries: Sequence[Entry]) -> None:
 
     known = parquet.read_table(path).to_pydict()
     for i, entry in enumerate(entries):
-        if i >= len(known["image"]) or entry.picture.name not in (known["image"][i],):
+        if i >= len(known["image"]) or entry.image.name not in (known["image"][i],):
             was = known["image"][i] if i < len(known["image"]) else None
-            raise cannot_resume(out, f"image {i}", was, entry.picture.name)
+            raise cannot_resume(out, f"image {i}", was, entry.image.name)
         if (size := _bytes(entry)) != known["bytes"][i]:
             change = f"{known['bytes'][i]} bytes", f"{size} bytes"
-            raise cannot_resume(out, entry.picture.name, *change)
+            raise cannot_resume(out, entry.image.name, *change)
     if len(known["image"]) > len(entries):
         raise cannot_resume(out, "number of images", len(known["image"]), len(entries))
 
 
 def _bytes(entry: Entry) -> int:
     try:
-        return entry.picture.bytes()
+        return entry.image.bytes()
     except OSError:
         return -1
