@@ -102,7 +102,8 @@ def alpha(folder: Path, _: str) -> str:
         lines.append(f"| {TITLES.get(method, method)} | {' | '.join(cells)} |")
     told = (
         f"Computed on {found['n']} images with step {SEARCH_STEP:g}, so values differ from the"
-        " table above. The best alpha_min was selected on the same images and is slightly optimistic:"
+        " table above. The best alpha_min was selected on the same images and is slightly"
+        " optimistic:"
     )
     return "\n".join([told, "", *lines])
 
