@@ -71,7 +71,7 @@ def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":
     from sufficit.runs.config import RunConfig
     from sufficit.runs.engine import run
     from sufficit.runs.job import make_job, with_controls
-    from sufficit.runs.maps import MapTensor
+    from sufficit.runs.maps import MapTensor, Source
 
     out.print("This takes about two minutes on two cores; a bar shows the time left.")
     out.print(f"[bold]1[/] Drawing {n} images: a digit somewhere in noise, among random boxes.")
@@ -89,8 +89,8 @@ def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":
         f"[bold]4[/] Explaining with LAX and {len(CAMS)} other methods, and scoring: does what a"
         " heatmap marks suffice, and does the rest not?"
     )
-    sources = {LEARNED: learned, **dict.fromkeys(CAMS), TRUTH: MapTensor(around(digits.masks))}
-    sources |= {name: name for name in CAMS}
+    sources: dict[str, Source] = {LEARNED: learned, **{name: name for name in CAMS}}
+    sources[TRUTH] = MapTensor(around(digits.masks))
     config = RunConfig(
         model="sufficit:digits",
         data="synthetic digits",

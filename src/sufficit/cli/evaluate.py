@@ -50,7 +50,7 @@ def evaluate(
     sufficit evaluate --model saved/birds --data birds --heatmaps a.npz --leak --held-out-fill blur
     """
     fixed = {"methods": [f"heatmaps={heatmaps}"], "controls": False, "alpha_curve": False}
-    config = config_of({"leak": False} | given, **fixed)
+    config = config_of({"leak": False} | given, fixed=fixed)
     check_output(out_folder, [Path(config.data)], overwrite=overwrite, command="evaluate")
     from sufficit.runs.engine import run
     from sufficit.runs.job import make_job

@@ -121,7 +121,7 @@ class Batch:
             name: (DrawnMaps(one.maps[rows], one.final), finished[rows])
             for name, (one, finished) in self.drawn.items()
         }
-        numbers, names = ([of[i] for i in rows] for of in (self.numbers, self.names))
+        numbers, names = [self.numbers[i] for i in rows], [self.names[i] for i in rows]
         return Batch(numbers, names, self.images[rows], self.targets[rows], drawn)
 
 
@@ -131,7 +131,7 @@ class Worker:
     def __init__(self, job: Job, store: Store, alpha_min: float | None = None) -> None:
         self.job, self.store = job, store
         self.alpha_min = job.plan.schedules[0].alpha_min if alpha_min is None else alpha_min
-        self.loader = ImageLoader(self._sample, job.config.on_error)
+        self.loader = ImageLoader(self._sample, job.config.on_error, one_size=job.config.leak)
         self._donors: Batch | None = None
 
     def read(self, units: Sequence[Unit], stage: str) -> Iterator[tuple[Unit, Sequence[Sample]]]:

@@ -369,6 +369,7 @@ def _record(
         "stretched_heatmaps": merged.stretched,
         "leak_warnings": {name: words for name, words in leaks.items() if words},
         "skipped": [asdict(skipped) for skipped in merged.skipped],
+        "preprocessing": classifier.view and asdict(classifier.view),
         "class_folders": folders,
         "class_names": _class_names(job, folders),
         "seed": job.config.seed,

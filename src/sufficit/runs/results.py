@@ -340,10 +340,11 @@ def _standing(found: Mapping[str, Any] | None) -> Standing | None:
     if found is None:
         return None
     nan = float("nan")
-    pairs = tuple(
-        Pair(**{key: nan if value is None else value for key, value in pair.items()})
+    read: list[dict[str, Any]] = [
+        {key: nan if value is None else value for key, value in pair.items()}
         for pair in found["pairs"]
-    )
+    ]
+    pairs = tuple(Pair(**pair) for pair in read)
     means = {name: nan if mean is None else mean for name, mean in found["means"].items()}
     lists = {key: tuple(found[key]) for key in ("ranking", "tied")}
     chance = Chance(**found["chance"])
