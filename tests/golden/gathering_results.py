@@ -93,6 +93,7 @@ def _told(out: Path) -> dict[str, Any]:
             run["outside_the_contest"] = run["controls"]
         if run.get("flat"):
             run["resamples"] = run["chance"]["resamples"]
+            run["leak_ratio"] = run["leak_ratio"].get("heatmaps")
             if "search" in run:
                 run["search"]["mean_msi"] = run["search"]["mean_msi"]["heatmaps"]
         told["run"] = {name: run[name] for name in FACTS if name in run}

@@ -367,6 +367,7 @@ def _record(
         "model_calls": int(sum(found["calls"].sum() for found in columns.values())),
         "empty_heatmaps": merged.empty,
         "stretched_heatmaps": merged.stretched,
+        "leak_ratio": {n: s["leak_ratio"].mean for n, s in summaries.items() if "leak_ratio" in s},
         "leak_warnings": {name: words for name, words in leaks.items() if words},
         "skipped": [asdict(skipped) for skipped in merged.skipped],
         "preprocessing": classifier.view and asdict(classifier.view),
