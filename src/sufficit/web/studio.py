@@ -13,8 +13,7 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.drawing import class_number
 from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
-from sufficit.explainers import CAMS, EXPLAINERS, Method, explain_all, methods_for
-from sufficit.explainers.entry import Explainer
+from sufficit.explainers import CAMS, EXPLAINERS, Explainer, Method, explain_all, methods_for
 from sufficit.metrics.registry import Schedule
 from sufficit.metrics.scores import evaluate
 from sufficit.perturbation import bands
