@@ -22,7 +22,7 @@ from sufficit.metrics.compare_scores import Standing, compare_scores
 from sufficit.metrics.leakage import Leak, leak
 from sufficit.metrics.scores import Scores, evaluate, join, with_leak
 from sufficit.progress import bar
-from sufficit.report import Content, Facts, Shown, pick_shown, write_report
+from sufficit.report import Content, Facts, MethodScores, Shown, pick_shown, write_report
 from sufficit.results import (
     Estimate,
     as_json,
@@ -32,7 +32,7 @@ from sufficit.results import (
     save_scores,
     summarise,
 )
-from sufficit.tables import SHORT, methods_table
+from sufficit.tables import MAIN, methods_table
 from sufficit.training import train_lax
 from sufficit.training.recipes import RECIPES
 
@@ -90,7 +90,7 @@ def run_demo(
     title = f"Means over {n} pictures, alpha_min 0.5"
     if "leak_ratio" in summaries[LEARNED]:
         title += "; leak near 1: masks don't tell the class"
-    console.print(methods_table(summaries, standing, title, SHORT | {"leak_ratio": "leak"}))
+    console.print(methods_table(summaries, standing, title, (*MAIN, "leak_ratio")))
     calls = sum(int(found.calls.sum()) for found in scores.values()) + curves.calls
     console.print(in_words(summaries, standing.best), highlight=False)
     _save(folder, digits, heatmaps, scores, curves, summaries, standing, classifier)
@@ -236,7 +236,7 @@ def _save_report(
     content = Content(
         title="Where does a small net look for a digit?",
         facts=Facts.of(run, model="sufficit:digits", data="synthetic digits", seed=seed),
-        scores=scores,
+        scores={name: MethodScores.of(found, shown) for name, found in scores.items()},
         summaries=summaries,
         standing=standing,
         names=_names(digits),
@@ -247,7 +247,8 @@ def _save_report(
             chosen="the best, the worst and the most disputed",
         ),
         classes=[str(digit) for digit in range(10)],
-        alpha_curves=curves,
+        alpha_curve=curves.as_json(_names(digits)),
+        controls=("center", "random"),
     )
     write_report(path, content)
 

@@ -12,7 +12,7 @@ from sufficit.comparing.groups import HEATMAPS
 from sufficit.comparing.jobs import FILES
 from sufficit.comparing.outcome import Comparison
 from sufficit.comparing.settings import CONTROLS, read_run, settings_from
-from sufficit.comparing.telling import remarks
+from sufficit.comparing.telling import content_of
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.loader import folder_targets
 from sufficit.errors import UserError
@@ -20,7 +20,7 @@ from sufficit.explainers import EXPLAINERS
 from sufficit.explainers.lax import name_of
 from sufficit.files import make_folder
 from sufficit.keeping import Parts
-from sufficit.report import Content, Facts, Shown, write_report
+from sufficit.report import write_report
 from sufficit.results import as_json, provenance, save_json, save_pairs, save_scores
 
 
@@ -39,7 +39,7 @@ def save_comparison(out: Path, comparison: Comparison, parts: Parts) -> None:
     figures.save(lines, out / "curves.png")
     _save_sheet(out, comparison)
     record = _record(comparison)
-    write_report(out / "report.html", _content(comparison, record))
+    write_report(out / "report.html", content_of(comparison, record))
     save_json(out / "run.json", record)
     parts.remove()
 
@@ -62,37 +62,6 @@ def _methods_of(out: Path) -> set[str]:
     except UserError:
         return set(EXPLAINERS)
     return {*settings.methods, *map(name_of, settings.lax), *CONTROLS}
-
-
-def _content(comparison: Comparison, record: dict[str, object]) -> Content:
-    """What the report shows."""
-    settings, shown = comparison.settings, comparison.shown
-    facts = Facts.of(
-        record,
-        model=settings.model,
-        data=settings.data,
-        seed=settings.seed,
-        n_skipped=len(comparison.skipped),
-        more={"scored for": f"the {comparison.target_kind}s"},
-    )
-    return Content(
-        title=f"{len(comparison.standing.ranking)} methods on {settings.model}",
-        facts=facts,
-        scores=comparison.scores,
-        summaries=comparison.summaries,
-        standing=comparison.standing,
-        names=comparison.names,
-        shown=Shown(
-            shown.numbers,
-            shown.images,
-            shown.heatmaps,
-            chosen="the best, the worst, the most disputed, and some by chance",
-        ),
-        classes=comparison.class_names(),
-        fill=comparison.fill,
-        remarks=tuple(remarks(comparison)),
-        alpha_curves=comparison.alpha_curves,
-    )
 
 
 def _save_sheet(out: Path, comparison: Comparison) -> None:
