@@ -1,4 +1,4 @@
-"""The numbers of a report: what its script reads, and what a reader may take along."""
+"""The numbers of a page: what the viewer's script reads, and the files a reader can download."""
 
 import base64
 import csv
@@ -11,12 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from sufficit.metrics.scores import Scores
 from sufficit.perturbation import bands
 from sufficit.perturbation.types import Band, Predictions
 from sufficit.report.content import Content
 from sufficit.report.encoding import encode_fill, encode_heatmaps
-from sufficit.results import as_json, plain
+from sufficit.results import plain
 
 MOST_POINTS = 201  # of the slider
 MOST_ROWS = 3000  # of the table of all images
@@ -24,13 +23,13 @@ VIEWS = ("kept", "hidden", "rest")
 
 
 def slider_grid(content: Content) -> tuple[float, ...]:
-    """The alphas the slider stops at: those of the curves, and every alpha_min."""
-    values = content.schedule(content.methods[0]).values
+    """The alphas of the slider: those of the curves, and every alpha_min."""
+    values = content.first.schedule.values
     return stops(values, {found.alpha_min for found in content.scores.values()})
 
 
 def stops(values: Sequence[float], own: Iterable[float]) -> tuple[float, ...]:
-    """Of the alphas of curves as many as a slider needs, and every alpha_min.
+    """As many alphas of the curves as a slider needs, and every alpha_min.
 
     >>> stops((0.0, 0.5, 1.0), [0.4])
     (0.0, 0.4, 0.5, 1.0)
@@ -40,11 +39,11 @@ def stops(values: Sequence[float], own: Iterable[float]) -> tuple[float, ...]:
 
 
 def viewer_data(content: Content) -> dict[str, Any]:
-    """All that the script needs to show masks and what the model says of them."""
+    """All that the script needs to show masks and what the model predicts for them."""
     grid, methods, shown = slider_grid(content), content.methods, content.shown
     maps = encode_heatmaps(shown.heatmaps, grid)
     curves = {method: curves_of(content, method, grid) for method in methods}
-    msi = {method: rounded(content.scores[method].msi[list(shown.rows)]) for method in methods}
+    msi = {method: rounded(content.scores[method]["msi"][list(shown.rows)]) for method in methods}
     targets = content.first.targets[list(shown.rows)].tolist()
     images = [
         {
@@ -70,60 +69,59 @@ def viewer_data(content: Content) -> dict[str, Any]:
 
 
 def curves_of(content: Content, method: str, grid: Sequence[float]) -> list[dict[str, Any]]:
-    """For each image shown the answers to what is kept, hidden and left at each alpha."""
-    scores, rows = content.scores[method], list(content.shown.rows)
+    """Per image shown, the predictions for what is kept, hidden and left at each alpha."""
+    scores = content.scores[method]
     shares = shares_of(content.shown.heatmaps[method], grid)
-    answers = answers_along(scores, rows, grid)
+    answers = answers_along(scores.shown, scores.alpha_min, grid)
     return [{"share": share} | found for share, found in zip(shares, answers, strict=True)]
 
 
 def shares_of(heatmaps: Tensor, grid: Sequence[float]) -> list[list[float | None]]:
-    """For each image the share of its pixels above each alpha: [N,H,W] -> N."""
+    """Per image, the share of its pixels above each alpha: [N,H,W] -> N."""
     counts = bands.runs(heatmaps.cpu(), [bands.show(a) for a in grid]).diff(dim=2)[:, :, 0]
     return [rounded(share) for share in counts / heatmaps[0].numel()]
 
 
-def answers_along(scores: Scores, rows: list[int], grid: Sequence[float]) -> list[dict[str, Any]]:
-    """For each row the answers to what is kept, hidden and left at each alpha."""
-    start = scores.alpha_min
+def answers_along(
+    predictions: Predictions, alpha_min: float, grid: Sequence[float]
+) -> list[dict[str, Any]]:
+    """Per image, the predictions for what is kept, hidden and left at each alpha.
+
+    For each view there are probabilities, None where the model was not asked; hits as one text of
+    1, 0 and ?; and the predicted class, where it is known and not the target.
+    """
     asked: dict[str, list[Band]] = {
         "kept": [bands.show(a) for a in grid],
-        "hidden": [bands.hide(start, a) for a in grid],
+        "hidden": [bands.hide(alpha_min, a) for a in grid],
         "rest": [bands.rest(a) for a in grid],
     }
-    found: list[dict[str, Any]] = [{} for _ in rows]
+    found: list[dict[str, Any]] = [{} for _ in predictions.targets]
     for name, wanted in asked.items():
-        for i, (confidence, hits, said) in enumerate(_answers(scores.answers, rows, wanted)):
-            found[i] |= {name: confidence, f"{name}_hits": hits, f"{name}_said": said}
+        places = [i for i, band in enumerate(wanted) if band in set(predictions.bands)]
+        known = [wanted[i] for i in places]
+        rows = zip(
+            found,
+            predictions.of(known, "confidence"),
+            predictions.of(known, "accuracy").tolist(),
+            predictions.classes_of(known).tolist(),
+            strict=True,
+        )
+        for one, confidences, accuracies, classes in rows:
+            values: list[float | None] = [None] * len(grid)
+            said: list[int | None] = [None] * len(grid)
+            hits = ["?"] * len(grid)
+            row = zip(places, rounded(confidences), accuracies, classes, strict=True)
+            for i, confidence, accuracy, predicted in row:
+                values[i] = confidence
+                hits[i] = "?" if math.isnan(accuracy) else str(int(accuracy))
+                said[i] = predicted if accuracy == 0 and predicted >= 0 else None
+            one |= {name: values, f"{name}_hits": "".join(hits), f"{name}_said": said}
     return found
 
 
 def classes_in(answers: dict[str, Any]) -> set[int]:
-    """The classes that the model named for one image and method, the target left out."""
+    """The classes that the model predicts for one image and method, without the target."""
     return {n for view in VIEWS for n in answers[f"{view}_said"] if n is not None}
-
-
-def _answers(
-    answers: Predictions, rows: list[int], wanted: list[Band]
-) -> Iterable[tuple[list[float | None], str, list[int | None]]]:
-    """For each row probabilities, None where the model wasn't asked; hits, which are 1, 0 or ?; and
-    the class that came first where that is known and not the target.
-    """
-    known = set(answers.bands)
-    asked = [band for band in wanted if band in known]
-    places = [i for i, band in enumerate(wanted) if band in known]
-    some = answers.rows(rows)
-    confidences, accuracies = some.of(asked, "confidence"), some.of(asked, "accuracy")
-    for row in zip(confidences, accuracies, some.classes_of(asked), strict=True):
-        values: list[float | None] = [None] * len(wanted)
-        said: list[int | None] = [None] * len(wanted)
-        hits = ["?"] * len(wanted)
-        confidence, accuracy, named = rounded(row[0]), row[1].tolist(), row[2].tolist()
-        for place, value, hit, name in zip(places, confidence, accuracy, named, strict=True):
-            values[place] = value
-            hits[place] = "?" if math.isnan(hit) else str(int(hit))
-            said[place] = name if hit == 0 and name >= 0 else None
-        yield values, "".join(hits), said
 
 
 def rounded(values: Tensor) -> list[float | None]:
@@ -132,7 +130,7 @@ def rounded(values: Tensor) -> list[float | None]:
 
 
 def script_safe(content: object) -> str:
-    r"""JSON that can stand inside a script element whatever the text in it.
+    r"""JSON that is safe inside a script element, with any text in it.
 
     >>> script_safe({"name": "</script><!--"})
     '{"name":"\\u003c/script\\u003e\\u003c!--"}'
@@ -143,29 +141,35 @@ def script_safe(content: object) -> str:
     return text
 
 
-def everything(content: Content) -> dict[str, Any]:
-    """Facts, means and comparisons, as JSON holds them."""
-    summaries = {method: as_json(content.summaries[method]) for method in content.methods}
-    found: dict[str, Any] = plain(
-        {
-            "title": content.title,
-            "facts": asdict(content.facts) | {"n": len(content.names)},
-            "alpha_min": {name: found.alpha_min for name, found in content.scores.items()},
-            "score": content.schedule(content.methods[0]).score,
-            "methods": summaries,
-            "standing": asdict(content.standing),
-        }
-    )
-    return found
+def downloads(content: Content) -> list[tuple[str, str, str]]:
+    """(file name, what it holds, data address) of every file that a reader can download."""
+    found = [
+        ("methods.csv", "every mean with its interval", methods_csv(content), "text/csv"),
+        ("report.json", "means, comparisons and facts", json_text(content), "application/json"),
+    ]
+    if (table := images_csv(content)) is not None:
+        found.append(("images.csv", "the scores of every image", table, "text/csv"))
+    return [(name, what, _address(text, kind)) for name, what, text, kind in found]
 
 
 def json_text(content: Content) -> str:
-    """Everything as text."""
-    return json.dumps(everything(content), indent=2, ensure_ascii=False) + "\n"
+    """Facts, means and comparisons as JSON."""
+    found = {
+        "title": content.title,
+        "facts": asdict(content.facts) | {"n": len(content.names)},
+        "alpha_min": {name: found.alpha_min for name, found in content.scores.items()},
+        "score": content.first.schedule.score,
+        "methods": {
+            method: {column: asdict(e) for column, e in content.summaries[method].items()}
+            for method in content.methods
+        },
+        "standing": asdict(content.standing),
+    }
+    return json.dumps(plain(found), indent=2, ensure_ascii=False) + "\n"
 
 
 def methods_csv(content: Content) -> str:
-    """A row a method and column: mean, interval, and how many images it is of."""
+    """One row per method and column: mean, interval, and the number of images."""
     rows: list[Sequence[object]] = [
         ("method", "column", "mean", "low", "high", "n", "n_nan", "higher_is_better")
     ]
@@ -176,7 +180,7 @@ def methods_csv(content: Content) -> str:
 
 
 def images_csv(content: Content) -> str | None:
-    """A row a method and image with all columns; None for more rows than a page should hold."""
+    """One row per method and image with all columns; None if a page should not hold as many."""
     if len(content.names) * len(content.scores) > MOST_ROWS:
         return None
     columns = list(dict.fromkeys(c for found in content.scores.values() for c in found.columns))
@@ -192,8 +196,8 @@ def images_csv(content: Content) -> str | None:
     return _csv(rows)
 
 
-def address(text: str, kind: str) -> str:
-    """Text as a data address that a link can hold."""
+def _address(text: str, kind: str) -> str:
+    """Text as a data address for a link."""
     content = base64.b64encode(text.encode("utf-8", "backslashreplace")).decode()
     return f"data:{kind};charset=utf-8;base64,{content}"
 
