@@ -55,6 +55,7 @@ from sufficit.metrics.scores import read
 from sufficit.pairing import Pairs
 from sufficit.perturbation.types import NO_CLASS
 from sufficit.progress import bar
+from sufficit.report import MethodScores
 from sufficit.report.interpretation import reading
 from sufficit.results import save_scores
 from sufficit.scored import Options
@@ -510,7 +511,7 @@ def test_what_is_made_of_answers_in_pieces_is_what_is_made_of_all_at_once(
     answers = replace(whole.answers, named=named)
     once = read(answers, whole.plan, whole.held_out)
     means = {name: curve.accuracy.nanmean(0) for name, curve in once.curves().items()}
-    words = reading("m", once, once._schedule())
+    words = reading("m", MethodScores.of(once))
     for place, size in (("once", 99), ("pieces", 3)):
         in_pieces(monkeypatch, size)
         (tmp_path / place).mkdir()
@@ -527,7 +528,7 @@ def test_what_is_made_of_answers_in_pieces_is_what_is_made_of_all_at_once(
     assert found.keys() == means.keys()
     for name, values in means.items():
         torch.testing.assert_close(found[name].values, values, rtol=0, atol=1e-12)
-    assert asdict(reading("m", again, again._schedule()).losses) == pytest.approx(
+    assert asdict(reading("m", MethodScores.of(again)).losses) == pytest.approx(
         asdict(words.losses)
     )
     first, second = (

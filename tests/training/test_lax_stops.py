@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
-from test_lax import Traces
 from test_lax_training import classifier_of, data, loader_of, small_net, train, weights
 from torch import Tensor, nn
 
+from small_models import Traces
 from sufficit import Classifier, Lax, UserError, explain
 from sufficit.training import LaxRecipe, TrainingError
 from sufficit.training.feeding import Feed

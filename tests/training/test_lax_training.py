@@ -10,10 +10,10 @@ from unittest.mock import ANY
 import numpy as np
 import pytest
 import torch
-from test_lax import Traces, mixed_modes
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
+from small_models import Traces, mixed_modes
 from sufficit import Classifier, Lax, UserError, explain, train_lax
 from sufficit.training import LaxRecipe, cache_features
 from sufficit.training import lax as lax_training

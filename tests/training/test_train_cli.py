@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from digit_images import write_digits
 from sufficit import Classifier, Lax, UserError, evaluate, explain, sanity_check
 from sufficit.classifier.checkpoint import View
 from sufficit.cli import main
-from sufficit.data.digits import synthetic_digits
 from sufficit.data.images import ImageFile, read_image
 from sufficit.parsing import methods_from
 from sufficit.training.pictures import Part, PictureLoader, standing_in
@@ -27,17 +27,6 @@ from sufficit.training.splitting import held_out, how_many, read_folder
 N = 40
 MODEL = ["--model", "sufficit:digits"]
 QUICK = ["--recipe", "paper", "--epochs", "1", "--batch-size", "16"]
-
-
-def write_digits(folder: Path, n: int, seed: int = 4) -> Path:
-    """Digits as PNG files, a class folder each."""
-    made = synthetic_digits(n, seed=seed)
-    pixels = (made.images * 255).byte().permute(0, 2, 3, 1).numpy()
-    for i, (picture, label) in enumerate(zip(pixels, made.labels.tolist(), strict=True)):
-        path = folder / str(label) / f"{i:03d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(path)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -81,12 +81,12 @@ def figure(
     """
     from sufficit.comparing import plates
     from sufficit.comparing.finished import read_finished
-    from sufficit.plots import Look, save
+    from sufficit.plots import Look, check_file, save, width_from
 
     _check_given(ctx, show)
-    plates.check_file(out_file)
+    check_file(out_file)
     check_output(out_file.parent)
-    look = Look(plates.width_from(width), font)
+    look = Look(width_from(width), font)
     finished, chosen = read_finished(run), _listed(methods)
     if show == Shows.sheet:
         drawn = plates.sheet(

@@ -1,33 +1,22 @@
 """Figures for papers from the folder of a finished comparison: every number is the run's own."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+import torch
 
-from sufficit import plots as figures
+from sufficit import plots
 from sufficit.classifier.classifier import Classifier
-from sufficit.comparing.finished import Drawn, Finished, read_drawn, read_finished
-from sufficit.errors import UserError, unknown
-from sufficit.perturbation.fills import fill_for
-from sufficit.plots import Look
-from sufficit.tables import HEADINGS
+from sufficit.comparing.finished import Finished, read_drawn, read_finished
+from sufficit.metrics.curves import MeanCurve
+from sufficit.metrics.method_scores import MethodScores
+from sufficit.metrics.registry import Schedule
+from sufficit.perturbation.types import Predictions
+from sufficit.plots import PAPER, PAPER_CURVES, Look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-WIDTHS = {"column": 3.3, "page": 6.9}  # inches
-PAPER = Look(width=WIDTHS["page"], font=8)
-CURVES = ("show", "hide", "insertion_percent", "deletion_percent")
-_SHORT = {
-    "show": r"Show(>$\alpha$)",
-    "hide": r"Hide(>$\alpha$)",
-    "insertion_pixel": "Insertion, pixel value",
-    "deletion_pixel": "Deletion, pixel value",
-    "insertion_percent": "Insertion, %",
-    "deletion_percent": "Deletion, %",
-}
 
 
 def sheet(
@@ -43,20 +32,24 @@ def sheet(
     classifier: Classifier | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> "Figure":
-    """A row an image, a column a method, and the run's numbers under each.
+    """One row per image, one column per method, and the run's numbers under each.
 
-    `kept` adds the image through the mask at alpha_min, `rest` what the mask leaves out, both with
-    the run's fill: what the model saw. `data` is where the images are now, if they were moved.
+    `kept` adds the image through the mask at alpha_min, `rest` its complement, both with the run's
+    fill: what the model saw. `data` is the new place of the images, if they were moved.
     """
     run = _run(run)
     chosen = run.known(methods)
     rows = run.chosen(images, chosen)
-    captions = {m: _captions(run, m, columns, rows) for m in chosen}  # wrong names are told first
+    captions = {
+        m: plots.score_captions({c: run.values(m, c, rows) for c in columns}) for m in chosen
+    }  # first, so that wrong names raise before anything is drawn
     drawn = read_drawn(run, rows, chosen, data=data, classifier=classifier)
     if drawn.again:
         tell("The run kept no heatmaps, so its model drew these again; the numbers are the run's.")
-    further = _masked(drawn, run.alpha_min, kept=kept, rest=rest)
-    return figures.sheet_figure(
+    further = plots.masked_images(
+        drawn.images, drawn.heatmaps, drawn.fill, run.alpha_min, kept=kept, rest=rest
+    )
+    return plots.sheet_figure(
         drawn.images, drawn.heatmaps, drawn.class_names, captions, under=further, look=look
     )
 
@@ -65,104 +58,59 @@ def curves(
     run: Path | Finished,
     methods: Sequence[str] | None = None,
     *,
-    names: Sequence[str] = CURVES,
+    names: Sequence[str] = PAPER_CURVES,
     look: Look = PAPER,
 ) -> "Figure":
-    """Curves averaged over the images, a line a method."""
+    """Mean curves, one line per method."""
     run = _run(run)
-    found = {method: run.curves(method) for method in run.known(methods)}
-    known = next(iter(found.values()))
-    panels = []
-    for name in names:
-        if name not in known:
-            raise unknown("curve in this run", name, known)
-        lines = {method: curves[name] for method, curves in found.items()}
-        panels.append(figures.curve_panel(name, run.settings.score, lines, _SHORT[name]))
-    return figures.lines_figure(panels, run.outside, look)
+    return plots.methods_figure(_scores(run, methods), run.outside, names, look)
 
 
 def alphas(
     run: Path | Finished, methods: Sequence[str] | None = None, *, look: Look = PAPER
 ) -> "Figure":
-    """Mean MSI over alpha_min, a line a method: of all images where it was searched, or of some."""
+    """Mean MSI over alpha_min: of all images where it was searched, or of a sample."""
     run = _run(run)
-    found = run.record.get("search") or run.record.get("alpha_curve")
-    if found is None:
-        raise UserError(
-            "this run has MSI at one alpha_min alone: compare anew, with --alpha-curve, which is"
-            " usual, or with --alpha-min search"
-        )
-    lines = {method: (found["alphas"], found["mean_msi"][method]) for method in run.known(methods)}
-    images = len(found["images"]) if "images" in found else None
-    panel = figures.alpha_panel(lines, run.alpha_min, images)
-    return figures.lines_figure([panel], run.outside, look)
+    return plots.alpha_figure(
+        _scores(run, methods), run.record.get("alpha_curve"), run.outside, look
+    )
 
 
 def sizes(
     run: Path | Finished, methods: Sequence[str] | None = None, *, look: Look = PAPER
 ) -> "Figure":
-    """Mask penalty against base score, a point a method, with 95 % intervals."""
+    """Base score over mask penalty, one point per method, with 95 % intervals."""
     run = _run(run)
-    points = {
-        method: (run.estimate(method, "mask_penalty"), run.estimate(method, "base_score"))
-        for method in run.known(methods)
-    }
-    return figures.sizes_figure(points, [m for m in run.outside if m in points], look)
-
-
-def check_file(path: Path) -> None:
-    """Raise for a figure's file whose kind is not known."""
-    if path.suffix.lower() not in figures.FORMATS:
-        raise UserError(
-            f"a figure's file ends with {', '.join(figures.FORMATS)}, got {path.name!r}: .pdf suits"
-            " LaTeX, .svg the web"
-        )
-
-
-def width_from(text: str) -> float:
-    """Inches from column, page or a number.
-
-    >>> width_from("column"), width_from("4.5")
-    (3.3, 4.5)
-    """
-    if text in WIDTHS:
-        return WIDTHS[text]
-    try:
-        inches = float(text)
-    except ValueError:
-        inches = 0.0
-    if not 1 <= inches <= 50:
-        raise UserError(f"--width must be column, page or inches in 1..50, got {text!r}")
-    return inches
+    columns = ("mask_penalty", "base_score")
+    found = {m: {c: run.estimate(m, c) for c in columns} for m in run.known(methods)}
+    return plots.sizes_figure(found, [m for m in run.outside if m in found], look)
 
 
 def _run(run: Path | Finished) -> Finished:
     return run if isinstance(run, Finished) else read_finished(run)
 
 
-def _captions(run: Finished, method: str, columns: Sequence[str], rows: Sequence[int]) -> list[str]:
-    """The columns of each image, a line each."""
-    lines = []
-    for column in columns:
-        word = HEADINGS.get(column, column.replace("_", " "))
-        values = run.values(method, column, rows)
-        lines.append([f"{word} {v:+.2f}" if column == "msi" else f"{word} {v:.2f}" for v in values])
-    return ["\n".join(row) for row in zip(*lines, strict=True)] or [""] * len(rows)
-
-
-def _masked(
-    drawn: Drawn, alpha: float, *, kept: bool, rest: bool
-) -> dict[str, Mapping[str, Tensor]]:
-    """The images through the masks and through what they leave out, as the model saw them."""
-    fill = fill_for(drawn.images, drawn.fill)
-    masks = {m: (maps > alpha).float()[:, None] for m, maps in drawn.heatmaps.items()}
-    found: dict[str, Mapping[str, Tensor]] = {}
-    if kept:
-        found[f"above {alpha:g}"] = {
-            m: drawn.images * mask + fill * (1 - mask) for m, mask in masks.items()
-        }
-    if rest:
-        found["the rest"] = {
-            m: drawn.images * (1 - mask) + fill * mask for m, mask in masks.items()
-        }
-    return found
+def _scores(run: Finished, methods: Sequence[str] | None) -> dict[str, MethodScores]:
+    """The mean curves of some methods, and MSI over alpha_min where it was searched for."""
+    none, search = torch.zeros(len(run.names)), run.record.get("search")
+    empty = torch.zeros(0, 0)
+    schedule = Schedule(run.alpha_min, run.settings.score)
+    return {
+        method: MethodScores(
+            columns={},
+            targets=none,
+            clean=none,
+            calls=none,
+            alpha_min=run.alpha_min,
+            schedule=schedule,
+            curves={
+                name: MeanCurve(tuple(grid), torch.as_tensor(values))
+                for name, (grid, values) in run.curves(method).items()
+            },
+            shown=Predictions((), empty, empty, (), empty, none, none),
+            alphas=dict(zip(search["alphas"], search["mean_msi"][method], strict=True))
+            if search
+            else None,
+        )
+        for method in run.known(methods)
+    }

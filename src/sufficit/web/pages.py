@@ -10,8 +10,8 @@ from torchvision.transforms.v2.functional import to_pil_image
 
 from sufficit.data.digits import synthetic_digits
 from sufficit.perturbation.fills import FILLS
-from sufficit.report.numbers import script_safe
-from sufficit.report.templates import asset, environment, look_and_feel
+from sufficit.report.html import asset, environment, look_and_feel
+from sufficit.report.viewer_data import script_safe
 from sufficit.web.limits import Limits
 from sufficit.web.studio import Studio
 from sufficit.web.uploads import NAMES, check_picture, decode

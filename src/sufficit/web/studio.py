@@ -13,14 +13,13 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.drawing import class_number
 from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
-from sufficit.explainers import CAMS, EXPLAINERS, Method, explain_all, methods_for
-from sufficit.explainers.entry import Explainer
+from sufficit.explainers import CAMS, EXPLAINERS, Explainer, Method, explain_all, methods_for
 from sufficit.metrics.registry import Schedule
 from sufficit.metrics.scores import evaluate
 from sufficit.perturbation import bands
 from sufficit.perturbation.types import Progress
 from sufficit.report.encoding import encode_fill, encode_heatmaps, encode_images
-from sufficit.report.numbers import answers_along, classes_in, rounded, shares_of, stops
+from sufficit.report.viewer_data import answers_along, classes_in, rounded, shares_of, stops
 from sufficit.web.schemas import (
     ClassFacts,
     Curves,
@@ -101,7 +100,7 @@ class Studio:
             progress=progress,
         )
         grid = stops(schedule.values, [form.alpha_min])
-        curves = answers_along(scores, [0], grid)[0]
+        curves = answers_along(scores.answers, scores.alpha_min, grid)[0]
         return Scored(
             method=form.method,
             target=self._class(target, probabilities),
