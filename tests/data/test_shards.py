@@ -14,18 +14,18 @@ import pandas
 import pytest
 import torch
 from PIL import Image
+from sufficit.compare import compare_folder
+from sufficit.comparing.settings import settings_from
+from sufficit.drawing import Drawn, save_drawn
+from sufficit.pairing import Pairs
 
 from own_model import MODEL
 from sufficit import Classifier, UserError
-from sufficit.compare import compare_folder
-from sufficit.comparing.settings import settings_from
 from sufficit.data import shards
 from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import BadImageError, list_images, open_images, read_image
 from sufficit.data.loader import Entry, ImageLoader
 from sufficit.data.shards import Member, expand
-from sufficit.drawing import Drawn, save_drawn
-from sufficit.pairing import Pairs
 
 
 def png(number: int) -> bytes:

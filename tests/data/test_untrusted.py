@@ -18,12 +18,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save as as_safetensors
-
-from sufficit import Classifier, Lax, UserError, train_lax
-from sufficit.classifier import loading as sources
 from sufficit.comparing.finished import read_finished
 from sufficit.comparing.jobs import make_job
 from sufficit.comparing.settings import Settings, read_run, settings_from, write_run
+
+from sufficit import Classifier, Lax, UserError, train_lax
+from sufficit.classifier import loading as sources
 from sufficit.data.heatmap_files import HeatmapError, HeatmapFile, write_heatmaps
 from sufficit.data.images import open_images
 from sufficit.data.splits import Split

@@ -20,9 +20,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-
-from own_model import MODEL
-from sufficit import Classifier, Lax, UserError, evaluate, explain, leak, scoring
 from sufficit.compare import _summary, compare_folder, score_folder, scores_at_one_alpha
 from sufficit.comparing import groups
 from sufficit.comparing.groups import Found
@@ -38,13 +35,16 @@ from sufficit.comparing.settings import (
 from sufficit.comparing.showing import choose
 from sufficit.comparing.telling import content_of, sentences, warnings_of
 from sufficit.comparing.toml import as_toml
+from sufficit.scored import Options
+
+from own_model import MODEL
+from sufficit import Classifier, Lax, UserError, evaluate, explain, leak, scoring
 from sufficit.data.digits import synthetic_digits
 from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import list_images, read_image
 from sufficit.explainers import CAMS
 from sufficit.metrics.scores import make_plan
 from sufficit.perturbation.types import Predictions
-from sufficit.scored import Options
 
 FAST = {"value_step": 0.25, "percent_step": 0.25, "donors": 3}
 

@@ -13,18 +13,18 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from sufficit.compare import compare_folder
+from sufficit.comparing.settings import Settings
+from sufficit.keeping import Parts
+from sufficit.scored import Options
 from torch import nn
 
 from reference import small_net
 from sufficit import Classifier, UserError, View, scoring
-from sufficit.compare import compare_folder
-from sufficit.comparing.settings import Settings
 from sufficit.data import images
 from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import open_images
 from sufficit.files import check_output
-from sufficit.keeping import Parts
-from sufficit.scored import Options
 from sufficit.training import FolderOptions, train_folder
 from sufficit.training import lax as lax_training
 

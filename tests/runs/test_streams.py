@@ -20,14 +20,18 @@ import pytest
 import torch
 from PIL import Image
 from pyarrow import parquet
-from torch import nn
-
-from own_model import MODEL
-from sufficit import Classifier, UserError, evaluate, scoring
 from sufficit.compare import compare_folder
 from sufficit.comparing import groups as comparing_groups
 from sufficit.comparing.finished import read_finished
 from sufficit.comparing.settings import Settings, settings_from
+from sufficit.keeping import Parts
+from sufficit.pairing import Pairs
+from sufficit.scored import Options
+from sufficit.sharing import Passage, dealt
+from torch import nn
+
+from own_model import MODEL
+from sufficit import Classifier, UserError, evaluate, scoring
 from sufficit.crews import Crew
 from sufficit.data import images as sources
 from sufficit.data.heatmap_files import HeatmapFile
@@ -50,16 +54,12 @@ from sufficit.data.loader import (
     named,
     units_of,
 )
-from sufficit.keeping import Parts
 from sufficit.metrics.scores import read
-from sufficit.pairing import Pairs
 from sufficit.perturbation.types import NO_CLASS
 from sufficit.progress import bar
 from sufficit.report import MethodScores
 from sufficit.report.interpretation import reading
 from sufficit.results import save_scores
-from sufficit.scored import Options
-from sufficit.sharing import Passage, dealt
 
 NAMES = ["ant", "bee", "cat"]
 FAST = {"value_step": 0.25, "percent_step": 0.25, "donors": 3, "device": "cpu"}

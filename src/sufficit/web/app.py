@@ -19,8 +19,8 @@ from sufficit import __version__
 from sufficit.data.digits import synthetic_digits
 from sufficit.perturbation.fills import FILLS
 from sufficit.perturbation.types import Progress
-from sufficit.report.numbers import script_safe
-from sufficit.report.templates import asset, environment, look_and_feel
+from sufficit.report.html import asset, environment, look_and_feel
+from sufficit.report.viewer_data import script_safe
 from sufficit.web.guard import HANDLED, MEANINGS, Guard, capped, failed, read_form
 from sufficit.web.schemas import (
     Explained,

@@ -37,7 +37,7 @@ from sufficit.perturbation import bands
 from sufficit.perturbation.fills import FILLS
 from sufficit.perturbation.types import Progress
 from sufficit.report.encoding import encode_fill, encode_heatmaps, encode_images
-from sufficit.report.numbers import answers_along, classes_in, rounded, shares_of, stops
+from sufficit.report.viewer_data import answers_along, classes_in, rounded, shares_of, stops
 from sufficit.web.schemas import (
     ClassFacts,
     Curves,
