@@ -20,7 +20,7 @@ from torch import Tensor
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.images import FORMATS, BadImageError, decode_image
-from sufficit.drawing import class_number
+from sufficit.runs.overlays import class_number
 from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
 from sufficit.explainers import (
     CAMS,
@@ -103,7 +103,7 @@ class Service:
             columns=COLUMNS,
             progress=progress,
         )
-        curves = answers_along(scores, [0], common.grid)[0]
+        curves = answers_along(scores.answers, form.alpha_min, common.grid)[0]
         values = {name: scores[name].item() for name in COLUMNS}
         columns: dict[str, Any] = {n: None if math.isnan(v) else v for n, v in values.items()}
         return Scored(
