@@ -28,13 +28,13 @@ from sufficit.crews import Crew
 from sufficit.data.finding import ImageSource, open_images
 from sufficit.data.images import ImageFile
 from sufficit.data.loader import GROUP
-from sufficit.intervals import Estimate, estimates
 from sufficit.keeping import FOLDER, Parts, begin
 from sufficit.metrics.compare_scores import compare_scores
 from sufficit.metrics.scores import AlphaSearch, Scores, read, with_leak
-from sufficit.perturbation.types import Progress
+from sufficit.progress import Progress
 from sufficit.results import summarise
 from sufficit.sharing import told_roll
+from sufficit.statistics import Estimate, estimates
 
 
 def compare_folder(

@@ -18,7 +18,7 @@ from sufficit.explainers import CAMS, Method, explain_all
 from sufficit.explainers.lax import Lax
 from sufficit.files import make_folder
 from sufficit.metrics.alpha_search import AlphaCurves, alpha_curves, coarse, spread
-from sufficit.metrics.compare_scores import Standing, compare_scores
+from sufficit.metrics.compare_scores import compare_scores
 from sufficit.metrics.leakage import Leak, leak
 from sufficit.metrics.scores import Scores, evaluate, join, with_leak
 from sufficit.progress import bar
@@ -32,6 +32,7 @@ from sufficit.results import (
     save_scores,
     summarise,
 )
+from sufficit.statistics import Standing
 from sufficit.tables import SHORT, methods_table
 from sufficit.training import train_lax
 from sufficit.training.recipes import RECIPES

@@ -12,8 +12,8 @@ from torch import Tensor
 from sufficit.data.loader import Skipped, check_any, check_sizes
 from sufficit.files import writing
 from sufficit.keeping import LARGE, SMALL, Parts
-from sufficit.metrics.scores import Plan
-from sufficit.perturbation.types import Predictions
+from sufficit.metrics.plan import Plan
+from sufficit.perturbation.predictions import Predictions
 from sufficit.sharing import SCORES, Roll
 
 

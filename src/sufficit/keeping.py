@@ -16,7 +16,7 @@ from sufficit.classifier.fingerprint import read, same
 from sufficit.errors import UserError
 from sufficit.files import is_unfinished, make_folder, read_json, writing
 from sufficit.metrics.leakage import TENSORS, Leak
-from sufficit.perturbation.types import Predictions
+from sufficit.perturbation.predictions import Predictions
 from sufficit.results import plain, save_json
 
 FOLDER = "parts"

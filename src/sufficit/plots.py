@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from sufficit.files import writing
-from sufficit.intervals import Estimate
 from sufficit.metrics.curves import MeanCurve
 from sufficit.metrics.scores import Scores
+from sufficit.statistics import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 
 from sufficit.files import writing
-from sufficit.intervals import Estimate, estimates, ratio_estimate
-from sufficit.metrics.compare_scores import Standing
 from sufficit.metrics.curves import Curve
 from sufficit.metrics.scores import Scores
+from sufficit.statistics import Estimate, Standing, estimates, ratio_estimate
 
 if TYPE_CHECKING:
     import pyarrow

@@ -13,11 +13,12 @@ from sufficit.data.loader import Skipped, folder_targets
 from sufficit.files import make_folder
 from sufficit.keeping import FOLDER, Parts
 from sufficit.metrics.leakage import leak_warning
+from sufficit.metrics.plan import ALPHA_GRID
 from sufficit.metrics.registry import COLUMNS
-from sufficit.metrics.scores import ALPHA_GRID, Scores
-from sufficit.perturbation.types import ScoreKind
-from sufficit.resampling import RESAMPLES
+from sufficit.metrics.scores import Scores
+from sufficit.perturbation.predictions import ScoreKind
 from sufficit.results import Estimate, as_json, provenance, save_json, save_scores
+from sufficit.statistics import RESAMPLES
 
 FILES = ("scores.parquet", "curves.parquet", "summary.json", "curves.png", "run.json")
 

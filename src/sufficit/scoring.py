@@ -39,13 +39,23 @@ from sufficit.keeping import (
     place_for,
     predictions_as_tensors,
 )
-from sufficit.metrics.leakage import POOL, Leak, leak_warning, measure
-from sufficit.metrics.probe import Pool, Probe, Setting, check_classes, draw_pool, prepare
-from sufficit.metrics.scores import Plan, ask, check_asking, make_plan, with_leak
+from sufficit.metrics.donors import draw_pool
+from sufficit.metrics.leakage import (
+    POOL,
+    Leak,
+    LeakProbe,
+    LeakSettings,
+    Pool,
+    check_classes,
+    leak_warning,
+    measure,
+    prepare,
+)
+from sufficit.metrics.plan import Plan, ask, check_asking, make_plan
 from sufficit.metrics.scores import read as read_scores
+from sufficit.metrics.scores import with_leak
 from sufficit.pairing import Pair, Pairs, check_any_pair, warn_of_stretched
-from sufficit.perturbation.types import Progress
-from sufficit.progress import bar
+from sufficit.progress import Progress, bar
 from sufficit.results import summarise
 from sufficit.scored import FILES, FolderScores, Options, as_plain
 from sufficit.sharing import (
@@ -246,16 +256,17 @@ def _leak_groups(job: _Job, parts: Parts, roll: Roll, alpha_min: float, crew: Cr
         for group, items in reader.ahead(roll.left(job.groups(), done, parts, crew)):
             probe = probe or _probe(job, parts, roll, alpha_min)
             given, first = (*_stacked(items), roll.of(group)), roll.starts[group.number]
-            found = measure(job.classifier, *given, probe.setting, probe, first=first)
+            numbers = range(first, first + len(items))
+            found = measure(job.classifier, *given, probe.settings, probe, numbers=numbers)
             parts.write(LEAK, group.number, leak_as_tensors(OWN, found), facts)
             images += len(group)
             told(images, total)
 
 
-def _probe(job: _Job, parts: Parts, roll: Roll, alpha_min: float) -> Probe:
+def _probe(job: _Job, parts: Parts, roll: Roll, alpha_min: float) -> LeakProbe:
     """The pool that donors are drawn from, up to POOL of the images, under their own masks."""
     options = job.options
-    setting = Setting(
+    setting = LeakSettings(
         alpha_min,
         options.leak_donors,
         options.seed,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from rich import box
 from rich.table import Table
 
-from sufficit.metrics.compare_scores import Standing
 from sufficit.results import Estimate
+from sufficit.statistics import Standing
 
 Summaries = Mapping[str, Mapping[str, Estimate]]
 """For each method the estimate of each column."""

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import KernelPCA
-from test_predict import SmallMemory
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision import models
 
-from reference import small_net
+from reference import SmallMemory, small_net
 from sufficit import Classifier, UserError
 from sufficit.errors import EmptyHeatmapWarning
 from sufficit.explainers import (
@@ -699,7 +698,7 @@ def test_out_of_memory_halves_the_batch_and_goes_on(room: int) -> None:
     images = torch.rand(10, 3, 8, 6, generator=torch.Generator().manual_seed(2))
     wanted = explain(Classifier(small_net(seed=2)), images)
     model = SmallMemory(small_net(seed=2), room)
-    with pytest.warns(RuntimeWarning, match="out of memory: going on with batches of"):
+    with pytest.warns(RuntimeWarning, match="out of memory: retrying with batch size"):
         found = explain(Classifier(model), images)
     torch.testing.assert_close(found, wanted)
     assert max(model.sizes) <= room

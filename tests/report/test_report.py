@@ -18,7 +18,6 @@ import torch
 from report_content import HOSTILE, Quarters, coarse_maps, decoded, make, quarters
 from sufficit import Classifier, evaluate
 from sufficit.errors import UserError
-from sufficit.metrics.compare_scores import compare_values
 from sufficit.metrics.scores import Scores
 from sufficit.perturbation.heatmaps import normalize, resize
 from sufficit.report import Content, Facts, Shown, pick_shown, write_report
@@ -27,6 +26,7 @@ from sufficit.report.encoding import encode_fill, encode_heatmaps, encode_images
 from sufficit.report.interpretation import _short, _Told, cautions, readings
 from sufficit.report.numbers import curves_of, slider_grid
 from sufficit.results import summarise
+from sufficit.statistics import compare_values
 
 
 @pytest.fixture(scope="module")

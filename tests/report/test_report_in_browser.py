@@ -14,12 +14,12 @@ import torch
 
 from browsing import Tab, in_browser, launched, opened, shot
 from report_content import HOSTILE, coarse_maps, make
-from sufficit.metrics.compare_scores import compare_values
 from sufficit.metrics.scores import read
-from sufficit.perturbation.types import NO_CLASS
+from sufficit.perturbation.predictions import NO_CLASS
 from sufficit.report import Content, write_report
 from sufficit.report.numbers import curves_of, slider_grid
 from sufficit.results import summarise
+from sufficit.statistics import compare_values
 
 
 @pytest.fixture(scope="module")

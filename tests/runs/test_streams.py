@@ -47,8 +47,7 @@ from sufficit.data.loader import (
 from sufficit.keeping import Parts
 from sufficit.metrics.scores import read
 from sufficit.pairing import Pairs
-from sufficit.perturbation.types import NO_CLASS
-from sufficit.progress import bar
+from sufficit.perturbation.predictions import NO_CLASS
 from sufficit.report.interpretation import reading
 from sufficit.results import save_scores
 from sufficit.scored import Options
@@ -314,13 +313,6 @@ def test_pictures_are_found_by_name_and_counted_for_a_while() -> None:
     assert walked == ["0.png"]
 
 
-def test_a_bar_without_a_total_counts(capfd: pytest.CaptureFixture[str]) -> None:
-    with bar("images", wanted=True) as tick:
-        assert tick is not None
-        tick(7, math.inf)
-    assert "7/?" in capfd.readouterr().err
-
-
 # Labels that only each picture tells
 
 
@@ -489,7 +481,7 @@ def test_processes_that_find_other_images_are_refused_at_the_end(tmp_path: Path)
 
 
 def in_pieces(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr("sufficit.perturbation.types.PIECE", size)
+    monkeypatch.setattr("sufficit.perturbation.predictions.PIECE", size)
 
 
 def test_what_is_made_of_answers_in_pieces_is_what_is_made_of_all_at_once(

@@ -27,7 +27,7 @@ from sufficit.classifier.checkpoint import (
 )
 from sufficit.errors import UserError, unknown
 from sufficit.files import read_json
-from sufficit.seeding import seeded
+from sufficit.seeds import seeded
 
 RANDOM_SEED = 0  # random weights are the same at every load
 

@@ -22,10 +22,9 @@ from sufficit.data.loader import GROUP, named
 from sufficit.errors import UserError, unknown
 from sufficit.explainers.lax import name_of
 from sufficit.files import read_json, safe_name
-from sufficit.intervals import Estimate
 from sufficit.keeping import FOLDER
-from sufficit.perturbation.types import PIECE
-from sufficit.resampling import Floats
+from sufficit.perturbation.predictions import PIECE
+from sufficit.statistics import Estimate, Floats
 
 if TYPE_CHECKING:
     import pandas

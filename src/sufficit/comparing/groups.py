@@ -23,11 +23,18 @@ from sufficit.data.loader import (
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
 from sufficit.gathering import Gathered, gather
 from sufficit.keeping import Parts, leak_as_tensors, leak_from, predictions_as_tensors
-from sufficit.metrics.leakage import POOL, Leak, measure_methods
-from sufficit.metrics.probe import Pool, Probe, Setting, draw_pool, prepare
-from sufficit.metrics.scores import ask
-from sufficit.perturbation.types import Progress
-from sufficit.progress import bar
+from sufficit.metrics.donors import draw_pool
+from sufficit.metrics.leakage import (
+    POOL,
+    Leak,
+    LeakProbe,
+    LeakSettings,
+    Pool,
+    measure_methods,
+    prepare,
+)
+from sufficit.metrics.plan import ask
+from sufficit.progress import Progress, bar
 from sufficit.sharing import (
     LEAK,
     SCORES,
@@ -108,7 +115,7 @@ def leak_groups(job: Job, parts: Parts, roll: Roll, alpha_min: float, crew: Crew
         bar("measuring the leak", crew.voice(job.progress)) as tick,
         crew.stage(LEAK, tick, before, total) as told,
     ):
-        probe: Probe | None = None
+        probe: LeakProbe | None = None
         for group, items in job.reader().ahead(roll.left(job.groups(), done, parts, crew)):
             probe = probe or _probe(job, parts, roll, alpha_min)
             tensors = _leak_group(job, items, roll.of(group), probe, roll.starts[group.number])
@@ -218,9 +225,9 @@ def _size(parts: Parts, done: Collection[int]) -> dict[tuple[int, ...], str]:
     return {}
 
 
-def _probe(job: Job, parts: Parts, roll: Roll, alpha_min: float) -> Probe:
+def _probe(job: Job, parts: Parts, roll: Roll, alpha_min: float) -> LeakProbe:
     """The pool that donors are drawn from, under every method's own masks."""
-    setting = Setting(
+    setting = LeakSettings(
         alpha_min,
         job.settings.donors,
         job.settings.seed,
@@ -236,11 +243,12 @@ def _probe(job: Job, parts: Parts, roll: Roll, alpha_min: float) -> Probe:
 
 
 def _leak_group(
-    job: Job, items: Sequence[Item], goals: Tensor, probe: Probe, first: int
+    job: Job, items: Sequence[Item], goals: Tensor, probe: LeakProbe, first: int
 ) -> dict[str, Tensor]:
     heatmaps = _drawn(job, [item.entry for item in items], _stacked(job, items), goals)
     tensors: dict[str, Tensor] = {}
-    for method, leaked in measure_methods(heatmaps, goals, probe, first).items():
+    numbers = range(first, first + len(goals))
+    for method, leaked in measure_methods(heatmaps, goals, probe, numbers).items():
         tensors |= leak_as_tensors(method, leaked)
     return tensors
 

@@ -19,9 +19,9 @@ from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, explain_all
 from sufficit.explainers.explanation import Method
 from sufficit.explainers.lax import Lax, name_of
-from sufficit.metrics.scores import Plan, check_asking, make_plan
+from sufficit.metrics.plan import Plan, check_asking, make_plan
 from sufficit.parsing import classifier_from, fill_from
-from sufficit.perturbation.types import Progress
+from sufficit.progress import Progress
 
 FILES = ("curves.png", "pairs.csv", "report.html", "run.json", "RUN.toml", "sheet.png")
 RESERVED = ("parts", "summary.json", *FILES)  # no method may be called so: its folder is taken

@@ -10,11 +10,10 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.comparing.settings import Settings
 from sufficit.comparing.showing import Shown
 from sufficit.data.loader import Skipped, folder_targets
-from sufficit.intervals import Estimate
 from sufficit.metrics.alpha_search import AlphaCurves
-from sufficit.metrics.compare_scores import Standing
 from sufficit.metrics.leakage import leak_warning
 from sufficit.metrics.scores import Scores
+from sufficit.statistics import Estimate, Standing
 
 OWN_BEST = "msi_own_best"  # MSI of a method at the alpha_min that is best for it alone
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from sufficit.resampling import Floats
+from sufficit.statistics import Floats
 
 SHOWN = 24
 REASONS = ("best", "worst", "most disputed", "drawn by seed")

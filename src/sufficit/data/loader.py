@@ -18,7 +18,7 @@ from sufficit.data.finding import ImageSource
 from sufficit.data.heatmap_files import HeatmapError
 from sufficit.data.images import BadImageError, ImageFile, class_numbers
 from sufficit.errors import UserError
-from sufficit.perturbation.types import Progress
+from sufficit.progress import Progress
 
 GROUP = 32  # images read, and scored, at a time
 THREADS = min(8, os.cpu_count() or 1)  # that decode pictures, at most

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sufficit.intervals import Estimate
 from sufficit.metrics.scores import AlphaSearch
 from sufficit.report.content import Content
 from sufficit.report.interpretation import Losses, Reading
+from sufficit.statistics import Estimate
 
 LINE_COLOURS = 8
 LABEL_GAP = 15.0

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from sufficit.metrics.areas import mean_height
+from sufficit.metrics.curves import mean_height
 from sufficit.metrics.leakage import leak_warning
 from sufficit.metrics.registry import Schedule, hide_bands, show_bands
 from sufficit.metrics.scores import Scores
 from sufficit.perturbation import bands
-from sufficit.perturbation.types import Predictions
+from sufficit.perturbation.predictions import Predictions
 from sufficit.report.content import Content
 
 NEAR = 0.25  # how far from +1, 0 or -1 is still close to it

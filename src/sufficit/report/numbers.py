@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sufficit.metrics.scores import Scores
 from sufficit.perturbation import bands
-from sufficit.perturbation.types import Band, Predictions
+from sufficit.perturbation.bands import Band
+from sufficit.perturbation.predictions import Predictions
 from sufficit.report.content import Content
 from sufficit.report.encoding import encode_fill, encode_heatmaps
 from sufficit.results import as_json, plain

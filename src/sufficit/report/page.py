@@ -10,7 +10,6 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from sufficit.files import writing
-from sufficit.intervals import Estimate
 from sufficit.metrics.leakage import LIMIT
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.report import charts, numbers
@@ -18,6 +17,7 @@ from sufficit.report import interpretation as words
 from sufficit.report.content import Content, Facts
 from sufficit.report.encoding import SIDES, encode_images
 from sufficit.report.templates import environment, look_and_feel
+from sufficit.statistics import Estimate
 
 MAIN = (
     "msi",

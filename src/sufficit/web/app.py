@@ -14,7 +14,7 @@ from torch import Tensor
 from sufficit import __version__
 from sufficit.errors import UserError
 from sufficit.perturbation.fills import FILLS
-from sufficit.perturbation.types import Progress
+from sufficit.progress import Progress
 from sufficit.web import pages
 from sufficit.web.guard import Guard
 from sufficit.web.limits import Limits

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sufficit.perturbation.types import Progress
+from sufficit.progress import Progress
 from sufficit.web.memory import give_back
 from sufficit.web.refusals import GoneError, RefusedError
 

@@ -18,7 +18,7 @@ from sufficit.explainers.entry import Explainer
 from sufficit.metrics.registry import Schedule
 from sufficit.metrics.scores import evaluate
 from sufficit.perturbation import bands
-from sufficit.perturbation.types import Progress
+from sufficit.progress import Progress
 from sufficit.report.encoding import encode_fill, encode_heatmaps, encode_images
 from sufficit.report.numbers import answers_along, classes_in, rounded, shares_of, stops
 from sufficit.web.schemas import (
