@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models
 
 from sufficit import Classifier, evaluate
-from sufficit.metrics.scores import make_plan
+from sufficit.metrics.plan import make_plan
 from sufficit.results import provenance
 
 USUAL = {"bands": 179, "methods": 2, "pixels": 64, "images": 2}

@@ -35,8 +35,9 @@ from sufficit.comparing.settings import Settings
 from sufficit.data.loader import UNIT
 from sufficit.gathering import gather
 from sufficit.keeping import Parts, predictions_as_tensors
-from sufficit.metrics.scores import make_plan, read
-from sufficit.perturbation.types import Predictions
+from sufficit.metrics.plan import make_plan
+from sufficit.metrics.scores import read
+from sufficit.perturbation.predictions import Predictions
 from sufficit.results import provenance, save_scores, summarise
 from sufficit.sharing import SCORES
 

@@ -10,10 +10,10 @@ from PIL import Image
 from torch import nn
 
 from sufficit import Classifier, evaluate
-from sufficit.metrics.compare_scores import compare_values
 from sufficit.perturbation.heatmaps import normalize, resize
 from sufficit.report import Content, Facts, MethodScores, Shown, pick_shown
 from sufficit.results import summarise
+from sufficit.statistics import compare_values
 
 HOSTILE = '</script><script>window.hacked=1</script><!--"\'&<img src=x onerror="window.hacked=2">'
 

@@ -18,7 +18,6 @@ from sufficit.comparing.settings import settings_from
 from own_model import SIZED
 from sufficit import Classifier, UserError, explain
 from sufficit.data.images import read_image
-from sufficit.intervals import Estimate
 from sufficit.plots import (
     LINES,
     QUIET,
@@ -29,6 +28,7 @@ from sufficit.plots import (
     save,
     sizes_figure,
 )
+from sufficit.statistics import Estimate
 
 N = 7
 

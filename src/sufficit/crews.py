@@ -17,7 +17,7 @@ from sufficit.errors import UserError
 from sufficit.files import writing
 
 if TYPE_CHECKING:
-    from sufficit.perturbation.types import Progress
+    from sufficit.progress import Progress
 
 BEAT = 2.0  # seconds between two signs of life
 SILENCE = 300.0  # seconds without one, after which a process is taken for dead

@@ -9,7 +9,7 @@ import pytest
 
 from sufficit.cli.browser import show_page
 from sufficit.demo import TRUTH, in_words
-from sufficit.intervals import Estimate
+from sufficit.statistics import Estimate
 
 
 class Window:

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torchmetrics import MetricCollection
 
-from sufficit import Classifier, UserError, compare_scores, evaluate
+from sufficit import Classifier, Scores, UserError, compare_scores, evaluate
 from sufficit.metrics import COLUMNS, MSI, Evaluation, Metric
+from sufficit.metrics.plan import RESERVED
 from sufficit.metrics.scores import join
 from sufficit.perturbation.bands import at_least, show, top
 from sufficit.results import save_scores, summarise
@@ -134,7 +135,7 @@ def test_in_a_collection_each_class_keeps_its_own_formula() -> None:
 
 
 def test_a_class_refuses_what_evaluate_refuses() -> None:
-    with pytest.raises(UserError, match="can't be called 'msi': the name is taken"):
+    with pytest.raises(UserError, match="cannot call a metric 'msi': the name is taken"):
         MSI(brightness(), metrics={"msi": OWN["marked"]})
     with pytest.raises(UserError, match="got function for 'mine'"):
         Evaluation(brightness(), metrics={"mine": quarter})
@@ -142,8 +143,12 @@ def test_a_class_refuses_what_evaluate_refuses() -> None:
 
 @pytest.mark.parametrize("name", ["msi", "leak", "calls", "target", "mean", "columns"])
 def test_a_name_that_is_taken_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match=f"can't be called '{name}': the name is taken"):
+    with pytest.raises(UserError, match=f"cannot call a metric '{name}': the name is taken"):
         evaluate(brightness(), *case(), metrics={name: OWN["marked"]})
+
+
+def test_every_name_of_scores_is_taken() -> None:
+    assert {name for name in dir(Scores) if not name.startswith("__")} <= {*RESERVED}
 
 
 def test_what_is_no_metric_is_refused() -> None:

@@ -20,7 +20,7 @@ from sufficit.explainers.forward_pass import Pass, look
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.registry import CAMS, EXPLAINERS, Explainer
 from sufficit.perturbation.heatmaps import check_heatmaps, normalize, resize
-from sufficit.perturbation.memory import halved
+from sufficit.perturbation.predict import halved
 from sufficit.progress import bar
 
 OwnMethod = Callable[[Classifier, Tensor, Tensor], Tensor]

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from sufficit.perturbation import bands
-from sufficit.perturbation.types import Band, Predictions
+from sufficit.perturbation.bands import Band
+from sufficit.perturbation.predictions import Predictions
 from sufficit.report.content import Content
 from sufficit.report.encoding import encode_fill, encode_heatmaps
 from sufficit.results import plain

@@ -11,7 +11,7 @@ import torch
 
 from sufficit.crews import FOLDER, Crew
 from sufficit.files import writing
-from sufficit.perturbation.types import Progress
+from sufficit.progress import Progress
 from sufficit.reproduce.clock import Clock
 from sufficit.reproduce.learning import train_the_adapters, train_the_classifier
 from sufficit.reproduce.outcome import Outcome, read_outcome

@@ -20,12 +20,11 @@ from sufficit.data.loader import within
 from sufficit.errors import UserError
 from sufficit.explainers.lax import CONFIG, Lax
 from sufficit.files import CHECKPOINT, read_json
-from sufficit.perturbation.types import Progress
-from sufficit.progress import bar
+from sufficit.progress import Progress, bar
 from sufficit.reproduce.tables import Table
 from sufficit.reproduce.work import TRAINED, Work
 from sufficit.results import plain, save_json
-from sufficit.seeding import seeded
+from sufficit.seeds import seeded
 from sufficit.training import RECIPES, LaxRecipe, train_lax
 from sufficit.training.classifiers import ClassifierRecipe, accuracy, train_classifier
 from sufficit.training.feeding import Loader

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from sufficit.errors import UserError
-from sufficit.intervals import Estimate, estimates, ratio_estimate
 from sufficit.metrics.registry import higher_is_better
 from sufficit.reproduce.clock import Clock
 from sufficit.reproduce.kept import Kept
 from sufficit.reproduce.plans import NUMBERS, TIMINGS, Plan, read_plan
-from sufficit.resampling import Floats
+from sufficit.statistics import Estimate, Floats, estimates, ratio_estimate
 
 PLACES = {"iou": True, "pointing": True}
 Columns = dict[str, Floats]

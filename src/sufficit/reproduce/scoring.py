@@ -17,7 +17,7 @@ from sufficit.data.images import ImageFile, ImageSource, list_images
 from sufficit.data.loader import Entry
 from sufficit.data.splits import evenly, middle
 from sufficit.files import make_folder, read_json, safe_name, writing
-from sufficit.perturbation.types import hits_of
+from sufficit.perturbation.predictions import hits
 from sufficit.reproduce.kept import Kept
 from sufficit.reproduce.work import TRAINED, Work
 from sufficit.results import save_json
@@ -156,8 +156,8 @@ def compact(scored: Scored) -> dict[str, Tensor]:
     """What the model answered, as small as the curves of a report allow."""
     found: dict[str, Tensor] = {}
     for method, answers in scored.found.answers.items():
-        hits = hits_of(answers.named, answers.targets)
-        found[f"{method}/hits"] = hits.nan_to_num(NO_ANSWER).byte()
+        hit = hits(answers.named, answers.targets[:, None])
+        found[f"{method}/hits"] = hit.nan_to_num(NO_ANSWER).byte()
         found[f"{method}/confidences"] = answers.confidences.half()
         found[f"{method}/shares"] = answers.shares
         found[f"{method}/calls"] = answers.calls

@@ -16,7 +16,7 @@ from sufficit.data.splits import Sets, Split, held_out
 from sufficit.errors import UserError
 from sufficit.files import read_json
 from sufficit.parsing import DTYPES
-from sufficit.perturbation.types import Progress
+from sufficit.progress import Progress
 from sufficit.reproduce.clock import Clock
 from sufficit.reproduce.datasets import DataOptions, load_sets
 from sufficit.reproduce.kept import Kept

@@ -20,7 +20,7 @@ from sufficit.sanity.randomising import (
     train_on_random_labels,
 )
 from sufficit.sanity.report import THRESHOLD, Likeness, SanityReport
-from sufficit.seeding import seeded
+from sufficit.seeds import seeded
 from sufficit.similarity import rank_correlation, structural_similarity
 
 

@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 from sufficit.classifier.classifier import Classifier, check_images, check_targets
 from sufficit.errors import UserError
-from sufficit.perturbation.types import Progress
-from sufficit.progress import bar
-from sufficit.seeding import seeded
+from sufficit.progress import Progress, bar
+from sufficit.seeds import seeded
 
 STEPS = 8  # blocks of a cascade, at most
 EPOCHS = 30

@@ -16,8 +16,7 @@ from sufficit.classifier.classifier import Classifier, constant
 from sufficit.data.splits import Split, seen
 from sufficit.errors import UserError
 from sufficit.files import CHECKPOINT, make_folder, writing
-from sufficit.perturbation.types import Progress
-from sufficit.progress import Tick, bar
+from sufficit.progress import Progress, Tick, bar
 from sufficit.training.feeding import keeping_randomness, mixed_seed
 from sufficit.training.loaders import Shuffled
 

@@ -18,8 +18,7 @@ from sufficit.errors import NotFiniteError as NoNumbersError
 from sufficit.errors import UserError
 from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
 from sufficit.files import CHECKPOINT
-from sufficit.perturbation.types import Progress
-from sufficit.progress import Tick, bar
+from sufficit.progress import Progress, Tick, bar
 from sufficit.results import surroundings
 from sufficit.training.feeding import (
     Feed,

@@ -1,4 +1,4 @@
-"""Torch's randomness by seed, and the caller's left where it was."""
+"""Torch's random state: seeded for a block, restored after it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def unmoved() -> Iterator[None]:
-    """Torch's generators, on all devices in use, are after the block where they were before it."""
+    """Restore the random state of torch, on all devices in use, after the block."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
         yield
@@ -16,7 +16,7 @@ def unmoved() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch's own randomness by seed inside, as if nothing had been drawn outside."""
+    """Seed torch for the block, and restore its random state after it."""
     with unmoved():
         torch.manual_seed(seed)
         yield
