@@ -27,19 +27,19 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from sufficit.compare import score_folder
+from sufficit.comparing.settings import Settings
+from sufficit.gathering import gather
+from sufficit.keeping import Parts, predictions_as_tensors
+from sufficit.sharing import SCORES
 from torch import nn
 
 from sufficit import Classifier, View
-from sufficit.compare import score_folder
-from sufficit.comparing.settings import Settings
 from sufficit.data.loader import UNIT
-from sufficit.gathering import gather
-from sufficit.keeping import Parts, predictions_as_tensors
 from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import read
 from sufficit.perturbation.predictions import Predictions
 from sufficit.results import provenance, save_scores, summarise
-from sufficit.sharing import SCORES
 
 SIDE, SHARD = 16, 10_000
 POINTS = 10

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from sufficit.intervals import Estimate, estimates, ratio_estimate
 from sufficit.metrics.scores import Scores
 from sufficit.provenance import plain, provenance, save_json, surroundings
+from sufficit.statistics import Estimate, estimates, ratio_estimate
 
 __all__ = ["Estimate", "as_json", "plain", "provenance", "save_json", "summarise", "surroundings"]
 

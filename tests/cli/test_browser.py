@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from sufficit.demo import TRUTH, in_words
 
 from sufficit.cli.browser import show_page
-from sufficit.demo import TRUTH, in_words
 from sufficit.statistics import Estimate
 
 

@@ -18,8 +18,7 @@ import torch
 from report_content import HOSTILE, Quarters, coarse_maps, decoded, make, quarters
 from sufficit import Classifier, evaluate
 from sufficit.errors import UserError
-from sufficit.metrics.compare_scores import compare_values
-from sufficit.metrics.curves import curves_of as curves_by_image
+from sufficit.metrics.registry import curves_of as curves_by_image
 from sufficit.perturbation.heatmaps import normalize, resize
 from sufficit.report import Content, Facts, MethodScores, Shown, choose, pick_shown, write_report
 from sufficit.report.encoding import encode_fill, encode_heatmaps, encode_images, steps
@@ -35,6 +34,7 @@ from sufficit.report.interpretation import (
 )
 from sufficit.report.viewer_data import curves_of, slider_grid
 from sufficit.results import summarise
+from sufficit.statistics import compare_values
 
 
 @pytest.fixture(scope="module")

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sufficit.compare import compare_folder
+from sufficit.comparing import plates, sampling
+from sufficit.comparing.settings import Settings, read_run, settings_from
+from sufficit.report.page import render
 
 from own_model import MODEL
 from report_content import make
 from sufficit import UserError, evaluate, explain
-from sufficit.compare import compare_folder
-from sufficit.comparing import plates, sampling
-from sufficit.comparing.settings import Settings, read_run, settings_from
 from sufficit.data.images import read_image
 from sufficit.metrics.alpha_search import AlphaCurves
 from sufficit.metrics.scores import AlphaSearch
 from sufficit.report import charts
-from sufficit.report.page import render
 
 N, CLASSES = 19, ("ant", "bee", "cat")
 

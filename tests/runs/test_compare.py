@@ -43,8 +43,8 @@ from sufficit.data.digits import synthetic_digits
 from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import list_images, read_image
 from sufficit.explainers import CAMS
-from sufficit.metrics.scores import make_plan
-from sufficit.perturbation.types import Predictions
+from sufficit.metrics.plan import make_plan
+from sufficit.perturbation.predictions import Predictions
 
 FAST = {"value_step": 0.25, "percent_step": 0.25, "donors": 3}
 

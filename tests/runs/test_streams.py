@@ -26,6 +26,7 @@ from sufficit.comparing.finished import read_finished
 from sufficit.comparing.settings import Settings, settings_from
 from sufficit.keeping import Parts
 from sufficit.pairing import Pairs
+from sufficit.perturbation.types import NO_CLASS
 from sufficit.scored import Options
 from sufficit.sharing import Passage, dealt
 from torch import nn
@@ -55,7 +56,6 @@ from sufficit.data.loader import (
     units_of,
 )
 from sufficit.metrics.scores import read
-from sufficit.perturbation.types import NO_CLASS
 from sufficit.progress import bar
 from sufficit.report import MethodScores
 from sufficit.report.interpretation import reading

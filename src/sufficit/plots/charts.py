@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sufficit.errors import UserError, unknown
-from sufficit.intervals import Estimate
 from sufficit.metrics.headings import ALPHA, heading
 from sufficit.metrics.method_scores import MethodScores
 from sufficit.metrics.scores import Scores
@@ -24,6 +23,7 @@ from sufficit.plots.style import (
     axes_for,
     dress,
 )
+from sufficit.statistics import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,11 +9,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.metrics.compare_scores import Standing
 from sufficit.metrics.method_scores import MethodScores
 from sufficit.metrics.scores import Scores
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
+from sufficit.statistics import Standing
 from sufficit.tables import Summaries, ranked
 
 MOST_SHOWN = 24

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
-from sufficit.metrics.areas import mean_height
+from sufficit.metrics.curves import mean_height
 from sufficit.metrics.headings import heading
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.metrics.method_scores import MethodScores

@@ -7,9 +7,11 @@ import torch
 
 from sufficit.comparing.settings import CONTROLS
 from sufficit.metrics.compare_scores import compare_scores
-from sufficit.metrics.scores import Plan as Asked
-from sufficit.metrics.scores import Scores, make_plan, read
-from sufficit.perturbation.types import ANOTHER, NO_CLASS, Predictions
+from sufficit.metrics.plan import Plan as Asked
+from sufficit.metrics.plan import make_plan
+from sufficit.metrics.scores import Scores, read
+from sufficit.perturbation.predictions import Predictions
+from sufficit.perturbation.types import ANOTHER, NO_CLASS
 from sufficit.report import Content, Facts, MethodScores, Shown, write_report
 from sufficit.reproduce.kept import Kept
 from sufficit.reproduce.outcome import PLACES, Outcome, summary_of

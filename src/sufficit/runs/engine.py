@@ -20,11 +20,19 @@ from sufficit.data.loader import Entry, ImageLoader, Item, Unit
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
 from sufficit.explainers.explanation import DrawnMaps
 from sufficit.metrics.alpha_search import alpha_curves, coarse
-from sufficit.metrics.leakage import POOL, TENSORS, measure_methods
-from sufficit.metrics.probe import Pool, Probe, Setting, prepare
-from sufficit.metrics.scores import ask, read
-from sufficit.perturbation.types import Predictions, Progress
-from sufficit.progress import bar
+from sufficit.metrics.leakage import (
+    POOL,
+    TENSORS,
+    LeakProbe,
+    LeakSettings,
+    Pool,
+    measure_methods,
+    prepare,
+)
+from sufficit.metrics.plan import ask
+from sufficit.metrics.scores import read
+from sufficit.perturbation.predictions import Predictions
+from sufficit.progress import Progress, bar
 from sufficit.report.content import choose
 from sufficit.runs.job import Job
 from sufficit.runs.maps import (
@@ -395,11 +403,11 @@ class Worker:
         self.store.write(DONORS, 0, tensors, facts)
 
     @cached_property
-    def _probe(self) -> Probe:
+    def _probe(self) -> LeakProbe:
         """The donors, and what the model says of their masks over grey and noise."""
         config, donors = self.job.config, self._donors
         assert donors is not None  # `leaks` was asked
-        setting = Setting(
+        setting = LeakSettings(
             self.alpha_min,
             config.donors,
             config.seed,

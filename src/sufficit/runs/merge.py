@@ -15,21 +15,28 @@ from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.loader import Skipped, check_any
 from sufficit.errors import UserError
 from sufficit.files import make_folder, writing
-from sufficit.intervals import Estimate, estimates, ratio_estimate
 from sufficit.metrics.alpha_search import coarse
-from sufficit.metrics.compare_scores import Chance, Standing, compare_values
 from sufficit.metrics.curves import Curve
 from sufficit.metrics.leakage import TENSORS, Leak, leak_warning
-from sufficit.metrics.scores import ALPHA_GRID, AlphaSearch, Plan, Scores, read, with_leak
-from sufficit.perturbation.types import Predictions
+from sufficit.metrics.plan import ALPHA_GRID, Plan
+from sufficit.metrics.scores import AlphaSearch, Scores, read, with_leak
+from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.report.content import choose
-from sufficit.resampling import Floats
 from sufficit.runs.config import write_toml
 from sufficit.runs.job import Job
 from sufficit.runs.maps import finish
 from sufficit.runs.results import OWN_BEST, PARTS, RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, Store, UnitFile
+from sufficit.statistics import (
+    Chance,
+    Estimate,
+    Floats,
+    Standing,
+    compare_values,
+    estimates,
+    ratio_estimate,
+)
 
 if TYPE_CHECKING:
     import pyarrow

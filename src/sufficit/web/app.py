@@ -18,7 +18,7 @@ from torchvision.transforms.v2.functional import to_pil_image
 from sufficit import __version__
 from sufficit.data.digits import synthetic_digits
 from sufficit.perturbation.fills import FILLS
-from sufficit.perturbation.types import Progress
+from sufficit.progress import Progress
 from sufficit.report.html import asset, environment, look_and_feel
 from sufficit.report.viewer_data import script_safe
 from sufficit.web.guard import HANDLED, MEANINGS, Guard, capped, failed, read_form

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 
 from sufficit.errors import unknown
 from sufficit.perturbation.fills import FILLS
-from sufficit.perturbation.types import ScoreKind
+from sufficit.perturbation.predictions import ScoreKind
 
 
 class Limits(BaseModel):

@@ -20,7 +20,6 @@ from torch import Tensor
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.images import FORMATS, BadImageError, decode_image
-from sufficit.runs.overlays import class_number
 from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
 from sufficit.explainers import (
     CAMS,
@@ -35,9 +34,10 @@ from sufficit.metrics.registry import Schedule
 from sufficit.metrics.scores import evaluate
 from sufficit.perturbation import bands
 from sufficit.perturbation.fills import FILLS
-from sufficit.perturbation.types import Progress
+from sufficit.progress import Progress
 from sufficit.report.encoding import encode_fill, encode_heatmaps, encode_images
 from sufficit.report.viewer_data import answers_along, classes_in, rounded, shares_of, stops
+from sufficit.runs.overlays import class_number
 from sufficit.web.schemas import (
     ClassFacts,
     Curves,
