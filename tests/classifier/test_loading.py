@@ -107,6 +107,19 @@ def test_transformers_classes_come_in_the_order_of_their_numbers(tmp_path: Path)
     assert classifier.classes == tuple(f"class {i}" for i in range(12))
 
 
+def test_code_in_a_transformers_repository_is_never_run(tmp_path: Path) -> None:
+    sprung = tmp_path / "sprung"
+    (tmp_path / "evil.py").write_text(f"from pathlib import Path\nPath({str(sprung)!r}).touch()\n")
+    code = {"AutoConfig": "evil.Config", "AutoModelForImageClassification": "evil.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}))
+    for options in ({}, {"weights": None}):
+        with pytest.raises(UserError, match=r"cannot get .*contains custom code"):
+            Classifier.load(f"transformers:{tmp_path}", **options)
+    with pytest.raises(UserError, match=r"is not run: build the model in a function of your own"):
+        Classifier.load(f"transformers:{tmp_path}", trust_remote_code=True)
+    assert not sprung.exists()
+
+
 @pytest.mark.parametrize("source", ["torchvision:resnet18", "timm:resnet10t", "sufficit:digits"])
 def test_random_weights_must_be_asked_for(source: str) -> None:
     with pytest.raises(UserError, match=r"no published weights for 7 classes.*weights=FILE"):

@@ -148,7 +148,7 @@ def test_an_adapter_larger_than_its_weights_is_never_made(
     )
     config = json.loads((adapter / "config.json").read_text())
     (adapter / "config.json").write_text(json.dumps(config | {"channels": 60_000, "widths": [200]}))
-    with pytest.raises(UserError, match="a larger model is described than it fills"):
+    with pytest.raises(UserError, match="asks for a larger model than the file"):
         Lax.from_pretrained(adapter)
     assert made == []
 
@@ -168,18 +168,18 @@ VIEW = {"crop": [64, 64], "resize": None, "channels": 3, "stretch": False}
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"recipe": resnet(num_classes=10**8)}, "a larger model is described"),
-        ({"recipe": resnet(num_classes=10**15)}, "a larger model is described"),
+        ({"recipe": resnet(num_classes=10**8)}, "asks for a larger model"),
+        ({"recipe": resnet(num_classes=10**15)}, "asks for a larger model"),
         ({"recipe": resnet(num_classes=-1)}, "could not be read"),
-        ({"recipe": {"source": "sufficit:digits", "options": {"num_classes": -1}}}, "damaged"),
+        ({"recipe": {"source": "sufficit:digits", "options": {"num_classes": -1}}}, "corrupt"),
         ({"recipe": {"source": "sufficit:digits", "options": {"width": 10**5}}}, "larger"),
-        ({"recipe": "python:evil.py:run"}, "damaged"),
+        ({"recipe": "python:evil.py:run"}, "corrupt"),
         ({"recipe": {"source": "python:evil.py:run", "options": {}}}, "names code to run"),
-        ({"view": VIEW | {"interpolation": "magic"}}, "damaged"),
+        ({"view": VIEW | {"interpolation": "magic"}}, "corrupt"),
         ({"view": VIEW | {"interpolation": "bilinear", "crop": [10**6, 10**6]}}, "1..16384 pixels"),
-        ({"view": VIEW | {"interpolation": "bilinear", "crop": [64]}}, "damaged"),
-        ({"mean": ["a", "b", "c"]}, "damaged"),
-        ({"classes": 7}, "damaged"),
+        ({"view": VIEW | {"interpolation": "bilinear", "crop": [64]}}, "corrupt"),
+        ({"mean": ["a", "b", "c"]}, "corrupt"),
+        ({"classes": 7}, "corrupt"),
     ],
 )
 def test_a_saved_classifier_is_what_it_says_or_one_line(
