@@ -11,6 +11,15 @@ import pytest
 import torch
 from PIL import Image
 from scipy.stats import spearmanr
+from sufficit.sanity.randomising import (
+    Block,
+    LabelTraining,
+    cascade,
+    copied,
+    randomise,
+    train_on_random_labels,
+)
+from sufficit.sanity.report import Likeness, _verdict
 from torch import Tensor, nn
 from torchvision import models
 from typer.testing import CliRunner
@@ -21,15 +30,6 @@ from sufficit.data.digits import synthetic_digits
 from sufficit.data.images import read_image
 from sufficit.results import Estimate
 from sufficit.sanity import SanityReport, sanity_check
-from sufficit.sanity.randomising import (
-    Block,
-    LabelTraining,
-    cascade,
-    copied,
-    randomise,
-    train_on_random_labels,
-)
-from sufficit.sanity.report import Likeness, _verdict
 from sufficit.similarity import structural_similarity
 
 IMAGES = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -506,7 +506,7 @@ def test_the_command_writes_what_the_function_gives(folder: Path, tmp_path: Path
     (folder / "3" / "broken.png").write_bytes(b"no picture")
     out = tmp_path / "out"
     printed = run(
-        "--model", "sufficit:digits", "--data", folder, "--method", "gradcam, center",
+        "--model", "sufficit:digits", "--data", folder, "--methods", "gradcam, center",
         "--images", 20, "--out", out, "--random-labels", "--epochs", 1, "--seed", 1,
     )  # fmt: skip
     record = json.loads((out / "run.json").read_text())
@@ -537,7 +537,7 @@ def test_the_command_writes_what_the_function_gives(folder: Path, tmp_path: Path
 def test_the_command_draws_images_by_seed_and_knows_all_class_folders(
     folder: Path, tmp_path: Path
 ) -> None:
-    shared = ["--model", "sufficit:digits", "--data", folder, "--method", "center", "--images", 5]
+    shared = ["--model", "sufficit:digits", "--data", folder, "--methods", "center", "--images", 5]
     drawn = []
     for seed in (0, 1):
         run(*shared, "--out", tmp_path / str(seed), "--seed", seed, "--steps", 2)
@@ -550,7 +550,7 @@ def test_the_command_draws_images_by_seed_and_knows_all_class_folders(
 def test_the_command_refuses_before_any_work(folder: Path, tmp_path: Path) -> None:
     shared = ["--model", "sufficit:digits", "--data", folder]
     with pytest.raises(UserError, match="Did you mean 'gradcam'"):
-        run(*shared, "--method", "gradcamm")
+        run(*shared, "--methods", "gradcamm")
     with pytest.raises(UserError, match="lies inside"):
         run(*shared, "--out", folder / "inside")
     for path in folder.rglob("*.png"):

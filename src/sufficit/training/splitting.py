@@ -14,7 +14,7 @@ from sufficit.data.finding import ImageSource
 from sufficit.data.images import ImageFile, list_images
 from sufficit.data.loader import labels_for
 from sufficit.errors import UserError
-from sufficit.training.feeding import Target
+from sufficit.training.feed import Target
 from sufficit.training.pictures import Part
 
 FEWEST = 8  # pictures of a folder
