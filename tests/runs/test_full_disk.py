@@ -42,7 +42,7 @@ def words(command: str, place: Path, out: Path) -> Sequence[object]:
         "compare": ("compare", *MODEL, *data, *COARSE, "-m", "gradcam", "--donors", 1),
         "evaluate": ("evaluate", *MODEL, *data, *COARSE, "--heatmaps", place / "maps.npz"),
         "explain": ("explain", place / "digits", *MODEL),
-        "sanity": ("sanity", *MODEL, *data, "--method", "gradcam", "--steps", 1),
+        "sanity": ("sanity", *MODEL, *data, "--methods", "gradcam", "--steps", 1),
         "train-lax": ("train-lax", *MODEL, *data, "--epochs", 1),
         "reproduce": ("reproduce", "synthetic-mnist", "--quick", *small, "--device", "cpu"),
         "figure": ("figure", place / "run", "--show", "sizes"),

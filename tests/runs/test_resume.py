@@ -154,7 +154,7 @@ def test_a_run_of_another_command_is_not_overwritten(sufficit, place: Path) -> N
     model = ("--model", "sufficit:digits", "--data", place / "photos", "--out", place / "out")
     words = ("--methods", "center", "--no-leak", "--value-step", "0.25", "--targets", "prediction")
     assert sufficit("compare", *model, *words).code == 0
-    run = sufficit("sanity", *model, "--method", "gradcam", "--overwrite")
+    run = sufficit("sanity", *model, "--methods", "gradcam", "--overwrite")
     assert run.code == 2
     assert "holds a run of sufficit compare: choose another --out" in run.err
 

@@ -26,8 +26,8 @@ from sufficit.reproduce.work import TRAINED, Work
 from sufficit.results import plain, save_json
 from sufficit.seeds import seeded
 from sufficit.training import RECIPES, LaxRecipe, train_lax
-from sufficit.training.classifiers import ClassifierRecipe, accuracy, train_classifier
-from sufficit.training.feeding import Loader
+from sufficit.training.classifier_training import ClassifierRecipe, accuracy, train_classifier
+from sufficit.training.feed import Loader
 
 
 def train_the_classifier(work: Work) -> None:

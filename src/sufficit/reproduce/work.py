@@ -23,7 +23,7 @@ from sufficit.reproduce.kept import Kept
 from sufficit.reproduce.plans import DATA, NUMBERS, Plan
 from sufficit.reproduce.tables import Table, table_of
 from sufficit.results import provenance, save_json
-from sufficit.training.classifiers import Augmented
+from sufficit.training.classifier_training import Augmented
 from sufficit.training.loaders import Shuffled, loader_for
 from sufficit.training.processes import fabric_for
 

@@ -1,4 +1,4 @@
-"""What stands in for hidden pixels in training: drawn anew for each image and step."""
+"""What replaces hidden pixels in training: a random fill per image and step."""
 
 from collections.abc import Callable
 
@@ -9,42 +9,26 @@ from sufficit.errors import UserError, unknown
 from sufficit.perturbation.fills import blur, mean
 
 
-def _black(others: Tensor, generator: Generator) -> Tensor:
-    return torch.zeros_like(others)
-
-
-def _colour(others: Tensor, generator: Generator) -> Tensor:
-    return mean(others).expand_as(others)
-
-
 def _noise(others: Tensor, generator: Generator) -> Tensor:
     h, w = others.shape[2:]
     order = torch.randperm(h * w, generator=generator, device=others.device)
     return others.flatten(2)[:, :, order].view_as(others)
 
 
-def _blurred(others: Tensor, generator: Generator) -> Tensor:
-    return blur(others)
-
-
-def _other(others: Tensor, generator: Generator) -> Tensor:
-    return others
-
-
 TRAINING_FILLS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
-    "black": _black,
-    "colour": _colour,
+    "black": lambda others, _: torch.zeros_like(others),
+    "colour": lambda others, _: mean(others).expand_as(others),
     "noise": _noise,
-    "blurred": _blurred,
-    "other": _other,
+    "blurred": lambda others, _: blur(others),
+    "other": lambda others, _: others,
 }
-"""Black, and what another image of the batch lends: its mean colour, its pixels in random order,
-its blurred self, itself. So a fill is never stranger to the classifier than it must be."""
+"""Black, or made from another image of the batch: its mean colour, its pixels in random order, the
+blurred image, the image itself. These stay close to what the classifier knows."""
 
 
 def random_fills(images: Tensor, kinds: tuple[str, ...], generator: Generator) -> Tensor:
-    """One fill an image, each kind for an equal share of them, which is random: like images."""
-    if len(images) == 1:  # nobody can lend it anything
+    """One fill per image, each kind for an equal random share of them: like images."""
+    if len(images) == 1:  # there is no other image
         return torch.zeros_like(images)
     others = images.roll(1, 0)
     order = torch.randperm(len(images), generator=generator, device=images.device)
@@ -58,7 +42,7 @@ def random_fills(images: Tensor, kinds: tuple[str, ...], generator: Generator) -
 def check_fills(kinds: tuple[str, ...]) -> None:
     """Raise unless every kind is known."""
     if not kinds:
-        raise UserError(f"give at least one fill of {', '.join(TRAINING_FILLS)}")
+        raise UserError(f"a recipe needs at least one fill: give {', '.join(TRAINING_FILLS)}")
     for kind in kinds:
         if kind not in TRAINING_FILLS:
             raise unknown("fill", kind, TRAINING_FILLS)

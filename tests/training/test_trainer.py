@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
-from test_lax_training import classifier_of, data, loader_of, small_net, train, weights
 from torch import Tensor, nn
 
-from small_models import Traces
+from lax_toys import Traces, classifier_of, data, loader_of, small_net, train, weights
 from sufficit import Classifier, Lax, UserError, explain
 from sufficit.training import LaxRecipe, TrainingError
-from sufficit.training.feeding import Feed
+from sufficit.training.feed import Feed
 
 
 class Poisoned:
@@ -66,7 +65,7 @@ def test_the_batch_is_named_though_losses_are_looked_at_now_and_then(batches, ba
 
 
 def test_a_nan_in_the_first_epoch_leaves_no_adapter_and_says_so(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"epoch 1, batch 2.*no epoch was finished") as caught:
+    with pytest.raises(TrainingError, match=r"epoch 1, batch 2.*No epoch was finished") as caught:
         train(Poisoned(1, 2), out=tmp_path)
     assert caught.value.lax is None
     assert list(tmp_path.iterdir()) == []
@@ -86,7 +85,7 @@ class Spoiled(nn.Module):
 
 
 def test_a_gradient_of_nan_in_the_last_batch_keeps_the_last_good_adapter(tmp_path: Path) -> None:
-    words = r"gives NaN after an epoch's last batch.*epoch 1 is kept in"
+    words = r"gives NaN after the last batch of an epoch.*epoch 1 is kept in"
     with pytest.raises(TrainingError, match=words) as caught:
         train([data(8)], net=Spoiled(), epochs=3, validation_images=8, out=tmp_path)
     assert caught.value.lax is not None
@@ -121,9 +120,7 @@ class Standardised(nn.Module):
 def test_a_classifier_that_says_nan_of_hidden_images_is_told(kept: bool, tmp_path: Path) -> None:
     layer = f"net.{classifier_of().layer}"
     classifier = Classifier(Standardised(), layer)
-    with pytest.raises(
-        TrainingError, match=r"answers NaN for hidden images.*no epoch was finished"
-    ):
+    with pytest.raises(TrainingError, match=r"gives NaN for masked images.*No epoch was finished"):
         train(classifier=classifier, epochs=2, out=tmp_path / "out" if kept else None)
     assert not (tmp_path / "out").exists()
 
@@ -154,9 +151,9 @@ class Spent(list[Any]):
 
 BROKEN: dict[str, tuple[Any, str]] = {
     "labels missing": ([data()[0]], 'target="prediction"'),
-    "one-shot": (generator_of(), "anew at each epoch"),
-    "an iterator": (iter([data()]), "anew at each epoch"),
-    "spent": (Spent([data()]), "anew at each epoch"),
+    "one-shot": (generator_of(), "start again at each epoch"),
+    "an iterator": (iter([data()]), "start again at each epoch"),
+    "spent": (Spent([data()]), "start again at each epoch"),
     "empty": ([], "no images"),
     "a tensor": (data()[0], "got Tensor"),
     "a path": ("images", "got str"),
@@ -165,7 +162,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "words": ([("a", "b")], "tuple of str"),
     "one class": (
         [(data()[0], torch.ones(24).long())],
-        "24 images that judge .* have class 1",
+        "All 24 validation images have class 1",
     ),
     "label too high": ([(data()[0], torch.arange(24) % 5)], r"0\.\.3.*got 4"),
     "label below 0": ([(data()[0], torch.arange(24) % 4 - 1)], "0 or more"),
@@ -211,7 +208,7 @@ def test_what_a_loader_must_not_give_is_told(kind: str, validated: bool, tmp_pat
         ({"recipe": LaxRecipe(schedule="onecycle")}, "Did you mean 'one-cycle'"),
         ({"recipe": LaxRecipe(size=-1)}, "size must be a number, 0 or more, got -1"),
         ({"recipe": LaxRecipe(keep=float("nan"))}, "keep must be a number, 0 or more, got nan"),
-        ({"recipe": LaxRecipe(size=1, area=-1)}, "area must lie between 0 and 1, got -1"),
+        ({"recipe": LaxRecipe(size=1, area=-1)}, "area must be between 0 and 1, got -1"),
     ],
 )
 def test_options_that_make_no_sense_are_told(options, words: str) -> None:

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from sufficit import UserError
 from sufficit.perturbation.fills import blur
 from sufficit.training import RECIPES, LaxRecipe
-from sufficit.training.fills import TRAINING_FILLS, random_fills
+from sufficit.training.random_fills import TRAINING_FILLS, random_fills
 from sufficit.training.recipes import recipe_of
 
 

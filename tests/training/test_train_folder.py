@@ -79,7 +79,7 @@ def test_a_trained_adapter_lies_in_its_folder_with_its_story(trained: Path, digi
             assert min(picture.size) > 300
     printed = " ".join((trained.parent / "printed.txt").read_text().split())
     assert f"{frame['msi'][0]:.3f}" in printed
-    assert "on 8 images it was not trained on" in printed
+    assert "On 8 held-out images: MSI" in printed
     assert printed.endswith(
         f"Next: sufficit explain {digits} --model sufficit:digits --method {trained}"
     )
@@ -136,13 +136,13 @@ def test_a_run_that_was_stopped_ends_as_one_in_a_single_go(
         patched.setattr(PictureLoader, "__iter__", interrupted_in_pass(2, PictureLoader.__iter__))
         stopped = sufficit(*training(digits, parts, *two))
     assert stopped.code == 130
-    assert "The same command goes on" in stopped.err
+    assert "Run the same command again to resume" in stopped.err
     assert not (parts / "run.json").exists()
     assert torch.load(parts / "checkpoint.pt")["state"]["epoch"] == 1
     assert sufficit(*training(digits, parts, *two)).code == 0
     ends = [torch.load(folder / "checkpoint.pt") for folder in (whole, parts)]
     assert [end["state"]["epoch"] for end in ends] == [2, 2]
-    assert same(ends[0]["lax"], ends[1]["lax"])
+    assert same(ends[0]["model"], ends[1]["model"])
     assert same(weights(whole), weights(parts))
     runs = [json.loads((folder / "run.json").read_text()) for folder in (whole, parts)]
     assert runs[0]["summary"] == runs[1]["summary"]
@@ -165,7 +165,7 @@ def test_a_finished_run_is_reported_and_not_trained_on(
     sufficit, trained: Path, digits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = weights(trained)
-    monkeypatch.setattr("sufficit.training.lax.take_step", None)
+    monkeypatch.setattr("sufficit.training.lax_training.take_step", None)
     run = sufficit(*training(digits, trained))
     assert run.code == 0, run.err
     assert "1 epoch, scored on 8 held-out images" in run.words
@@ -184,10 +184,10 @@ def test_overwrite_begins_anew(sufficit, digits: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--epochs", "3"], "another recipe epochs (1, now 3)"),
-        (["--seed", "5"], "another seed (0, now 5)"),
-        (["--batch-size", "15"], "another batches (2, now 3)"),
-        (["--precision", "bf16"], "another about precision ('32-true', now 'bf16-mixed')"),
+        (["--epochs", "3"], "`recipe.epochs` was 1, now 3."),
+        (["--seed", "5"], "`seed` was 0, now 5."),
+        (["--batch-size", "15"], "`batches` was 2, now 3."),
+        (["--precision", "bf16"], "`about.precision` was '32-true', now 'bf16-mixed'."),
     ],
 )
 def test_a_run_with_other_settings_is_left_alone(
@@ -197,7 +197,7 @@ def test_a_run_with_other_settings_is_left_alone(
     run = sufficit(*training(digits, trained, *more))
     assert run.code == 2
     assert words in run.err
-    assert "choose another folder, or begin anew" in run.err
+    assert "Use the original settings, another --out, or --overwrite." in run.err
     assert "Traceback" not in run.err
     assert (trained / "checkpoint.pt").read_bytes() == before
 
@@ -214,19 +214,20 @@ def test_the_folder_of_another_command_is_left_alone(
 
 TWO = """
 import atexit
+import importlib
 import sys
 from pathlib import Path
 
 import torch
 
 from sufficit.cli import main
-from sufficit.training import folders
 
 torch.set_num_threads(1)
-trained = folders.train_lax
+train_folder = importlib.import_module("sufficit.training.train_folder")
+trained = train_folder.train_lax
 
 
-def told(*given, **named):
+def saved(*given, **named):
     lax = trained(*given, **named)
     place = Path(__file__).parent / f"rank{named['fabric'].global_rank}.pt"
     torch.save(lax.state_dict(), place)
@@ -239,7 +240,7 @@ def list_threads(place):
     place.write_text(" ".join(thread.read_text().strip() for thread in threads))
 
 
-folders.train_lax = told
+train_folder.train_lax = saved
 main()
 """
 
@@ -280,7 +281,7 @@ def test_two_processes_train_one_adapter_and_speak_once(tmp_path: Path, option: 
     assert same(ranks[0], weights(out))
     # Gloo's threads abort a process that ends before they do.
     assert all("gloo" not in (tmp_path / f"rank{r}.threads").read_text() for r in (0, 1))
-    assert printed.count("held-out images") == 1
+    assert printed.count("scored on 8 held-out images") == 1
     assert "distributed" not in complaints
     run = json.loads((out / "run.json").read_text())
     assert run["trained"]["processes"] == 2
@@ -303,7 +304,8 @@ def test_an_adapter_of_another_classifier_is_refused_in_a_line(
     saved = stranger().save(tmp_path / "stranger")
     for words in (["explain", digits], ["sanity", "--data", digits]):
         out = ["--out", tmp_path / "out"]
-        run = sufficit(*words, "--model", saved, "--method", trained, *out)
+        option = "--methods" if words[0] == "sanity" else "--method"
+        run = sufficit(*words, "--model", saved, option, trained, *out)
         assert run.code == 2
         assert "Error: this adapter was trained on another classifier" in run.err
         assert "Traceback" not in run.err
@@ -313,7 +315,7 @@ def test_sanity_asks_an_adapter_about_copies_of_its_classifier(
     sufficit, trained: Path, digits: Path, tmp_path: Path
 ) -> None:
     run = sufficit(
-        "sanity", *MODEL, "--data", digits, "--method", f"{trained},center", "--images", "4",
+        "sanity", *MODEL, "--data", digits, "--methods", f"{trained},center", "--images", "4",
         "--steps", "2", "--out", tmp_path / "sane",
     )  # fmt: skip
     assert run.code == 0, run.err
@@ -371,14 +373,14 @@ def test_a_folder_with_one_class_is_told_what_is_wanted(
     assert "two classes or more" in run.err
     again = sufficit(*training(data, tmp_path / "lax", "--target", "prediction"))
     assert again.code == 2
-    assert "all of the 2 images that judge the adapter have class 3" in again.err
+    assert "All 2 validation images have class 3" in again.err
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
         (["--recipe", "robst"], "Unknown recipe 'robst'. Did you mean 'robust'?"),
-        (["--area", "2", "--recipe", "l1"], "area must lie between 0 and 1"),
+        (["--area", "2", "--recipe", "l1"], "area must be between 0 and 1"),
         (["--layer", "nowhere"], "Unknown layer 'nowhere'"),
         (["--validation-share", "0.9"], "must lie in 0..0.5, got 0.9"),
         (["--devices", "2", "--cache-features", "--device", "mps"], "mps"),
