@@ -6,45 +6,25 @@ import json
 import os
 import tarfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas
 import pytest
 import torch
-from PIL import Image
-
-from own_model import MODEL
-from sufficit import Classifier, UserError
 from sufficit.compare import compare_folder
 from sufficit.comparing.settings import settings_from
+from sufficit.drawing import Drawn, save_drawn
+from sufficit.pairing import Pairs
+
+from own_model import MODEL
+from shard_files import png, write_shard
+from sufficit import Classifier, UserError
 from sufficit.data import shards
 from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import BadImageError, list_images, open_images, read_image
 from sufficit.data.loader import Entry, ImageLoader
 from sufficit.data.shards import Member, expand
-from sufficit.drawing import Drawn, save_drawn
-from sufficit.pairing import Pairs
-
-
-def png(number: int) -> bytes:
-    pixels = np.random.default_rng(number).integers(0, 256, (12, 10, 3), dtype=np.uint8)
-    written = io.BytesIO()
-    Image.fromarray(pixels).save(written, "png")
-    return written.getvalue()
-
-
-def write_shard(
-    path: Path, files: Sequence[tuple[str, bytes]], kind: int = tarfile.GNU_FORMAT
-) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=kind) as shard:
-        for name, content in files:
-            facts = tarfile.TarInfo(name)
-            facts.size = len(content)
-            shard.addfile(facts, io.BytesIO(content))
-    return path
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])

@@ -2,16 +2,13 @@
 
 import io
 import math
-import os
 import sys
 import tarfile
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from threading import Event, Thread
-from types import SimpleNamespace
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -20,46 +17,35 @@ import pytest
 import torch
 from PIL import Image
 from pyarrow import parquet
+from sufficit.compare import compare_folder
+from sufficit.comparing.finished import read_finished
+from sufficit.comparing.settings import Settings, settings_from
+from sufficit.keeping import Parts
+from sufficit.pairing import Pairs
+from sufficit.scored import Options
+from sufficit.sharing import Passage, dealt
 from torch import nn
 
 from own_model import MODEL
 from sufficit import Classifier, UserError, evaluate, scoring
-from sufficit.compare import compare_folder
 from sufficit.comparing import groups as comparing_groups
-from sufficit.comparing.finished import read_finished
-from sufficit.comparing.settings import Settings, settings_from
 from sufficit.crews import Crew
-from sufficit.data import images as sources
 from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import (
-    BadImageError,
     ImageFile,
     ImageSource,
-    classes_of,
     list_images,
-    open_images,
 )
 from sufficit.data.loader import (
     PREDICTIONS,
-    Entry,
-    ImageLoader,
-    Item,
-    Unit,
-    count_soon,
-    labels_for,
-    named,
     units_of,
 )
-from sufficit.keeping import Parts
 from sufficit.metrics.scores import read
-from sufficit.pairing import Pairs
 from sufficit.perturbation.types import NO_CLASS
 from sufficit.progress import bar
 from sufficit.report import MethodScores
 from sufficit.report.interpretation import reading
 from sufficit.results import save_scores
-from sufficit.scored import Options
-from sufficit.sharing import Passage, dealt
 
 NAMES = ["ant", "bee", "cat"]
 FAST = {"value_step": 0.25, "percent_step": 0.25, "donors": 3, "device": "cpu"}
@@ -198,129 +184,6 @@ def test_evaluate_scores_the_first_images_before_the_others_are_found(
     assert got.names == tuple(names)
 
 
-def test_pictures_of_a_group_are_read_at_once_and_stay_in_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sufficit.data.loader.THREADS", 2)
-    later = Event()
-
-    def read(entry: Entry) -> Item:
-        if entry.number == 0:
-            assert later.wait(60)  # the next one is read meanwhile
-        later.set()
-        if entry.number in (1, 3):
-            raise BadImageError("it is bad")
-        return Item(entry, torch.zeros(1, 2, 2))
-
-    reader = ImageLoader(read)
-    entries = [
-        Entry(number, ImageFile(f"{number}.png", f"{number}.png", None)) for number in range(5)
-    ]
-    assert [item.entry.number for item in reader.items(entries)] == [0, 2, 4]
-    assert [one.name for one in reader.skipped] == ["1.png", "3.png"]
-
-
-@pytest.mark.parametrize(("ready", "wanted"), [(True, [8, 1, 1, 1, 1]), (False, [8, 1, 2, 4, 8])])
-def test_reading_ahead_takes_more_threads_only_where_it_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, ready: bool, wanted: list[int]
-) -> None:
-    found = list[int]()
-
-    class Pool:
-        """Reads at once, and says whether it was done when it was asked."""
-
-        def __init__(self, threads: int) -> None:
-            assert threads == 1  # it reads in the background; `items` has threads of its own
-
-        def __enter__(self) -> "Pool":
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def submit(self, read: Any, entries: Any, threads: int) -> Any:
-            found.append(threads)
-            return SimpleNamespace(done=lambda: ready, result=lambda: entries)
-
-    monkeypatch.setattr("sufficit.data.loader.THREADS", 8)
-    monkeypatch.setattr("sufficit.data.loader.ThreadPoolExecutor", Pool)
-    groups = [Unit(number, ()) for number in range(5)]
-    read = [group.number for group, _ in ImageLoader(lambda _: None).ahead(groups)]
-    assert read == [0, 1, 2, 3, 4]
-    assert found == wanted
-
-
-def test_classes_are_known_without_listing_their_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = ["b/1.png", "b/2.png", "a/deep/3.png", "c!/4.jpg", "empty/notes.txt", "5.txt"]
-    for name in names:
-        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / name).write_bytes(b"x")
-    (tmp_path / "in" / "a" / "round").symlink_to(tmp_path / "in")
-    (tmp_path / "in" / "again").symlink_to(tmp_path / "in" / "b")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "6.png").write_bytes(b"x")
-    for name in ("linked", "linked twice"):
-        (tmp_path / "in" / name).symlink_to(tmp_path / "elsewhere")
-    stream = open_images(tmp_path / "in")
-    assert stream.classes is not None
-    assert stream.classes() == classes_of(list(stream))
-    assert stream.classes().folders == ("a", "b", "c!", "linked")
-    for name in ("z.png", "loose.png"):
-        (tmp_path / "in" / name).write_bytes(b"x")
-    loose = stream.classes()
-    assert loose == classes_of(list(stream))
-    assert (loose.loose, loose.first_loose) == (2, "loose.png")
-    listed: list[str] = []
-    whole = sources._Search._listed
-    monkeypatch.setattr(
-        sources._Search, "_listed", lambda self, f: listed.append(f) or whole(self, f)
-    )
-    stream.classes()
-    assert listed == [str(tmp_path / "in")]
-
-
-def test_a_folder_that_can_not_be_opened_is_told_once_however_often_it_is_met(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("a/1.png", "shut/2.png"):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_bytes(b"x")
-    whole = os.scandir
-
-    def scandir(folder: str) -> Any:
-        if str(folder).endswith("shut"):
-            raise PermissionError(13, "Permission denied")
-        return whole(folder)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        stream = open_images(tmp_path)
-        assert [[p.name for p in stream] for _ in range(2)] == [["a/1.png"]] * 2
-    assert len(said) == 1
-    assert "shut can't be opened" in str(said[0].message)
-
-
-def test_pictures_are_found_by_name_and_counted_for_a_while() -> None:
-    pictures = [ImageFile(f"/x/{n}.png", f"{n}.png", None) for n in range(5)]
-    walked = []
-
-    def walk() -> Iterator[ImageFile]:
-        for picture in pictures:
-            walked.append(picture.name)
-            yield picture
-
-    found = named(ImageSource(walk), ["2.png", "1.png"])
-    assert {name: entry.number for name, entry in found.items()} == {"1.png": 1, "2.png": 2}
-    assert walked == ["0.png", "1.png", "2.png"]
-    assert named(ImageSource(walk), ["9.png"]) == {}
-    assert count_soon(ImageSource.of(pictures)) == 5
-    walked.clear()
-    assert count_soon(ImageSource(walk), patience=-1) == math.inf
-    assert walked == ["0.png"]
-
-
 def test_a_bar_without_a_total_counts(capfd: pytest.CaptureFixture[str]) -> None:
     with bar("images", wanted=True) as tick:
         assert tick is not None
@@ -329,57 +192,6 @@ def test_a_bar_without_a_total_counts(capfd: pytest.CaptureFixture[str]) -> None
 
 
 # Labels that only each picture tells
-
-
-@pytest.mark.parametrize(
-    ("words", "classes", "numbers"),
-    [
-        (["cat", "ant", "cat"], NAMES, [2, 0, 2]),
-        (["2", "0"], NAMES, [2, 0]),
-        (["2", "0"], None, [2, 0]),
-        (["c", "a", "b"], None, [2, 0, 1]),  # in order, as there are as many as classes
-    ],
-)
-def test_labels_of_shards_are_numbered_as_they_come(
-    tmp_path: Path, words: list[str], classes: list[str] | None, numbers: list[int]
-) -> None:
-    stream = open_images(write_shard(tmp_path / "a.tar", words))
-    labels = labels_for(classifier(classes), stream, "auto")
-    assert labels.kind == "label"
-    assert [labels.number(picture) for picture in stream] == numbers
-
-
-@pytest.mark.parametrize(
-    ("words", "classes", "error"),
-    [
-        (["ant", None], NAMES, r"001\.png has no label, and images before it have"),
-        ([None, "ant"], NAMES, r"001\.png has a label \('ant'\), and images before"),
-        (["ant", "dog"], NAMES, r"first 'dog'\) do not fit the model's 3 classes"),
-        (["0", "7"], None, r"first '0'\) do not fit the model's 3 classes"),
-        (["1", "0"], ["ant", "1", "2"], None),
-        (["2", "0"], ["ant", "2", "1"], r"the label '0', and images before it have '2'"),
-    ],
-)
-def test_a_label_that_does_not_fit_those_before_is_refused(
-    tmp_path: Path, words: list[str | None], classes: list[str] | None, error: str | None
-) -> None:
-    stream = open_images(write_shard(tmp_path / "a.tar", words))
-    labels = labels_for(classifier(classes), stream, "auto")
-    if error is None:
-        assert [labels.number(picture) for picture in stream] == [1, 0]
-        return
-    labels.number(next(iter(stream)))
-    with pytest.raises(UserError, match=error):
-        list(units_of(stream, labels, 2))
-
-
-def test_predictions_ask_for_no_label_and_labels_for_one(tmp_path: Path) -> None:
-    stream = open_images(write_shard(tmp_path / "a.tar", [None, "ant"]))
-    assert labels_for(classifier(), stream, "prediction") is PREDICTIONS
-    (group,) = units_of(stream, PREDICTIONS, 2)
-    assert [entry.label for entry in group.entries] == [None, None]
-    with pytest.raises(UserError, match="--targets label needs class folders"):
-        labels_for(classifier(), stream, "label")
 
 
 # Gone on with
