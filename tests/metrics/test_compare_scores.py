@@ -293,9 +293,9 @@ def test_the_table_marks_the_best_and_those_not_significantly_different() -> Non
     assert rows["c"][1:4] == ["0.250", f"{values['c'].mean():.3f}", "-0.50"]
     assert rows["method"][1:5] == ["del.", "%", "↓", "MSI"]
     text = " ".join(" ".join(table).split())
-    assert "* best MSI of 3; = not distinguishable from it: sign-flip test on the same" in text
-    assert "(10,000 draws), level 0.05, Holm's correction for 3 pairs" in text
-    assert "2,000 resamples. Seed 0." in text
+    assert "* best MSI of 3; = not significantly different (n = 40): paired sign-flip test" in text
+    assert "(10,000 draws), level 0.05, Holm correction for 3 pairs" in text
+    assert "2,000 resamples, seed 0." in text
 
 
 @pytest.mark.parametrize("values", [{"a": [1, NAN], "b": [NAN, 0]}, {"a": [NAN] * 2, "b": [0, 1]}])

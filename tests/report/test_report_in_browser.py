@@ -95,7 +95,7 @@ def test_the_slider_shows_what_the_model_sees(tab: ReportTab, content: Content) 
 
 
 @in_browser
-def test_the_words_beside_a_mask_are_the_answers_of_the_model(
+def test_the_words_under_a_mask_are_the_predictions_of_the_model(
     tab: ReportTab, content: Content
 ) -> None:
     data = curves_of(content, "coarse", slider_grid(content))

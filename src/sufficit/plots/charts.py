@@ -50,7 +50,7 @@ class Panel:
 def curves_figure(scores: MethodScores | Scores, title: str = "") -> "Figure":
     """Every mean curve of one method, and MSI over alpha_min where it was searched for."""
     scores = MethodScores.of(scores)
-    groups = [(name,) for name in CURVES if name in scores.curves]
+    groups: list[tuple[str, ...]] = [(name,) for name in CURVES if name in scores.curves]
     groups += [("show", "hide")] if "hide" in scores.curves else []
     figure, axes = axes_for(len(groups) + (scores.alphas is not None))
     for axis, names in zip(axes, groups, strict=False):

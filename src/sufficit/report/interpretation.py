@@ -285,7 +285,12 @@ def _few(content: Content) -> Iterator[str]:
 
 def _inaccurate(content: Content) -> Iterator[str]:
     right = content.first.clean.nanmean().item()
-    if right < LOW_ACCURACY:
+    if right < 0.5 and content.facts.targets == "label":
+        yield (
+            f"The model classifies only {right:.0%} of the whole images correctly: check that these"
+            " are images and classes of its own task."
+        )
+    elif right < LOW_ACCURACY:
         yield (
             f"The classifier gives only {right:.0%} of the whole images their target class. Where"
             " it is wrong on the whole image, no mask can do well, and MSI says more about the"

@@ -1,4 +1,4 @@
-"""`sufficit serve` as a stranger uses it."""
+"""`sufficit serve`: its options, its messages, and a server in a process of its own."""
 
 import importlib.util
 import json
@@ -17,14 +17,14 @@ from starlette.testclient import TestClient
 
 from sufficit import Lax
 from sufficit.classifier.classifier import Classifier
-from sufficit.web.server import bound
+from sufficit.web.server import bind
 
 DIGITS = ("serve", "--model", "sufficit:digits", "--port", "0")
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What would be served, and where, without serving it."""
+    """The app and the address that the command would serve."""
     found: dict[str, Any] = {}
 
     def serve(app: Any, listening: Any) -> None:
@@ -41,21 +41,21 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_flags_reach_the_page(sufficit, served: dict[str, Any], tmp_path: Path) -> None:
     Image.new("RGB", (9, 7), (1, 2, 3)).save(tmp_path / "own.bmp")
     classifier = Classifier.load("sufficit:digits")
-    lax = Lax(64)
+    lax = Lax(96)
     lax.belong_to(classifier, "features")
     lax.save_pretrained(tmp_path / "mine")
     run = sufficit(
-        *DIGITS, "--lax", tmp_path / "mine", "--example", tmp_path / "own.bmp", "--max-mb", 2,
-        "--max-waiting", 3, "--max-megapixels", 4, "--value-step", 0.1, "--size", 32,
-        "--allow-host", "studio.example",
+        *DIGITS, "--methods", f"{tmp_path / 'mine'},layercam", "--example", tmp_path / "own.bmp",
+        "--max-mb", 2, "--max-waiting", 3, "--max-megapixels", 4, "--value-step", 0.1, "--size", 32,
+        "--allow-host", "models.example",
     )  # fmt: skip
     assert run.code == 0, run.err
     assert served["name"][0] == "127.0.0.1"
     assert f"sufficit:digits at http://127.0.0.1:{served['name'][1]}" in run.words
-    assert "whoever" not in run.err
+    assert "password" not in run.err
     assert served["open"] is None
     assert served["page"] == f"http://127.0.0.1:{served['name'][1]}"
-    with TestClient(served["app"], base_url="http://studio.example") as client:
+    with TestClient(served["app"], base_url="http://models.example") as client:
         facts = client.get("/api/model").json()
         example = client.get("/api/example").content
         assert client.get("/api/model", headers={"host": "10.0.0.1"}).status_code == 400
@@ -63,46 +63,47 @@ def test_flags_reach_the_page(sufficit, served: dict[str, Any], tmp_path: Path) 
         "bytes": 2_000_000, "pixels": 4_000_000, "places": 4, "seconds": 0
     }  # fmt: skip
     assert (facts["width"], facts["value_step"]) == (32, 0.1)
-    assert facts["methods"][0]["name"] == "mine"
+    assert [one["name"] for one in facts["methods"] if one["usual"]] == ["mine", "layercam"]
+    assert len(facts["methods"]) == 8
     (tmp_path / "example.png").write_bytes(example)
     with Image.open(tmp_path / "example.png") as opened:
         assert opened.size == (9, 7)
 
 
-def test_a_port_open_to_others_is_said(sufficit, served: dict[str, Any]) -> None:
+def test_a_port_open_to_the_network_prints_a_warning(sufficit, served: dict[str, Any]) -> None:
     run = sufficit(*DIGITS, "--host", "0.0.0.0", "--open")
     assert run.code == 0
-    assert "whoever reaches this port can use the page" in run.err
+    assert "anyone who can reach this port can use it" in run.err
     assert served["open"]
     with TestClient(served["app"], base_url="http://10.0.0.1") as client:
         assert client.get("/api/health").status_code == 200
         assert client.get("/api/health", headers={"host": "evil.example"}).status_code == 400
 
 
-def test_without_the_extra_one_line_says_what_to_install(
+def test_without_the_extra_an_error_names_what_to_install(
     sufficit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == "uvicorn" else real(name)
+        "sufficit.cli.serve.find_spec", lambda name: None if name == "uvicorn" else real(name)
     )
     run = sufficit(*DIGITS)
     assert run.code == 2
     assert run.err == "Error: the page needs uvicorn: pip install 'sufficit[web]'"
 
 
-def test_wrong_words_get_one_clear_line(sufficit, served: dict[str, Any], tmp_path: Path) -> None:
-    with bound("127.0.0.1", 0) as taken:
+def test_wrong_options_get_one_clear_line(sufficit, served: dict[str, Any], tmp_path: Path) -> None:
+    with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         run = sufficit("serve", "--model", "sufficit:digits", "--port", port)
         assert run.code == 2
-        assert f"127.0.0.1 port {port} can't be listened at" in run.err
+        assert f"cannot listen at 127.0.0.1 port {port}" in run.err
     (tmp_path / "bad.png").write_text("no image")
     for words, sentence in (
-        (("--host", "no such host"), "can't be listened at"),
-        (("--example", tmp_path / "bad.png"), "this is not an image"),
+        (("--host", "no such host"), "cannot listen at"),
+        (("--example", tmp_path / "bad.png"), "the file is not an image"),
         (("--example", tmp_path / "absent.png"), "No such file"),
-        (("--lax", tmp_path / "absent"), "Unknown method"),
+        (("--methods", tmp_path / "absent"), "Unknown method"),
         (("--value-step", "2"), "a step must lie in 0..1"),
         (("--port", "70000"), "Invalid value"),
     ):
@@ -113,6 +114,7 @@ def test_wrong_words_get_one_clear_line(sufficit, served: dict[str, Any], tmp_pa
     assert served == {}
 
 
+@pytest.mark.processes
 def test_it_answers_until_it_is_interrupted() -> None:
     command = [sys.executable, "-m", "sufficit.cli", *DIGITS]
     process = subprocess.Popen(
