@@ -18,9 +18,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save as as_safetensors
-from sufficit.comparing.finished import read_finished
-from sufficit.comparing.jobs import make_job
-from sufficit.comparing.settings import Settings, read_run, settings_from, write_run
 
 from sufficit import Classifier, Lax, UserError, train_lax
 from sufficit.classifier import loading as sources
@@ -29,10 +26,13 @@ from sufficit.data.images import open_images
 from sufficit.data.splits import Split
 from sufficit.errors import unknown
 from sufficit.files import safe_name
+from sufficit.provenance import save_json
 from sufficit.reproduce.outcome import read_outcome
 from sufficit.reproduce.plans import make_plan, read_plan
 from sufficit.reproduce.scoring import write_the_test_folder
-from sufficit.results import save_json
+from sufficit.runs.config import RunConfig, config_from, read_toml, write_toml
+from sufficit.runs.job import make_job
+from sufficit.runs.results import RunResults
 from sufficit.training import classifiers
 from sufficit.training.runs import State, open_run
 
@@ -148,7 +148,7 @@ def test_an_adapter_larger_than_its_weights_is_never_made(
     )
     config = json.loads((adapter / "config.json").read_text())
     (adapter / "config.json").write_text(json.dumps(config | {"channels": 60_000, "widths": [200]}))
-    with pytest.raises(UserError, match="asks for a larger model than the file"):
+    with pytest.raises(UserError, match="a larger model is described than it fills"):
         Lax.from_pretrained(adapter)
     assert made == []
 
@@ -168,18 +168,18 @@ VIEW = {"crop": [64, 64], "resize": None, "channels": 3, "stretch": False}
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"recipe": resnet(num_classes=10**8)}, "asks for a larger model"),
-        ({"recipe": resnet(num_classes=10**15)}, "asks for a larger model"),
+        ({"recipe": resnet(num_classes=10**8)}, "a larger model is described"),
+        ({"recipe": resnet(num_classes=10**15)}, "a larger model is described"),
         ({"recipe": resnet(num_classes=-1)}, "could not be read"),
-        ({"recipe": {"source": "sufficit:digits", "options": {"num_classes": -1}}}, "corrupt"),
+        ({"recipe": {"source": "sufficit:digits", "options": {"num_classes": -1}}}, "damaged"),
         ({"recipe": {"source": "sufficit:digits", "options": {"width": 10**5}}}, "larger"),
-        ({"recipe": "python:evil.py:run"}, "corrupt"),
+        ({"recipe": "python:evil.py:run"}, "damaged"),
         ({"recipe": {"source": "python:evil.py:run", "options": {}}}, "names code to run"),
-        ({"view": VIEW | {"interpolation": "magic"}}, "corrupt"),
+        ({"view": VIEW | {"interpolation": "magic"}}, "damaged"),
         ({"view": VIEW | {"interpolation": "bilinear", "crop": [10**6, 10**6]}}, "1..16384 pixels"),
-        ({"view": VIEW | {"interpolation": "bilinear", "crop": [64]}}, "corrupt"),
-        ({"mean": ["a", "b", "c"]}, "corrupt"),
-        ({"classes": 7}, "corrupt"),
+        ({"view": VIEW | {"interpolation": "bilinear", "crop": [64]}}, "damaged"),
+        ({"mean": ["a", "b", "c"]}, "damaged"),
+        ({"classes": 7}, "damaged"),
     ],
 )
 def test_a_saved_classifier_is_what_it_says_or_one_line(
@@ -250,7 +250,7 @@ BASE = {"model": "m", "data": "d"}
 def test_a_run_file_of_a_stranger_is_one_short_line(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "RUN.toml").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=words) as told:
-        read_run(tmp_path / "RUN.toml")
+        read_toml(tmp_path / "RUN.toml")
     assert len(str(told.value)) < 1500
 
 
@@ -259,7 +259,7 @@ def test_no_reader_waits_for_a_pipe(tmp_path: Path, adapter: Path, saved: Path) 
         path.unlink(missing_ok=True)
         os.mkfifo(path)
     for read, path in (
-        (read_run, tmp_path / "RUN.toml"),
+        (read_toml, tmp_path / "RUN.toml"),
         (Lax.from_pretrained, adapter),
         (Classifier.load, saved),
     ):
@@ -361,13 +361,13 @@ def test_names_lead_to_no_other_place(name: str) -> None:
 def test_the_methods_of_a_finished_run_lie_inside_it(tmp_path: Path, methods: object) -> None:
     save_json(tmp_path / "run.json", {"methods": methods})
     save_json(tmp_path / "summary.json", {})
-    write_run(tmp_path / "RUN.toml", Settings(model="m", data="d"))
+    write_toml(tmp_path / "RUN.toml", RunConfig(model="m", data="d"))
     outside = isinstance(methods, list) and isinstance(methods[0], str)
     with pytest.raises(UserError, match="can't be the name" if outside else "not whole"):
-        read_finished(tmp_path)
+        RunResults.read(tmp_path)
     (tmp_path / "run.json").write_text(DEEP_JSON)
     with pytest.raises(UserError, match=r"run\.json could not be read"):
-        read_finished(tmp_path)
+        RunResults.read(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["parts", "run.json", "RUN.toml", "report.html", "summary.json"])
@@ -377,7 +377,7 @@ def test_no_adapter_takes_the_place_of_a_result(tmp_path: Path, adapter: Path, n
     (tmp_path / "data").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "data" / "a.png")
     shutil.copytree(adapter, tmp_path / name)
-    asked = settings_from(
+    asked = config_from(
         {"model": "sufficit:digits", "data": str(tmp_path / "data"), "lax": [str(tmp_path / name)]}
     )
     pictures = open_images(tmp_path / "data")
@@ -468,22 +468,22 @@ def test_descriptions_with_anything_in_a_place_are_read_or_told(saved: Path) -> 
 
 def test_run_files_with_any_bytes_are_read_or_told(tmp_path: Path) -> None:
     path = tmp_path / "RUN.toml"
-    write_run(path, Settings(model="m", data="d", lax=("a", "b"), size="64", batch_size=3))
+    write_toml(path, RunConfig(model="m", data="d", lax=("a", "b"), size="64", batch_size=3))
     whole = path.read_bytes()
 
     @FUZZ
     @given(CHANGES, CUT)
     def bend(changes: list[tuple[int, int]], cut: int | None) -> None:
         path.write_bytes(bent(whole, changes, cut))
-        reads(lambda: settings_from(read_run(path)))
+        reads(lambda: config_from(read_toml(path)))
 
     bend()
 
 
 @FUZZ
-@given(st.sampled_from([*vars(Settings(model="m", data="d")), "x"]), ANY)
+@given(st.sampled_from([*vars(RunConfig(model="m", data="d")), "x"]), ANY)
 def test_settings_with_anything_in_a_place_are_taken_or_told(name: str, value: object) -> None:
-    reads(lambda: settings_from(BASE | {name: value}))
+    reads(lambda: config_from(BASE | {name: value}))
 
 
 def test_all_of_it_stays_within_little_memory(tmp_path: Path, adapter: Path, saved: Path) -> None:
@@ -497,7 +497,7 @@ def test_all_of_it_stays_within_little_memory(tmp_path: Path, adapter: Path, sav
         import resource
         from pathlib import Path
         from sufficit import Classifier, Lax, UserError
-        from sufficit.comparing.settings import read_run
+        from sufficit.runs.config import read_toml
         from sufficit.data.heatmap_files import HeatmapFile
         import torchvision.models
 
@@ -512,7 +512,7 @@ def test_all_of_it_stays_within_little_memory(tmp_path: Path, adapter: Path, sav
         limit = used("VmSize") + 40 * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         for read, path in (
-            (read_maps, "large.npz"), (read_maps, "bomb.npz"), (read_run, "RUN.toml"),
+            (read_maps, "large.npz"), (read_maps, "bomb.npz"), (read_toml, "RUN.toml"),
             (Lax.from_pretrained, "adapter"), (Classifier.load, "saved"),
         ):
             try:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from digit_folder import main as write_digits
+from sufficit.comparing import groups
 
 from sufficit import Lax
-from sufficit.comparing import groups
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images
 from sufficit.errors import UserError

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sufficit.classifier.classifier import Classifier, check_images, check_range, check_targets
 from sufficit.errors import UserError
-from sufficit.seeding import seeded
+from sufficit.seeds import seeded
 from sufficit.training.processes import fabric_for
 from sufficit.training.trainer import Trainer
 from sufficit.training.validation import predictions

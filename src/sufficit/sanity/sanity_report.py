@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
-from sufficit.intervals import Estimate
 from sufficit.plots import INK, LINES, QUIET
 from sufficit.sanity.randomization import LabelTraining
 from sufficit.similarity import estimate
+from sufficit.statistics import Estimate
 
 if TYPE_CHECKING:
     import pandas

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from sufficit.classifier.classifier import Classifier, check_images, check_range, check_targets
 from sufficit.errors import UserError
-from sufficit.seeding import unmoved
+from sufficit.seeds import unmoved
 from sufficit.training.step import Batch
 
 if TYPE_CHECKING:

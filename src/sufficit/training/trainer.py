@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from sufficit.errors import UserError
 from sufficit.files import CHECKPOINT, make_folder, writing
-from sufficit.perturbation.types import Progress
-from sufficit.progress import Tick, bar
+from sufficit.progress import Progress, Tick, bar
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
