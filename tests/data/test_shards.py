@@ -5,6 +5,7 @@ import io
 import json
 import os
 import tarfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -301,6 +302,13 @@ def test_a_header_of_records_renames_what_follows_it(tmp_path: Path) -> None:
     (tmp_path / "b.tar").write_bytes(pax(b"14 path=b.png\n10 size=7\n"))
     (found,) = list_images(tmp_path / "b.tar")
     assert (found.name, found.bytes()) == ("b.tar/b.png", 7)
+
+
+def test_a_header_without_records_takes_no_time(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(pax(b"1 " * 2**19))
+    start = time.monotonic()
+    assert [image.name for image in list_images(tmp_path / "a.tar")] == ["a.tar/a.png"]
+    assert time.monotonic() - start < 5
 
 
 def test_a_size_of_records_is_not_that_of_a_long_name(tmp_path: Path) -> None:

@@ -65,21 +65,6 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class MethodScores:
-    """One method's scores as a run wrote them."""
-
-    columns: Mapping[str, Tensor]
-    targets: Tensor
-    clean: Tensor
-    calls: Tensor
-    alpha_min: float
-    schedule: Schedule
-    curves: Mapping[str, Any]
-    shown: Any
-    alphas: Mapping[float, float] | None = None
-
-
-@dataclass(frozen=True)
 class Shown:
     """The images that are shown, at most MOST_SHOWN of those that were scored."""
 
@@ -130,18 +115,24 @@ class Content:
 
 
 def choose(
-    msi: Mapping[str, ArrayLike], *, most: int = MOST_SHOWN, seed: int = 0
+    msi: Mapping[str, ArrayLike],
+    *,
+    most: int = MOST_SHOWN,
+    seed: int = 0,
+    allowed: Sequence[int] | None = None,
 ) -> dict[int, str]:
     """Rows to show and why, from each method's MSI per image: {method: [N]}.
 
     A quarter each has the highest mean over the methods, the lowest, and the widest spread between
-    methods; the rest is drawn by the seed. Images without a value can only be drawn.
+    methods; the rest is drawn by the seed. Images without a value can only be drawn. `allowed` are
+    the rows to choose from, all by default.
 
     >>> choose({"a": [0.9, 0.1, 0.5, -0.8], "b": [0.9, 0.1, -0.5, -0.9]}, most=4)
     {0: 'best', 3: 'worst', 2: 'most disputed', 1: 'drawn by seed'}
     """
     values = np.stack([np.asarray(found, np.float64) for found in msi.values()])
-    known = np.flatnonzero(~np.isnan(values).any(axis=0))
+    rows = np.arange(values.shape[1]) if allowed is None else np.asarray(allowed)
+    known = rows[~np.isnan(values[:, rows]).any(axis=0)]
     means, spread = values[:, known].mean(0), np.ptp(values[:, known], axis=0)
     orders = [-means, means, *([-spread] if len(values) > 1 else [])]
     chosen: dict[int, str] = {}
@@ -150,8 +141,9 @@ def choose(
         free = [row for row in in_order if row not in chosen]
         chosen |= dict.fromkeys(free[: most // 4], reason)
     drawn = np.random.default_rng(seed).permutation(values.shape[1]).tolist()
-    rest = [row for row in drawn if row not in chosen][: most - len(chosen)]
-    return chosen | dict.fromkeys(sorted(rest), REASONS[-1])
+    permitted = {*rows.tolist()}
+    rest = [row for row in drawn if row in permitted and row not in chosen]
+    return chosen | dict.fromkeys(sorted(rest[: most - len(chosen)]), REASONS[-1])
 
 
 def pick_shown(scores: Mapping[str, Scores | MethodScores], count: int = MOST_SHOWN) -> list[int]:

@@ -25,6 +25,7 @@ from sufficit.metrics.probe import Pool, Probe, Setting, prepare
 from sufficit.metrics.scores import ask, read
 from sufficit.perturbation.types import Predictions, Progress
 from sufficit.progress import bar
+from sufficit.report.content import choose
 from sufficit.runs.job import Job
 from sufficit.runs.maps import (
     Drawn,
@@ -36,7 +37,7 @@ from sufficit.runs.maps import (
     pack,
     unpack,
 )
-from sufficit.runs.merge import best_alpha, choose, write_results
+from sufficit.runs.merge import best_alpha, write_results
 from sufficit.runs.results import PARTS, RunResults
 from sufficit.runs.store import DONORS, HEATMAPS, LEAK, PIXELS, SCORES, Store, store_in
 

@@ -23,9 +23,10 @@ from sufficit.metrics.leakage import TENSORS, Leak, leak_warning
 from sufficit.metrics.scores import ALPHA_GRID, AlphaSearch, Plan, Scores, read, with_leak
 from sufficit.perturbation.types import Predictions
 from sufficit.provenance import plain, provenance, save_json
+from sufficit.report.content import choose
 from sufficit.resampling import Floats
 from sufficit.runs.config import write_toml
-from sufficit.runs.job import SHOWN, Job
+from sufficit.runs.job import Job
 from sufficit.runs.maps import finish
 from sufficit.runs.results import OWN_BEST, PARTS, RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, Store, UnitFile
@@ -33,7 +34,6 @@ from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, Store, UnitFile
 if TYPE_CHECKING:
     import pyarrow
 
-REASONS = ("best", "worst", "most disputed", "drawn by seed")
 ROWS = 1024  # of a row group of curves.parquet
 
 
@@ -272,37 +272,6 @@ def summarise_columns(plan: Plan, columns: Mapping[str, Floats], seed: int) -> d
     return summary
 
 
-def choose(
-    msi: Mapping[str, Floats],
-    *,
-    most: int = SHOWN,
-    seed: int = 0,
-    allowed: Sequence[int] | None = None,
-) -> dict[int, str]:
-    """Rows to show and why, from each source's MSI per image: {source: [N]}.
-
-    A quarter each has the highest mean over the sources, the lowest, and the widest spread; the
-    rest is drawn by seed. Images without a value can only be drawn.
-
-    >>> choose({"a": [0.9, 0.1, 0.5, -0.8], "b": [0.9, 0.1, -0.5, -0.9]}, most=4)
-    {0: 'best', 3: 'worst', 2: 'most disputed', 1: 'drawn by seed'}
-    """
-    values = np.stack([np.asarray(found, np.float64) for found in msi.values()])
-    rows = np.arange(values.shape[1]) if allowed is None else np.asarray(allowed)
-    known = rows[~np.isnan(values[:, rows]).any(axis=0)]
-    means, spread = values[:, known].mean(0), np.ptp(values[:, known], axis=0)
-    orders = [-means, means, *([-spread] if len(values) > 1 else [])]
-    chosen: dict[int, str] = {}
-    for reason, order in zip(REASONS, orders, strict=False):
-        ranked = known[np.argsort(order, kind="stable")].tolist()
-        free = [row for row in ranked if row not in chosen]
-        chosen |= dict.fromkeys(free[: most // 4], reason)
-    drawn = np.random.default_rng(seed).permutation(values.shape[1]).tolist()
-    permitted = {*rows.tolist()}
-    rest = [row for row in drawn if row in permitted and row not in chosen]
-    return chosen | dict.fromkeys(sorted(rest[: most - len(chosen)]), REASONS[-1])
-
-
 def _write_shown(
     job: Job, store: Store, merged: Merged, msi: Mapping[str, Floats]
 ) -> dict[str, str]:
@@ -363,7 +332,8 @@ def _record(
         "clean_accuracy": _mean(rows["clean_accuracy"]),
         "alpha_min": alpha_min,
         "methods": list(order),
-        "controls": [name for name in order if name not in job.ranked],
+        "controls": [name for name in order if name not in (*job.ranked, *job.references)],
+        "references": list(job.references),
         "model_calls": int(sum(found["calls"].sum() for found in columns.values())),
         "empty_heatmaps": merged.empty,
         "stretched_heatmaps": merged.stretched,
