@@ -49,8 +49,12 @@ def structural_similarity(first: Tensor, second: Tensor) -> Tensor:
     return _in_groups(_ssim, first, second)
 
 
-def region_overlap(first: Tensor, second: Tensor, alpha_min: float = 0.5) -> Tensor:
-    """Return the IoU of the regions above alpha_min, 1 if both are empty: [N,H,W] twice -> [N].
+def region_overlap(
+    first: Tensor, second: Tensor, alpha_min: float = 0.5, *, empty: float = 1.0
+) -> Tensor:
+    """Intersection over union of the regions above alpha_min: [N,H,W] twice -> [N].
+
+    `empty` is the value where both regions are empty.
 
     >>> maps = torch.tensor([[[0.9, 0.9, 0.1]], [[0.1, 0.9, 0.1]]])
     >>> region_overlap(maps[:1], maps[1:])
@@ -60,7 +64,7 @@ def region_overlap(first: Tensor, second: Tensor, alpha_min: float = 0.5) -> Ten
     ours, theirs = first > alpha_min, second > alpha_min
     union = (ours | theirs).sum((1, 2)).cpu().double()
     both = (ours & theirs).sum((1, 2)).cpu().double()
-    return torch.where(union == 0, 1.0, both / union.clamp(min=1))
+    return torch.where(union == 0, empty, both / union.clamp(min=1))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save as as_safetensors
+from sufficit.reproduce.plans import make_plan, read_plan
+from sufficit.training.runs import State, open_run
 
 from sufficit import Classifier, Lax, UserError, train_lax
 from sufficit.classifier import loading as sources
@@ -28,13 +30,11 @@ from sufficit.errors import unknown
 from sufficit.files import safe_name
 from sufficit.provenance import save_json
 from sufficit.reproduce.outcome import read_outcome
-from sufficit.reproduce.plans import make_plan, read_plan
 from sufficit.reproduce.scoring import write_the_test_folder
 from sufficit.runs.config import RunConfig, config_from, read_toml, write_toml
 from sufficit.runs.job import make_job
 from sufficit.runs.results import RunResults
 from sufficit.training import classifiers
-from sufficit.training.runs import State, open_run
 
 FUZZ = settings(
     max_examples=150,

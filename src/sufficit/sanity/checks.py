@@ -10,8 +10,7 @@ from torch import Tensor
 
 from sufficit import plots
 from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
-from sufficit.data.finding import ImageSource
-from sufficit.data.images import ignore_image_warnings, list_images
+from sufficit.data.images import ImageSource, ignore_image_warnings, list_images
 from sufficit.data.loader import labels_for
 from sufficit.errors import EmptyHeatmapWarning
 from sufficit.explainers import CAMS, Methods, explain_all, methods_for
