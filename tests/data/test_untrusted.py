@@ -18,7 +18,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save as as_safetensors
+from sufficit.reproduce.outcome import read_outcome
 from sufficit.reproduce.plans import make_plan, read_plan
+from sufficit.reproduce.scoring import write_the_test_folder
 from sufficit.training.runs import State, open_run
 
 from sufficit import Classifier, Lax, UserError, train_lax
@@ -29,8 +31,6 @@ from sufficit.data.splits import Split
 from sufficit.errors import unknown
 from sufficit.files import safe_name
 from sufficit.provenance import save_json
-from sufficit.reproduce.outcome import read_outcome
-from sufficit.reproduce.scoring import write_the_test_folder
 from sufficit.runs.config import RunConfig, config_from, read_toml, write_toml
 from sufficit.runs.job import make_job
 from sufficit.runs.results import RunResults
