@@ -10,11 +10,12 @@ import pandas
 import pytest
 import torch
 from rich.console import Console
+from sufficit.results import save_pairs
 from torch import nn
 
 from reference import three_methods
 from sufficit import Classifier, Scores, compare_scores, evaluate
-from sufficit.results import save_json, save_pairs, summarise
+from sufficit.provenance import save_json
 from sufficit.statistics import Estimate, Standing, compare_values
 from sufficit.tables import legend, mark, methods_table, ranked
 
@@ -103,7 +104,7 @@ def test_a_table_by_another_column_has_its_interval_and_ranks_by_it(
     scores: dict[str, Scores],
 ) -> None:
     standing = compare_scores(scores, column="mask_penalty")
-    summaries = {name: summarise(found) for name, found in scores.items()}
+    summaries = {name: found.summary() for name, found in scores.items()}
     table = methods_table(summaries, standing, "Means", {"msi": "MSI"})
     assert [column.header.strip() for column in table.columns] == [
         "method", "MSI ↑", "mask_penalty ↓", "95 % interval",

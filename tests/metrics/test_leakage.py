@@ -24,7 +24,6 @@ from sufficit.metrics.leakage import (
 )
 from sufficit.metrics.scores import join
 from sufficit.perturbation.fills import fill_for, noise
-from sufficit.results import summarise
 from sufficit.statistics import Estimate, ratio_estimate
 
 SIZE = (8, 6)
@@ -477,7 +476,7 @@ def test_evaluate_gives_the_leak_beside_its_columns(classifier) -> None:
     assert scores.leak_ratio == wanted.ratio
     assert scores.calls.tolist() == (plain.calls + wanted.calls).tolist()
     assert scores.frame()["leak_grey"].tolist() == wanted.grey.tolist()
-    found = summarise(scores, seed=2)
+    found = scores.summary(seed=2)
     assert found["leak_ratio"] == wanted.estimates(seed=2)["leak_ratio"]
     assert found["leak"].higher_is_better is False
     assert found["leak_chance"].higher_is_better is None
@@ -514,7 +513,7 @@ def test_the_drop_is_what_two_plain_scorings_differ_by(classifier, alpha_min, sc
         torch.testing.assert_close(scores.msi_held_out, second.msi, rtol=0, atol=1e-7)
         torch.testing.assert_close(scores.fill_drop, first.msi - second.msi, rtol=0, atol=1e-7)
         assert scores.fill_drop.abs().max() > 0.01
-    found = summarise(scores)
+    found = scores.summary()
     assert found["msi_held_out"].higher_is_better is True
     assert found["fill_drop"].higher_is_better is False
 

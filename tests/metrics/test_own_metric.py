@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sufficit.results import save_scores
 from torch import nn
 from torchmetrics import MetricCollection
 
@@ -12,7 +13,6 @@ from sufficit.metrics import COLUMNS, MSI, Evaluation, Metric
 from sufficit.metrics.plan import RESERVED
 from sufficit.metrics.scores import join
 from sufficit.perturbation.bands import at_least, show, top
-from sufficit.results import save_scores, summarise
 
 
 def quarter(schedule):
@@ -79,7 +79,7 @@ def test_it_is_joined_summed_up_compared_and_written_as_the_others_are(tmp_path)
     ]
     joined = join(parts)
     assert joined.marked.tolist() == [50, 50]
-    summary = summarise(joined)
+    summary = joined.summary()
     assert summary["marked"].mean == 50
     assert summary["marked"].higher_is_better is False
     assert summary["top_quarter"].higher_is_better is True

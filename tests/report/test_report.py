@@ -33,7 +33,6 @@ from sufficit.report.interpretation import (
     why_short,
 )
 from sufficit.report.viewer_data import curves_of, slider_grid
-from sufficit.results import summarise
 from sufficit.statistics import compare_values
 
 
@@ -371,7 +370,7 @@ def make_right(n: int, side: int) -> Content:
         "t",
         Facts("m", "d", 0),
         {"m": MethodScores.of(scores["m"], range(count))},
-        {"m": summarise(scores["m"])},
+        {"m": scores["m"].summary()},
         compare_values({"m": scores["m"].msi}),
         [str(i) for i in range(count)],
         Shown(range(count), images[chosen], {"m": maps[chosen]}),

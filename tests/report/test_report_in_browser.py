@@ -19,7 +19,6 @@ from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import read
 from sufficit.report import Content, MethodScores, write_report
 from sufficit.report.viewer_data import curves_of, slider_grid
-from sufficit.results import summarise
 from sufficit.statistics import compare_values
 
 pytestmark = pytest.mark.browser
@@ -226,7 +225,7 @@ def without_answers(content: Content) -> Content:
     return replace(
         content,
         scores={"m": MethodScores.of(empty, range(len(content.names)))},
-        summaries={"m": summarise(empty)},
+        summaries={"m": empty.summary()},
         standing=compare_values({"m": empty.msi}),
     )
 

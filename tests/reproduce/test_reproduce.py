@@ -17,14 +17,6 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from test_datasets import write_mnist
-
-from sufficit import Classifier, Lax
-from sufficit.classifier.architectures import MODELS
-from sufficit.classifier.digit_net import SmallNet
-from sufficit.crews import Crew
-from sufficit.data.digits import synthetic_digits
-from sufficit.errors import UserError
 from sufficit.reproduce.chain import reproduce
 from sufficit.reproduce.clock import Clock
 from sufficit.reproduce.learning import lax_recipe
@@ -33,6 +25,15 @@ from sufficit.reproduce.plans import begin, make_plan, read_plan
 from sufficit.reproduce.scoring import overlap, pointing
 from sufficit.reproduce.tables import TABLES
 from sufficit.reproduce.writing import alpha_curves, table_lines, write_results
+from test_datasets import write_mnist
+
+from sufficit import Classifier, Lax
+from sufficit.classifier.architectures import MODELS
+from sufficit.classifier.digit_net import SmallNet
+from sufficit.crews import Crew
+from sufficit.data.digits import synthetic_digits
+from sufficit.errors import UserError
+from sufficit.provenance import plain
 from sufficit.training import RECIPES
 
 SMALL = {
@@ -478,9 +479,8 @@ def test_seeds_of_a_recipe_are_one_row() -> None:
 
 
 def test_the_table_has_the_papers_row_under_ours() -> None:
-    from sufficit.results import as_json
 
-    pooled = {m: as_json(summary_of(c, 0)) for m, c in made_up().pooled().items()}
+    pooled = {m: plain(summary_of(c, 0)) for m, c in made_up().pooled().items()}
     lines = table_lines("cifar10", pooled)
     assert lines[0].startswith("| method | ins. px ↑ | del. px ↓ | ins. % ↑")
     assert lines[2].startswith("| Grad-CAM | 0.300 | 0.300 | 0.300 |")

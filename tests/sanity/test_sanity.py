@@ -19,7 +19,6 @@ from sufficit import Classifier, UserError, explain
 from sufficit.cli import app
 from sufficit.data.digits import synthetic_digits
 from sufficit.data.images import read_image
-from sufficit.results import Estimate
 from sufficit.sanity import SanityReport, sanity_check
 from sufficit.sanity.randomization import (
     Block,
@@ -31,6 +30,7 @@ from sufficit.sanity.randomization import (
 )
 from sufficit.sanity.sanity_report import Likeness, _verdict
 from sufficit.similarity import structural_similarity
+from sufficit.statistics import Estimate
 
 IMAGES = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 CLASSES = 3

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.perturbation.predictions import Predictions, ScoreKind
 from sufficit.progress import Progress, bar, stage
+from sufficit.statistics import Estimate, Floats, estimates, ratio_estimate
 
 if TYPE_CHECKING:
     import pandas
@@ -99,6 +101,11 @@ class Scores:
     def mean(self) -> dict[str, float]:
         """Return the mean of each column; NaN is ignored (`nan_counts` counts it)."""
         return {name: values.nanmean().item() for name, values in self.columns.items()}
+
+    def summary(self, *, seed: int = 0) -> dict[str, Estimate]:
+        """Return mean and 95 % interval of every column, and of the leak ratio if it is known."""
+        values = {name: v.numpy().astype(np.float64) for name, v in self.columns.items()}
+        return summarise(values, self.plan, seed=seed)
 
     def nan_counts(self) -> dict[str, int]:
         """Return how many images have NaN in each column, because the model returned NaN."""
@@ -217,6 +224,15 @@ def read(predictions: Predictions, plan: Plan, held_out: Predictions | None = No
         columns |= held_out.by_piece(lambda some: {"msi_held_out": msi(some, schedule)})
         columns["fill_drop"] = columns["msi"] - columns["msi_held_out"]
     return Scores(plan, predictions, columns, schedule.alpha_min, search, held_out)
+
+
+def summarise(columns: Mapping[str, Floats], plan: Plan, *, seed: int = 0) -> dict[str, Estimate]:
+    """Return mean and 95 % interval of every column [N], and of the leak ratio if it is known."""
+    directions = {name: plan.higher_is_better(name) for name in columns}
+    summary = estimates(columns, directions, seed=seed)
+    if "leak" in columns:
+        summary["leak_ratio"] = ratio_estimate(columns["leak"], columns["leak_chance"], seed=seed)
+    return summary
 
 
 def with_leak(scores: Scores, leaked: Leak) -> Scores:

@@ -14,9 +14,9 @@ from torch import Tensor
 from sufficit.perturbation import bands
 from sufficit.perturbation.bands import Band
 from sufficit.perturbation.predictions import Predictions
+from sufficit.provenance import plain
 from sufficit.report.content import Content
 from sufficit.report.encoding import encode_fill, encode_heatmaps
-from sufficit.results import plain
 
 MOST_POINTS = 201  # of the slider
 MOST_ROWS = 3000  # of the table of all images

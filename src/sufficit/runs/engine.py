@@ -292,7 +292,7 @@ class Worker:
         return predictions
 
     def _leaked(self, batch: Batch) -> dict[str, Tensor]:
-        found = measure_methods(batch.heatmaps, batch.targets, self._probe, batch.numbers[0])
+        found = measure_methods(batch.heatmaps, batch.targets, self._probe, batch.numbers)
         return {
             f"{name}/leak/{part}": getattr(leaked, part)
             for name, leaked in found.items()

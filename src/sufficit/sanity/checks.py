@@ -16,7 +16,7 @@ from sufficit.errors import EmptyHeatmapWarning
 from sufficit.explainers import CAMS, Methods, explain_all, methods_for
 from sufficit.files import make_folder, writing
 from sufficit.progress import bar
-from sufficit.results import provenance, save_json
+from sufficit.provenance import provenance, save_json
 from sufficit.sanity.randomization import (
     EPOCHS,
     STEPS,

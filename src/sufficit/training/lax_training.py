@@ -19,7 +19,7 @@ from sufficit.explainers import explain
 from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
 from sufficit.files import CHECKPOINT, check_output, read_json
 from sufficit.progress import Progress, Tick
-from sufficit.results import surroundings
+from sufficit.provenance import surroundings
 from sufficit.similarity import Agreement, agreement
 from sufficit.training.feed import (
     Feed,
