@@ -21,7 +21,7 @@ from sufficit.data.images import read_image
 
 @pytest.fixture
 def photo(tmp_path: Path) -> Path:
-    """An oblong picture with something in it."""
+    """An oblong image with some content."""
     noise = torch.rand(5, 7, 3, generator=torch.Generator().manual_seed(0))
     small = Image.fromarray((noise * 255).byte().numpy())
     small.resize((331, 247), Image.Resampling.BICUBIC).save(tmp_path / "photo.png")
@@ -76,11 +76,11 @@ def test_transformers_models_see_what_their_processor_shows_them(
     transformers_vit().save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     classifier = Classifier.load(f"transformers:{tmp_path}")
-    picture = Image.open(photo).convert("RGB")
-    expected = processor(picture, return_tensors="pt")["pixel_values"][0]
+    image = Image.open(photo).convert("RGB")
+    expected = processor(image, return_tensors="pt")["pixel_values"][0]
     found = seen_by(classifier, photo)
     assert found.shape == expected.shape
-    # They resize tensors or pictures, which round pixels differently.
+    # They resize tensors or PIL images, which round differently.
     assert (found - expected).abs().mean() < 0.02
 
 
