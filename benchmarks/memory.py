@@ -32,7 +32,7 @@ from torch import nn
 from sufficit import Classifier, View
 from sufficit.compare import score_folder
 from sufficit.comparing.settings import Settings
-from sufficit.data.loader import GROUP
+from sufficit.data.loader import UNIT
 from sufficit.gathering import gather
 from sufficit.keeping import Parts, predictions_as_tensors
 from sufficit.metrics.scores import make_plan, read
@@ -110,9 +110,9 @@ def scored(images: int, place: Path) -> dict[str, Any]:
 
     def told(done: float, total: float) -> None:
         del total  # is not known
-        if done >= GROUP:
+        if done >= UNIT:
             found.setdefault("seconds_to_first_part", time.perf_counter() - begun)
-        if done >= max(GROUP, len(points) * images / POINTS) and len(points) <= POINTS:
+        if done >= max(UNIT, len(points) * images / POINTS) and len(points) <= POINTS:
             points.append({"images": done, "mib": resident()})
             print(f"{done:9.0f} images {points[-1]['mib']:8.1f} MiB", flush=True)
 
@@ -127,8 +127,8 @@ def joined(images: int, place: Path) -> dict[str, Any]:
     plan, parts, found = make_plan(), Parts(place / "parts"), dict[str, float]()
     parts.folder.mkdir()
     generator = torch.Generator().manual_seed(0)
-    for number in range(-(-images // GROUP)):
-        n = min(GROUP, images - number * GROUP)
+    for number in range(-(-images // UNIT)):
+        n = min(UNIT, images - number * UNIT)
         drawn = torch.rand(n, len(plan.asks), generator=generator)
         shares = torch.rand(n, len(plan.weighs), generator=generator, dtype=torch.float64)
         whole = torch.zeros(n, dtype=torch.long)
@@ -139,7 +139,7 @@ def joined(images: int, place: Path) -> dict[str, Any]:
     before = resident()
     with peak(found, "gathered"):
         got = gather(
-            parts, -(-images // GROUP), plan, ["made up"], held_out=False, one_size=True,
+            parts, -(-images // UNIT), plan, ["made up"], held_out=False, one_size=True,
             each=lambda _: None,
         )  # fmt: skip
     with peak(found, "columns"):

@@ -1,4 +1,4 @@
-"""The tables of docs/lax.md from the rows in results/lax: python tools/lax_tables.py"""
+"""The tables of docs/measurements.md from the rows in results/lax: python tools/lax_tables.py"""
 
 import json
 from collections.abc import Iterable

@@ -57,13 +57,13 @@ def setup(folder: Path, _: str) -> str:
     begun = {"none": "random weights", "default": "torchvision's ImageNet weights"}.get(
         weights, f"the weights of {weights}"
     )
-    scored = f"{run['n']:,} test images, as many of each class (seed {plan['seed']})"
+    scored = f"{run['n']:,} test images, the same number per class (seed {plan['seed']})"
     if run["n"] == classifier["test_images"]:
         scored = f"all {run['n']:,} test images"
     return (
         f"{classifier['data']}; {plan['model']} at {plan['side']} px from {begun}, trained for"
         f" {plan['epochs']} epochs on {classifier['train_images']:,} images:"
-        f" {classifier['test_accuracy']:.1%} of {classifier['test_images']:,} test images right."
+        f" accuracy {classifier['test_accuracy']:.1%} on {classifier['test_images']:,} test images."
         f" LAX: {plan['lax_epochs']} epochs, {plan['seeds']} seeds. Scored: {scored},"
         f" curves in steps of {plan['step']},"
         f" {run['model_calls']:,} model calls,"
@@ -101,8 +101,9 @@ def alpha(folder: Path, _: str) -> str:
         cells = (number(values[usual]), f"{best:g}", number(values[best]))
         lines.append(f"| {TITLES.get(method, method)} | {' | '.join(cells)} |")
     told = (
-        f"On {found['n']} of the images, in steps of {SEARCH_STEP:g}, so that MSI is not what it"
-        " is above; the best was chosen on these very images, which flatters it a little:"
+        f"Computed on {found['n']} images with step {SEARCH_STEP:g}, so values differ from the"
+        " table above. The best alpha_min was selected on the same images and is slightly"
+        " optimistic:"
     )
     return "\n".join([told, "", *lines])
 
@@ -116,7 +117,7 @@ def gap(folder: Path, _: str) -> str:
         for ours, name in known
         if name in theirs
     ]
-    return f"MSI, ours less the paper's: {', '.join(parts)}."
+    return f"MSI, ours minus the paper's: {', '.join(parts)}."
 
 
 def figures(folder: Path, place: str) -> str:

@@ -302,7 +302,7 @@ def test_groups_change_nothing(sufficit, digits: Path, monkeypatch: pytest.Monke
     words = scored(digits, "--alpha-min", "search", "--columns", "msi", "--overwrite")
     found = []
     for size in (64, 2):
-        monkeypatch.setattr("sufficit.scoring.GROUP", size)
+        monkeypatch.setattr("sufficit.scoring.UNIT", size)
         assert sufficit(*words).code == 0
         record = json.loads((digits.parent / "out" / "run.json").read_text())
         frame = pandas.read_parquet(digits.parent / "out" / "scores.parquet")
@@ -550,7 +550,7 @@ def test_the_demo_runs_and_leaves_its_pictures(sufficit, tmp_path: Path) -> None
     assert "center" not in standing["ranking"]
     assert standing["means"][standing["best"]] == max(standing["means"].values())
     assert len(standing["tied"]) == 5  # two images tell nothing
-    assert "= not distinguishable from it" in run.out
+    assert "= not significantly different" in run.words
     frame = pandas.read_csv(tmp_path / "demo" / "pairs.csv")
     assert frame["p_corrected"].tolist() == [pair["p_corrected"] for pair in standing["pairs"]]
     assert set(frame["correction"]) == {"holm"}

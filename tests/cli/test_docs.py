@@ -39,6 +39,7 @@ def test_python_in_the_docs_runs(
     exec(compile(blocks(page, "python")[number], f"{page} block {number}", "exec"), {})
 
 
+PROSE = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 TINY = "test_resnet"  # timm's own, for tests
 STEPS = ["--value-step", "0.25", "--percent-step", "0.25"]
 SMALL = {  # what makes a command of the tutorial quick
@@ -90,7 +91,7 @@ def test_the_tutorial_runs_from_top_to_bottom(sufficit, birds: Path) -> None:
 def test_every_equation_leads_to_a_function_and_a_test_that_exist() -> None:
     text = (ROOT / "docs" / "equations.md").read_text()
     functions = set(re.findall(r"`(sufficit\.[\w.]+)`", text))
-    checks = set(re.findall(r"`(tests/\w+\.py)::(\w+)`", text))
+    checks = set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text))
     assert len(functions) > 20
     assert len(checks) > 20
     for name in functions:
@@ -124,13 +125,23 @@ def test_ci_runs_the_command_of_the_readme() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            assert target.startswith("https://") or (page.parent / target).exists(), (page, target)
+    for page in PROSE:
+        for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
+            if target.startswith("https://"):
+                continue
+            file = page.parent / target if target else page
+            assert file.exists(), (page.name, target)
+            assert not anchor or anchor in anchors(file), (page.name, target, anchor)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_file_tree_names_every_module() -> None:
-    tree = next(block for block in blocks("README.md", "text") if "src/sufficit" in block)
+    tree = next(block for block in blocks("CONTRIBUTING.md", "text") if "src/sufficit" in block)
     for module in (ROOT / "src" / "sufficit").iterdir():
         hidden = module.name in {"__init__.py", "__pycache__", "py.typed", "assets"}
         assert hidden or module.name in tree, module.name

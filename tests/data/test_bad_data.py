@@ -122,8 +122,8 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "whole.tiff": (lambda p: Image.fromarray(GREY.astype(np.int32)).save(p), "no known range"),
     "dangling.png": (lambda path: path.symlink_to("nowhere"), "No such file or directory"),
     "self.png": (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
-    "pipe.png": (os.mkfifo, "a pipe, socket, device or folder, and no file"),
-    "socket.png": (bound, "a pipe, socket, device or folder, and no file"),
+    "pipe.png": (os.mkfifo, "a pipe, socket, device or folder, not a file"),
+    "socket.png": (bound, "a pipe, socket, device or folder, not a file"),
     "device.png": (lambda path: path.symlink_to("/dev/zero"), "device"),
 }
 
@@ -194,7 +194,7 @@ def test_what_can_not_be_read_says_why_and_does_not_hang(folder: Path, name: str
 
 
 def test_a_folder_called_like_a_picture_is_no_picture(folder: Path) -> None:
-    with pytest.raises(BadImageError, match="no file"):
+    with pytest.raises(BadImageError, match="not a file"):
         read(folder / "5" / "folder.png")
 
 

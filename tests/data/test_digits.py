@@ -39,7 +39,7 @@ def test_pictures_are_found_in_order_with_their_class_folders(tmp_path: Path) ->
 
 
 def test_a_folder_without_pictures_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no images in .*looked for .*\.png"):
+    with pytest.raises(UserError, match=r"no images in .*expected files ending in .*\.png"):
         list_images(tmp_path)
     with pytest.raises(UserError, match="no folder of images"):
         list_images(tmp_path / "absent")
@@ -73,7 +73,7 @@ def test_folders_in_order_are_no_match_for_a_model_that_names_its_classes() -> N
 def test_folders_that_fit_no_class_are_an_error() -> None:
     with pytest.raises(UserError, match="do not fit the model's 10 classes"):
         labels_of(pictures("x/1.png", "y/2.png"), None, 10)
-    with pytest.raises(UserError, match="lie beside class folders"):
+    with pytest.raises(UserError, match="are not in a class folder"):
         labels_of(pictures("x/1.png", "2.png"), None, 2)
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import tarfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,19 +14,18 @@ import pandas
 import pytest
 import torch
 from PIL import Image
+from sufficit.compare import compare_folder
+from sufficit.comparing.settings import settings_from
+from sufficit.drawing import Drawn, save_drawn
+from sufficit.pairing import Pairs
 
 from own_model import MODEL
 from sufficit import Classifier, UserError
-from sufficit.compare import compare_folder
-from sufficit.comparing.settings import settings_from
 from sufficit.data import shards
-from sufficit.data.finding import open_images
 from sufficit.data.heatmap_files import HeatmapFile
-from sufficit.data.images import BadImageError, list_images, read_image
+from sufficit.data.images import BadImageError, list_images, open_images, read_image
 from sufficit.data.loader import Entry, ImageLoader
 from sufficit.data.shards import Member, expand
-from sufficit.drawing import Drawn, save_drawn
-from sufficit.pairing import Pairs
 
 
 def png(number: int) -> bytes:
@@ -86,7 +86,7 @@ def test_shards_are_named_by_a_pattern_or_their_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no shard at .*11\.tar"):
         list_images(tmp_path / "s" / "{09..11}.tar")
     write_shard(tmp_path / "t" / "08.tar", [("x.png", png(0))])
-    both = shards.pictures_of_shards([tmp_path / "s" / "08.tar", tmp_path / "t" / "08.tar"])
+    both = shards.images_of_shards([tmp_path / "s" / "08.tar", tmp_path / "t" / "08.tar"])
     assert [p.name for p in both] == ["s/08.tar/x.png", "t/08.tar/x.png"]
     assert expand("{1..2}/{09..10}.tar") == ["1/09.tar", "1/10.tar", "2/09.tar", "2/10.tar"]
 
@@ -302,6 +302,13 @@ def test_a_header_of_records_renames_what_follows_it(tmp_path: Path) -> None:
     (tmp_path / "b.tar").write_bytes(pax(b"14 path=b.png\n10 size=7\n"))
     (found,) = list_images(tmp_path / "b.tar")
     assert (found.name, found.bytes()) == ("b.tar/b.png", 7)
+
+
+def test_a_header_without_records_takes_no_time(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(pax(b"1 " * 2**19))
+    start = time.monotonic()
+    assert [image.name for image in list_images(tmp_path / "a.tar")] == ["a.tar/a.png"]
+    assert time.monotonic() - start < 5
 
 
 def test_a_size_of_records_is_not_that_of_a_long_name(tmp_path: Path) -> None:

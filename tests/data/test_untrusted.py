@@ -18,14 +18,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save as as_safetensors
-
-from sufficit import Classifier, Lax, UserError, train_lax
-from sufficit.classifier import loading as sources
 from sufficit.comparing.finished import read_finished
 from sufficit.comparing.jobs import make_job
 from sufficit.comparing.settings import Settings, read_run, settings_from, write_run
-from sufficit.data.finding import open_images
+
+from sufficit import Classifier, Lax, UserError, train_lax
+from sufficit.classifier import loading as sources
 from sufficit.data.heatmap_files import HeatmapError, HeatmapFile, write_heatmaps
+from sufficit.data.images import open_images
 from sufficit.data.splits import Split
 from sufficit.errors import unknown
 from sufficit.files import safe_name
@@ -33,8 +33,8 @@ from sufficit.reproduce.outcome import read_outcome
 from sufficit.reproduce.plans import make_plan, read_plan
 from sufficit.reproduce.scoring import write_the_test_folder
 from sufficit.results import save_json
-from sufficit.training import classifiers
-from sufficit.training.runs import State, open_run
+from sufficit.training.processes import fabric_for
+from sufficit.training.trainer import Trainer, TrainingState, read_checkpoint
 
 FUZZ = settings(
     max_examples=150,
@@ -70,12 +70,12 @@ def read_maps(path: Path) -> dict[str, torch.Tensor]:
     [
         (npy("(1000000, 1000000)"), "too large"),
         (npy("(1000000000000,)"), r"must be \[h,w\]"),
-        (npy("(8000, 8000)"), "256000000 bytes announced, and"),
+        (npy("(8000, 8000)"), "256000000 bytes announced, but"),
         (npy("(-2, -2)"), "no array has the shape"),
         (npy("(2, 1)"), "more or fewer"),
         (npy("(2, 2)", "|O"), "pickle"),
-        (npy("(2, 2)", "<c8"), "numbers wanted"),
-        (npy("(2, 2)", "<U4"), "numbers wanted"),
+        (npy("(2, 2)", "<c8"), "expected numbers"),
+        (npy("(2, 2)", "<U4"), "expected numbers"),
         (npy("(2, 2, )" + " " * 20_000), "could not be read"),
         (npy("(" * 200 + ")" * 200), "could not be read"),
         (b"\x93NUMPY\x09\x00", "version"),
@@ -271,7 +271,7 @@ def test_a_long_name_is_told_in_short() -> None:
     assert str(unknown("fill", "x" * 10**6, ["black"])).startswith(f"Unknown fill '{'x' * 100}'...")
 
 
-STATE = vars(State(epoch=1, best={}, best_worth=0.0, history=[{"epoch": 1, "worth": 0.0}]))
+STATE = vars(TrainingState(epoch=1, best={}, best_worth=0.0, history=[{"epoch": 1, "worth": 0.0}]))
 
 
 @pytest.mark.parametrize(
@@ -289,13 +289,13 @@ STATE = vars(State(epoch=1, best={}, best_worth=0.0, history=[{"epoch": 1, "wort
 )
 def test_a_checkpoint_that_tells_nonsense_is_one_line(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "checkpoint.pt")
-    with pytest.raises(UserError, match=r"checkpoint\.pt can't be read"):
-        open_run(tmp_path, {}, overwrite=False)
+    with pytest.raises(UserError, match=r"Cannot read .*checkpoint\.pt"):
+        read_checkpoint(tmp_path, {})
 
 
 def test_a_checkpoint_that_tells_sense_is_read(tmp_path: Path) -> None:
     torch.save({"settings": {}, "state": STATE}, tmp_path / "checkpoint.pt")
-    found = open_run(tmp_path, {}, overwrite=False)
+    found = read_checkpoint(tmp_path, {})
     assert found is not None
     assert found["state"] == STATE
 
@@ -570,15 +570,23 @@ def test_a_checkpoint_of_another_classifier_is_one_line(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     whole = {
         "settings": {"a": 1},
-        "state": {"epoch": 1, "history": [{}]},
+        "state": {"epoch": 1, "history": [{"epoch": 1}]},
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
     }
+
+    def resume() -> Trainer:
+        fabric = fabric_for(torch.device("cpu"))
+        parts = (model, optimizer, fabric, lambda _: [], lambda *_: {})
+        options = {"total": 0, "epochs": 1, "rate": float, "settings": {"a": 1}}
+        return Trainer(*parts, **options, out=tmp_path)
+
     torch.save(whole, path)
-    assert classifiers._resume(path, {"a": 1}, model, optimizer).epoch == 1
+    assert resume().state.epoch == 1
     torch.save(whole | changes, path)
-    with pytest.raises(UserError, match=r"checkpoint\.pt (can't be read|does not fit)"):
-        classifiers._resume(path, {"a": 1}, model, optimizer)
+    words = r"Cannot (read|resume) .*|checkpoint\.pt in .* does not fit"
+    with pytest.raises(UserError, match=words):
+        resume()
 
 
 def test_a_class_of_a_data_set_makes_no_folder_elsewhere(tmp_path: Path) -> None:

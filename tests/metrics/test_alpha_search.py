@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sufficit.compare import compare_folder
+from sufficit.comparing import plates, sampling
+from sufficit.comparing.settings import Settings, read_run, settings_from
 
 from own_model import MODEL
 from report_content import make
 from sufficit import UserError, evaluate, explain
-from sufficit.compare import compare_folder
-from sufficit.comparing import plates, sampling
-from sufficit.comparing.settings import Settings, read_run, settings_from
 from sufficit.data.images import read_image
-from sufficit.metrics.alpha_search import AlphaCurves, spread
-from sufficit.metrics.scores import AlphaSearch
-from sufficit.report import charts
-from sufficit.report.page import render
+from sufficit.metrics.alpha_search import spread
+from sufficit.report import Content
+from sufficit.report.html import charts_of, render
+from sufficit.report.interpretation import alpha_note
 
 N, CLASSES = 19, ("ant", "bee", "cat")
 
@@ -115,7 +115,7 @@ def test_the_report_and_the_figure_show_it_unless_it_is_switched_off(
     assert sufficit(*words, "--out", without, "--no-alpha-curve").code == 0
     page = (with_it / "report.html").read_text()
     assert "<b>MSI over alpha_min</b>" in page
-    assert "16 of the 19 images, spread evenly over them, of curves in steps of 0.25" in page
+    assert "16 of the 19 images, spread evenly, from curves in steps of 0.25" in page
     assert "MSI over alpha_min" not in (without / "report.html").read_text()
     assert "alpha_curve" not in {key for key in record(without) if key != "config"}
     assert read_run(without / "RUN.toml")["alpha_curve"] is False
@@ -129,7 +129,7 @@ def test_the_report_and_the_figure_show_it_unless_it_is_switched_off(
     assert drawn.code == 0, drawn.err
     refused = sufficit("figure", without, "--show", "alpha", "--out", tmp_path / "none.png")
     assert refused.code == 2
-    assert "one alpha_min alone: compare anew" in refused.words + refused.err
+    assert "at one alpha_min only: run compare again" in refused.words + refused.err
 
 
 def test_a_searched_alpha_min_is_known_of_all_images_and_not_measured_again(
@@ -199,28 +199,28 @@ def test_a_run_that_was_begun_with_it_goes_on_without(photos: Path, tmp_path: Pa
 
 def test_the_caption_says_on_which_images_and_why_the_table_may_differ() -> None:
     content = make(8, value_step=0.25)
-    assert charts.search_panel(content) is None
-    some = torch.linspace(-1, 1, 6).reshape(2, 3)
-    search = AlphaSearch((0.2, 0.5, 0.8), some)
+    assert "alpha" not in [chart["name"] for chart in charts_of(content)]
+
+    def with_curve(step: float, rows: tuple[int, ...]) -> Content:
+        means = {"alphas": [0.2, 0.5, 0.8], "mean_msi": {"bright": [-0.5, 0.25, 0.5]}}
+        names = [content.names[row] for row in rows]
+        return replace(content, alpha_curve={"images": names, "value_step": step} | means)
 
     def note(step: float, rows: tuple[int, ...]) -> str:
-        curves = AlphaCurves(rows, step, {"bright": search}, 9)
-        panel = charts.search_panel(replace(content, alpha_curves=curves))
-        assert [line.name for line in panel.lines] == ["bright"]
-        assert panel.mark == 0.5
-        return panel.note
+        return alpha_note(with_curve(step, rows))
 
     assert note(0.5, (0, 4)) == (
-        "Mean MSI on 2 of the 8 images, spread evenly over them, of curves in steps of 0.5. The"
-        " dotted line is the alpha_min of the table; for fewer images and coarser steps its MSI may"
-        " differ a little from the table's."
+        "Mean MSI on 2 of the 8 images, spread evenly, from curves in steps of 0.5. The dotted line"
+        " is the alpha_min of the table; with fewer images and coarser steps, MSI may differ"
+        " slightly from the table."
     )
-    assert "for fewer images its MSI may" in note(0.25, (0, 4))
-    assert "on all 8 images, of" in note(0.5, tuple(range(8)))
+    assert "with fewer images, MSI may" in note(0.25, (0, 4))
+    assert "on all 8 images, from" in note(0.5, tuple(range(8)))
     assert "differ" not in note(0.25, tuple(range(8)))
-    curves = AlphaCurves((0, 4), 0.5, {"bright": search}, 9)
-    page = render(replace(content, alpha_curves=curves))
-    assert note(0.5, (0, 4)).replace("'", "&#39;") in page
+    some = with_curve(0.5, (0, 4))
+    (chart,) = (chart for chart in charts_of(some) if chart["name"] == "alpha")
+    assert re.findall("<title>(.*?)</title>", chart["svg"]) == ["bright"]
+    assert note(0.5, (0, 4)) in render(some)
 
 
 def test_an_older_run_without_it_is_told_so(photos: Path, tmp_path: Path) -> None:
@@ -228,5 +228,5 @@ def test_an_older_run_without_it_is_told_so(photos: Path, tmp_path: Path) -> Non
     compare_folder(settings, tmp_path / "out")
     toml = tmp_path / "out" / "RUN.toml"
     toml.write_text(toml.read_text().replace("alpha_curve = false\n", ""))
-    with pytest.raises(UserError, match="with --alpha-curve, which is usual, or with --alpha-min"):
+    with pytest.raises(UserError, match="without --no-alpha-curve, or with --alpha-min"):
         plates.alphas(tmp_path / "out")

@@ -283,7 +283,7 @@ def printed(values: Mapping[str, np.ndarray], standing: Standing) -> list[str]:
     return capture.get().splitlines()
 
 
-def test_the_table_marks_the_best_and_those_not_told_from_it() -> None:
+def test_the_table_marks_the_best_and_those_not_significantly_different() -> None:
     values = three_methods()
     table = printed(values, compare_values(values))
     rows = {line.split()[0]: line.split() for line in table if line.strip()}
@@ -291,11 +291,11 @@ def test_the_table_marks_the_best_and_those_not_told_from_it() -> None:
     assert rows["a"][1:4] == ["0.250", f"{values['a'].mean():.3f}", "*"]
     assert rows["b"][1:4] == ["0.250", f"{values['b'].mean():.3f}", "="]
     assert rows["c"][1:4] == ["0.250", f"{values['c'].mean():.3f}", "-0.50"]
-    assert rows["method"][1:5] == ["deletion", "↓", "MSI", "↑"]
+    assert rows["method"][1:5] == ["del.", "%", "↓", "MSI"]
     text = " ".join(" ".join(table).split())
-    assert "* best MSI of 3; = not distinguishable from it: sign-flip test on the same" in text
-    assert "(10,000 draws), level 0.05, Holm's correction for 3 pairs" in text
-    assert "2,000 resamples. Seed 0." in text
+    assert "* best MSI of 3; = not significantly different (n = 40): paired sign-flip test" in text
+    assert "(10,000 draws), level 0.05, Holm correction for 3 pairs" in text
+    assert "2,000 resamples, seed 0." in text
 
 
 @pytest.mark.parametrize("values", [{"a": [1, NAN], "b": [NAN, 0]}, {"a": [NAN] * 2, "b": [0, 1]}])
@@ -343,7 +343,7 @@ def test_controls_are_in_the_table_and_not_in_the_contest() -> None:
     assert ranked(summaries_of(values), standing) == ["a", "b", "c"]
     assert [row.style for row in table.rows] == ["dim", "bold", None]
     assert [mark(name, standing) for name in "abc"] == [" ", "*", " "]
-    assert "all others differ from it" in legend(standing)
+    assert "all others differ (n = 40)" in legend(standing)
     assert legend(compare_values({"a": values["a"]})).startswith("* best MSI of 1. Interval")
 
 
@@ -352,9 +352,9 @@ def test_a_table_by_another_column_has_its_interval_and_ranks_by_it(
 ) -> None:
     standing = compare_scores(scores, column="mask_penalty")
     summaries = {name: summarise(found) for name, found in scores.items()}
-    table = methods_table(summaries, standing, "Means", {"msi": "MSI"})
+    table = methods_table(summaries, standing, "Means", ["msi"])
     assert [column.header.strip() for column in table.columns] == [
-        "method", "MSI ↑", "mask_penalty ↓", "95 % interval",
+        "method", "MSI ↑", "penalty ↓", "95 % interval",
     ]  # fmt: skip
     means = [summaries[name]["mask_penalty"].mean for name in ranked(summaries, standing)]
     assert means == sorted(means)

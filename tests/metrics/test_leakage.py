@@ -13,11 +13,11 @@ import pytest
 import torch
 from PIL import Image
 from scipy import stats
-from test_predict import SmallMemory, Spy
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from reference import COLUMNS, heatmaps_like, one_at_a_time, small_net
+from small_models import SmallMemory, Spy
 from sufficit import Classifier, Leak, Pool, UserError, evaluate, explain, leak
 from sufficit.data.digits import synthetic_digits
 from sufficit.data.heatmap_files import write_heatmaps

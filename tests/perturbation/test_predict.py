@@ -8,6 +8,7 @@ from torch import Tensor, nn
 import sufficit.perturbation.masking
 import sufficit.perturbation.predict
 from reference import COLUMNS, heatmaps_like, one_at_a_time, reference_columns, small_net
+from small_models import SmallMemory, Spy
 from sufficit import Classifier, UserError, evaluate, leak
 from sufficit.metrics.scores import ask, make_plan
 from sufficit.perturbation.bands import EVERYTHING, rest, show
@@ -34,39 +35,7 @@ def assert_same(scores, wanted, tolerance: float = 1e-6) -> None:
         )
 
 
-class Spy(nn.Module):
-    """A model that remembers what it was called with."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.sizes: list[int] = []
-        self.inputs: list[tuple[torch.dtype, bool]] = []
-        self.grad_enabled: set[bool] = set()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.sizes.append(len(x))
-        self.inputs.append((x.dtype, x.is_contiguous(memory_format=torch.channels_last)))
-        self.grad_enabled.add(torch.is_grad_enabled())
-        return self.model(x)
-
-
 # Memory
-
-
-class SmallMemory(Spy):
-    """Has no room for more than `room` images at a time."""
-
-    def __init__(self, model: nn.Module, room: int) -> None:
-        super().__init__(model)
-        self.room = room
-        self.failures = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) > self.room:
-            self.failures += 1
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return super().forward(x)
 
 
 @pytest.mark.parametrize("batch_size", [None, 64, 5])

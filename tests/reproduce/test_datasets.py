@@ -1,6 +1,7 @@
 """The data sets of the paper's tables, read from miniature files with known values."""
 
 import gzip
+import hashlib
 import os
 import pickle
 import struct
@@ -11,13 +12,18 @@ import pytest
 import torch
 from PIL import Image
 from torch.nn import functional as F
+from torchvision.datasets import CIFAR10
 
 from sufficit.data.splits import Split, evenly, held_out, middle, seen
 from sufficit.errors import UserError
-from sufficit.reproduce.cifar import CLASSES, cifar10, read_batch, read_bin
-from sufficit.reproduce.cub import chosen_classes, cub200
-from sufficit.reproduce.datasets import DataOptions, download, load_sets
-from sufficit.reproduce.mnist import (
+from sufficit.reproduce.datasets import (
+    CIFAR_CLASSES,
+    DataOptions,
+    choose_classes,
+    download,
+    load_sets,
+)
+from sufficit.reproduce.synthetic_mnist import (
     EMBEDDED,
     chances,
     compose,
@@ -87,7 +93,7 @@ def chance(picture: int, k: int, of: int, salt: int) -> float:
     return (splitmix64(state & (1 << 64) - 1) >> 40) / 2**24
 
 
-def test_chances_are_splitmix64_of_the_pictures_number() -> None:
+def test_chances_are_splitmix64_of_the_images_number() -> None:
     numbers = torch.tensor([0, 1, 59_999])
     found = chances(numbers, 7, salt=3)
     slow = [[chance(int(i), k, 7, 3) for k in range(7)] for i in numbers]
@@ -137,7 +143,7 @@ def plain_picture(
     return picture * (1 - ink) + shade[:, None, None] * ink, ink
 
 
-def test_pictures_are_noise_then_boxes_then_a_digit() -> None:
+def test_images_are_noise_then_boxes_then_a_digit() -> None:
     strokes = torch.rand(2, 28, 28, generator=torch.Generator().manual_seed(0))
     numbers = torch.tensor([3, 40_000])
     pictures, ink = compose(strokes, numbers, salt=5)
@@ -147,11 +153,11 @@ def test_pictures_are_noise_then_boxes_then_a_digit() -> None:
         torch.testing.assert_close(pictures[i], slow, atol=1e-5, rtol=0)
 
 
-def test_picture_i_depends_on_the_seed_and_on_i_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_i_depends_on_the_seed_and_on_i_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     strokes = torch.rand(6, 28, 28, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(6)
     whole = compose_all(strokes, labels, 8, (0, "train"))
-    monkeypatch.setattr("sufficit.reproduce.mnist._AT_ONCE", 3)
+    monkeypatch.setattr("sufficit.reproduce.synthetic_mnist._CHUNK", 3)
     parts = compose_all(strokes, labels, 7, (0, "train"))
     assert torch.equal(whole.images[:7], parts.images)
     assert torch.equal(whole.masks[:7], parts.masks)
@@ -191,15 +197,25 @@ def records(n: int, start: int = 0) -> tuple[np.ndarray, list[int]]:
     return pixels.astype(np.uint8), [(start + i) % 10 for i in range(n)]
 
 
-def write_batches(folder: Path) -> None:
+def write_batches(folder: Path, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
+    """The pickles, as the original for torchvision if the test may say so."""
     folder.mkdir()
+    sums = []
     for k, name in enumerate([f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]):
         pixels, labels = records(2, start=k)
-        content = {b"data": pixels, b"labels": labels, b"batch_label": b"x", b"filenames": [b"a"]}
+        content = {"data": pixels, "labels": labels, "batch_label": "x", "filenames": ["a"]}
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+        sums.append([name, hashlib.md5((folder / name).read_bytes()).hexdigest()])
+    meta = pickle.dumps({"label_names": list(CIFAR_CLASSES)})
+    (folder / "batches.meta").write_bytes(meta)
+    if monkeypatch is not None:
+        monkeypatch.setattr(CIFAR10, "train_list", sums[:5])
+        monkeypatch.setattr(CIFAR10, "test_list", sums[5:])
+        facts = {**CIFAR10.meta, "md5": hashlib.md5(meta).hexdigest()}
+        monkeypatch.setattr(CIFAR10, "meta", facts)
 
 
-def write_bins(folder: Path) -> None:
+def write_bins(folder: Path, _: object = None) -> None:
     folder.mkdir()
     for k, name in enumerate([f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]):
         pixels, labels = records(2, start=k)
@@ -211,14 +227,16 @@ def write_bins(folder: Path) -> None:
     ("layout", "write"),
     [("cifar-10-batches-py", write_batches), ("cifar-10-batches-bin", write_bins)],
 )
-def test_cifar_is_read_from_either_form(tmp_path: Path, layout: str, write) -> None:
-    write(tmp_path / layout)
-    found = cifar10(tmp_path, side=32, device=CPU)
+def test_cifar_is_read_from_either_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, write
+) -> None:
+    write(tmp_path / layout, monkeypatch)
+    found = load_sets("cifar10", tmp_path, DataOptions(side=32))
     assert found.train.labels.tolist() == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
     assert found.test.labels.tolist() == [5, 6]
     pixels, _ = records(2, start=1)
     assert torch.equal(found.train.images[2], torch.from_numpy(pixels[0]).view(3, 32, 32))
-    assert found.classes == CLASSES
+    assert found.classes == CIFAR_CLASSES
 
 
 def test_cifar_is_read_from_class_folders(tmp_path: Path) -> None:
@@ -226,16 +244,16 @@ def test_cifar_is_read_from_class_folders(tmp_path: Path) -> None:
         for name in ("cat", "ship"):
             folder = tmp_path / "cifar10" / part / name
             folder.mkdir(parents=True)
-            shade = 10 * CLASSES.index(name) + (part == "test")
+            shade = 10 * CIFAR_CLASSES.index(name) + (part == "test")
             Image.new("RGB", (32, 32), (shade, 0, 7)).save(folder / "0.png")
-    found = cifar10(tmp_path, side=224, device=CPU)
+    found = load_sets("cifar10", tmp_path, DataOptions(side=224))
     assert found.train.labels.tolist() == [3, 8]
     assert found.train.images[:, :, 5, 5].tolist() == [[30, 0, 7], [80, 0, 7]]
     assert found.test.images[0, 0].unique().tolist() == [31]
     assert found.test.part(slice(0, 1))[0].shape == (1, 3, 224, 224)
     (tmp_path / "cifar10" / "test" / "cat").rename(tmp_path / "cifar10" / "test" / "dragon")
-    with pytest.raises(UserError, match=r"pictures in 'dragon'.*class folders called airplane"):
-        cifar10(tmp_path, side=32, device=CPU)
+    with pytest.raises(UserError, match=r"dragon is not one of the classes airplane.*rename it"):
+        load_sets("cifar10", tmp_path, DataOptions(side=32))
 
 
 class Evil:
@@ -243,23 +261,35 @@ class Evil:
         return os.system, ("touch evil",)
 
 
-def test_a_pickle_that_names_anything_but_arrays_is_refused(
+def test_a_pickle_that_is_not_the_original_is_never_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "b").write_bytes(pickle.dumps({b"data": Evil(), b"labels": []}))
-    with pytest.raises(UserError, match=r"names .*system, which no file of CIFAR-10 does"):
-        read_batch(tmp_path / "b")
+    folder = tmp_path / "cifar-10-batches-py"
+    write_batches(folder, monkeypatch)
+    (folder / "test_batch").write_bytes(pickle.dumps({"data": Evil(), "labels": []}))
+    with pytest.raises(UserError, match=r"batches-py is not the original CIFAR-10"):
+        load_sets("cifar10", tmp_path, DataOptions(side=32))
     assert not (tmp_path / "evil").exists()
-    (tmp_path / "c").write_bytes(pickle.dumps({b"data": np.zeros((2, 3)), b"labels": [0, 1]}))
-    with pytest.raises(UserError, match="no CIFAR-10 file"):
-        read_batch(tmp_path / "c")
-    (tmp_path / "d.bin").write_bytes(bytes(3074))
-    with pytest.raises(UserError, match="no whole records"):
-        read_bin(tmp_path / "d.bin")
-    (tmp_path / "e.bin").write_bytes(bytes([11]) + bytes(3072))
-    with pytest.raises(UserError, match=r"labels outside 0\.\.9"):
-        read_bin(tmp_path / "e.bin")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (bytes(3074), "test_batch.bin is no CIFAR-10 file: expected records of 3073 bytes"),
+        (b"", "test_batch.bin is no CIFAR-10 file"),
+        (bytes([11]) + bytes(3072), r"with a label in 0\.\.9"),
+        (None, r"is not complete \(No such file or directory .*test_batch\.bin\): get it again"),
+    ],
+)
+def test_a_corrupt_binary_of_cifar_is_named(
+    tmp_path: Path, content: bytes | None, words: str
+) -> None:
+    write_bins(tmp_path / "cifar-10-batches-bin")
+    path = tmp_path / "cifar-10-batches-bin" / "test_batch.bin"
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        load_sets("cifar10", tmp_path, DataOptions(side=32))
 
 
 def write_cub(folder: Path) -> None:
@@ -283,36 +313,40 @@ def write_cub(folder: Path) -> None:
 
 def test_cub_is_read_by_its_own_lists(tmp_path: Path) -> None:
     write_cub(tmp_path / "CUB_200_2011")
-    found = cub200(tmp_path, side=28, classes=("tiny_wren", "001.Black_Crow"))
+    found = load_sets(
+        "cub200", tmp_path, DataOptions(side=28, classes=("tiny_wren", "001.Black_Crow"))
+    )
     assert found.classes == ("001.Black_Crow", "003.Tiny_Wren")
     assert found.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert found.test.labels.tolist() == [0, 1]
     assert found.train.images[:, 0, 9, 9].tolist() == [50, 51, 52, 150, 151, 152]
     assert found.train.images.shape == (6, 3, 32, 32), "room to crop"
     assert found.test.images[:, 0, 9, 9].tolist() == [53, 153]
-    assert len(cub200(tmp_path, side=28).classes) == 3
+    assert len(load_sets("cub200", tmp_path, DataOptions(side=28)).classes) == 3
 
 
 def test_twenty_classes_are_drawn_by_the_seed() -> None:
     known = [f"{k:03d}.Bird_{k}" for k in range(200)]
-    one, again, other = (chosen_classes(known, (), seed) for seed in (0, 0, 1))
+    one, again, other = (choose_classes(known, (), seed) for seed in (0, 0, 1))
     assert len(one) == 20
     assert one == again == sorted(one)
     assert one != other
     with pytest.raises(UserError, match=r"Unknown class 'Brid_7'. Did you mean"):
-        chosen_classes(known, ("Brid_7",), 0)
+        choose_classes(known, ("Brid_7",), 0)
     with pytest.raises(UserError, match=r"needs two classes or more, got 007.Bird_7 alone"):
-        chosen_classes(known, ("Bird_7", "007.bird_7"), 0)
+        choose_classes(known, ("Bird_7", "007.bird_7"), 0)
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("cifar10", r"no CIFAR-10 in .*: looked for cifar-10-batches-py"),
-        ("cub200", r"no CUB-200-2011 in .*: looked for CUB_200_2011/images.txt"),
+        ("cifar10", r"no CIFAR-10 in .*: expected cifar-10-batches-py.*kriz/cifar"),
+        ("cub200", r"no CUB-200-2011 in .*: expected CUB_200_2011/images.txt.*Get it from https"),
     ],
 )
-def test_what_was_looked_for_is_said_where_it_is_not(tmp_path: Path, name: str, words: str) -> None:
+def test_a_missing_data_set_says_what_was_expected_and_where_to_get_it(
+    tmp_path: Path, name: str, words: str
+) -> None:
     with pytest.raises(UserError, match=words):
         load_sets(name, tmp_path, DataOptions(side=32))
     with pytest.raises(UserError, match=r"no folder of data at|no CUB"):
@@ -325,7 +359,7 @@ def test_a_half_cub_says_what_is_missing(tmp_path: Path) -> None:
     write_cub(tmp_path)
     (tmp_path / "train_test_split.txt").unlink()
     with pytest.raises(UserError, match=r"train_test_split.txt not found"):
-        cub200(tmp_path, side=28)
+        load_sets("cub200", tmp_path, DataOptions(side=28))
 
 
 @pytest.mark.parametrize("name", ["synthetic-mnist", "cifar10", "cub200"])
@@ -379,11 +413,11 @@ def test_an_image_folder_is_read_by_its_parts(tmp_path: Path, second: str) -> No
     assert found.test.images[:, 0, 9, 9].tolist() == [5, 6, 4]
     assert found.train.part(slice(None))[0].shape == (3, 3, 28, 28)
     write_folder(tmp_path / second, {"wren": [7]})
-    with pytest.raises(UserError, match=r"wren is no class of the training pictures"):
+    with pytest.raises(UserError, match=r"wren is not one of the classes ant, crow"):
         load_sets("folder", tmp_path, DataOptions(side=28))
 
 
-def test_a_fifth_of_an_image_folder_that_nothing_parts_is_tested_on(tmp_path: Path) -> None:
+def test_a_fifth_of_an_image_folder_without_a_split_is_for_testing(tmp_path: Path) -> None:
     write_folder(tmp_path, {"ant": list(range(10)), "bee": list(range(100, 110))})
     found, other = (load_sets("folder", tmp_path, DataOptions(side=28, seed=k)) for k in (0, 1))
     seen = [{*part.images[:, 0, 9, 9].tolist()} for part in (found.train, found.test)]
@@ -398,7 +432,7 @@ def test_an_image_folder_without_classes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"ant. alone"):
         load_sets("folder", tmp_path, DataOptions(side=28))
     Image.new("RGB", (40, 30)).save(tmp_path / "loose.png")
-    with pytest.raises(UserError, match="no class folder: wanted is CLASS"):
+    with pytest.raises(UserError, match=r"no class folder: move it to CLASS/loose\.png"):
         load_sets("folder", tmp_path, DataOptions(side=28))
 
 
@@ -412,7 +446,7 @@ def test_training_images_of_one_class_are_refused(tmp_path: Path) -> None:
         load_sets("cifar10", tmp_path, DataOptions(side=32))
 
 
-def test_fewer_pictures_are_taken_evenly(tmp_path: Path) -> None:
+def test_fewer_images_are_taken_evenly(tmp_path: Path) -> None:
     write_bins(tmp_path / "cifar-10-batches-bin")
     options = DataOptions(side=32, train_images=5, test_images=1)
     found = load_sets("cifar10", tmp_path, options)
@@ -430,7 +464,7 @@ def test_evenly_takes_as_many_of_each_class_as_can_be() -> None:
     assert evenly(labels, 6, 0).tolist() != evenly(labels, 6, 1).tolist()
 
 
-def test_held_out_pictures_are_in_one_part_only() -> None:
+def test_held_out_images_are_in_one_part_only() -> None:
     images = torch.arange(20, dtype=torch.uint8)[:, None, None, None].expand(20, 3, 4, 4)
     stay, away = held_out(Split(images, torch.arange(20) % 4, 4), 4, seed=0)
     assert sorted([*stay.images[:, 0, 0, 0].tolist(), *away.images[:, 0, 0, 0].tolist()]) == list(
@@ -439,7 +473,7 @@ def test_held_out_pictures_are_in_one_part_only() -> None:
     assert sorted(away.labels.tolist()) == [0, 1, 2, 3]
 
 
-def test_the_model_sees_the_middle_or_an_enlarged_picture() -> None:
+def test_the_model_sees_the_centre_or_an_enlarged_image() -> None:
     images = torch.arange(36, dtype=torch.uint8).view(1, 1, 6, 6).expand(1, 3, 6, 6)
     assert middle(images, 2)[0, 0].tolist() == [[14, 15], [20, 21]]
     torch.testing.assert_close(seen(images, 2)[0, 1] * 255, torch.tensor([[14.0, 15], [20, 21]]))

@@ -20,39 +20,46 @@ import pytest
 import torch
 from PIL import Image
 from pyarrow import parquet
-from torch import nn
-
-from own_model import MODEL
-from sufficit import Classifier, UserError, evaluate, scoring
 from sufficit.compare import compare_folder
 from sufficit.comparing import groups as comparing_groups
 from sufficit.comparing.finished import read_finished
 from sufficit.comparing.settings import Settings, settings_from
+from sufficit.keeping import Parts
+from sufficit.pairing import Pairs
+from sufficit.scored import Options
+from sufficit.sharing import Passage, dealt
+from torch import nn
+
+from own_model import MODEL
+from sufficit import Classifier, UserError, evaluate, scoring
 from sufficit.crews import Crew
-from sufficit.data import finding
-from sufficit.data.finding import ImageSource, open_images
+from sufficit.data import images as sources
 from sufficit.data.heatmap_files import HeatmapFile
-from sufficit.data.images import BadImageError, ImageFile, classes_of, list_images
+from sufficit.data.images import (
+    BadImageError,
+    ImageFile,
+    ImageSource,
+    classes_of,
+    list_images,
+    open_images,
+)
 from sufficit.data.loader import (
     PREDICTIONS,
     Entry,
-    Group,
     ImageLoader,
     Item,
+    Unit,
     count_soon,
-    grouped,
     labels_for,
     named,
+    units_of,
 )
-from sufficit.keeping import Parts
 from sufficit.metrics.scores import read
-from sufficit.pairing import Pairs
 from sufficit.perturbation.types import NO_CLASS
 from sufficit.progress import bar
+from sufficit.report import MethodScores
 from sufficit.report.interpretation import reading
 from sufficit.results import save_scores
-from sufficit.scored import Options
-from sufficit.sharing import Passage, dealt
 
 NAMES = ["ant", "bee", "cat"]
 FAST = {"value_step": 0.25, "percent_step": 0.25, "donors": 3, "device": "cpu"}
@@ -181,7 +188,7 @@ def test_evaluate_scores_the_first_images_before_the_others_are_found(
 
     monkeypatch.setattr(scoring, "ask", ask)
     monkeypatch.setattr(scoring, "count_soon", lambda _: math.inf)
-    monkeypatch.setattr(scoring, "GROUP", 1)
+    monkeypatch.setattr(scoring, "UNIT", 1)
     options = Options(value_step=0.5, percent_step=0.5, targets="label", progress=False)
     got = scoring.score_folder(
         classifier(["ant", "bee", "cat"]), data, tmp_path / "maps.npz", options
@@ -236,7 +243,7 @@ def test_reading_ahead_takes_more_threads_only_where_it_is_waited_for(
 
     monkeypatch.setattr("sufficit.data.loader.THREADS", 8)
     monkeypatch.setattr("sufficit.data.loader.ThreadPoolExecutor", Pool)
-    groups = [Group(number, ()) for number in range(5)]
+    groups = [Unit(number, ()) for number in range(5)]
     read = [group.number for group, _ in ImageLoader(lambda _: None).ahead(groups)]
     assert read == [0, 1, 2, 3, 4]
     assert found == wanted
@@ -265,9 +272,9 @@ def test_classes_are_known_without_listing_their_folders(
     assert loose == classes_of(list(stream))
     assert (loose.loose, loose.first_loose) == (2, "loose.png")
     listed: list[str] = []
-    whole = finding._Search._listed
+    whole = sources._Search._listed
     monkeypatch.setattr(
-        finding._Search, "_listed", lambda self, f: listed.append(f) or whole(self, f)
+        sources._Search, "_listed", lambda self, f: listed.append(f) or whole(self, f)
     )
     stream.classes()
     assert listed == [str(tmp_path / "in")]
@@ -363,13 +370,13 @@ def test_a_label_that_does_not_fit_those_before_is_refused(
         return
     labels.number(next(iter(stream)))
     with pytest.raises(UserError, match=error):
-        list(grouped(stream, labels, 2))
+        list(units_of(stream, labels, 2))
 
 
 def test_predictions_ask_for_no_label_and_labels_for_one(tmp_path: Path) -> None:
     stream = open_images(write_shard(tmp_path / "a.tar", [None, "ant"]))
     assert labels_for(classifier(), stream, "prediction") is PREDICTIONS
-    (group,) = grouped(stream, PREDICTIONS, 2)
+    (group,) = units_of(stream, PREDICTIONS, 2)
     assert [entry.label for entry in group.entries] == [None, None]
     with pytest.raises(UserError, match="--targets label needs class folders"):
         labels_for(classifier(), stream, "label")
@@ -443,7 +450,7 @@ def test_what_is_all_scored_takes_no_more_images(
 
 def test_groups_are_dealt_out_in_turn_but_for_those_that_are_done() -> None:
     pictures = [ImageFile(f"/x/{n}.png", f"{n}.png", None) for n in range(15)]
-    groups = list(grouped(ImageSource.of(pictures), PREDICTIONS, 2))
+    groups = list(units_of(ImageSource.of(pictures), PREDICTIONS, 2))
     assert [len(group) for group in groups] == [2] * 7 + [1]
     shares = [[g.number for g in dealt(groups, {1}, Crew(rank, 2))] for rank in range(2)]
     assert shares == [[0, 3, 5, 7], [2, 4, 6]]
@@ -470,7 +477,7 @@ def test_processes_that_find_other_images_are_refused_at_the_end(tmp_path: Path)
         passage = Passage(Parts(tmp_path), ())
         try:
             with crew.meet(tmp_path), crew.stage("scores", None, 0, 0):
-                shares = dealt(passage.watch(grouped(stream, PREDICTIONS, 1)), (), crew)
+                shares = dealt(passage.watch(units_of(stream, PREDICTIONS, 1)), (), crew)
                 ended[crew.rank] = str([group.number for group in shares])
                 passage.check(crew)
         except UserError as error:
@@ -504,7 +511,7 @@ def test_what_is_made_of_answers_in_pieces_is_what_is_made_of_all_at_once(
     answers = replace(whole.answers, named=named)
     once = read(answers, whole.plan, whole.held_out)
     means = {name: curve.accuracy.nanmean(0) for name, curve in once.curves().items()}
-    words = reading("m", once, once._schedule())
+    words = reading("m", MethodScores.of(once))
     for place, size in (("once", 99), ("pieces", 3)):
         in_pieces(monkeypatch, size)
         (tmp_path / place).mkdir()
@@ -521,7 +528,7 @@ def test_what_is_made_of_answers_in_pieces_is_what_is_made_of_all_at_once(
     assert found.keys() == means.keys()
     for name, values in means.items():
         torch.testing.assert_close(found[name].values, values, rtol=0, atol=1e-12)
-    assert asdict(reading("m", again, again._schedule()).losses) == pytest.approx(
+    assert asdict(reading("m", MethodScores.of(again)).losses) == pytest.approx(
         asdict(words.losses)
     )
     first, second = (

@@ -10,6 +10,9 @@ from unittest.mock import ANY
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
 from lax_toys import (
     QUICK,
     Traces,
@@ -21,9 +24,6 @@ from lax_toys import (
     train,
     weights,
 )
-from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
-
 from sufficit import Classifier, Lax, UserError, explain, train_lax
 from sufficit.training import cache_features
 from sufficit.training.feed import CachedLoader

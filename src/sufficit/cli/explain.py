@@ -1,88 +1,69 @@
 """`sufficit explain`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sufficit.cli.app import app, out, print_skipped
-from sufficit.cli.options import (
-    ClassesOption,
-    DeviceOption,
-    LayerOption,
-    MethodOption,
-    ModelOption,
-    OnError,
-    OnErrorOption,
-    OverwriteOption,
-    Precision,
-    PrecisionOption,
-    SizeOption,
-    Targets,
-    WeightsOption,
-)
+from sufficit.cli.options import OutOption, OverwriteOption, config_of, run_options
 from sufficit.errors import UserError
 from sufficit.files import check_output
 
+OPTIONS = (
+    *("model", "methods", "targets", "layer", "normalize", "weights", "num_classes", "size"),
+    *("on_error", "device", "precision", "seed"),
+)
+
 
 @app.command()
+@run_options(*OPTIONS, defaults={"methods": ("gradcam",)})
 def explain(
+    given: dict[str, Any],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
-    model: ModelOption,
-    method: MethodOption = "gradcam",
     target: Annotated[
         str | None,
-        typer.Option(help="One class for all images, by number or name."),
+        typer.Option(
+            help="One class for all images, by number or name.", rich_help_panel="Methods"
+        ),
     ] = None,
-    targets: Annotated[
-        Targets, typer.Option(help="Without --target. auto: labels where there are any.")
-    ] = Targets.auto,
-    out_folder: Annotated[Path, typer.Option("--out", help="Where the pictures go.")] = Path(
-        "sufficit-explain"
-    ),
-    layer: LayerOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = Precision.fp32,
-    weights: WeightsOption = "default",
-    num_classes: ClassesOption = None,
-    size: SizeOption = None,
-    on_error: OnErrorOption = OnError.skip,
-    seed: Annotated[int, typer.Option(help="Of the method random.", min=0)] = 0,
+    out_folder: OutOption = Path("sufficit-explain"),
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Draw heatmaps: overlays, one sheet of all, and files that `sufficit evaluate` reads.
+    """Draw heatmaps: overlays, sheets of all images, and files that `sufficit evaluate` reads.
+
+    Run the same command again to resume an interrupted run.
 
     **Examples**
 
     sufficit explain cat.jpg --model torchvision:resnet50
 
-    sufficit explain photos --model timm:vit_tiny_patch16_224 --method gradcam,rollout
+    sufficit explain photos --model timm:vit_tiny_patch16_224 --methods gradcam,rollout
 
-    sufficit explain a.jpg b.jpg --model torchvision:resnet18 --method finer-cam --target tabby
+    sufficit explain a.jpg b.jpg --model torchvision:resnet18 --methods finer-cam --target tabby
 
-    sufficit explain photos --model saved/birds --method birds-lax,gradcam
+    sufficit explain photos --model saved/birds --methods birds-lax,gradcam
     """
-    if target is not None and targets != Targets.auto:
+    if target is not None and given.get("targets", "auto") != "auto":
         raise UserError(
-            f"--target {target} is one class for all images, and --targets {targets.value} one for"
-            " each: give one of them"
+            f"--target {target} sets one class for all images, --targets {given['targets']} one per"
+            " image: give one of them"
         )
+    fixed = {"methods": ["gradcam"], "controls": False, "leak": False, "alpha_curve": False}
+    config = config_of({"data": " ".join(map(str, images))} | given, fixed=fixed)
     check_output(out_folder, images, overwrite=overwrite, command="explain")
-    from sufficit.drawing import Wanted, class_number, explain_pictures, pictures_of, save_drawn
-    from sufficit.parsing import classifier_from, methods_from
+    from sufficit.runs.job import load_model, make_job, sources_named
+    from sufficit.runs.overlays import SHEET_ROWS, class_number, explain_run, images_in
 
-    methods = methods_from(method)
-    pictures = pictures_of(images)
-    classifier = classifier_from(model, weights, num_classes, size, device, precision)
-    wanted: Wanted = targets.value
+    sources, source = sources_named(config), images_in(images)
+    classifier = load_model(config)
     if target is not None:
-        wanted = class_number(target, classifier.classes)
-    drawn = explain_pictures(
-        classifier, pictures, methods, wanted, layer=layer, seed=seed, on_error=on_error.value
-    )
-    config: dict[str, Any] = {"model": model, "weights": weights, "methods": method.split(",")}
-    config["target"] = wanted
-    config |= {"layer": layer or classifier.layer, "size": size, "seed": seed}
-    print_skipped(drawn.skipped)
-    for path in save_drawn(out_folder, drawn, classifier, config):
+        config = replace(config, targets="prediction")
+    job = make_job(config, classifier=classifier, images=source, sources=sources, unit=SHEET_ROWS)
+    if target is not None:
+        job = job.for_class(class_number(target, classifier.classes))
+    record = explain_run(job, out_folder, overwrite=overwrite)
+    print_skipped(record["skipped"])
+    for path in sorted(out_folder.iterdir()):
         out.print(str(path), highlight=False, markup=False)

@@ -1,17 +1,19 @@
-"""Options that several commands share."""
+"""Options of the commands. Those of a run come from RunConfig, where each is declared once."""
 
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
+from sufficit.runs.config import CONTROLS, METHODS, RunConfig, config_from, read_toml
 
-class Score(StrEnum):
-    """What a masked image scores."""
-
-    accuracy = "accuracy"
-    confidence = "confidence"
+__all__ = ["CONTROLS", "METHODS"]
 
 
 class Precision(StrEnum):
@@ -23,7 +25,7 @@ class Precision(StrEnum):
 
 
 class Targets(StrEnum):
-    """Which class an image is scored for."""
+    """The class an image is explained and scored for."""
 
     auto = "auto"
     label = "label"
@@ -31,71 +33,139 @@ class Targets(StrEnum):
 
 
 class OnError(StrEnum):
-    """What an image that can't be scored does."""
+    """What an image that cannot be read does."""
 
     skip = "skip"
     stop = "stop"
 
 
-# The help of an option that commands share is written once, here.
-MODEL = typer.Option(
-    help="torchvision:NAME, timm:NAME, transformers:NAME, a saved classifier's folder, or your own"
-    " python:FILE.py:FUNCTION."
-)
-DATA = typer.Option(
-    help="Folder of images; class folders give labels. Or tar shards, as in 'web/{000..012}.tar'."
-)
-ModelOption = Annotated[str, MODEL]
-ModelOrNoneOption = Annotated[str | None, MODEL]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
-DevicesOption = Annotated[
-    int, typer.Option(help="Share the images among so many GPUs, or processes.", min=1)
+def _declared(name: str, *flags: str) -> Any:
+    """The typer option of a config field."""
+    about = RunConfig.__dataclass_fields__[name].metadata
+    least, most = about["least"], about["most"]
+    return typer.Option(
+        *flags, help=about["help"], rich_help_panel=about["panel"], min=least, max=most
+    )
+
+
+ModelOption = Annotated[str, _declared("model")]
+DataOption = Annotated[Path, _declared("data")]
+MethodsOption = Annotated[str, _declared("methods", "--methods", "-m")]
+LayerOption = Annotated[str | None, _declared("layer")]
+SizeOption = Annotated[str | None, _declared("size")]
+WeightsOption = Annotated[str, _declared("weights")]
+ClassesOption = Annotated[int | None, _declared("num_classes", "--num-classes")]
+DeviceOption = Annotated[str, _declared("device")]
+PrecisionOption = Annotated[Precision, _declared("precision")]
+OnErrorOption = Annotated[OnError, _declared("on_error", "--on-error")]
+SeedOption = Annotated[int, _declared("seed")]
+OutOption = Annotated[
+    Path, typer.Option("--out", help="Folder for the results.", rich_help_panel="Output")
 ]
-NodesOption = Annotated[
-    int, typer.Option("--num-nodes", help="And among so many machines; see docs/scale.md.", min=1)
+OverwriteOption = Annotated[
+    bool,
+    typer.Option("--overwrite", help="Replace an earlier run in --out.", rich_help_panel="Output"),
 ]
-WeightsOption = Annotated[
-    str,
-    typer.Option(help="default (published), none (random), or a .safetensors, .pt or .pth file."),
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", help="Print the summary as JSON only.", rich_help_panel="Output"),
 ]
-ClassesOption = Annotated[
-    int | None,
-    typer.Option("--num-classes", help="Number of classes, for weights of your own.", min=2),
-]
-LayerOption = Annotated[
-    str | None, typer.Option(help="Feature layer by name; found by itself for most models.")
-]
-SizeOption = Annotated[
-    str | None, typer.Option(help="What the model sees: 224 or 224x320 (height x width).")
-]
-DataOption = Annotated[Path, DATA]
-DataOrNoneOption = Annotated[Path | None, DATA]
-OutOption = Annotated[Path, typer.Option("--out", help="Where results go.")]
-MethodOption = Annotated[
-    str,
+ConfigOption = Annotated[
+    Path | None,
     typer.Option(
-        "--method",
-        "-m",
-        help="Methods by name, as in gradcam,layercam, or the folder of a trained LAX adapter.",
+        "--config", help="Read options from this RUN.toml; flags override it.",
+        rich_help_panel="Input",
     ),
-]
-AlphaOption = Annotated[str, typer.Option(help="A number in 0..1, or search.")]
-ScoreOption = Annotated[Score, typer.Option(help="What a masked image scores.")]
-FillOption = Annotated[str, typer.Option(help="black, mean, blur, noise, or an image file.")]
-HeldOutFillOption = Annotated[
-    str | None, typer.Option(help="Score MSI with this fill as well; named as for --fill.")
-]
-TargetsOption = Annotated[Targets, typer.Option(help="auto: labels where there are any.")]
-ValueStepOption = Annotated[float, typer.Option(help="Step of the pixel-value curves.")]
-PercentStepOption = Annotated[float, typer.Option(help="Step of the percentage curves.")]
-BatchOption = Annotated[int | None, typer.Option(help="Masked images a model call.", min=1)]
-PrecisionOption = Annotated[Precision, typer.Option(help="Of weights and inputs.")]
-OnErrorOption = Annotated[OnError, typer.Option(help="For unreadable images.")]
-SeedOption = Annotated[int, typer.Option(help="Of all that is random.", min=0)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the summary as JSON only.")]
-OverwriteOption = Annotated[bool, typer.Option(help="Replace an earlier run in --out.")]
+]  # fmt: skip
+
+
+def run_options(
+    *names: str, defaults: Mapping[str, Any] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these options of RunConfig; it gets their values as `given`, a dict.
+
+    Only what the command line sets is in `given`, so that a RUN.toml can set the rest.
+    """
+    hints, changed = get_type_hints(RunConfig), dict(defaults or {})
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters
+        options = [_parameter(name, hints[name], changed) for name in names]
+        context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.values()]
+        kept = [p for p in kept if p.name not in ("given", "ctx")]
+
+        @wraps(command)
+        def wrapped(ctx: typer.Context, **values: Any) -> None:
+            given = {
+                name: _plain(name, values.pop(name)) if was_given(ctx, name) else values.pop(name)
+                for name in names
+            }
+            given = {name: value for name, value in given.items() if was_given(ctx, name)}
+            command(given=given, **values)
+
+        parameters = [context, *options, *kept]
+        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+        return wrapped
+
+    return decorate
+
+
+def config_of(
+    given: Mapping[str, Any], path: Path | None = None, fixed: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """The config of a command: flags, else the RUN.toml, else what is fixed, else the defaults."""
+    return config_from({**(fixed or {}), **(read_toml(path) if path else {}), **given})
 
 
 def was_given(ctx: typer.Context, name: str) -> bool:
-    """Whether an option stands on the command line, and does not have its usual value by itself."""
+    """Whether an option is on the command line."""
     return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
+
+
+def _parameter(name: str, hint: Any, changed: Mapping[str, Any]) -> inspect.Parameter:
+    default = changed.get(name, RunConfig.__dataclass_fields__[name].default)
+    if isinstance(default, tuple):
+        default = ",".join(default)
+    short = ("-m",) if name == "methods" else ()
+    flag = f"--{name.replace('_', '-')}"
+    flags = (flag, *short)
+    if hint is bool:
+        flags = (f"{flag}/--no-{flag[2:]}",)
+    kind: Any = hint
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if len([k for k in kinds if k is not type(None)]) > 1 or any(
+        get_origin(k) is tuple for k in kinds
+    ):
+        kind = str | None if type(None) in kinds or default is None else str
+        default = default if default is None else str(default)
+    if default is MISSING:
+        kind, default = str | None, None  # a RUN.toml may set it
+    annotation = Annotated[kind, _declared(name, *flags)]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=default, annotation=annotation)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A flag's value as RUN.toml has it."""
+    hint = get_type_hints(RunConfig)[name]
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if isinstance(value, str) and any(get_origin(kind) is tuple for kind in kinds):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(value, str) and float in kinds and value not in _choices(kinds):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _choices(kinds: tuple[Any, ...]) -> set[str]:
+    return {c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)}
+
+
+MethodOption = MethodsOption
+TargetsOption = Annotated[Targets, _declared("targets")]
+DevicesOption = Annotated[int, typer.Option(help="Number of GPUs or processes.", min=1)]
+NodesOption = Annotated[int, typer.Option("--num-nodes", help="Number of machines.", min=1)]

@@ -1,4 +1,4 @@
-"""Read a folder some pictures at a time: labels, bad files, sizes, the next group read ahead."""
+"""The one image loader: units of images with labels, decoded by threads ahead of the consumer."""
 
 import math
 import os
@@ -13,16 +13,17 @@ from typing import Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.finding import ImageSource
 from sufficit.data.heatmap_files import HeatmapError
-from sufficit.data.images import BadImageError, ImageFile, class_numbers
+from sufficit.data.images import BadImageError, ImageSource, SourceImage, class_numbers
 from sufficit.errors import UserError
-from sufficit.perturbation.types import Progress
 
-GROUP = 32  # images read, and scored, at a time
-THREADS = min(8, os.cpu_count() or 1)  # that decode pictures, at most
-PATIENCE = 1.0  # seconds in which images are counted before any is scored
+UNIT = 32  # images per unit of work
+THREADS = min(8, os.cpu_count() or 1)  # that decode images, at most
+PATIENCE = 1.0  # seconds to count images before the first is scored
+
+OnError = Literal["skip", "stop"]
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,16 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Entry:
-    """Which of all pictures one is, the picture, and the number of its class where it is known."""
+    """An image, its number in the source, and its class number if it is known."""
 
     number: int
-    picture: ImageFile
+    image: SourceImage
     label: int | None = None
 
 
 @dataclass(frozen=True)
-class Group:
-    """Pictures that are scored together, and which of all groups they are."""
+class Unit:
+    """A numbered batch of images: the unit of work of a run."""
 
     number: int
     entries: tuple[Entry, ...]
@@ -54,100 +55,106 @@ class Group:
 
     @property
     def names(self) -> list[str]:
-        """What its pictures are called."""
-        return [entry.picture.name for entry in self.entries]
+        """The names of its images."""
+        return [entry.image.name for entry in self.entries]
 
 
 @dataclass(frozen=True)
 class Item:
-    """An entry, and what the model sees of its picture."""
+    """An entry, and its image as the model sees it."""
 
     entry: Entry
-    image: Tensor  # [C,H,W]
+    pixels: Tensor  # [C,H,W]
 
     @property
     def name(self) -> str:
-        """What the picture is called."""
-        return self.entry.picture.name
+        """The image's name."""
+        return self.entry.image.name
 
 
 T = TypeVar("T", bound=Item)
 
 
+def decode_entry(view: View | None, entry: Entry) -> Item:
+    """Decode an entry's image; with the view bound by `partial`, the usual `read` of a loader."""
+    return Item(entry, entry.image.read(view))
+
+
 @dataclass
 class ImageLoader(Generic[T]):
-    """Reads pictures of one size, some at once, and keeps note of those it could not read."""
+    """Reads images of one size in several threads, and records those it cannot read."""
 
     read: Callable[[Entry], T]  # called in several threads
-    on_error: Literal["skip", "stop"] = "skip"
-    one_size: bool = True  # in all groups, or in each
+    on_error: OnError = "skip"
+    one_size: bool = True  # over all units; False: within each unit
+    threads: int = 0  # at most; 0 for one per core, up to THREADS
     skipped: list[Skipped] = field(default_factory=list)
-    sizes: dict[tuple[int, ...], str] = field(default_factory=dict)  # an image of each size
+    sizes: dict[tuple[int, ...], str] = field(default_factory=dict)  # one image of each size
 
     def items(self, entries: Iterable[Entry], threads: int | None = None) -> list[T]:
-        """Those that can be read; raise where sizes differ."""
-        with ThreadPoolExecutor(threads or THREADS) as pool:
-            found = list(pool.map(self._tried, entries))
+        """The entries that can be read, in order; raise if their sizes differ."""
+        with ThreadPoolExecutor(threads or self.threads or THREADS) as pool:
+            found = list(pool.map(self._try, entries))
         self.skipped += [one for one in found if isinstance(one, Skipped)]
         items = [one for one in found if not isinstance(one, Skipped)]
         if not self.one_size:
             self.sizes.clear()
         for item in items:
-            self.sizes.setdefault(tuple(item.image.shape), item.name)
+            self.sizes.setdefault(tuple(item.pixels.shape), item.name)
         check_sizes(self.sizes)
         return items
 
-    def ahead(self, groups: Iterable[Group]) -> Iterator[tuple[Group, list[T]]]:
-        """Each group with its items, the next one read in the background while this one is used.
+    def ahead(self, units: Iterable[Unit]) -> Iterator[tuple[Unit, list[T]]]:
+        """Each unit with its items; the next one is read in the background meanwhile.
 
-        Threads that read hold up the one that keeps a GPU busy. So all of them read the first
-        group, for which everybody waits, then one does, and twice as many where that was too slow.
+        Threads that decode slow down the one that feeds a GPU. So all of them read the first unit,
+        for which everything waits, then one does, and twice as many whenever that was too slow.
         """
+        most = self.threads or THREADS
         with ThreadPoolExecutor(1) as pool:
-            before: tuple[Group, Future[list[T]]] | None = None
-            threads = THREADS
-            for number, group in enumerate(groups):
+            before: tuple[Unit, Future[list[T]]] | None = None
+            threads = most
+            for number, unit in enumerate(units):
                 read = None
                 if before is not None:
                     late = not before[1].done()
                     read = before[0], before[1].result()
-                    threads = 1 if number == 1 else min(THREADS, threads * (1 + late))
-                before = group, pool.submit(self.items, group.entries, threads)
+                    threads = 1 if number == 1 else min(most, threads * (1 + late))
+                before = unit, pool.submit(self.items, unit.entries, threads)
                 if read is not None:
                     yield read
             if before is not None:
                 yield before[0], before[1].result()
 
-    def dropped(self, group: Group) -> dict[str, str]:
-        """What of a group could not be read, and why; it is forgotten here."""
-        asked = {*group.names}
+    def dropped(self, unit: Unit) -> dict[str, str]:
+        """The images of a unit that could not be read, with the reason; clears their record."""
+        asked = {*unit.names}
         found = [one for one in self.skipped if one.name in asked]
         for one in found:
             self.skipped.remove(one)
         return {one.name: one.reason for one in found}
 
-    def _tried(self, entry: Entry) -> T | Skipped:
-        picture = entry.picture
+    def _try(self, entry: Entry) -> T | Skipped:
+        name = entry.image.name
         try:
             return self.read(entry)
         except (BadImageError, HeatmapError, OSError) as error:
             if self.on_error == "stop":
                 raise UserError(
-                    f"{picture.name}: {error}. Mend it, or go on without such images with"
-                    " --on-error skip"
+                    f"Cannot read {name}: {error}. Fix it, or pass --on-error skip."
                 ) from error
-            return Skipped(picture.name, str(error))
+            return Skipped(name, str(error))
 
 
 def check_sizes(sizes: Mapping[tuple[int, ...], str]) -> None:
-    """Raise where there are images of several sizes, of which one each is named."""
+    """Raise if there is more than one image size; `sizes` names one image of each."""
     if len(sizes) > 1:
         listed = ", ".join(f"{name} {list(size)}" for size, name in list(sizes.items())[:3])
         raise UserError(f"images differ in size ({listed}) and the model names none: give --size")
 
 
 def check_any(scored: int, skipped: Sequence[Skipped]) -> None:
-    """Raise where none of the images could be scored."""
+    """Raise if no image could be scored."""
     if not scored:
         first = skipped[0]
         raise UserError(
@@ -155,79 +162,85 @@ def check_any(scored: int, skipped: Sequence[Skipped]) -> None:
         )
 
 
+# Labels
+
+
 @dataclass(frozen=True)
 class Labels:
-    """Where targets come from, and the number of a picture's class."""
+    """Where targets come from, and the class number of an image."""
 
     kind: Literal["label", "prediction"]
-    number: Callable[[ImageFile], int | None]
-    known: tuple[int, ...] = ()  # the numbers of all classes, where they are known beforehand
+    number: Callable[[SourceImage], int | None]
+    known: tuple[int, ...] = ()  # the numbers of all classes, if they are known in advance
 
 
 PREDICTIONS = Labels("prediction", lambda _: None)
 
 
 def labels_for(
-    classifier: Classifier, stream: ImageSource, wanted: Literal["auto", "label", "prediction"]
+    classifier: Classifier, source: ImageSource, wanted: Literal["auto", "label", "prediction"]
 ) -> Labels:
     """Class numbers from folder names, unless the model's own predictions are wanted.
 
-    A folder's classes are known before its pictures are. In shards only each picture tells its own:
-    the first decides whether there are labels, and a later one that does not fit is refused.
+    The classes of a folder are known in advance. In shards each image brings its own label: the
+    first image decides whether there are labels, and a later one that does not fit is an error.
     """
     if wanted == "prediction":
         return PREDICTIONS
-    labels = _told_labels(classifier, stream) if stream.classes is None else None
-    if stream.classes is not None and (classes := stream.classes()).folders:
-        numbers = classes.numbers(classifier.classes, _num_classes(classifier, stream))
+    labels = _labels_of_shards(classifier, source) if source.classes is None else None
+    if source.classes is not None and (classes := source.classes()).folders:
+        numbers = classes.numbers(classifier.classes, _num_classes(classifier, source))
         labels = Labels("label", partial(_number, numbers), tuple(numbers.values()))
     if labels is None and wanted == "label":
         raise UserError("--targets label needs class folders: DATA/CLASS/image.png")
     return labels or Labels("prediction", _no_number)
 
 
-def _number(numbers: Mapping[str, int], picture: ImageFile) -> int:
-    if picture.folder is None or picture.folder not in numbers:
-        raise UserError(f"{picture.name} has come since the run was begun: begin it anew")
-    return numbers[picture.folder]
-
-
-def _no_number(picture: ImageFile) -> None:
-    """None; raise where a label comes after pictures without."""
-    if picture.folder is not None:
+def _number(numbers: Mapping[str, int], image: SourceImage) -> int:
+    if image.folder is None or image.folder not in numbers:
         raise UserError(
-            f"{picture.name} has a label ({picture.folder!r}), and images before it have none: give"
-            " all of them one, or score the model's own predictions with --targets prediction"
+            f"{image.name} was added after this run started: start again with --overwrite or"
+            " another --out"
+        )
+    return numbers[image.folder]
+
+
+def _no_number(image: SourceImage) -> None:
+    """None; raise if an image has a label and the ones before it have none."""
+    if image.folder is not None:
+        raise UserError(
+            f"{image.name} has a label ({image.folder!r}), and images before it have none: label"
+            " all of them, or score the model's own predictions with --targets prediction"
         )
 
 
-def _told_labels(classifier: Classifier, stream: ImageSource) -> Labels | None:
-    """Class numbers from the words that pictures bring along; None where the first has none.
+def _labels_of_shards(classifier: Classifier, source: ImageSource) -> Labels | None:
+    """Class numbers from the label of each image; None if the first image has none.
 
-    Words that are numbered in order, for want of names and numbers, must all be known first.
+    Labels that can only be numbered in sorted order (no names, no numbers) are all read first.
     """
-    first = next(iter(stream)).folder
+    first = next(iter(source)).folder
     if first is None:
         return None
     words = {first}
     if classifier.classes is None and not first.isdecimal():
-        words = {picture.folder for picture in stream if picture.folder is not None}
-    count = _num_classes(classifier, stream)
-    numbers = class_numbers(sorted(words), classifier.classes, count)
+        words = {image.folder for image in source if image.folder is not None}
+    num_classes = _num_classes(classifier, source)
+    numbers = class_numbers(sorted(words), classifier.classes, num_classes)
 
-    def number(picture: ImageFile) -> int:
-        word = picture.folder
+    def number(image: SourceImage) -> int:
+        word = image.folder
         if word is None:
             raise UserError(
-                f"{picture.name} has no label, and images before it have: give it one, or score"
-                " the model's own predictions with --targets prediction"
+                f"{image.name} has no label, and images before it have one: label it, or score the"
+                " model's own predictions with --targets prediction"
             )
         if word not in numbers:
-            more = class_numbers(sorted([*numbers, word]), classifier.classes, count)
+            more = class_numbers(sorted([*numbers, word]), classifier.classes, num_classes)
             if any(more[known] != numbers[known] for known in numbers):
                 raise UserError(
-                    f"{picture.name} has the label {word!r}, and images before it have"
-                    f" {first!r}: use the model's names of classes alone, or numbers alone"
+                    f"{image.name} has the label {word!r}, and images before it have {first!r}:"
+                    " use only the model's class names, or only class numbers"
                 )
             numbers.update(more)
         return numbers[word]
@@ -235,57 +248,62 @@ def _told_labels(classifier: Classifier, stream: ImageSource) -> Labels | None:
     return Labels("label", number)
 
 
-def _num_classes(classifier: Classifier, pictures: Iterable[ImageFile]) -> int:
-    """How many classes the model has: from its names, or by asking it once."""
+def _num_classes(classifier: Classifier, images: Iterable[SourceImage]) -> int:
+    """The number of classes: from the model's class names, or from one forward pass."""
     if classifier.classes is not None:
         return len(classifier.classes)
-    for picture in pictures:
+    for image in images:
         try:
-            image = picture.read(classifier.view)
+            pixels = image.read(classifier.view)
         except (BadImageError, OSError):
             continue
         with torch.no_grad():
-            return classifier(image[None]).shape[1]
-    raise UserError("none of the images can be read")
+            return classifier(pixels[None]).shape[1]
+    raise UserError("none of the images can be read: check the files")
 
 
-def grouped(stream: ImageSource, labels: Labels, size: int) -> Iterator[Group]:
-    """Pictures with their labels, so many at a time, as they are found."""
-    entries = (Entry(k, picture, labels.number(picture)) for k, picture in enumerate(stream))
+def folder_targets(names: Sequence[str], targets: Tensor) -> dict[str, int]:
+    """The class number of each class folder; a shard is not a class folder."""
+    pairs = zip(names, targets.tolist(), strict=True)
+    return {name.split("/")[0]: k for name, k in pairs if ".tar/" not in name}
+
+
+# Units of a source
+
+
+def units_of(source: ImageSource, labels: Labels, size: int) -> Iterator[Unit]:
+    """Units of up to `size` labelled images, as the images are found."""
+    entries = (Entry(k, image, labels.number(image)) for k, image in enumerate(source))
     for number in count():
         some = tuple(islice(entries, size))
         if not some:
             return
-        yield Group(number, some)
+        yield Unit(number, some)
 
 
-def named(stream: ImageSource, names: Iterable[str]) -> dict[str, Entry]:
-    """The pictures of these names, as far as there are such; none behind the last is looked at."""
+def named(source: ImageSource, names: Iterable[str]) -> dict[str, Entry]:
+    """The entries with these names, by name; stops at the last one found."""
     wanted, found = {*names}, dict[str, Entry]()
-    for number, picture in enumerate(stream):
-        if picture.name in wanted:
-            found[picture.name] = Entry(number, picture)
+    for number, image in enumerate(source):
+        if image.name in wanted:
+            found[image.name] = Entry(number, image)
         if len(found) == len(wanted):
             break
     return found
 
 
-def count_soon(stream: ImageSource, patience: float = PATIENCE) -> float:
-    """How many pictures there are, if that is known within seconds; infinity if not."""
-    begun, counted = time.monotonic(), 0
-    for _ in stream:
+def count_soon(source: ImageSource, patience: float = PATIENCE) -> float:
+    """The number of images, or infinity if counting takes more than `patience` seconds."""
+    start, counted = time.monotonic(), 0
+    for _ in source:
         counted += 1
-        if time.monotonic() - begun > patience:
+        if time.monotonic() - start > patience:
             return math.inf
     return counted
 
 
-def folder_targets(names: Sequence[str], targets: Tensor) -> dict[str, int]:
-    """Which class number each class folder was taken for; a shard is no class folder."""
-    pairs = zip(names, targets.tolist(), strict=True)
-    return {name.split("/")[0]: k for name, k in pairs if ".tar/" not in name}
-
-
-def within(tick: Progress, done: float, share: float, total: float) -> Progress:
-    """The progress of one step, which is a share of the whole, as part of it."""
+def within(
+    tick: Callable[[float, float], None], done: float, share: float, total: float
+) -> Callable[[float, float], None]:
+    """The progress function of one step that is a `share` of the `total`."""
     return lambda part, whole: tick(done + share * part / whole, total)

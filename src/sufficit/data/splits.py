@@ -1,37 +1,49 @@
-"""A labelled set of pictures as bytes on a device, and what the model sees of them."""
+"""Splits of labelled images: what to train on, what to hold out, what to test on."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sufficit.classifier.classifier import Classifier
+from sufficit.data.images import ImageSource, SourceImage, list_images
+from sufficit.data.loader import labels_for
+from sufficit.errors import UserError
+
+FEWEST = 8  # images in a folder to train on
+MOST_HELD_OUT = 256
+FEW_HELD_OUT = 8  # of a small folder, for any share; but at most a quarter
+
 
 @dataclass(frozen=True)
 class Split:
-    """Pictures as bytes, their labels, and at what size the model sees them."""
+    """Images as bytes on a device, their labels, and the side at which the model sees them."""
 
     images: Tensor  # [N,3,h,w] uint8
     labels: Tensor  # [N]
-    side: int  # of what the model sees: the middle of a larger picture, or a smaller one enlarged
-    masks: Tensor | None = None  # [N,h,w] bool, where the object is, if that is known
+    side: int  # a larger image is cropped to its centre, a smaller one is enlarged
+    masks: Tensor | None = None  # [N,h,w] bool, the object's pixels, if they are known
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def part(self, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """What the model sees of some, in 0..1, and their labels: [n,3,side,side], [n]."""
+        """Some images as the model sees them, and their labels: [n,3,side,side] in 0..1, [n]."""
         return seen(self.images[rows], self.side), self.labels[rows]
 
     def pick(self, rows: Tensor) -> "Split":
-        """Some of the pictures as a split of their own."""
+        """Some of the images as a split."""
         here = rows.to(self.labels.device)
         masks = None if self.masks is None else self.masks[here]
         return replace(self, images=self.images[here], labels=self.labels[here], masks=masks)
 
     def to(self, device: torch.device | str) -> "Split":
-        """The same on another device."""
+        """The same split on another device."""
         masks = None if self.masks is None else self.masks.to(device)
         images, labels = self.images.to(device), self.labels.to(device)
         return replace(self, images=images, labels=labels, masks=masks)
@@ -39,16 +51,126 @@ class Split:
 
 @dataclass(frozen=True)
 class Sets:
-    """What a data set is made of: pictures to train on, pictures to test on, names of classes."""
+    """A data set: images to train on, images to test on, the class names."""
 
     train: Split
     test: Split
     classes: tuple[str, ...]
-    source: str  # where the pictures come from, in words
+    source: str  # where the images come from, in words
+
+
+@dataclass(frozen=True)
+class Part:
+    """Image files to train on or to hold out, with class numbers if labels are the targets."""
+
+    images: tuple[SourceImage, ...]
+    labels: tuple[int, ...] | None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def pictures(self) -> tuple[SourceImage, ...]:
+        """The images, by an earlier name."""
+        return self.images
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The images of a folder: those to train on, and those held out for validation."""
+
+    training: Part
+    validation: Part
+    target: Literal["label", "prediction"]
+
+    def digest(self) -> str:
+        """A short hash of exactly these images, labels and parts."""
+        parts = (self.training, self.validation)
+        known = [[[image.name for image in part.images], part.labels] for part in parts]
+        return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
+
+
+def read_folder(
+    classifier: Classifier,
+    data: Path,
+    target: Literal["auto", "label", "prediction"] = "auto",
+    share: float = 0.1,
+    seed: int = 0,
+) -> Folder:
+    """Find the images below a folder, label them by class folder, hold out a share of them."""
+    images = list_images(data)
+    if len(images) < FEWEST:
+        raise UserError(
+            f"{len(images)} images in {data}: an adapter needs {FEWEST} or more, hundreds to be"
+            " of use"
+        )
+    known = labels_for(classifier, ImageSource.of(images), target)
+    numbers = (known.number(image) for image in images)
+    labels = [number for number in numbers if number is not None] or None
+    if labels is not None and len(set(labels)) < 2:
+        raise UserError(
+            f"{data} is a folder with one class ({images[0].folder}): an adapter learns what"
+            " distinguishes classes. Give images of two classes or more, or explain the model's"
+            " predictions with --target prediction"
+        )
+    n = how_many(len(images), share)
+    held = set(evenly(labels or [0] * len(images), n, seed, spare_half=True).tolist())
+    training, validation = (
+        [row for row in range(len(images)) if (row in held) is wanted] for wanted in (False, True)
+    )
+    return Folder(_part(images, labels, training), _part(images, labels, validation), known.kind)
+
+
+def _part(images: Sequence[SourceImage], labels: Sequence[int] | None, rows: list[int]) -> Part:
+    known = None if labels is None else tuple(labels[row] for row in rows)
+    return Part(tuple(images[row] for row in rows), known)
+
+
+def how_many(n: int, share: float) -> int:
+    """How many of n images to hold out: the share, or a few of a small folder.
+
+    >>> how_many(8, 0.1), how_many(32, 0.1), how_many(1000, 0.1), how_many(9000, 0.1)
+    (2, 8, 100, 256)
+    """
+    if not 0 < share <= 0.5:
+        raise UserError(f"the share held out for validation must lie in 0..0.5, got {share:g}")
+    return min(MOST_HELD_OUT, max(int(share * n), min(FEW_HELD_OUT, n // 4)))
+
+
+def held_out(split: Split, n: int, seed: int) -> tuple[Split, Split]:
+    """A split without n images drawn evenly over its classes, and a split of those."""
+    away = evenly(split.labels, n, seed)
+    stays = torch.ones(len(split), dtype=torch.bool)
+    stays[away] = False
+    return split.pick(stays.nonzero().flatten()), split.pick(away)
+
+
+def evenly(
+    labels: Sequence[int] | Tensor, n: int, seed: int, *, spare_half: bool = False
+) -> Tensor:
+    """The rows of n images, evenly over the classes, drawn by the seed; in rising order.
+
+    Scikit-learn's stratified splits draw in proportion to the class sizes, not evenly. With
+    `spare_half`, no class gives more than half of its images as long as others are left.
+
+    >>> evenly([0, 0, 0, 1, 1, 1], 2, seed=0).tolist()
+    [2, 5]
+    """
+    known = torch.as_tensor(labels).cpu()
+    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))
+    ranks, place, late = (torch.zeros(len(known), dtype=torch.long) for _ in range(3))
+    place[order] = torch.arange(len(known))
+    for label in known.unique():
+        own = order[known[order] == label]
+        ranks[own] = torch.arange(len(own))
+        if spare_half:
+            late[own[len(own) // 2 :]] = 1
+    chosen = ((late * len(known) + ranks) * len(known) + place).argsort()[:n]
+    return chosen.sort().values
 
 
 def seen(images: Tensor, side: int) -> Tensor:
-    """The middle of larger pictures, smaller ones enlarged: [N,3,h,w] bytes -> [N,3,side,side]."""
+    """The centre of larger images, smaller ones enlarged: [N,3,h,w] bytes -> [N,3,side,side]."""
     cropped = middle(images, side).float() / 255
     if cropped.shape[-1] == side:
         return cropped
@@ -56,33 +178,6 @@ def seen(images: Tensor, side: int) -> Tensor:
 
 
 def middle(images: Tensor, side: int) -> Tensor:
-    """The middle square of this side, or all where they are smaller: [N,3,h,w]."""
+    """The centre square of this side, or all of a smaller image: [N,3,h,w]."""
     top, left = (max(0, (length - side) // 2) for length in images.shape[-2:])
     return images[..., top : top + side, left : left + side]
-
-
-def evenly(labels: Sequence[int] | Tensor, n: int, seed: int) -> Tensor:
-    """Which n pictures to take, as many of each class as can be, by the seed; in rising order.
-
-    >>> evenly([0, 0, 0, 1, 1, 1], 2, seed=0).tolist()
-    [2, 5]
-    """
-    known = torch.as_tensor(labels).cpu()
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(known), generator=generator)
-    ranks = torch.empty(len(known), dtype=torch.long)
-    for label in known.unique():
-        own = order[known[order] == label]
-        ranks[own] = torch.arange(len(own))
-    place = torch.empty(len(known), dtype=torch.long)
-    place[order] = torch.arange(len(known))
-    chosen = (ranks * len(known) + place).argsort()[:n]
-    return chosen.sort().values
-
-
-def held_out(split: Split, n: int, seed: int) -> tuple[Split, Split]:
-    """A split without n pictures drawn evenly over its classes, and those."""
-    away = evenly(split.labels, n, seed)
-    stays = torch.ones(len(split), dtype=torch.bool)
-    stays[away] = False
-    return split.pick(stays.nonzero().flatten()), split.pick(away)

@@ -1,29 +1,45 @@
-"""The data sets of the paper's tables, by name; and how to download them."""
+"""The data sets of the paper's tables: CIFAR-10, CUB-200-2011, Synthetic MNIST, image folders."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor
 
-from sufficit.data.splits import Sets, Split, evenly
-from sufficit.errors import UserError
-from sufficit.reproduce.cifar import cifar10, find_cifar
-from sufficit.reproduce.cub import cub200, holds_cub
-from sufficit.reproduce.folders import image_folder
-from sufficit.reproduce.mnist import find_mnist, synthetic_mnist
+from sufficit.classifier.checkpoint import View
+from sufficit.data.images import list_images, plain_name
+from sufficit.data.pixels import FORMATS, BadImageError, ignore_image_warnings, read_image
+from sufficit.data.splits import Sets, Split, evenly, held_out
+from sufficit.errors import UserError, unknown
+from sufficit.reproduce.synthetic_mnist import find_mnist, synthetic_mnist
 
+ROOM = 8 / 7  # stored side over the side seen, so that training can crop
+CIFAR_CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+CIFAR_LAYOUTS = ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10")
 CUB_URL = "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz"
 CUB_MD5 = "97eceeb196236b17998738112f37df78"
+CUB_LISTS = ("classes.txt", "images.txt", "image_class_labels.txt", "train_test_split.txt")
+CUB_COUNT = 20  # classes drawn by default
+SPLITS = (("train", "test"), ("train", "val"))  # names of a data set's two folders
+TESTED = 5  # one image in so many is for testing, if a folder has no split of its own
 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Which pictures are wanted, and at which size the model sees them."""
+    """Which images to read, and at which side the model sees them."""
 
     side: int
     seed: int = 0
-    train_images: int | None = None  # all by default
+    train_images: int | None = None  # None: all
     classes: tuple[str, ...] = ()
     test_images: int | None = None
     device: torch.device | str = "cpu"
@@ -31,25 +47,232 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class DataSet:
-    """How a data set is read from a folder, and downloaded to one."""
+    """How to read a data set from a folder, and to download it there unless it is there."""
 
-    about: str
-    read: Callable[[Path | None, DataOptions], Sets]
-    download: Callable[[Path], None]
+    title: str
+    read: Callable[[Path, DataOptions], Sets]
+    download: Callable[[Path], object]
 
 
 def load_sets(name: str, root: Path | None, options: DataOptions) -> Sets:
-    """A data set by its name, with as many pictures of each part as are wanted."""
-    found = DATASETS[name].read(root, options)
-    train = _at_most(found.train, options.train_images, options.seed)
-    test = _at_most(found.test, options.test_images, options.seed)
+    """Read a data set by name, with at most as many images as the options say."""
+    data = DATASETS[name]
+    if root is None and name != "synthetic-mnist":  # which has digits of its own
+        raise UserError(f"{data.title} is read from a folder: give --data ROOT, or add --download")
+    found = data.read(root, options) if root else _read_mnist(None, options)
+    wanted = ((found.train, options.train_images), (found.test, options.test_images))
+    train, test = (
+        split if n is None or n >= len(split) else split.pick(evenly(split.labels, n, options.seed))
+        for split, n in wanted
+    )
     if len(train.labels.unique()) < 2:
         raise UserError(f"{found.source}: a classifier needs images of two classes or more")
     return replace(found, train=train, test=test)
 
 
-def _at_most(split: Split, n: int | None, seed: int) -> Split:
-    return split if n is None or n >= len(split) else split.pick(evenly(split.labels, n, seed))
+def download(name: str, root: Path) -> None:
+    """Download a data set to a folder, with its checksum checked, unless it is there."""
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        DATASETS[name].download(root)
+    except (OSError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"{DATASETS[name].title} could not be downloaded to {root} ({reason}): check the"
+            " network, or put the files there yourself"
+        ) from error
+
+
+def read_bytes(paths: Sequence[Path], side: int) -> Tensor:
+    """The centre of each image, its shorter side resized to `side`: [N,3,side,side] uint8."""
+    view = View((side, side))
+
+    def read(path: Path) -> Tensor:
+        try:
+            with Image.open(path, formats=FORMATS) as opened:
+                if opened.size == (side, side) and opened.mode == "RGB":  # fast path
+                    return torch.from_numpy(np.array(opened)).permute(2, 0, 1)
+            return (read_image(path, view) * 255).round().to(torch.uint8)
+        except (BadImageError, OSError) as error:
+            raise UserError(f"Cannot read {path}: {error}. Replace it or remove it.") from error
+
+    with ignore_image_warnings(), ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool:
+        return torch.stack(list(pool.map(read, paths)))
+
+
+def read_class_folders(
+    folder: Path, side: int, classes: Sequence[str] = ()
+) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """The images of CLASS/image, labels, class names: [N,3,side,side] uint8, [N].
+
+    With `classes`, these are the numbered names, and another folder is an error.
+    """
+    images = list_images(folder)
+    for image in images:
+        if image.folder is None:
+            raise UserError(
+                f"{image.name} in {folder} is in no class folder: move it to CLASS/{image.name}"
+            )
+    found = [image.folder or "" for image in images]
+    names = tuple(classes or sorted(set(found)))
+    numbers = {plain_name(name): k for k, name in enumerate(names)}
+    numbers |= {name: k for k, name in enumerate(names)}
+    for name in found:
+        if name not in numbers and plain_name(name) not in numbers:
+            raise UserError(
+                f"{folder / name} is not one of the classes {', '.join(names[:10])}: rename it or"
+                " remove it"
+            )
+    labels = [numbers[name] if name in numbers else numbers[plain_name(name)] for name in found]
+    return read_bytes([image.path for image in images], side), torch.tensor(labels), names
+
+
+# CIFAR-10
+
+
+def cifar10(root: Path, options: DataOptions) -> Sets:
+    """Both parts of CIFAR-10: the pickles through torchvision, the binaries, or class folders."""
+    folder = find_cifar(root)
+    if folder is None:
+        raise UserError(
+            f"no CIFAR-10 in {root}: expected {', '.join(CIFAR_LAYOUTS[:2])} or"
+            " cifar10/{train,test}/CLASS. Get it from https://www.cs.toronto.edu/~kriz/cifar.html,"
+            " or add --download"
+        )
+    splits = []
+    for part in ("train", "test"):
+        if folder.name == "cifar10":
+            images, labels, _ = read_class_folders(folder / part, 32, CIFAR_CLASSES)
+        else:
+            read = _from_pickles if folder.name.endswith("py") else _from_binaries
+            images, labels = read(folder, part)
+        splits.append(Split(images, labels, options.side).to(options.device))
+    return Sets(splits[0], splits[1], CIFAR_CLASSES, f"CIFAR-10 ({folder.name})")
+
+
+def find_cifar(root: Path) -> Path | None:
+    """The folder that holds CIFAR-10 in one of its layouts."""
+    if not root.is_dir():
+        raise UserError(f"no folder of data at {root}: give --data ROOT, or add --download")
+    return next((root / name for name in CIFAR_LAYOUTS if (root / name).is_dir()), None)
+
+
+def _from_pickles(folder: Path, part: str) -> tuple[Tensor, Tensor]:
+    """Torchvision unpickles the files only if their md5 is that of the original."""
+    from torchvision.datasets import CIFAR10
+
+    try:
+        found = CIFAR10(str(folder.parent), train=part == "train")
+    except RuntimeError as error:
+        raise UserError(
+            f"{folder} is not the original CIFAR-10, or not complete: remove it and add --download"
+        ) from error
+    images = torch.from_numpy(found.data).permute(0, 3, 1, 2).contiguous()
+    return images, torch.tensor(found.targets)
+
+
+def _from_binaries(folder: Path, part: str) -> tuple[Tensor, Tensor]:
+    """Records of one label byte and 3,072 pixel bytes; torchvision does not read this version."""
+    names = [f"data_batch_{k}.bin" for k in range(1, 6)] if part == "train" else ["test_batch.bin"]
+    try:
+        files = [np.fromfile(folder / name, np.uint8) for name in names]
+    except OSError as error:
+        raise UserError(
+            f"{folder} is not complete ({error.strerror} {error.filename}): get it again"
+        ) from error
+    for name, content in zip(names, files, strict=True):
+        if not len(content) or len(content) % 3073 or content[::3073].max() >= 10:
+            raise UserError(
+                f"{folder / name} is no CIFAR-10 file: expected records of 3073 bytes with a label"
+                " in 0..9. Get it again"
+            )
+    records = torch.from_numpy(np.concatenate(files)).view(-1, 3073)
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long()
+
+
+# CUB-200-2011
+
+
+def cub200(root: Path, options: DataOptions) -> Sets:
+    """The official split of the classes named, or of twenty drawn by the seed."""
+    folder = find_cub(root)
+    names, paths, labels, is_train = (_column(folder, name) for name in CUB_LISTS)
+    chosen = choose_classes(list(names.values()), options.classes, options.seed)
+    numbers = {key: chosen.index(name) for key, name in names.items() if name in chosen}
+    splits = []
+    for wanted, part in (("1", "training"), ("0", "test")):
+        rows = [k for k in paths if labels.get(k) in numbers and is_train.get(k) == wanted]
+        if not rows:
+            raise UserError(f"{folder} has no {part} images of the classes: get it again")
+        files = [folder / "images" / paths[k] for k in rows]
+        images = read_bytes(files, round(options.side * ROOM))
+        known = torch.tensor([numbers[labels[k]] for k in rows])
+        splits.append(Split(images, known, options.side).to(options.device))
+    return Sets(splits[0], splits[1], tuple(chosen), f"CUB-200-2011, {len(chosen)} classes")
+
+
+def find_cub(root: Path) -> Path:
+    """The folder with the four lists; raise if one is missing."""
+    places = (root / "CUB_200_2011", root)
+    folder = next((place for place in places if (place / "images.txt").is_file()), None)
+    if folder is None:
+        raise UserError(
+            f"no CUB-200-2011 in {root}: expected CUB_200_2011/images.txt. Get it from {CUB_URL},"
+            " or add --download"
+        )
+    missing = [name for name in CUB_LISTS if not (folder / name).is_file()]
+    if missing:
+        raise UserError(f"{folder} is incomplete: {', '.join(missing)} not found. Get it again")
+    return folder
+
+
+def choose_classes(known: Sequence[str], wanted: Sequence[str], seed: int) -> list[str]:
+    """The classes named, with or without their number, or twenty drawn by the seed; sorted."""
+    if not wanted:
+        drawn = np.random.default_rng(seed).permutation(len(known))[:CUB_COUNT]
+        return sorted(known[int(number)] for number in drawn)
+    names = {name.lower(): name for name in known}
+    names |= {name.partition(".")[2].lower(): name for name in known}
+    for name in wanted:
+        if name.lower() not in names:
+            raise unknown("class", name, known)
+    chosen = sorted({names[name.lower()] for name in wanted})
+    if len(chosen) < 2:
+        raise UserError(f"a classifier needs two classes or more, got {', '.join(chosen)} alone")
+    return chosen
+
+
+def _column(folder: Path, name: str) -> dict[str, str]:
+    """The second word of each line by the first."""
+    lines = (folder / name).read_text().splitlines()
+    pairs = [line.split(maxsplit=1) for line in lines if line.strip()]
+    if any(len(pair) != 2 for pair in pairs):
+        raise UserError(f"{folder / name}: a line is not a number and a word. Get it again")
+    return {key: value.strip() for key, value in pairs}
+
+
+# Image folders
+
+
+def image_folder(root: Path, options: DataOptions) -> Sets:
+    """ROOT/train/CLASS and ROOT/test/CLASS (or val); or ROOT/CLASS, a fifth of it for testing."""
+    names = next((pair for pair in SPLITS if all((root / name).is_dir() for name in pair)), None)
+    first = root if names is None else root / names[0]
+    stored = round(options.side * ROOM)
+    images, labels, classes = read_class_folders(first, stored)
+    if len(classes) < 2:
+        raise UserError(f"{first} has images of {classes[0]!r} alone: add a second class")
+    train = Split(images, labels, options.side)
+    if names is None:
+        train, test = held_out(train, max(1, len(train) // TESTED), options.seed)
+    else:
+        images, labels, _ = read_class_folders(root / names[1], stored, classes)
+        test = Split(images, labels, options.side)
+    source = f"{root.resolve().name}, {len(classes)} classes"
+    return Sets(train.to(options.device), test.to(options.device), classes, source)
+
+
+# By name
 
 
 def _read_mnist(root: Path | None, options: DataOptions) -> Sets:
@@ -58,82 +281,33 @@ def _read_mnist(root: Path | None, options: DataOptions) -> Sets:
         train_images=options.train_images,
         test_images=options.test_images,
         seed=options.seed,
-        device=torch.device(options.device),
+        device=options.device,
     )
 
 
-def _read_cifar(root: Path | None, options: DataOptions) -> Sets:
-    return cifar10(_given(root, "CIFAR-10"), side=options.side, device=torch.device(options.device))
+def _download_torchvision(name: str, find: Callable[[Path], Path | None], root: Path) -> None:
+    import torchvision.datasets
 
-
-def _read_cub(root: Path | None, options: DataOptions) -> Sets:
-    return cub200(
-        _given(root, "CUB-200-2011"),
-        side=options.side,
-        classes=options.classes,
-        seed=options.seed,
-        device=torch.device(options.device),
-    )
-
-
-def _read_folder(root: Path | None, options: DataOptions) -> Sets:
-    if root is None:
-        raise UserError("give the folder that holds your class folders with --data")
-    return image_folder(
-        root,
-        side=options.side,
-        seed=options.seed,
-        device=torch.device(options.device),
-    )
-
-
-def _given(root: Path | None, what: str) -> Path:
-    if root is None:
-        raise UserError(f"{what} is read from a folder: give --data ROOT, or --download it there")
-    return root
-
-
-def _download_mnist(root: Path) -> None:
-    from torchvision.datasets import MNIST
-
-    if find_mnist(root) is None:
-        MNIST(str(root), download=True)
-
-
-def _download_cifar(root: Path) -> None:
-    from torchvision.datasets import CIFAR10
-
-    if find_cifar(root) is None:
-        CIFAR10(str(root), download=True)
+    if find(root) is None:
+        getattr(torchvision.datasets, name)(str(root), download=True)
 
 
 def _download_cub(root: Path) -> None:
     from torchvision.datasets.utils import download_and_extract_archive
 
-    if not holds_cub(root):
+    if not any((place / "images.txt").is_file() for place in (root / "CUB_200_2011", root)):
         download_and_extract_archive(CUB_URL, str(root), md5=CUB_MD5)
 
 
 def _download_nothing(root: Path) -> None:
-    raise UserError(f"an image folder of your own is not downloaded: leave --download out ({root})")
-
-
-def download(name: str, root: Path) -> None:
-    """Fetch a data set into a folder, unless it is there; its checksum is checked."""
-    root.mkdir(parents=True, exist_ok=True)
-    try:
-        DATASETS[name].download(root)
-    except (OSError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            f"{DATASETS[name].about} could not be downloaded to {root} ({reason}): check the"
-            " network, or lay the files there yourself"
-        ) from error
+    raise UserError(f"an image folder of your own ({root}) is not downloaded: omit --download")
 
 
 DATASETS: dict[str, DataSet] = {
-    "synthetic-mnist": DataSet("MNIST", _read_mnist, _download_mnist),
-    "cifar10": DataSet("CIFAR-10", _read_cifar, _download_cifar),
-    "cub200": DataSet("CUB-200-2011", _read_cub, _download_cub),
-    "folder": DataSet("an image folder", _read_folder, _download_nothing),
+    "synthetic-mnist": DataSet(
+        "MNIST", _read_mnist, partial(_download_torchvision, "MNIST", find_mnist)
+    ),
+    "cifar10": DataSet("CIFAR-10", cifar10, partial(_download_torchvision, "CIFAR10", find_cifar)),
+    "cub200": DataSet("CUB-200-2011", cub200, _download_cub),
+    "folder": DataSet("an image folder", image_folder, _download_nothing),
 }

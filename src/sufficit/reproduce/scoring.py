@@ -13,8 +13,7 @@ from torch import Tensor
 from sufficit.compare import Scored, score_folder
 from sufficit.comparing.groups import draw, quiet
 from sufficit.comparing.jobs import Job, make_job
-from sufficit.data.finding import ImageSource
-from sufficit.data.images import ImageFile, list_images
+from sufficit.data.images import ImageFile, ImageSource, list_images
 from sufficit.data.loader import Entry
 from sufficit.data.splits import evenly, middle
 from sufficit.files import make_folder, read_json, safe_name, writing
@@ -140,7 +139,7 @@ def draw_some(work: Work) -> None:
     with work.clock("sheet"), quiet():
         job, labels = _job(work, SHOWN), _labels(work)
         entries = [Entry(number, picture) for number, picture in enumerate(job.pictures)]
-        names = [entry.picture.name for entry in entries]
+        names = [entry.image.name for entry in entries]
         images, maps = draw(job, entries, torch.tensor([labels[name] for name in names]))
         tensors = {"images": as_bytes(images)}
         tensors |= {f"{method}/heatmaps": as_bytes(found) for method, found in maps.items()}

@@ -10,7 +10,7 @@ from sufficit.metrics.compare_scores import compare_scores
 from sufficit.metrics.scores import Plan as Asked
 from sufficit.metrics.scores import Scores, make_plan, read
 from sufficit.perturbation.types import ANOTHER, NO_CLASS, Predictions
-from sufficit.report import Content, Facts, Shown, write_report
+from sufficit.report import Content, Facts, MethodScores, Shown, write_report
 from sufficit.reproduce.kept import Kept
 from sufficit.reproduce.outcome import PLACES, Outcome, summary_of
 from sufficit.reproduce.plans import NUMBERS
@@ -30,6 +30,7 @@ def content_of(out: Path, outcome: Outcome) -> Content:
     contest = {method: one for method, one in scores.items() if method not in CONTROLS}
     tensors, facts = Kept(out / NUMBERS / "shown.safetensors").read()
     own = {m: {k: v for k, v in c.items() if k not in PLACES} for m, c in outcome.columns.items()}
+    rows = [outcome.names.index(name) for name in facts["names"]]
     right = f"{outcome.trained['test_accuracy']:.1%} of {outcome.trained['test_images']}"
     return Content(
         title=f"{table_of(outcome.plan.table).title}: {outcome.plan.model}",
@@ -38,19 +39,21 @@ def content_of(out: Path, outcome: Outcome) -> Content:
             model=outcome.plan.model,
             data=outcome.facts["source"],
             seed=seed,
-            more={"scored for": "the labels", "right of all test images": right},
+            targets="label",
+            more={"Test accuracy": right},
         ),
-        scores=scores,
+        scores={method: MethodScores.of(one, rows) for method, one in scores.items()},
         summaries={method: summary_of(columns, seed) for method, columns in own.items()},
         standing=compare_scores(contest, seed=seed),
         names=outcome.names,
         shown=Shown(
-            [outcome.names.index(name) for name in facts["names"]],
+            rows,
             tensors["images"].float() / 255,
             {m: tensors[f"{m}/heatmaps"].float() / 255 for m in scores},
             chosen="drawn by the seed, as many of each class",
         ),
         classes=facts["classes"],
+        controls=[method for method in scores if method in CONTROLS],
     )
 
 

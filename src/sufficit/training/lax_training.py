@@ -20,7 +20,7 @@ from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
 from sufficit.files import CHECKPOINT, check_output, read_json
 from sufficit.perturbation.types import Progress
 from sufficit.progress import Tick
-from sufficit.results import surroundings
+from sufficit.provenance import surroundings
 from sufficit.similarity import Agreement, agreement
 from sufficit.training.feed import (
     Feed,

@@ -1,0 +1,94 @@
+"""Where a number comes from: config, command, versions, commit, device; and JSON on disk."""
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sufficit.files import writing
+
+if TYPE_CHECKING:
+    import torch
+
+PACKAGES = (
+    *("sufficit", "torch", "torchvision", "torchmetrics", "lightning", "numpy", "timm"),
+    *("transformers", "ray"),
+)
+
+
+def provenance(
+    config: Mapping[str, Any], device: "torch.device", dtype: "torch.dtype"
+) -> dict[str, Any]:
+    """Config, command, time, commit, versions and device, as run.json holds them."""
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return {"config": dict(config), "command": command} | surroundings(device, dtype)
+
+
+def surroundings(device: "torch.device", dtype: "torch.dtype") -> dict[str, Any]:
+    """When, on which device and with which versions something was computed."""
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "commit": _commit(),
+        "versions": {"python": platform.python_version()} | _versions(),
+        "device": {"type": device.type, "name": name or platform.machine(), "dtype": str(dtype)},
+    }
+
+
+def save_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON with a final newline; NaN becomes null."""
+    with writing(path) as part:
+        text = json.dumps(plain(content), indent=2, ensure_ascii=False) + "\n"
+        # A file name may hold bytes that are not UTF-8: they become JSON escapes.
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def plain(value: Any) -> Any:
+    """Values that JSON can hold: NaN and infinity become None, paths and keys text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def _commit() -> str | None:
+    """The commit of the source tree this package runs from; None for an installed package."""
+    here = Path(__file__)
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(here.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("+changes" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

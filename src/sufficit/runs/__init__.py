@@ -1,0 +1,1 @@
+"""A run: images, heatmap sources and a config in, units on disk, results out."""

@@ -1,0 +1,207 @@
+"""Every option of a run, declared once: flags, RUN.toml, Python and the page read it from here."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from sufficit.errors import UserError, unknown
+from sufficit.files import writing
+
+METHODS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
+CONTROLS = ("random", "center")
+MOST_BYTES = 2**20  # of a RUN.toml
+
+INPUT, METHOD, SCORING, COMPUTE, OUTPUT = "Input", "Methods", "Scoring", "Compute", "Output"
+
+
+def _option(
+    default: Any, panel: str, text: str, *, least: float | None = None, most: float | None = None
+) -> Any:
+    """A field with what the command line says of it and the bounds of its value."""
+    about = {"panel": panel, "help": text, "least": least, "most": most}
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The model, the images, the heatmap sources, and how they are scored."""
+
+    model: str = _option(
+        MISSING,
+        INPUT,
+        "torchvision:NAME, timm:NAME, transformers:NAME, the folder of a saved classifier, or your"
+        " own python:FILE.py:FUNCTION.",
+    )
+    data: str = _option(
+        MISSING,
+        INPUT,
+        "Folder of images; class folders give labels. Or tar shards, as in 'web/{000..012}.tar'.",
+    )
+    methods: tuple[str, ...] = _option(
+        METHODS,
+        METHOD,
+        "Heatmap sources, comma-separated: a method, the folder of a LAX adapter,"
+        " python:FILE.py:FUNCTION, or a heatmap file (.npz, .safetensors). NAME=SOURCE gives a"
+        " name.",
+    )
+    controls: bool = _option(True, METHOD, "Also score the controls random and center.")
+    layer: str | None = _option(
+        None, METHOD, "Feature layer by name; found automatically for most models."
+    )
+    normalize: bool = _option(False, METHOD, "Stretch each map of a heatmap file to 0..1 first.")
+    targets: Literal["auto", "label", "prediction"] = _option(
+        "auto", SCORING, "Class to score each image for. auto: labels where there are any."
+    )
+    alpha_min: float | Literal["search"] = _option(0.5, SCORING, "A number in 0..1, or search.")
+    score: Literal["accuracy", "confidence"] = _option(
+        "accuracy", SCORING, "What a masked image scores."
+    )
+    fill: str = _option("black", SCORING, "black, mean, blur, noise, or an image file.")
+    held_out_fill: str | None = _option(
+        None, SCORING, "Score MSI with this fill as well; same choices as --fill."
+    )
+    leak: bool = _option(True, SCORING, "Measure leakage: does the mask shape reveal the class?")
+    donors: int = _option(
+        16, SCORING, "Images of other classes under each mask, for leakage.", least=1, most=10**6
+    )
+    alpha_curve: bool = _option(True, SCORING, "MSI over alpha_min on up to 16 images.")
+    columns: tuple[str, ...] | None = _option(
+        None, SCORING, "Compute only these columns, as in msi,base_score."
+    )
+    value_step: float = _option(0.01, SCORING, "Step of the pixel-value curves.")
+    percent_step: float = _option(0.02, SCORING, "Step of the percentage curves.")
+    weights: str = _option(
+        "default", INPUT, "default (published), none (random), or a .safetensors, .pt or .pth file."
+    )
+    num_classes: int | None = _option(
+        None, INPUT, "Number of classes, for your own weights.", least=2, most=10**7
+    )
+    size: str | None = _option(None, INPUT, "Input size: 224 or 224x320 (height x width).")
+    on_error: Literal["skip", "stop"] = _option("skip", INPUT, "What an unreadable image does.")
+    device: str = _option("auto", COMPUTE, "auto, cpu, cuda, cuda:1 or mps.")
+    precision: Literal["fp32", "bf16", "fp16"] = _option(
+        "fp32", COMPUTE, "Precision of weights and inputs."
+    )
+    batch_size: int | None = _option(
+        None, COMPUTE, "Masked images per forward pass.", least=1, most=10**9
+    )
+    save_heatmaps: bool = _option(
+        False, OUTPUT, "Also write METHOD/heatmaps.npz at image size (large)."
+    )
+    seed: int = _option(0, COMPUTE, "Seed of everything random.", least=0, most=2**63 - 1)
+
+    def plan_options(self) -> dict[str, Any]:
+        """What `metrics.make_plan` takes of this."""
+        names = ("alpha_min", "score", "value_step", "percent_step", "columns")
+        return {name: getattr(self, name) for name in names}
+
+
+def config_from(values: Mapping[str, Any]) -> RunConfig:
+    """A config from plain values by name; defaults for the rest."""
+    known = check_values(values)
+    for one in fields(RunConfig):
+        if one.name not in known and one.default is MISSING:
+            raise UserError(
+                f"no {one.name} given: pass --{one.name} or set it in --config RUN.toml"
+            )
+    return RunConfig(**known)
+
+
+def check_values(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Values of known options, each converted to its type; raise for any other."""
+    hints = get_type_hints(RunConfig)
+    for name in values:
+        if name not in hints:
+            raise unknown(f"option{where}", name, hints)
+    return {name: _converted(name, value, hints[name]) for name, value in values.items()}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The options a RUN.toml sets."""
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError(0, "not a file")
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}): give a RUN.toml") from error
+    if len(text) > MOST_BYTES:
+        raise UserError(f"{path} has more than {MOST_BYTES} bytes: give a RUN.toml")
+    try:
+        content = tomllib.loads(text.decode())
+    except (ValueError, RecursionError) as error:  # broken TOML, text or numbers
+        raise UserError(f"{path} is not valid TOML ({error}): fix or remove it") from error
+    return check_values(content, f" in {path.name}")
+
+
+def write_toml(path: Path, config: RunConfig) -> None:
+    """Write the RUN.toml that repeats a run."""
+    # tomllib only reads. JSON's values are valid TOML, but for the character DEL.
+    values = {name: value for name, value in asdict(config).items() if value is not None}
+    lines = [f"{k} = {json.dumps(value, ensure_ascii=False)}\n" for k, value in values.items()]
+    try:
+        content = "".join(lines).replace("\x7f", "\\u007f").encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"a path is not valid UTF-8 ({error.object[:80]!r}): rename it") from error
+    with writing(path) as part:
+        part.write_bytes(content)
+
+
+def _converted(name: str, value: Any, hint: Any) -> Any:
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if value is None and type(None) in kinds:
+        return None
+    for kind in kinds:
+        if (found := _as(value, kind)) is not None:
+            return _within(name, found)
+    words = [word for kind in kinds for word in _words(kind)]
+    if isinstance(value, str) and get_origin(hint) is Literal:
+        raise unknown(name, value, words)
+    raise UserError(f"{name} must be {' or '.join(words)}, got {_shown(value)}: change it")
+
+
+def _as(value: Any, kind: Any) -> Any:
+    """The value as this type, None where it does not fit."""
+    if get_origin(kind) is Literal:
+        return value if value in get_args(kind) else None
+    if get_origin(kind) is tuple:
+        listed = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+        return tuple(value) if listed else None
+    if isinstance(value, bool) and kind is not bool:
+        return None
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return None
+    if kind is float and isinstance(value, int):
+        return float(value)
+    return value if isinstance(value, kind) else None
+
+
+def _within(name: str, value: Any) -> Any:
+    about = RunConfig.__dataclass_fields__[name].metadata
+    if about["least"] is not None and value < about["least"]:
+        raise UserError(f"{name} must be {about['least']} or more, got {value}: raise it")
+    if about["most"] is not None and value > about["most"]:
+        raise UserError(f"{name} must be {about['most']} or less, got {value:.3g}: lower it")
+    return value
+
+
+def _words(kind: Any) -> tuple[str, ...]:
+    if get_origin(kind) is Literal:
+        return tuple(str(choice) for choice in get_args(kind))
+    if get_origin(kind) is tuple:
+        return ("a list of words",)
+    names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    return (names[kind],) if kind in names else ()
+
+
+def _shown(value: Any) -> str:
+    """A value in an error message, cut short."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return "a value too large to show"
+    return text if len(text) <= 200 else f"{text[:200]}..."

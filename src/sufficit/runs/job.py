@@ -1,0 +1,217 @@
+"""What a run computes from: config, classifier, images with labels, heatmap sources."""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sufficit.classifier.classifier import Classifier
+from sufficit.classifier.fingerprint import digest, fingerprint
+from sufficit.classifier.loading import load_classifier
+from sufficit.data.images import BadImageError, ImageSource, open_images, read_image
+from sufficit.data.loader import Entry, Unit, labels_for
+from sufficit.errors import UserError, unknown
+from sufficit.explainers import EXPLAINERS, methods_for
+from sufficit.explainers.lax import Lax
+from sufficit.explainers.sources import HeatmapFileSource, sources_from
+from sufficit.files import safe_name
+from sufficit.metrics.leakage import POOL
+from sufficit.metrics.probe import check_classes, draw_pool
+from sufficit.metrics.scores import Plan, check_asking, make_plan
+from sufficit.perturbation.fills import FILLS
+from sufficit.provenance import plain
+from sufficit.report.content import MOST_SHOWN
+from sufficit.runs.config import CONTROLS, RunConfig
+from sufficit.runs.maps import MapFile, MapTensor, Source
+from sufficit.runs.store import UNITS
+
+UNIT = 32  # images
+RESERVED = ("overlays", UNITS)  # folders of a run
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a run computes from; every worker has one."""
+
+    config: RunConfig
+    classifier: Classifier
+    entries: tuple[Entry, ...]  # all images, in order, with labels where they are known
+    sources: Mapping[str, Source]  # by name, controls last
+    targets: Literal["label", "prediction"]
+    fill: str | Tensor = "black"
+    held_out_fill: str | Tensor | None = None
+    unit: int = UNIT
+    references: tuple[str, ...] = ()  # sources that are scored but not ranked, as the truth
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The bands that every heatmap is scored with."""
+        return make_plan(**self.config.plan_options())
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        """The images in numbered batches."""
+        starts = range(0, len(self.entries), self.unit)
+        return [Unit(k, self.entries[s : s + self.unit]) for k, s in enumerate(starts)]
+
+    @property
+    def ranked(self) -> list[str]:
+        """The sources that are compared: all but controls and references."""
+        outside = (*CONTROLS, *self.references)
+        return [name for name in self.sources if name not in outside] or list(self.sources)
+
+    @cached_property
+    def alpha_sample(self) -> frozenset[int]:
+        """The images that MSI over alpha_min is measured on."""
+        from sufficit.metrics.alpha_search import spread
+
+        wanted = self.config.alpha_curve and not self.plan.searching and "msi" in self.plan.columns
+        return frozenset(spread(len(self.entries)) if wanted else ())
+
+    @cached_property
+    def pool(self) -> list[int]:
+        """The images that leakage draws donors from, chosen by seed before anything is scored."""
+        if not self.config.leak:
+            return []
+        labels = [k if entry.label is None else entry.label for k, entry in enumerate(self.entries)]
+        return draw_pool(torch.tensor(labels), POOL, self.config.seed)
+
+    @cached_property
+    def shown_by_seed(self) -> frozenset[int]:
+        """Images that may be shown whatever they score; some more than are wanted."""
+        order = np.random.default_rng(self.config.seed).permutation(len(self.entries))
+        return frozenset(order[: 2 * MOST_SHOWN].tolist())
+
+    def for_class(self, target: int) -> "Job":
+        """The same job with one target class for all images."""
+        entries = tuple(replace(entry, label=target) for entry in self.entries)
+        return replace(self, entries=entries, targets="label")
+
+    def key(self) -> dict[str, Any]:
+        """All that must be the same to resume. Model, data and sources count by their content."""
+        config = asdict(self.config)
+        for name in ("model", "data", "methods", "controls", "save_heatmaps", "weights"):
+            del config[name]
+        fills = [fill for fill in (self.fill, self.held_out_fill) if isinstance(fill, Tensor)]
+        classifier = self.classifier
+        return config | {
+            "methods": {name: _identity(source) for name, source in self.sources.items()},
+            "device": str(classifier.device),
+            "model": _digest(asdict(fingerprint(classifier))),
+            "layer": self.config.layer or classifier.layer,
+            "preprocessing": classifier.view and asdict(classifier.view),
+            "values of fills": digest(*fills),
+            "images per unit": self.unit,
+            "torch": version("torch"),
+        }
+
+
+def make_job(
+    config: RunConfig,
+    *,
+    classifier: Classifier | None = None,
+    images: ImageSource | None = None,
+    sources: Mapping[str, Source] | None = None,
+    unit: int = UNIT,
+) -> Job:
+    """The job of a config. What is wrong with it is said here, before any image is scored.
+
+    A classifier, images or sources that are given take the place of those the config names.
+    """
+    named = sources_named(config) if sources is None else dict(sources)
+    plan = make_plan(**config.plan_options())
+    if classifier is None:
+        classifier = load_model(config)
+    fill = fill_named(config.fill, classifier)
+    held_out = (
+        None if config.held_out_fill is None else fill_named(config.held_out_fill, classifier)
+    )
+    check_asking(plan, fill, held_out, config.batch_size)
+    images = open_images(Path(config.data)) if images is None else images
+    labels = labels_for(classifier, images, config.targets)
+    entries = tuple(Entry(k, one, labels.number(one)) for k, one in enumerate(images))
+    if config.leak and labels.kind == "label" and not config.methods:
+        check_classes(*2 * (torch.tensor([entry.label for entry in entries]),))
+    methods = {name: s for name, s in named.items() if not isinstance(s, MapFile | MapTensor)}
+    if methods:
+        methods_for(methods, classifier)  # refuses an adapter of another classifier
+    names = [entry.image.name for entry in entries]
+    for source in named.values():
+        if isinstance(source, MapFile | MapTensor):
+            source.check(names)
+    return Job(config, classifier, entries, named, labels.kind, fill, held_out, unit)
+
+
+def load_model(config: RunConfig) -> Classifier:
+    """The classifier that a config names."""
+    return load_classifier(
+        config.model,
+        weights=config.weights,
+        num_classes=config.num_classes,
+        size=config.size,
+        device=config.device,
+        precision=config.precision,
+    )
+
+
+def fill_named(word: str, classifier: Classifier) -> str | Tensor:
+    """A fill by name, or the image in a file as the classifier sees it: [C,H,W]."""
+    if word in FILLS:
+        return word
+    if not Path(word).is_file():
+        raise unknown("fill", word, [*FILLS, "an image file"])
+    try:
+        return read_image(Path(word), classifier.view)
+    except BadImageError as error:
+        raise UserError(f"--fill {word}: {error}. Give a readable image") from error
+
+
+def sources_named(config: RunConfig) -> dict[str, Source]:
+    """The heatmap sources of a config by name, the controls last."""
+    found = sources_from(config.methods)
+    if not found:
+        raise UserError(f"no method given: name one or more of {', '.join(EXPLAINERS)}")
+    sources: dict[str, Source] = {}
+    for name, source in found.items():
+        if safe_name(name) in RESERVED or name.endswith(
+            (".json", ".csv", ".html", ".png", ".toml")
+        ):
+            raise UserError(f"{name!r} is a file of every run: name the source, NAME={name}")
+        if isinstance(source, HeatmapFileSource):
+            sources[name] = MapFile(source.path, config.normalize)
+        else:
+            sources[name] = source
+    return with_controls(sources, wanted=config.controls)
+
+
+def with_controls(sources: Mapping[str, Source], *, wanted: bool) -> dict[str, Source]:
+    """The sources with the controls, which come last."""
+    last = {name: name for name in CONTROLS if wanted or name in sources}
+    return {name: one for name, one in sources.items() if name not in last} | last
+
+
+def _identity(source: Source) -> str:
+    """What tells a source from another of the same name: weights, contents or code."""
+    if isinstance(source, str):
+        return source
+    if isinstance(source, Lax):
+        return digest(*source.state_dict().values())
+    if isinstance(source, MapFile | MapTensor):
+        return source.digest()
+    try:  # all of the file: a function may call others beside it
+        return _digest(Path(inspect.getfile(inspect.unwrap(source))).read_text())  # type: ignore[arg-type]  # refused below
+    except (OSError, TypeError, ValueError):
+        return getattr(source, "__qualname__", type(source).__name__)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(plain(value)).encode()).hexdigest()[:16]

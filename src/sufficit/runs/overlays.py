@@ -1,0 +1,166 @@
+"""`sufficit explain`: a run without scoring. Overlays, sheets, and heatmap files to score later."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sufficit import plots
+from sufficit.data.heatmap_files import write_heatmaps
+from sufficit.data.images import ImageFile, ImageSource, list_images, plain_name
+from sufficit.data.loader import Skipped, Unit, check_any
+from sufficit.errors import UserError, unknown
+from sufficit.files import make_folder, short_name, writing
+from sufficit.progress import bar
+from sufficit.provenance import provenance, save_json
+from sufficit.runs.engine import Sample, Worker, quiet
+from sufficit.runs.job import Job
+from sufficit.runs.merge import heatmaps_of
+from sufficit.runs.store import HEATMAPS, store_in
+
+SHEET_ROWS = 24  # images of a sheet, and of a unit
+
+
+def images_in(paths: Sequence[Path]) -> ImageSource:
+    """The images among files and folders, each under its own name."""
+    found: list[ImageFile] = []
+    for path in paths:
+        if path.is_dir():
+            found.extend(list_images(path))
+        elif path.is_file() and path.suffix == ".tar":
+            raise UserError(f"{path} is a shard: give the folder it is in")
+        elif path.is_file():
+            found.append(ImageFile(path, path.name, None))
+        else:
+            raise UserError(f"no image file or folder at {path}: check the path")
+    twice = [name for name, count in Counter(i.name for i in found).items() if count > 1]
+    if twice:
+        raise UserError(f"two images are called {twice[0]}: give the folder above them instead")
+    return ImageSource.of(found)
+
+
+def class_number(target: str, classes: Sequence[str] | None) -> int:
+    """A class by number or by name."""
+    if classes and target in classes:
+        return list(classes).index(target)
+    if target.isdecimal():
+        return int(target)
+    if classes is None:
+        raise UserError(f"the model has no class names: give --target a number, got {target!r}")
+    known = [plain_name(name) for name in classes]
+    if plain_name(target) not in known:
+        raise unknown("class", target, classes)
+    return known.index(plain_name(target))
+
+
+def explain_run(
+    job: Job, out: Path, *, overwrite: bool = False, progress: bool | None = None
+) -> dict[str, Any]:
+    """Draw every source's heatmap of every image: sheets, overlays, METHOD.npz, run.json last.
+
+    Return the record. Run again after an interruption, it draws only the units that are missing.
+    """
+    with quiet(), store_in(out) as store:
+        if overwrite:
+            store.clear()
+            _clear(out)
+        store.start(job.key(), job.entries, len(job.units))
+        worker, done = Worker(job, store), store.done(HEATMAPS)
+        missing = [unit for unit in job.units if unit.number not in done]
+        with bar("explaining", progress) as tick:
+            for unit, items in worker.loader.ahead(missing):
+                _draw(worker, unit, items, out)
+                if tick:
+                    tick(unit.number + 1, len(job.units))
+        facts = [store.facts(HEATMAPS, unit.number) for unit in job.units]
+        skipped = [Skipped(*pair) for one in facts for pair in one["skipped"].items()]
+        check_any(sum(len(one["names"]) for one in facts), skipped)
+        for name in job.sources:
+            units = [
+                unit.number for unit, one in zip(job.units, facts, strict=True) if one["names"]
+            ]
+            write_heatmaps(out / f"{name}.npz", heatmaps_of(job, store, name, units))
+        place = job.classifier
+        record = provenance(asdict(job.config), place.device, place.dtype) | {
+            "n": sum(len(one["names"]) for one in facts),
+            "methods": list(job.sources),
+            "targets": {
+                n: t for one in facts for n, t in zip(one["names"], one["targets"], strict=True)
+            },
+            "skipped": {one.name: one.reason for one in skipped},
+        }
+        save_json(out / "run.json", record)
+        store.clear_units()
+    return record
+
+
+def _draw(worker: Worker, unit: Unit, items: Sequence[Sample], out: Path) -> None:
+    """Overlays and a sheet of a unit, then its heatmaps, which make it done."""
+    skipped = worker.loader.dropped(unit)
+    batch, broken = worker.batch(items)
+    facts: dict[str, Any] = {"names": [], "targets": [], "skipped": {**skipped, **broken}}
+    if batch is None:
+        worker.store.write(HEATMAPS, unit.number, {}, facts)
+        return
+    classifier = worker.job.classifier
+    with torch.no_grad():
+        probabilities = classifier(batch.images).float().softmax(1).cpu()
+    heatmaps = {name: maps.cpu() for name, maps in batch.heatmaps.items()}
+    images, targets = batch.images.cpu(), batch.targets.tolist()
+    overlays = make_folder(out / "overlays")
+    for method, maps in heatmaps.items():
+        for name, image, heatmap in zip(batch.names, images, maps, strict=True):
+            _save_overlay(_inside(overlays, f"{name}.{method}.png"), image, heatmap)
+    titles = [
+        row_title(name, row, target, classifier.classes)
+        for name, row, target in zip(batch.names, probabilities, targets, strict=True)
+    ]
+    sheet = "sheet.png" if unit.number == 0 else f"sheet-{unit.number + 1}.png"
+    plots.save(plots.sheet_figure(images, heatmaps, titles), out / sheet)
+    worker.keep_maps(unit, batch, facts | {"targets": targets})
+
+
+def row_title(name: str, probabilities: Tensor, target: int, classes: Sequence[str] | None) -> str:
+    """File, likeliest classes with probabilities, and the class explained if it is another."""
+    numbers: list[int] = probabilities.topk(min(3, len(probabilities))).indices.tolist()
+    lines = [f"{_class_name(k, classes)[:22]} {probabilities[k]:.2f}" for k in numbers]
+    if target != numbers[0]:
+        word = _class_name(target, classes)[:14]
+        lines.append(f"explained: {word} {probabilities[target]:.2f}")
+    return "\n".join([name if len(name) <= 28 else f"...{name[-25:]}", *lines])
+
+
+def _class_name(number: int, classes: Sequence[str] | None) -> str:
+    return classes[number] if classes else f"class {number}"
+
+
+def _clear(out: Path) -> None:
+    """Delete the files of an earlier run of explain, and nothing else."""
+    import re
+    import shutil
+
+    shutil.rmtree(out / "overlays", ignore_errors=True)
+    for path in [*out.glob("sheet*.png"), *out.glob("*.npz")]:
+        if path.suffix == ".npz" or re.fullmatch(r"sheet(-\d+)?\.png", path.name):
+            path.unlink()
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The path of a file below a folder; raise where the name leads out of it."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{name!r} leads out of {folder}: rename the image")
+    return path.with_name(short_name(path.name))
+
+
+def _save_overlay(path: Path, image: Tensor, heatmap: Tensor) -> None:
+    from PIL import Image
+
+    pixels = (plots.overlay(image, heatmap) * 255).round().to(torch.uint8).numpy()
+    make_folder(path.parent)
+    with writing(path) as part:
+        Image.fromarray(pixels).save(part)

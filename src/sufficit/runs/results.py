@@ -1,0 +1,417 @@
+"""The results of a run as they are on disk: the one reader for tables, reports and figures."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sufficit.data.images import open_images
+from sufficit.errors import UserError, unknown
+from sufficit.files import read_json, safe_name
+from sufficit.intervals import Estimate
+from sufficit.metrics.compare_scores import Chance, Pair, Standing, compare_values
+from sufficit.metrics.curves import MeanCurve
+from sufficit.metrics.method_scores import MethodScores
+from sufficit.metrics.scores import Plan, make_plan
+from sufficit.perturbation.types import Predictions
+from sufficit.provenance import plain
+from sufficit.report.content import Content, Facts, Shown
+from sufficit.report.interpretation import run_remarks
+from sufficit.runs.config import RunConfig, check_values
+from sufficit.runs.maps import finish, unpack
+from sufficit.runs.store import HEATMAPS, UNITS, Store
+
+if TYPE_CHECKING:
+    import pandas
+
+OWN_BEST = "msi_own_best"  # MSI of a source at the alpha_min that is best for it alone
+PARTS = ("named", "confidences", "shares", "targets", "calls")  # of Predictions, on disk
+_EMPTY = torch.zeros(0, 0)
+NONE_SHOWN = Predictions((), _EMPTY, _EMPTY, (), _EMPTY, _EMPTY.flatten(), _EMPTY.flatten())
+ORDERS = ("best", "worst", "disputed")
+MOST_RECORD = 2**28  # bytes of a run.json; it names every skipped image
+
+
+@dataclass(frozen=True)
+class RunResults:
+    """A finished run: its rows, means, tests, curves and images to show. It needs no model."""
+
+    folder: Path
+    record: Mapping[str, Any]  # run.json
+    config: RunConfig
+    summaries: Mapping[str, Mapping[str, Estimate]]  # source -> column -> mean with interval
+    standing: Standing | None  # how the sources rank by MSI; None where it was not scored
+    rows: Mapping[str, "pandas.DataFrame"]  # source -> one row per image
+    curves: Mapping[str, Mapping[str, MeanCurve]]  # source -> curve -> mean over the images
+    shown: "ShownImages | None"
+
+    @staticmethod
+    def read(folder: Path, record: Mapping[str, Any] | None = None) -> "RunResults":
+        """What a run wrote into a folder; `record` is given where run.json is not written yet."""
+        import pandas
+
+        record = _record(folder) if record is None else record
+        try:
+            methods = [safe_name(name) for name in record["methods"]]
+            place = {name: folder if record["flat"] else folder / name for name in methods}
+            rows = {n: pandas.read_parquet(p / "scores.parquet") for n, p in place.items()}
+            config = RunConfig(**check_values(record["config"]))
+            curves = {n: _curves(p / "curves.parquet", config.score) for n, p in place.items()}
+            summary = read_json(folder / "summary.json", MOST_RECORD)
+            standing = _standing(summary.pop("standing", None))
+            if record["flat"]:
+                summary = {methods[0]: summary}
+                if "msi" in summary[methods[0]]:
+                    msi = {methods[0]: rows[methods[0]]["msi"].to_numpy(np.float64)}
+                    standing = compare_values(msi, seed=config.seed)
+            summaries = {name: _estimates(summary[name]) for name in methods}
+            shown = _shown(folder / "shown.safetensors", config, record)
+        except (OSError, KeyError, ValueError, TypeError) as error:
+            raise UserError(f"{folder} is not complete ({error}): run it again") from error
+        return RunResults(folder, record, config, summaries, standing, rows, curves, shown)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The sources, best first, then the controls."""
+        return tuple(self.record["methods"])
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """The controls, which are not ranked."""
+        return tuple(self.record["controls"])
+
+    @property
+    def unranked(self) -> tuple[str, ...]:
+        """Controls and references."""
+        return (*self.controls, *self.record["references"])
+
+    @property
+    def alpha_min(self) -> float:
+        """Where the sources are compared."""
+        return float(self.record["alpha_min"])
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The images that were scored."""
+        return [str(name) for name in self.rows[self.methods[0]]["image"]]
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """The images that were not scored, and why."""
+        return {one["name"]: one["reason"] for one in self.record["skipped"]}
+
+    @cached_property
+    def scores(self) -> dict[str, MethodScores]:
+        """Every source's scores."""
+        return {name: self._scores(name) for name in self.methods}
+
+    def table(self) -> "pandas.DataFrame":
+        """The mean of every column: one row per source, best first."""
+        import pandas
+
+        means = {
+            name: {column: estimate.mean for column, estimate in self.summaries[name].items()}
+            for name in self.methods
+        }
+        return pandas.DataFrame.from_dict(means, orient="index")
+
+    def as_json(self) -> dict[str, Any]:
+        """The summary that --json prints."""
+        left_out = ("config", "skipped", "class_names", "alpha_curve", "search", "chance")
+        facts = {name: value for name, value in self.record.items() if name not in left_out}
+        columns = {name: self.summaries[name] for name in self.methods}
+        found: dict[str, Any] = plain({**facts, "columns": columns, "standing": self.standing})
+        return found
+
+    def report(self, path: Path | str = "report.html") -> Path:
+        """Write the report, one HTML file, and return its path."""
+        from sufficit.report import write_report
+
+        return write_report(path, self.content())
+
+    def content(self) -> Content:
+        """What a report, a table or a figure shows."""
+        if self.standing is None or self.shown is None:
+            raise UserError(
+                "a report shows MSI on images of one size: score the column msi, with --size"
+            )
+        config, record = self.config, self.record
+        facts = Facts.of(
+            record,
+            model=config.model,
+            data=config.data,
+            seed=config.seed,
+            n_skipped=len(record["skipped"]),
+            targets=record["targets"],
+        )
+        shown = self.shown
+        return Content(
+            title=f"{len(self.standing.ranking)} methods on {config.model}",
+            facts=facts,
+            scores=self.scores,
+            summaries=self.summaries,
+            standing=self.standing,
+            names=self.names,
+            shown=Shown(
+                shown.rows,
+                shown.images,
+                shown.heatmaps,
+                chosen="the best, the worst, the most disputed, and some drawn by the seed",
+                reasons=shown.reasons,
+            ),
+            classes=record["class_names"],
+            fill=shown.fill,
+            remarks=self.remarks(),
+            alpha_curve=record.get("alpha_curve"),
+            controls=self.controls,
+        )
+
+    def remarks(self) -> list[str]:
+        """What only the run itself knows and a reader should."""
+        record, n = self.record, len(self.names)
+        random = self.config.weights == "none"
+        found = run_remarks(n, record["empty_heatmaps"], random_weights=random)
+        if stretched := record["stretched_heatmaps"]:
+            found.append(
+                f"{len(stretched)} heatmaps (first {stretched[0]}) have other proportions than the"
+                " model's input and are stretched to it: were they made on the uncropped image?"
+            )
+        if self.config.leak and "leak_ratio" not in self.summaries[self.methods[0]]:
+            found.append("Leakage was not measured: all images it could use are of one class.")
+        return found
+
+    @property
+    def fill(self) -> str | Tensor:
+        """What hidden pixels were filled with."""
+        return self.config.fill if self.shown is None else self.shown.fill
+
+    def class_names(self, rows: Sequence[int]) -> list[str]:
+        """The target classes of some images, by name where the run knows names."""
+        known = self.record["class_names"] or []
+        targets = self.rows[self.methods[0]]["target"].to_numpy()[list(rows)].tolist()
+        return [known[k] if k < len(known) else f"class {k}" for k in targets]
+
+    def known(self, methods: Sequence[str] | None) -> list[str]:
+        """Sources of the run by name; without any, those that are ranked."""
+        wanted = [m for m in self.methods if m not in self.unranked] if methods is None else methods
+        for method in wanted:
+            if method not in self.methods:
+                raise unknown("method in this run", method, self.methods)
+        if not wanted:
+            raise UserError("a figure needs at least one method: name one with --methods")
+        return list(wanted)
+
+    def values(self, method: str, column: str, rows: Sequence[int]) -> list[float]:
+        """A column of the run for some of the images."""
+        frame = self.rows[method]
+        if column not in frame.columns[4:]:
+            raise unknown("column in this run", column, frame.columns[4:])
+        return [float(value) for value in frame[column].iloc[list(rows)]]
+
+    def chosen(self, words: Sequence[str], methods: Sequence[str]) -> list[int]:
+        """Rows of images, each once: by name, a number for the first ones, best:2, disputed, ...
+
+        The best has the highest mean MSI of the sources, the most disputed the widest spread.
+        """
+        found: list[int] = []
+        for word in words:
+            found += [row for row in self._rows_for(word, methods) if row not in found]
+        if not found:
+            raise UserError("a sheet needs at least one image: name one with --images")
+        return found
+
+    def images(self, rows: Sequence[int], data: Path | None = None) -> Tensor:
+        """Some images as the model saw them: those shown, or read from the data: [n,C,H,W]."""
+        shown = {} if self.shown is None else {row: k for k, row in enumerate(self.shown.rows)}
+        if self.shown is not None and all(row in shown for row in rows):
+            return self.shown.images[[shown[row] for row in rows]]
+        view = self.record.get("preprocessing")
+        from sufficit.classifier.checkpoint import View
+
+        root = self.config.data if data is None else str(data)
+        names = [self.names[row] for row in rows]
+        found = {i.name: i for i in open_images(Path(root)) if i.name in {*names}}
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise UserError(f"{missing[0]} is not in {root}: give --data the folder it is in now")
+        seen = None if view is None else View(**view)
+        return torch.stack([found[name].read(seen) for name in names])
+
+    def heatmaps(self, rows: Sequence[int], methods: Sequence[str]) -> dict[str, Tensor]:
+        """Some images' heatmaps as they were scored: source -> [n,H,W]."""
+        store = Store(self.folder)
+        wanted, found = {self.names[row] for row in rows}, dict[str, dict[str, Tensor]]()
+        for unit in sorted(store.done(HEATMAPS)):
+            facts = store.facts(HEATMAPS, unit)
+            if not wanted & {*facts["names"]}:
+                continue
+            kept = store.read(HEATMAPS, unit)
+            sources = {name: "center" if name == "center" else "random" for name in methods}
+            drawn = finish(
+                None,
+                sources,
+                kept.tensors,
+                facts["final"],
+                tuple(facts["shape"]),
+                facts["numbers"],
+                self.config.seed,
+            )
+            for i, name in enumerate(facts["names"]):
+                if name in wanted:
+                    found[name] = {method: drawn[method][1][i] for method in methods}
+        missing = wanted - {*found}
+        if missing:
+            raise UserError(f"{self.folder} has no heatmaps of {min(missing)}: run it again")
+        return {m: torch.stack([found[self.names[row]][m] for row in rows]) for m in methods}
+
+    def _scores(self, name: str) -> MethodScores:
+        frame = self.rows[name]
+        plan = make_plan(**self.config.plan_options())
+        schedule = replace(plan.schedules[0], alpha_min=self.alpha_min)
+        searched = self.record.get("search")
+        tried = None
+        if searched is not None:
+            tried = dict(zip(searched["alphas"], searched["mean_msi"][name], strict=True))
+        columns = {
+            column: torch.tensor(frame[column].to_numpy(np.float64)) for column in frame.columns[4:]
+        }
+        return MethodScores(
+            columns=columns,
+            targets=torch.tensor(frame["target"].to_numpy(np.int64)),
+            clean=torch.tensor(frame["clean_accuracy"].to_numpy(np.float64)),
+            calls=torch.tensor(frame["calls"].to_numpy(np.int64)),
+            alpha_min=self.alpha_min,
+            schedule=schedule,
+            curves=self.curves[name],
+            shown=NONE_SHOWN if self.shown is None else self.shown.predictions[name],
+            alphas=tried,
+        )
+
+    def _rows_for(self, word: str, methods: Sequence[str]) -> list[int]:
+        if word in self.names:
+            return [self.names.index(word)]
+        if word.isdecimal():
+            return list(range(min(int(word), len(self.names))))
+        order, _, count = word.partition(":")
+        if order in ORDERS and (count.isdecimal() or not count):
+            return self._ranked(order, methods)[: int(count or 1)]
+        alike = [row for row, name in enumerate(self.names) if name.endswith(f"/{word}")]
+        if len(alike) == 1:
+            return alike
+        raise unknown("image in this run", word, [*ORDERS, "a number", *self.names])
+
+    def _ranked(self, order: str, methods: Sequence[str]) -> list[int]:
+        """Rows with a value for all sources, in an order."""
+        msi = np.stack([self.rows[m]["msi"].to_numpy(np.float64) for m in methods])
+        whole = np.flatnonzero(~np.isnan(msi).any(axis=0))
+        by = {"best": -msi.mean(0), "worst": msi.mean(0), "disputed": -np.ptp(msi, axis=0)}
+        ranked: list[int] = whole[np.argsort(by[order][whole], kind="stable")].tolist()
+        return ranked
+
+
+@dataclass(frozen=True)
+class ShownImages:
+    """The images that a run kept to be looked at, with heatmaps and predictions."""
+
+    rows: tuple[int, ...]  # which of the scored images they are
+    reasons: tuple[str, ...]
+    images: Tensor  # [n,C,H,W]
+    heatmaps: Mapping[str, Tensor]  # source -> [n,H,W]
+    predictions: Mapping[str, Predictions]
+    fill: str | Tensor
+
+
+def _record(folder: Path) -> Mapping[str, Any]:
+    if not (folder / "run.json").exists():
+        advice = "sufficit compare makes one"
+        if (folder / UNITS).exists():
+            advice = "run the same command again to resume it"
+        raise UserError(f"{folder} holds no finished run: {advice}")
+    record: dict[str, Any] = read_json(folder / "run.json", MOST_RECORD)
+    if not {"methods", "flat", "config"} <= record.keys():
+        raise UserError(f"{folder} holds a run of another kind or version: give a run of compare")
+    return record
+
+
+def _curves(path: Path, kind: str) -> dict[str, MeanCurve]:
+    """Every curve averaged over the images, NaN left out."""
+    from pyarrow import parquet
+
+    sums, counts = dict[str, Any](), dict[str, Any]()
+    with parquet.ParquetFile(path) as file:
+        grids = json.loads(file.schema_arrow.metadata[b"grids"])
+        for batch in file.iter_batches(1024, columns=[f"{name}_{kind}" for name in grids]):
+            for name in grids:
+                values = np.stack(batch[f"{name}_{kind}"].to_numpy(zero_copy_only=False))
+                values = values.astype(np.float64)
+                sums[name] = sums.get(name, 0) + np.nansum(values, axis=0)
+                counts[name] = counts.get(name, 0) + (~np.isnan(values)).sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        return {
+            name: MeanCurve(tuple(grid), torch.from_numpy(sums[name] / counts[name]))
+            for name, grid in grids.items()
+        }
+
+
+def _estimates(columns: Mapping[str, Mapping[str, Any]]) -> dict[str, Estimate]:
+    def number(value: float | None) -> float:
+        return float("nan") if value is None else value
+
+    bounds = ("mean", "low", "high")
+    return {
+        name: Estimate(**{**found, **{key: number(found[key]) for key in bounds}})
+        for name, found in columns.items()
+    }
+
+
+def _standing(found: Mapping[str, Any] | None) -> Standing | None:
+    if found is None:
+        return None
+    nan = float("nan")
+    read: list[dict[str, Any]] = [
+        {key: nan if value is None else value for key, value in pair.items()}
+        for pair in found["pairs"]
+    ]
+    pairs = tuple(Pair(**pair) for pair in read)
+    means = {name: nan if mean is None else mean for name, mean in found["means"].items()}
+    lists = {key: tuple(found[key]) for key in ("ranking", "tied")}
+    chance = Chance(**found["chance"])
+    return Standing(**{**found, **lists, "pairs": pairs, "means": means, "chance": chance})
+
+
+def _shown(path: Path, config: RunConfig, record: Mapping[str, Any]) -> ShownImages | None:
+    from safetensors import safe_open
+
+    if not path.exists():
+        return None
+    with safe_open(path, framework="pt") as opened:
+        facts = json.loads(opened.metadata()["facts"])
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    plan: Plan = make_plan(**config.plan_options())
+    methods = record["methods"]
+    maps = {name: tensors[f"maps/{name}"] for name in facts["final"]}
+    sources = {name: "center" if name == "center" else "random" for name in methods}
+    shape = tuple(facts["shape"])
+    drawn = finish(None, sources, maps, facts["final"], shape, facts["numbers"], config.seed)
+    predictions = {
+        name: Predictions(
+            bands=plan.asks,
+            weighed=plan.weighs,
+            **{part: tensors[f"{name}/{part}"] for part in PARTS},
+        )
+        for name in methods
+    }
+    return ShownImages(
+        tuple(facts["rows"]),
+        tuple(facts["reasons"]),
+        unpack(tensors["pixels"]),
+        {name: drawn[name][1] for name in methods},
+        predictions,
+        tensors.get("fill", config.fill),
+    )

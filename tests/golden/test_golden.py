@@ -1,0 +1,198 @@
+"""The numbers are those of the engine as it was before it was rewritten; see record.py."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import record
+import torch
+from gathering_results import Result, gather
+from make_inputs import write_all
+
+# Each case as today's command line spells it (record.py has the spelling of then); IN is the folder
+# of inputs.
+CAMS = "gradcam,gradcam++,layercam,kpca-cam,finer-cam"
+DIGITS = ["--model", "sufficit:digits", "--device", "cpu"]
+COARSE = ["--value-step", "0.1", "--percent-step", "0.2"]
+TWO = [*DIGITS, *COARSE, "--methods", "gradcam,layercam", "--no-alpha-curve"]
+CASES: dict[str, list[str]] = {
+    "compare": [
+        *(
+            "compare",
+            *DIGITS,
+            *COARSE,
+            "--data",
+            "IN/images-8",
+            "--methods",
+            f"{CAMS},sufficit:digits",
+        ),
+    ],
+    "default-steps": [
+        *(
+            "compare",
+            *DIGITS,
+            "--data",
+            "IN/images-4",
+            "--methods",
+            "gradcam,layercam,sufficit:digits",
+        ),
+        "--no-alpha-curve",
+    ],
+    "evaluate": [
+        *("evaluate", *DIGITS, "--data", "IN/images-12", "--heatmaps", "IN/hills.npz", "--leak"),
+        *("--held-out-fill", "blur", "--score", "confidence"),
+        *("--value-step", "0.05", "--percent-step", "0.1"),
+    ],
+    "evaluate-search": [
+        *("evaluate", *DIGITS, *COARSE, "--data", "IN/images-6", "--heatmaps", "IN/hills.npz"),
+        *("--normalize", "--alpha-min", "search"),
+    ],
+    "search": [
+        *("compare", *DIGITS, *COARSE, "--data", "IN/images-6"),
+        *("--methods", "gradcam,layercam,sufficit:digits", "--alpha-min", "search"),
+    ],
+    "many": [
+        *("compare", *DIGITS, *COARSE, "--data", "IN/images-16"),
+        *("--methods", "gradcam,layercam,kpca-cam"),
+        *("--no-alpha-curve", "--no-controls", "--no-leak"),
+    ],
+    "held-out-noise": [
+        *("compare", *TWO, "--data", "IN/images-6", "--held-out-fill", "noise", "--seed", "5"),
+    ],
+    "fill-mean": [
+        *("compare", *TWO, "--data", "IN/images-6", "--fill", "mean", "--targets", "prediction"),
+    ],
+    "shards": ["compare", *TWO, "--data", "IN/shards/{0..1}.tar"],
+    "broken": ["compare", *TWO, "--data", "IN/images-broken", "--no-leak"],
+    "save-heatmaps": [
+        *("compare", *TWO, "--data", "IN/images-4", "--no-controls", "--no-leak"),
+        "--save-heatmaps",
+    ],
+    "explain": [
+        *("explain", "IN/images-4", *DIGITS, "--methods", "gradcam,finer-cam,sufficit:digits"),
+    ],
+    "demo": ["demo", "--images", "4", "--train-images", "128", "--no-open"],
+    "reproduce": [
+        *("reproduce", "synthetic-mnist", "--quick", "--device", "cpu", "--images", "4"),
+        *("--search-images", "3", "--train-images", "64", "--test-images", "20"),
+        *("--epochs", "1", "--lax-epochs", "2", "--step", "0.1", "--no-report"),
+    ],
+}
+SLOW = ("compare", "demo")  # above twenty seconds
+TRAINED = ("demo", "reproduce")  # a training carries another CPU's rounding into every number
+
+RECORDED = Path(__file__).with_name("recorded")
+TOLERANCE = 0 if os.environ.get("SUFFICIT_GOLDEN_EXACT") else 1e-6
+"""How far a number may be from the recorded one; the variable asks for the same bits."""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_all(tmp_path_factory.mktemp("golden"))
+
+
+@pytest.mark.filterwarnings("ignore:.*too few to tell whether the masks leak")
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES]
+)
+def test_a_command_gives_the_recorded_numbers(
+    name: str, inputs: Path, tmp_path: Path, sufficit
+) -> None:
+    if name in TRAINED:
+        same_machine_or_skip()
+    words = [word.replace("IN/", f"{inputs}/") for word in CASES[name]]
+    ended = sufficit(*words, "--out", tmp_path / "out")
+    assert ended.code == 0, ended.err
+    assert_same(gather(tmp_path / "out"), Result.load(RECORDED, name))
+
+
+def test_the_library_gives_the_recorded_numbers() -> None:
+    assert_same(record.api(), Result.load(RECORDED, "api"))
+
+
+def same_machine_or_skip() -> None:
+    made, now = json.loads((RECORDED / "made_with.json").read_text()), record.made_with()
+    for fact in ("torch", "cpu"):
+        if made[fact] != now[fact]:
+            pytest.skip(f"trained with {fact} {made[fact]}, here is {now[fact]}")
+    assert torch.get_num_threads() == made["threads"]
+
+
+def assert_same(now: Result, then: Result) -> None:
+    """All that was recorded is there, and no number is farther off than TOLERANCE."""
+    wrong = [
+        *frame_differences("scores", now.scores, then.scores),
+        *frame_differences("curves", now.curves, then.curves),
+        *mapping_differences("heatmaps", now.maps, then.maps),
+        *differences("", now.told, then.told),
+    ]
+    shown = "\n".join(wrong[:20])
+    assert not wrong, f"{len(wrong)} values differ from the recorded ones:\n{shown}"
+
+
+def frame_differences(
+    place: str, now: pandas.DataFrame | None, then: pandas.DataFrame | None
+) -> list[str]:
+    """Where a table's columns are others; a new column is allowed, another order of rows is not."""
+    if then is None:
+        return []
+    if now is None:
+        return [f"{place}: none"]
+    columns = [{name: frame[name] for name in frame.columns} for frame in (now, then)]
+    arrays = [{name: column_values(found) for name, found in each.items()} for each in columns]
+    return mapping_differences(place, *arrays)
+
+
+def column_values(column: pandas.Series) -> np.ndarray:
+    """A column's values, those of all rows one after the other where each is a list."""
+    values = column.to_numpy()
+    if len(values) and isinstance(values[0], np.ndarray):
+        return np.concatenate(list(values))
+    return values.astype(str) if values.dtype == object else values
+
+
+def mapping_differences(
+    place: str, now: dict[str, np.ndarray], then: dict[str, np.ndarray]
+) -> list[str]:
+    missing = [f"{place}: no {key!r}" for key in then if key not in now]
+    shared = [key for key in then if key in now]
+    return missing + [w for k in shared for w in array_differences(f"{place} {k}", now[k], then[k])]
+
+
+def array_differences(place: str, now: np.ndarray, then: np.ndarray) -> list[str]:
+    """What differs between two arrays: nothing, or one line."""
+    if now.shape != then.shape:
+        return [f"{place}: shape {now.shape}, recorded {then.shape}"]
+    if now.dtype.kind != then.dtype.kind:
+        return [f"{place}: {now.dtype}, recorded {then.dtype}"]
+    if then.dtype.kind not in "fiu":
+        return [] if np.array_equal(now, then) else [f"{place}: {now}, recorded {then}"]
+    if np.array_equal(now, then, equal_nan=then.dtype.kind == "f"):
+        return []
+    if then.dtype.kind == "f" and now.dtype == then.dtype:
+        apart = np.where(now == then, 0, np.abs(now.astype(float) - then.astype(float)))
+        apart[np.isnan(now) & np.isnan(then)] = 0
+        if (apart <= TOLERANCE).all():
+            return []
+    return [f"{place}: {now.ravel()[:6]}, recorded {then.ravel()[:6]}"]
+
+
+def differences(place: str, now: Any, then: Any) -> list[str]:
+    """Where what JSON holds is another; a new key is allowed."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        missing = [f"{place}/{key}: missing" for key in then if key not in now]
+        shared = [key for key in then if key in now]
+        return missing + [w for k in shared for w in differences(f"{place}/{k}", now[k], then[k])]
+    if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        pairs = enumerate(zip(now, then, strict=True))
+        return [w for i, (n, t) in pairs for w in differences(f"{place}/{i}", n, t)]
+    if isinstance(then, float) and isinstance(now, float):
+        both_nan = np.isnan(then) and np.isnan(now)
+        same = now == then or both_nan or abs(now - then) <= TOLERANCE
+    else:
+        same = now == then and isinstance(now, bool) == isinstance(then, bool)
+    return [] if same else [f"{place}: {now}, recorded {then}"]
