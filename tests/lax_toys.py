@@ -6,9 +6,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from small_models import Traces, mixed_modes
 from sufficit import Classifier, Lax, train_lax
 from sufficit.training import LaxRecipe
 
+__all__ = [
+    "QUICK",
+    "Traces",
+    "classifier_of",
+    "data",
+    "loader_of",
+    "mixed_modes",
+    "model",
+    "small_net",
+    "train",
+    "weights",
+]
 QUICK = LaxRecipe(drop=1, donors=1, size=1, decide=1, fills=("black", "noise", "other"), epochs=3)
 
 
@@ -62,35 +75,3 @@ def small_net() -> nn.Module:
 
 def weights(lax: Lax) -> Tensor:
     return torch.cat([value.flatten() for value in lax.state_dict().values()])
-
-
-def mixed_modes(model: nn.Module) -> None:
-    """Leave `cnn` half trained: modes, frozen weights and gradients of its own."""
-    model.train()
-    model[1].eval()
-    model[3].weight.requires_grad_(False)
-    model[8].weight.grad = torch.ones(4, 9)
-
-
-class Traces:
-    """Everything in modules that a call could leave changed."""
-
-    def __init__(self, *modules: nn.Module) -> None:
-        self.modules = [m for module in modules for m in module.modules()]
-        self.tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
-        self.before = self.now()
-        self.values = [t.detach().clone() for t in self.tensors]
-        self.gradients = [None if t.grad is None else t.grad.clone() for t in self.tensors]
-
-    def now(self) -> list[object]:
-        hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-        found: list[object] = [torch.is_grad_enabled()]
-        found += [(m.training, sorted(vars(m))) for m in self.modules]
-        found += [len(getattr(m, name)) for m in self.modules for name in hooks]
-        return found + [(t.requires_grad, t.grad is None) for t in self.tensors]
-
-    def check(self) -> None:
-        assert self.now() == self.before
-        assert all(map(torch.equal, self.tensors, self.values))
-        for tensor, gradient in zip(self.tensors, self.gradients, strict=True):
-            assert gradient is None or torch.equal(tensor.grad, gradient)

@@ -26,7 +26,7 @@ from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import open_images
 from sufficit.files import check_output
 from sufficit.training import FolderOptions, train_folder
-from sufficit.training import lax as lax_training
+from sufficit.training.trainer import Trainer
 
 SIDE = 12
 STEPS = {"value_step": 0.25, "percent_step": 0.25}
@@ -269,7 +269,7 @@ def test_a_comparison_whose_data_vanish_stops_and_goes_on(
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_training_whose_data_vanish_stops_and_goes_on(place: Path, workers: int) -> None:
-    photos, away, whole = place / "photos", place / "away", lax_training.save_run
+    photos, away, whole = place / "photos", place / "away", Trainer._save
 
     def train(out: str) -> torch.Tensor:
         torch.manual_seed(0)
@@ -289,7 +289,7 @@ def test_a_training_whose_data_vanish_stops_and_goes_on(place: Path, workers: in
         photos.rename(away)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(lax_training, "save_run", save)
+        patched.setattr(Trainer, "_save", save)
         with pytest.raises(UserError, match=r"photos can't be read any more.*same command"):
             train("out")
     away.rename(photos)

@@ -19,10 +19,10 @@ from digit_images import write_digits
 from sufficit import Classifier, Lax, UserError, evaluate, explain, sanity_check
 from sufficit.classifier.checkpoint import View
 from sufficit.cli import main
+from sufficit.data.batches import TrainingImages, replace_missing
 from sufficit.data.images import ImageFile, read_image
+from sufficit.data.splits import Part, evenly, how_many, read_folder
 from sufficit.parsing import methods_from
-from sufficit.training.pictures import Part, PictureLoader, standing_in
-from sufficit.training.splitting import held_out, how_many, read_folder
 
 N = 40
 MODEL = ["--model", "sufficit:digits"]
@@ -133,7 +133,7 @@ def test_a_run_that_was_stopped_ends_as_one_in_a_single_go(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert sufficit(*training(digits, whole, *two)).code == 0
     with monkeypatch.context() as patched:
-        patched.setattr(PictureLoader, "__iter__", interrupted_in_pass(2, PictureLoader.__iter__))
+        patched.setattr(TrainingImages, "__iter__", interrupted_in_pass(2, TrainingImages.__iter__))
         stopped = sufficit(*training(digits, parts, *two))
     assert stopped.code == 130
     assert "Run the same command again to resume" in stopped.err
@@ -264,14 +264,15 @@ def machines(n: int) -> list[dict[str, str]]:
     return [where | {"NODE_RANK": str(number)} for number in range(n)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--devices", "--num-nodes"])
 def test_two_processes_train_one_adapter_and_speak_once(tmp_path: Path, option: str) -> None:
     script, data, out = tmp_path / "two.py", tmp_path / "data", tmp_path / "lax"
     script.write_text(TWO)
-    broken = write_digits(data, 36) / "0" / "broken.png"
+    broken = write_digits(data, 12) / "0" / "broken.png"
     broken.parent.mkdir(exist_ok=True)
     broken.write_bytes(b"no picture")
-    words = [*training(data, out, option, "2"), "--device", "cpu", "--batch-size", "8"]
+    words = [*training(data, out, option, "2"), "--device", "cpu", "--batch-size", "4"]
     started = machines(2) if option == "--num-nodes" else [{}]
     runs = [beginning(script, words, more) for more in started]
     printed, complaints = map("".join, zip(*(run.communicate() for run in runs), strict=True))
@@ -281,12 +282,12 @@ def test_two_processes_train_one_adapter_and_speak_once(tmp_path: Path, option: 
     assert same(ranks[0], weights(out))
     # Gloo's threads abort a process that ends before they do.
     assert all("gloo" not in (tmp_path / f"rank{r}.threads").read_text() for r in (0, 1))
-    assert printed.count("scored on 8 held-out images") == 1
+    assert printed.count("1 epoch, scored on") == 1
     assert "distributed" not in complaints
     run = json.loads((out / "run.json").read_text())
     assert run["trained"]["processes"] == 2
     assert list(run["skipped"]) == ["0/broken.png"]
-    assert run["n_trained_on"] + run["n_validated_on"] == 36
+    assert run["n_trained_on"] + run["n_validated_on"] == 12
 
 
 def stranger() -> Classifier:
@@ -518,25 +519,29 @@ def test_the_next_command_names_what_the_model_needs(
     assert Lax.from_pretrained(out).layer == "features.2"
 
 
-def test_held_out_pictures_are_spread_over_classes_and_drawn_by_seed() -> None:
+def test_held_out_images_are_spread_over_classes_and_drawn_by_seed() -> None:
     labels = [0] * 50 + [1] * 10 + [2] * 3 + [3]
+
+    def held_out(labels: list[int], n: int, seed: int) -> list[int]:
+        return evenly(labels, n, seed, spare_half=True).tolist()
+
     for seed in range(5):
         chosen = held_out(labels, 9, seed)
         assert len(set(chosen)) == 9
         assert sorted(labels[i] for i in chosen) == [0, 0, 0, 0, 1, 1, 1, 1, 2]
     assert held_out(labels, 9, 0) == held_out(labels, 9, 0)
     assert held_out(labels, 9, 0) != held_out(labels, 9, 1)
-    assert sorted(held_out([0, 1, 2], 2, 0)) != []  # each class has one picture: they must do
-    assert len(held_out([0, 1, 2], 2, 0)) == 2
+    assert len(held_out([0, 1, 2], 2, 0)) == 2  # classes of one image
 
 
 def test_a_share_is_held_out_and_not_trained_on(digits: Path) -> None:
     folder = read_folder(Classifier.load("sufficit:digits"), digits, "auto", 0.4, seed=3)
-    names = [{picture.name for picture in part.pictures} for part in folder.parts]
+    parts = (folder.training, folder.validation)
+    names = [{image.name for image in part.images} for part in parts]
     assert [len(part) for part in names] == [24, 16]
     assert not names[0] & names[1]
-    for part in folder.parts:
-        assert part.labels == tuple(int(picture.folder or "") for picture in part.pictures)
+    for part in parts:
+        assert part.labels == tuple(int(image.folder or "") for image in part.images)
     other = read_folder(Classifier.load("sufficit:digits"), digits, "auto", 0.4, seed=4)
     assert folder.digest() != other.digest()
     with pytest.raises(UserError, match="share"):
@@ -557,29 +562,29 @@ def bad_among_good(tmp_path: Path, kinds: str) -> Part:
 
 def test_a_batch_of_bad_pictures_is_left_out(tmp_path: Path) -> None:
     part = bad_among_good(tmp_path, "gbbbgg")
-    loader = PictureLoader(part, View(channels=1), 2, sampler="in order")
+    loader = TrainingImages(part, View(channels=1), 2, sampler="in order")
     batches = [(images[:, 0, 0, 0] * 255).round().tolist() for images, _ in loader]
     assert batches == [[0.0], [4.0, 5.0]]
     assert [labels.tolist() for _, labels in loader] == [[0], [4, 5]]
     assert loader.skipped == dict.fromkeys(["1.png", "2.png", "3.png"], "the file is empty")
     assert loader.passes == 2
-    nothing = PictureLoader(bad_among_good(tmp_path, "bb"), None, 2, sampler="in order")
+    nothing = TrainingImages(bad_among_good(tmp_path, "bb"), None, 2, sampler="in order")
     assert list(nothing) == []
 
 
 def test_workers_that_are_kept_see_the_order_of_a_run_that_goes_on(tmp_path: Path) -> None:
     part = bad_among_good(tmp_path, "g" * 8)
 
-    def order(loader: PictureLoader) -> list[int]:
+    def order(loader: TrainingImages) -> list[int]:
         torch.manual_seed(3)
         return torch.cat([labels for _, labels in loader]).tolist()
 
-    kept = PictureLoader(part, View(channels=1), 2, workers=1)
+    kept = TrainingImages(part, View(channels=1), 2, workers=1)
     orders = [order(kept) for _ in range(3)]
-    assert orders == [order(PictureLoader(part, View(channels=1), 2))] * 3
+    assert orders == [order(TrainingImages(part, View(channels=1), 2))] * 3
 
 
 def test_processes_in_step_get_as_many_batches_as_there_are() -> None:
-    assert list(standing_in([None, None, 1, None, 2])) == [1, 1, 1, 1, 2]
-    with pytest.raises(UserError, match="none of the pictures in 2 batches"):
-        list(standing_in([None, None]))
+    assert list(replace_missing([None, None, 1, None, 2])) == [1, 1, 1, 1, 2]
+    with pytest.raises(UserError, match="none of the images in 2 batches"):
+        list(replace_missing([None, None]))

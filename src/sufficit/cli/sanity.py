@@ -12,6 +12,7 @@ from sufficit.cli.options import (
     DataOption,
     DeviceOption,
     LayerOption,
+    MethodsOption,
     ModelOption,
     OnError,
     OnErrorOption,
@@ -35,14 +36,7 @@ if TYPE_CHECKING:
 def sanity(
     model: ModelOption,
     data: DataOption,
-    methods: Annotated[
-        str,
-        typer.Option(
-            "--methods",
-            "-m",
-            help="Comma-separated methods: names, or folders of trained LAX adapters.",
-        ),
-    ] = "gradcam,center",
+    methods: MethodsOption = "gradcam,center",
     images: Annotated[int, typer.Option(help="Most images, drawn by --seed.", min=1)] = 64,
     steps: Annotated[int, typer.Option(help="Most blocks to randomise, one by one.", min=1)] = 8,
     random_labels: Annotated[

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from sufficit import plots
 from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
-from sufficit.data.images import ImageSource, ignore_image_warnings, list_images
+from sufficit.data.images import ImageSource, list_images
 from sufficit.data.loader import labels_for
+from sufficit.data.pixels import ignore_image_warnings
+from sufficit.data.splits import Part
 from sufficit.errors import EmptyHeatmapWarning
 from sufficit.explainers import CAMS, Methods, explain_all, methods_for
 from sufficit.files import make_folder, writing
@@ -27,9 +29,8 @@ from sufficit.sanity.randomization import (
     train_on_random_labels,
 )
 from sufficit.sanity.sanity_report import THRESHOLD, Likeness, SanityReport
-from sufficit.seeds import seeded
+from sufficit.seeding import seeded
 from sufficit.similarity import rank_correlation, structural_similarity
-from sufficit.training.pictures import Part
 from sufficit.training.train_folder import ReadImages, read_part
 from sufficit.training.validation import predictions
 

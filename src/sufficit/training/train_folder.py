@@ -10,15 +10,16 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.images import ignore_image_warnings
+from sufficit.data.batches import TrainingImages
+from sufficit.data.loader import OnError
+from sufficit.data.pixels import ignore_image_warnings
+from sufficit.data.splits import Folder, Part, read_folder
 from sufficit.errors import UserError
 from sufficit.files import read_json
 from sufficit.training.feed import CachedLoader, Loader, cache_features
 from sufficit.training.lax_training import PATIENCE, train_lax
-from sufficit.training.pictures import OnError, Part, PictureLoader
 from sufficit.training.processes import fabric_for, launch
 from sufficit.training.recipes import LaxRecipe
-from sufficit.training.splitting import Folder, read_folder
 from sufficit.training.training_report import TrainingOutcome, outcome_of, save_outcome
 from sufficit.training.validation import ValidationSet
 
@@ -129,7 +130,9 @@ def read_part(
     part: Part, classifier: Classifier, on_error: OnError, batch_size: int = 32
 ) -> ReadImages:
     """Read the images of a part in order; those that can't be read are skipped, or stop it."""
-    loader = PictureLoader(part, classifier.view, batch_size, sampler="in order", on_error=on_error)
+    loader = TrainingImages(
+        part, classifier.view, batch_size, sampler="in order", on_error=on_error
+    )
     batches = list(loader)
     names = tuple(name for name in names_of(part) if name not in loader.skipped)
     if not names:
@@ -145,18 +148,18 @@ def read_part(
 
 def names_of(part: Part) -> list[str]:
     """The names of the images of a part, in order."""
-    return [image.name for image in part.pictures]
+    return [image.name for image in part.images]
 
 
 def _training_images(
     classifier: Classifier, part: Part, options: FolderOptions, fabric: "Fabric"
-) -> PictureLoader:
+) -> TrainingImages:
     """Batches in random order: all of them, or this process's share."""
     sampler: Any = "shuffled"
     if fabric.world_size > 1:
         ranks = (fabric.world_size, fabric.global_rank)
         sampler = DistributedSampler(range(len(part)), *ranks, seed=options.seed)  # type: ignore[arg-type]  # only its length is used
-    return PictureLoader(
+    return TrainingImages(
         part,
         classifier.view,
         options.batch_size,
@@ -168,7 +171,7 @@ def _training_images(
 
 def _cached(
     classifier: Classifier,
-    images: PictureLoader,
+    images: TrainingImages,
     folder: Folder,
     options: FolderOptions,
     fabric: "Fabric",
@@ -178,7 +181,7 @@ def _cached(
     return CachedLoader(cache_features(classifier, images, folder.target).whole, options.batch_size)
 
 
-def _skipped(images: PictureLoader, out: Path, fabric: "Fabric") -> dict[str, str]:
+def _skipped(images: TrainingImages, out: Path, fabric: "Fabric") -> dict[str, str]:
     """Unreadable training images of all processes; of a run finished before, those in run.json."""
     if not images.passes:
         earlier = fabric.broadcast(_earlier(out) if fabric.is_global_zero else None)

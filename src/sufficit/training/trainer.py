@@ -203,10 +203,10 @@ def read_checkpoint(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | 
         before, state = dict(saved["settings"]), TrainingState(**saved["state"])
         if [row["epoch"] for row in state.history] != list(range(1, state.epoch + 1)):
             raise ValueError(f"{len(state.history)} rows for {state.epoch} epochs")
-        if state.stale < 0 or not isinstance(float(state.best_worth), float):
-            raise ValueError("it counts epochs below 0")
-        if state.best is not None:
-            [float(row["worth"]) for row in state.history]
+        worths = [float(row["worth"]) for row in state.history if "worth" in row]
+        if state.stale < 0 or (worths and state.best is None):
+            raise ValueError("its best epoch is missing")
+        float(state.best_worth)
     found = _difference(before, settings)
     if found is not None:
         raise cannot_resume(out, *found)
