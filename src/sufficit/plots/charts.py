@@ -228,7 +228,7 @@ def sizes_figure(
     if look.legend:
         _legend(figure, axis, look)
     else:
-        _name_points(axis, points, look)
+        _name_points(axis, points, {m: styles[m]["color"] for m in points}, look)
     return figure
 
 
@@ -258,7 +258,9 @@ def _equal_msi(axis: "Axes", look: Look) -> None:
     axis.set_ylim(low, high)
 
 
-def _name_points(axis: "Axes", points: Mapping[str, tuple[float, float]], look: Look) -> None:
+def _name_points(
+    axis: "Axes", points: Mapping[str, tuple[float, float]], colours: Mapping[str, str], look: Look
+) -> None:
     """Every name next to its point, on the free side, and lower where it would cover another."""
     (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
     figure = axis.get_figure(root=True)
@@ -280,8 +282,8 @@ def _name_points(axis: "Axes", points: Mapping[str, tuple[float, float]], look: 
                 line = other - look.font
         taken.append((start, start + length, line))
         label = axis.annotate(
-            name, points[name], (7 * side, line - y), textcoords="offset points", color=INK,
-            fontsize=look.font - 1, ha="left" if side > 0 else "right",
+            name, points[name], (7 * side, line - y), textcoords="offset points",
+            color=colours[name], fontsize=look.font - 1, ha="left" if side > 0 else "right",
         )  # fmt: skip
         label.set_in_layout(False)  # a long name must not squeeze the chart
 
