@@ -1,6 +1,7 @@
 """The endpoints: good and bad requests, limits, the queue, disconnects, and the pages."""
 
 import asyncio
+import gc
 import io
 import struct
 import threading
@@ -294,6 +295,23 @@ def test_a_client_that_disconnects_frees_its_place(gate: Gate, digit: bytes) -> 
     half = Wire([body(digit)[:50]], ends="disconnects")
     asyncio.run(half.ask(app))
     assert half.status == 408
+
+
+def test_requests_leave_no_tensors_behind(client: TestClient, digit: bytes) -> None:
+    def tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
+
+    def ask() -> None:
+        client.post("/api/explain", files={"file": digit}, data={"methods": "gradcam"})
+        client.post("/api/score", files={"file": digit}, data={"method": "center"})
+        client.post("/api/explain", files={"file": digit[:1000]})
+
+    ask()
+    before = tensors()
+    for _ in range(5):
+        ask()
+    assert tensors() <= before
 
 
 def test_the_model_and_the_limits_are_described(client: TestClient) -> None:

@@ -130,7 +130,7 @@ def test_an_upload_gives_prediction_overlays_and_scores(
     assert all(c.evaluate(colours) > 20 for c in tab.page.locator("#maps canvas").all())
 
 
-def test_the_slider_shows_what_the_model_sees_and_says(
+def test_the_slider_shows_the_masked_images_and_the_predictions(
     tab: PageTab, service: Service, digit_file: Path
 ) -> None:
     tab.upload(digit_file)
@@ -167,7 +167,9 @@ def test_the_slider_shows_what_the_model_sees_and_says(
     assert tab.drawn() == ("kpca-cam", 10)
 
 
-def test_settings_are_asked_for_at_once(tab: PageTab, service: Service, digit_file: Path) -> None:
+def test_changed_settings_take_effect_at_once(
+    tab: PageTab, service: Service, digit_file: Path
+) -> None:
     tab.upload(digit_file)
     for box in METHODS[1:]:
         tab.page.locator(f"label:text-is('{box}')").click()
@@ -194,7 +196,7 @@ def test_settings_are_asked_for_at_once(tab: PageTab, service: Service, digit_fi
     assert tab.page.inner_text("#problem") == "Choose at least one method."
 
 
-def test_bad_files_are_told_in_words(tab: PageTab, digit_file: Path, tmp_path: Path) -> None:
+def test_bad_files_get_a_message(tab: PageTab, digit_file: Path, tmp_path: Path) -> None:
     files = {
         "notes.png": (b"no image at all", "not an image"),
         "cut.png": (digit_file.read_bytes()[:3000], "corrupt or cut off"),
@@ -232,7 +234,7 @@ def test_images_can_be_dropped_and_pasted(tab: PageTab, digit_file: Path) -> Non
         assert len(tab.msi()) == 5
 
 
-def test_keys_alone_suffice(tab: PageTab) -> None:
+def test_the_page_works_with_the_keyboard_alone(tab: PageTab) -> None:
     keys, focused = tab.page.keyboard, "document.activeElement.id"
     ring = "getComputedStyle(document.activeElement).outlineStyle"
     reached = []
@@ -277,7 +279,7 @@ def test_everything_has_a_name_for_screen_readers(tab: PageTab, digit_file: Path
 @pytest.mark.parametrize(
     ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (320, "dark")]
 )
-def test_nothing_sticks_out_in_light_and_dark_on_desk_and_phone(
+def test_the_page_fits_wide_and_narrow_screens_in_light_and_dark(
     browser: Any, home: str, digit_file: Path, tmp_path: Path, width: int, scheme: str
 ) -> None:
     size = {"width": width, "height": 900}
@@ -307,7 +309,7 @@ def test_hostile_names_run_nothing(browser: Any, tmp_path: Path, digit_file: Pat
         assert tab.complaints == []
 
 
-def test_the_list_of_endpoints_needs_no_network(tab: PageTab, home: str) -> None:
+def test_the_docs_of_the_endpoints_need_no_network(tab: PageTab, home: str) -> None:
     tab.page.goto(f"{home}/docs")
     assert "POST /api/score" in tab.page.inner_text("main")
     tab.page.set_viewport_size({"width": 390, "height": 800})
