@@ -16,6 +16,7 @@ from sufficit.cli.options import (
     run_options,
 )
 from sufficit.files import check_output
+from sufficit.runs.config import Workers
 
 OPTIONS = (
     *("model", "data", "methods", "controls", "alpha_min", "score", "fill", "held_out_fill"),
@@ -29,6 +30,7 @@ OPTIONS = (
 @run_options(*OPTIONS)
 def compare(
     given: dict[str, Any],
+    workers: Workers | None,
     config: ConfigOption = None,
     out_folder: OutOption = Path("sufficit-compare"),
     as_json: JsonOption = False,
@@ -56,7 +58,9 @@ def compare(
     from sufficit.runs.job import make_job
 
     progress = False if as_json else None
-    results = run(make_job(settings), out_folder, overwrite=overwrite, progress=progress)
+    results = run(
+        make_job(settings), out_folder, overwrite=overwrite, progress=progress, workers=workers
+    )
     print_skipped(results.skipped)
     if as_json:
         typer.echo(json.dumps(results.as_json(), indent=2, allow_nan=False))

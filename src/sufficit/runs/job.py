@@ -29,7 +29,7 @@ from sufficit.parsing import classifier_from, fill_from, methods_from
 from sufficit.provenance import plain
 from sufficit.runs.config import CONTROLS, RunConfig
 from sufficit.runs.maps import MapFile, MapTensor, Source
-from sufficit.runs.store import UNITS
+from sufficit.runs.store import UNIT_SIZE, UNITS
 
 UNIT = 32  # images
 SHOWN = 24  # images that a report shows
@@ -108,7 +108,7 @@ class Job:
             "layer": self.config.layer or classifier.layer,
             "preprocessing": classifier.view and asdict(classifier.view),
             "values of fills": digest(*fills),
-            "images per unit": self.unit,
+            UNIT_SIZE: self.unit,
             "torch": version("torch"),
         }
 
