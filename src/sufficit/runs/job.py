@@ -32,7 +32,7 @@ from sufficit.provenance import plain
 from sufficit.report.content import MOST_SHOWN
 from sufficit.runs.config import CONTROLS, RunConfig
 from sufficit.runs.maps import MapFile, MapTensor, Source
-from sufficit.runs.store import UNITS
+from sufficit.runs.store import UNIT_SIZE, UNITS
 
 UNIT = 32  # images
 RESERVED = ("overlays", UNITS)  # folders of a run
@@ -110,7 +110,7 @@ class Job:
             "layer": self.config.layer or classifier.layer,
             "preprocessing": classifier.view and asdict(classifier.view),
             "values of fills": digest(*fills),
-            "images per unit": self.unit,
+            UNIT_SIZE: self.unit,
             "torch": version("torch"),
         }
 

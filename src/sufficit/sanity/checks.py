@@ -29,7 +29,7 @@ from sufficit.sanity.randomization import (
     train_on_random_labels,
 )
 from sufficit.sanity.sanity_report import THRESHOLD, Likeness, SanityReport
-from sufficit.seeding import seeded
+from sufficit.seeds import seeded
 from sufficit.similarity import rank_correlation, structural_similarity
 from sufficit.training.train_folder import ReadImages, read_part
 from sufficit.training.validation import predictions

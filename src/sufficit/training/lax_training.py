@@ -18,8 +18,7 @@ from sufficit.errors import NotFiniteError, UserError
 from sufficit.explainers import explain
 from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
 from sufficit.files import CHECKPOINT, check_output, read_json
-from sufficit.perturbation.types import Progress
-from sufficit.progress import Tick
+from sufficit.progress import Progress, Tick
 from sufficit.provenance import surroundings
 from sufficit.similarity import Agreement, agreement
 from sufficit.training.feed import (

@@ -13,10 +13,10 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.errors import EmptyHeatmapWarning
 from sufficit.explainers.lax import Lax
 from sufficit.files import writing
-from sufficit.intervals import Estimate
 from sufficit.metrics.leakage import leak_warning
 from sufficit.provenance import provenance, save_json
 from sufficit.results import as_json, summarise
+from sufficit.statistics import Estimate
 from sufficit.training.lax_training import best_of
 from sufficit.training.validation import ValidationScores, ValidationSet
 
