@@ -50,7 +50,7 @@ def assert_same(found: Leak, wanted: Leak) -> None:
 
 
 class WhichQuarter(nn.Module):
-    """Says which quarter of the picture shows most, whatever is in it."""
+    """Says which quarter of the image shows most, independent of its content."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.adaptive_avg_pool2d((x > 0).float().mean(1), 2).flatten(1)
@@ -117,13 +117,13 @@ def test_a_mask_hides_pixels_at_alpha_min_itself() -> None:
 
 
 def slowly(model, images, heatmaps, targets, setting: LeakSettings, pool: Pool) -> dict[str, list]:
-    """The definition, one picture at a time."""
+    """The definition, one image at a time."""
     logits_of = one_at_a_time(model)
     alpha = torch.tensor(setting.alpha_min, dtype=torch.float32)
 
-    def says(picture: Tensor, heatmap: Tensor, wanted: int) -> float:
-        hidden = fill_for(picture[None], setting.fill)[0]
-        seen = torch.where(heatmap > alpha, picture, hidden)
+    def says(image: Tensor, heatmap: Tensor, wanted: int) -> float:
+        hidden = fill_for(image[None], setting.fill)[0]
+        seen = torch.where(heatmap > alpha, image, hidden)
         return float(int(logits_of(seen).argmax()) == wanted)
 
     found: dict[str, list] = {name: [] for name in NAMES}
@@ -137,9 +137,9 @@ def slowly(model, images, heatmaps, targets, setting: LeakSettings, pool: Pool) 
         found["donors"].append(sum(own) / len(own))
         found["donors_chance"].append(sum(chance) / len(chance))
         others = [k for k, other in enumerate(pool.targets.tolist()) if other != y]
-        for name, pictures in (("grey", [grey]), ("noise", noises)):
-            own = [says(picture, heatmaps[i], y) for picture in pictures]
-            chance = [says(picture, pool.heatmaps[k], y) for picture in pictures for k in others]
+        for name, shown in (("grey", [grey]), ("noise", noises)):
+            own = [says(image, heatmaps[i], y) for image in shown]
+            chance = [says(image, pool.heatmaps[k], y) for image in shown for k in others]
             found[name].append(sum(own) / len(own))
             found[f"{name}_chance"].append(sum(chance) / len(chance))
     return found
@@ -198,10 +198,10 @@ def test_noise_is_uniform_follows_the_seed_and_is_not_the_fill() -> None:
     grey, *noises = canvases((3, 40, 40), 0, 4)
     assert grey.unique().tolist() == [0.5]
     assert len(noises) == 4
-    for picture in noises:
-        assert stats.kstest(picture.flatten().numpy(), "uniform").pvalue > 0.001
+    for image in noises:
+        assert stats.kstest(image.flatten().numpy(), "uniform").pvalue > 0.001
         # Through such a fill no mask could be seen.
-        assert not torch.equal(picture, noise(torch.zeros(1, 3, 40, 40))[0])
+        assert not torch.equal(image, noise(torch.zeros(1, 3, 40, 40))[0])
     assert torch.equal(noises[1], canvases((3, 40, 40), 0, 4)[2])
     assert not torch.equal(noises[1], canvases((3, 40, 40), 1, 4)[2])
 
@@ -284,7 +284,7 @@ def test_a_pool_is_a_seeded_draw_of_two_classes() -> None:
 # Cost, memory, NaN
 
 
-def test_calls_are_two_a_donor_and_one_a_canvas() -> None:
+def test_calls_are_two_per_donor_and_one_per_canvas() -> None:
     images, heatmaps, targets = leak_case()
     spy = Spy(small_net(seed=2))
     found = leak(Classifier(spy), images, heatmaps, targets, donors=3, noises=2)
@@ -460,7 +460,7 @@ def test_without_being_asked_evaluate_gives_the_eleven_columns(classifier) -> No
         _ = scores.leak_ratio
 
 
-def test_evaluate_gives_the_leak_beside_its_columns(classifier) -> None:
+def test_evaluate_adds_the_leak_to_its_columns(classifier) -> None:
     images, heatmaps, targets = leak_case()
     plain = evaluate(classifier, images, heatmaps, targets, fill="mean", **STEPS)
     options = {"donors": 5, "seed": 3, "fill": "mean"}
@@ -577,7 +577,7 @@ def test_evaluate_refuses_before_it_scores(options, message) -> None:
     assert spy.sizes == []
 
 
-def test_progress_goes_on_through_all_stages(classifier) -> None:
+def test_progress_rises_through_all_stages(classifier) -> None:
     told: list[float] = []
     evaluate(
         classifier, *leak_case(), leak_donors=4, held_out_fill="blur", batch_size=20, **STEPS,

@@ -31,7 +31,7 @@ OWN = {
 
 
 def brightness() -> Classifier:
-    """Says class 1 the more, the more of the picture is bright: its logits are 0 and the sum."""
+    """Says class 1 the more, the more of the image is bright: its logits are 0 and the sum."""
 
     class Sum(nn.Module):
         def forward(self, images):
@@ -42,7 +42,7 @@ def brightness() -> Classifier:
 
 
 def case() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Two pictures of 2 x 2 pixels, their heatmaps, and the class 1."""
+    """Two images of 2 x 2 pixels, their heatmaps, and the class 1."""
     images = torch.tensor([[[[1.0, 0.5], [0.25, 0.0]]], [[[0.25, 0.0], [0.5, 1.0]]]])
     return images, images[:, 0].clone(), torch.tensor([1, 1])
 
@@ -99,7 +99,7 @@ def test_alpha_min_is_the_one_that_was_found() -> None:
 
 
 @pytest.mark.parametrize("kind", [Evaluation, MSI])
-def test_a_torchmetrics_class_gives_it_beside_its_own_columns(kind: type[Evaluation]) -> None:
+def test_a_torchmetrics_class_adds_it_to_its_columns(kind: type[Evaluation]) -> None:
     images, maps, targets = case()
     maps[1] = torch.tensor([[1.0, 0.9], [0.8, 0.0]])  # three of four pixels are marked
     metric = kind(brightness(), metrics=OWN)

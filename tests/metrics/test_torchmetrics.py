@@ -167,7 +167,7 @@ def test_a_collection_keeps_apart_members_that_agree_on_the_first_batch(classifi
     [deepcopy, lambda m: m.clone(), lambda m: pickle.loads(pickle.dumps(m))],
     ids=["deepcopy", "clone", "pickle"],
 )
-def test_a_copy_goes_on_by_itself(classifier, copied):
+def test_a_copy_continues_by_itself(classifier, copied):
     images, heatmaps, targets = gradient_case()
     metric = Evaluation(classifier, **STEPS)
     metric.update(images[:3], heatmaps[:3], targets[:3])
@@ -178,7 +178,7 @@ def test_a_copy_goes_on_by_itself(classifier, copied):
     assert_means(metric.compute(), first.mean())
 
 
-def test_states_saved_and_loaded_go_on(classifier):
+def test_states_saved_and_loaded_continue(classifier):
     images, heatmaps, targets = gradient_case()
     metric = MSI(classifier, **STEPS)
     metric.persistent(True)

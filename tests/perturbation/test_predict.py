@@ -47,7 +47,7 @@ def assert_same(scores, wanted, tolerance: float = 1e-6) -> None:
 
 @pytest.mark.parametrize("batch_size", [None, 64, 5])
 @pytest.mark.parametrize("room", [1, 3])
-def test_out_of_memory_halves_the_batch_and_goes_on(room, batch_size):
+def test_out_of_memory_halves_the_batch_and_retries(room, batch_size):
     images, heatmaps = data()
     wanted = evaluate(Classifier(small_net(seed=2)), images, heatmaps, **COARSE)
     model = SmallMemory(small_net(seed=2), room)

@@ -12,7 +12,7 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
 from sufficit.errors import UserError, unknown
 from sufficit.metrics.curves import Curve, MeanCurve, averaged
-from sufficit.metrics.leakage import Leak, LeakSettings, check_classes, leak
+from sufficit.metrics.leakage import Leak, LeakSettings, check_classes, measure
 from sufficit.metrics.plan import ALPHA_GRID, Plan, ask, check_asking, make_plan
 from sufficit.metrics.registry import Metric, Schedule, curves_of, msi
 from sufficit.perturbation.bands import EVERYTHING
@@ -177,8 +177,9 @@ def evaluate(
     targets = check_targets(targets, len(images))
     plan = make_plan(alpha_min, score, value_step, percent_step, columns, alphas, metrics)
     check_asking(plan, fill, held_out_fill, batch_size)
-    if leak_donors:  # raise now what `leak` would raise after the scoring
-        LeakSettings(0, leak_donors, seed, fill=fill).check(images)
+    settings = LeakSettings(0, leak_donors, seed, fill=fill, batch_size=batch_size)
+    if leak_donors:  # raise now what the leak would raise after the scoring
+        settings.check(images)
         if targets is not None:
             check_classes(targets, targets)
     stages = 1 + (held_out_fill is not None) + bool(leak_donors)
@@ -191,19 +192,11 @@ def evaluate(
         if targets is None and len(scores.targets.unique()) == 1:
             warnings.warn("no leak: the model's predictions are all of one class", stacklevel=2)
             return scores
-        found = leak(
-            classifier,
-            images,
-            heatmaps,
-            scores.targets,
-            alpha_min=scores.alpha_min,
-            donors=leak_donors,
-            seed=seed,
-            fill=fill,
-            batch_size=batch_size,
-            progress=stage(tick, stages - 1, stages) or False,
+        settings = replace(settings, alpha_min=scores.alpha_min)
+        last = stage(tick, stages - 1, stages)
+        return with_leak(
+            scores, measure(classifier, images, heatmaps, scores.targets, settings, tick=last)
         )
-    return with_leak(scores, found)
 
 
 def read(predictions: Predictions, plan: Plan, held_out: Predictions | None = None) -> Scores:

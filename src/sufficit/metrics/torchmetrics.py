@@ -28,7 +28,7 @@ from sufficit.perturbation.fills import check_fill_name
 from sufficit.perturbation.predictions import ROWS, Predictions, ScoreKind
 
 
-class _Gathered(TorchMetric):
+class _RowMetric(TorchMetric):
     """A metric whose states have a row per image; a process may have seen no image."""
 
     is_differentiable = False
@@ -54,7 +54,7 @@ class _Gathered(TorchMetric):
         return {name: dim_zero_cat(getattr(self, name)).cpu() for name in names}
 
 
-class Evaluation(_Gathered):
+class Evaluation(_RowMetric):
     """All eleven columns in one pass: `compute` returns their means, `scores` one value per image.
 
     `metrics` adds your own columns, as in `evaluate`: {name: Metric}.
@@ -68,11 +68,6 @@ class Evaluation(_Gathered):
 
     higher_is_better: bool | None = None
     columns: ClassVar[tuple[str, ...]] = COLUMNS
-    named: list[Tensor]
-    confidences: list[Tensor]
-    shares: list[Tensor]
-    targets: list[Tensor]
-    calls: list[Tensor]
 
     def __init__(
         self,
@@ -169,7 +164,7 @@ class Fidelity(Evaluation):
     columns = ("fid_minus_pixel", "fid_plus_pixel", "fid_minus_percent", "fid_plus_percent")
 
 
-class Leakage(_Gathered):
+class Leakage(_RowMetric):
     """The leak: `compute` returns the means of its columns and the ratio of leak to chance.
 
     Donors, and the masks behind the chance level, come from the batch of each update, or from a

@@ -70,8 +70,8 @@ def check_fill(fill: str | Tensor, images: Tensor) -> None:
         return
     if not isinstance(fill, Tensor):
         raise UserError(
-            f"fill must be a name or a tensor, got {type(fill).__name__}: use one of"
-            f" {', '.join(FILLS)}"
+            f"fill must be one of {', '.join(FILLS)} or a tensor, got {type(fill).__name__}: pass"
+            " such a name or tensor"
         )
     n, c, h, w = images.shape
     fits = (fill.ndim == 0 or fill.shape == (c,) or _broadcasts(fill, (c, h, w))) or (

@@ -82,9 +82,9 @@ def check_range(heatmaps: Tensor, names: list[str] | None = None) -> None:
     low, high = heatmaps.flatten(1).aminmax(dim=1)
     if heatmaps.shape[0] and not (low.isfinite() & high.isfinite()).all():
         broken = (~heatmaps.flatten(1).isfinite()).any(1).nonzero().flatten().tolist()
-        shown = _named(broken, names)
         raise UserError(
-            f"heatmaps must be finite, got NaN or infinite values in {shown}: leave these out"
+            "heatmaps must be finite, got NaN or infinite values: replace them, or leave out"
+            f" {_named(broken, names)}"
         )
     outside = ((low < 0) | (high > 1)).nonzero().flatten().tolist()
     if outside:
@@ -111,4 +111,4 @@ def _shape_advice(heatmaps: Tensor, wanted: tuple[int, int, int]) -> str:
         return "add the batch axis with heatmaps[None]"
     if heatmaps.ndim == 3 and heatmaps.shape[0] == wanted[0]:
         return f"call sufficit.resize(heatmaps, {wanted[1:]})"
-    return "pass one heatmap per image, of the image's size"
+    return "pass one heatmap for each image, of the image's size"

@@ -113,13 +113,6 @@ def check_batch_size(batch_size: int | None) -> None:
         )
 
 
-def auto_batch_size(images: Tensor, device: torch.device) -> int:
-    """Return a power of two that keeps a GPU busy, or stays in the cache of a CPU."""
-    elements = _BATCH_ELEMENTS.get(device.type, 2**22)
-    fitting = max(4, elements // images[0].numel())
-    return min(4096, 1 << (fitting.bit_length() - 1))
-
-
 def halved(failed: int, stacklevel: int) -> int:
     """Return half of a batch size that was too large for memory, and warn; raise if it was 1."""
     if failed == 1:
@@ -163,7 +156,10 @@ class _Loop:
         self.classifier = classifier
         self.known = _fitting.setdefault(classifier.bare, {})
         self.case = (classifier.device, classifier.dtype, tuple(images.shape[1:]))
-        wanted = batch_size or auto_batch_size(images, classifier.device)
+        # A power of two that keeps a GPU busy, or stays in the cache of a CPU.
+        elements = _BATCH_ELEMENTS.get(classifier.device.type, 2**22)
+        fitting = max(4, elements // images[0].numel())
+        wanted = batch_size or min(4096, 1 << (fitting.bit_length() - 1))
         self.batch_size = min(wanted, self.known.get(self.case, wanted))
         self.highest = -1  # of the target classes
         self.tick: Callable[[float], None] = lambda share: None
