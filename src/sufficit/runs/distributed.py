@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from sufficit import __version__
 from sufficit.data.loader import Unit, check_sizes
 from sufficit.errors import UserError
 from sufficit.runs.config import Workers
@@ -525,7 +524,7 @@ def _is_there(image: Any) -> bool:
 
 
 def _versions() -> dict[str, str]:
-    return {"sufficit": __version__, "torch": version("torch")}
+    return {name: version(name) for name in ("sufficit", "torch")}
 
 
 def _called(unit: Unit) -> str:
