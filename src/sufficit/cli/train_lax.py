@@ -208,7 +208,7 @@ def _table(outcome: "TrainingOutcome") -> Table:
 def _print_next(folder: Path, data: Path, model: str, known: dict[str, Any]) -> None:
     words = ["sufficit", "explain", str(data), "--model", model]
     words += [str(part) for name, value in known.items() if value for part in (name, value)]
-    words += ["--method", str(folder)]
+    words += ["--methods", str(folder)]
     out.print(
         f"Written to {folder}: config.json, model.safetensors, README.md, checkpoint.pt,"
         " history.csv, training.png, sheet.png, run.json",
