@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sufficit.perturbation.types import NO_CLASS
+from sufficit.perturbation.predictions import NO_CLASS
 
 from browsing import Tab, in_browser, launched, opened, shot
 from report_content import HOSTILE, coarse_maps, make

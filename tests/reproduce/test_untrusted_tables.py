@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import save as as_safetensors
+from sufficit.reproduce.outcome import read_outcome
+from sufficit.reproduce.plans import make_plan, read_plan
+from sufficit.reproduce.scoring import write_the_test_folder
 
 from sufficit import UserError
 from sufficit.data.splits import Split
 from sufficit.provenance import save_json
-from sufficit.reproduce.outcome import read_outcome
-from sufficit.reproduce.plans import make_plan, read_plan
-from sufficit.reproduce.scoring import write_the_test_folder
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def _print(results: "TableResults", folder: Path) -> None:
     from rich import box
     from rich.table import Table
 
-    from sufficit.reproduce.paper_tables import TITLES, printed_row
+    from sufficit.reproduce.paper_tables import TITLES
     from sufficit.reproduce.table_results import HEADINGS
 
     n, alpha_min = len(results.compared.names), results.compared.alpha_min
@@ -159,7 +159,7 @@ def _print(results: "TableResults", folder: Path) -> None:
         cells.append(f"{summary['msi'].low:.2f} .. {summary['msi'].high:.2f}")
         leaked = summary["leak_ratio"].mean if "leak_ratio" in summary else math.nan
         cells.append("-" if math.isnan(leaked) else f"{leaked:.2f}")
-        printed = printed_row(results.plan.table, method)
+        printed = results.plan.paper.printed_row(method)
         cells.append(f"{printed['msi']:.3f}" if printed else "")
         table.add_row(TITLES[method], *cells)
     out.print(table)

@@ -1,4 +1,4 @@
-"""The results of a table, read from its runs without data, weights or GPU, and their files."""
+"""The results of a table: read from its runs without data, weights or GPU, and written as files."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -16,27 +16,17 @@ from sufficit.data.images import list_images
 from sufficit.data.splits import evenly
 from sufficit.errors import UserError
 from sufficit.files import make_folder, read_json, writing
-from sufficit.metrics.plan import make_plan
+from sufficit.intervals import Estimate, estimates
+from sufficit.metrics.scores import make_plan
 from sufficit.provenance import plain, save_json
 from sufficit.report import write_report
-from sufficit.reproduce.paper_tables import TITLES, printed_row
-from sufficit.reproduce.plan import (
-    CLASSIFIER,
-    COMPARE,
-    MASKS,
-    SEARCH,
-    SECONDS,
-    TEST,
-    TEST_NAMES,
-    TRAINED,
-    TablePlan,
-    read_plan,
-)
+from sufficit.reproduce.paper_tables import TITLES, table_named
+from sufficit.reproduce.plan import SECONDS, TRAINED, TablePlan, read_plan
+from sufficit.resampling import Floats
 from sufficit.runs.config import CONTROLS
 from sufficit.runs.merge import summarise_columns
 from sufficit.runs.results import RunResults
 from sufficit.similarity import region_overlap
-from sufficit.statistics import Estimate, Floats, estimates
 
 TRUTH = ("iou", "pointing")  # columns where the object's pixels are known
 SHEET, DRAWN = 6, 12  # images on the sheet, of those drawn for it
@@ -75,18 +65,17 @@ class TableResults:
     @staticmethod
     def read(out: Path) -> "TableResults":
         """The results of a folder in which every stage is done."""
-        plan, trained = read_plan(out), read_json(out / CLASSIFIER / TRAINED)
-        compared, searched = (RunResults.read(out / stage) for stage in (COMPARE, SEARCH))
+        plan, trained = read_plan(out), read_json(out / "classifier" / TRAINED)
+        compared, searched = (RunResults.read(out / stage) for stage in ("compare", "search"))
         missing = {*plan.methods} - {*compared.methods}
         if missing:
             raise UserError(
-                f"{out / COMPARE} has no scores of {min(missing)}: delete it, run again"
+                f"{out / 'compare'} has no scores of {min(missing)}: delete it, run again"
             )
-        scores = {name: compared.scores[name].columns for name in plan.methods}
         truth = _truth(out, plan, compared)
         columns = {
-            name: {c: values.numpy() for c, values in (found | truth.get(name, {})).items()}
-            for name, found in scores.items()
+            name: {c: values.numpy() for c, values in {**scores.columns, **truth[name]}.items()}
+            for name, scores in ((name, compared.scores[name]) for name in plan.methods)
         }
         return TableResults(out, plan, compared, searched, columns, trained)
 
@@ -186,7 +175,7 @@ class TableResults:
         """Some images drawn by the seed, with the heatmap of every method; one seed per recipe."""
         names, side, seed = self.compared.names, self.plan.side, self.plan.seed
         rows = evenly(self.compared.scores[CONTROLS[0]].targets, DRAWN, seed)[:SHEET].tolist()
-        files = {image.name: image for image in list_images(self.folder / TEST)}
+        files = {image.name: image for image in list_images(self.folder / "test")}
         images = torch.stack([files[names[row]].read(View((side, side))) for row in rows])
         first = [f"lax-{recipe}-{seed}" for recipe in self.plan.recipes if self.plan.seeds]
         maps = self.compared.heatmaps(rows, [*self.plan.peers, *first, *CONTROLS])
@@ -220,7 +209,7 @@ def table_lines(table: str, summaries: Mapping[str, Summary]) -> list[str]:
         cells.append(f"{number(summary['msi']['low'], 2)} .. {number(summary['msi']['high'], 2)}")
         cells += [number(summary.get(name, {}).get("mean"), 2) for name in shown]
         lines.append(f"| {TITLES[method]} | {' | '.join(cells)} |")
-        if printed := printed_row(table, method):
+        if printed := table_named(table).printed_row(method):
             cells = [f"*{number(printed[name])}*" for name in HEADINGS] + [""] * (1 + len(shown))
             lines.append(f"| *paper* | {' | '.join(cells)} |")
     return lines
@@ -254,11 +243,13 @@ def _truth(out: Path, plan: TablePlan, compared: RunResults) -> dict[str, dict[s
     """IoU at alpha_min and the pointing game, where the object's pixels are known."""
     from safetensors.torch import load_file
 
-    if not (out / MASKS).exists():
-        return {}
-    listed = read_json(out / TEST_NAMES, MOST_NAMES)["names"]
+    if not (out / "masks.safetensors").exists():
+        return {method: {} for method in plan.methods}
+    listed = read_json(out / "test.json", MOST_NAMES)["names"]
     where = {name: row for row, name in enumerate(listed)}
-    masks = load_file(out / MASKS)["masks"][[where[name] for name in compared.names]].bool()
+    masks = load_file(out / "masks.safetensors")["masks"][
+        [where[name] for name in compared.names]
+    ].bool()
     found: dict[str, dict[str, list[Tensor]]] = {m: {c: [] for c in TRUTH} for m in plan.methods}
     for start in range(0, len(masks), ROWS):
         rows = range(start, min(start + ROWS, len(masks)))
