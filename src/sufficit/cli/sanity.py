@@ -69,7 +69,8 @@ def sanity(
     sufficit sanity --model saved/birds --data birds --methods birds-lax,gradcam,center
     """
     check_output(out_folder, [data], overwrite=overwrite, command="sanity")
-    from sufficit.parsing import classifier_from, methods_from
+    from sufficit.classifier.loading import load_classifier
+    from sufficit.explainers.sources import methods_from
     from sufficit.sanity import SanityOptions, check_folder, save_sanity
 
     options = SanityOptions(
@@ -84,7 +85,14 @@ def sanity(
         on_error=on_error.value,
         seed=seed,
     )
-    classifier = classifier_from(model, weights, num_classes, size, device, precision)
+    classifier = load_classifier(
+        model,
+        weights=weights,
+        num_classes=num_classes,
+        size=size,
+        device=device,
+        precision=precision,
+    )
     result = check_folder(classifier, data, options)
     config: dict[str, Any] = {"model": model, "weights": weights, "data": str(data)}
     config |= {"methods": methods.split(","), "size": size, "precision": precision.value}

@@ -80,16 +80,25 @@ def serve(
     """
     missing = [m for m in ("fastapi", "uvicorn", "python_multipart") if find_spec(m) is None]
     if missing:
-        raise UserError(f"the page needs {', '.join(missing)}: pip install 'sufficit[web]'")
+        raise UserError(f"the page needs {', '.join(missing)}: pip install '.[web]'")
     from sufficit import web
-    from sufficit.parsing import classifier_from, methods_from
+    from sufficit.classifier.loading import load_classifier
+    from sufficit.explainers.sources import methods_from
     from sufficit.web.server import bind, is_local, url
 
     limits = web.Limits(
         bytes=int(max_mb * 1e6), pixels=int(max_megapixels * 1e6), places=1 + max_waiting
     )
     with bind(host, port) as listening:  # before the model: a taken port fails at once
-        classifier = classifier_from(model, weights, num_classes, size, device, precision, layer)
+        classifier = load_classifier(
+            model,
+            weights=weights,
+            num_classes=num_classes,
+            size=size,
+            device=device,
+            precision=precision,
+            layer=layer,
+        )
         image = None if example is None else _example(example, limits)
         service = web.open_service(classifier, model, methods_from(methods), value_step)
         local = is_local(listening)

@@ -125,7 +125,7 @@ def train_lax(
     if first:
         started = (out_folder / CHECKPOINT).exists()
         check_output(out_folder, [data], overwrite=overwrite or started, command="train-lax")
-    from sufficit.parsing import classifier_from, device_from
+    from sufficit.classifier.loading import device_named, load_classifier
     from sufficit.training import FolderOptions, train_folder
     from sufficit.training.recipes import recipe_of
 
@@ -150,9 +150,17 @@ def train_lax(
     config |= {"size": size, "layer": layer, "precision": precision.value}
     config |= {"devices": devices, "num_nodes": num_nodes}
     with only_first_prints(first, own_rank(devices)), _resume_hint():
-        fabric = fabric_for(device_from(device), devices, precision.value, num_nodes)
+        fabric = fabric_for(device_named(device), devices, precision.value, num_nodes)
         place = str(fabric.device) if devices * num_nodes == 1 else "cpu"
-        classifier = classifier_from(model, weights, num_classes, size, place, "fp32", layer)
+        classifier = load_classifier(
+            model,
+            weights=weights,
+            num_classes=num_classes,
+            size=size,
+            device=place,
+            precision="fp32",
+            layer=layer,
+        )
         outcome = train_folder(classifier, data, out_folder, options, fabric=fabric, config=config)
         leave()
     if outcome is None:
