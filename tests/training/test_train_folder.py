@@ -22,7 +22,7 @@ from sufficit.cli import main
 from sufficit.data.batches import TrainingImages, replace_missing
 from sufficit.data.images import ImageFile, read_image
 from sufficit.data.splits import Part, evenly, how_many, read_folder
-from sufficit.parsing import methods_from
+from sufficit.explainers.sources import methods_from
 
 N = 40
 MODEL = ["--model", "sufficit:digits"]
