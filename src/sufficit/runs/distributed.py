@@ -28,7 +28,8 @@ from torch import nn
 from sufficit.data.loader import Unit, check_sizes
 from sufficit.errors import UserError
 from sufficit.runs.config import Workers
-from sufficit.runs.engine import Sample, Worker, quiet
+from sufficit.runs.engine import Worker
+from sufficit.runs.explanations import Sample, quiet
 from sufficit.runs.job import Job
 from sufficit.runs.store import DONORS, KEY, UNITS, Store
 
