@@ -244,7 +244,7 @@ def _save_report(
             shown,
             digits.images[shown],
             {name: maps[shown] for name, maps in heatmaps.items()},
-            chosen="the best, the worst and the most disputed",
+            chosen="the best, the worst, the most disputed, and some drawn by the seed",
         ),
         classes=[str(digit) for digit in range(10)],
         alpha_curve=curves.as_json(_names(digits)),
