@@ -70,7 +70,7 @@ class TableResults:
         missing = {*plan.methods} - {*compared.methods}
         if missing:
             raise UserError(
-                f"{out / 'compare'} has no scores of {min(missing)}: delete it, run again"
+                f"{out / 'compare'} has no scores of {min(missing)}: delete it and run again"
             )
         truth = _truth(out, plan, compared)
         columns = {
@@ -113,10 +113,10 @@ class TableResults:
         save_json(folder / "summary.json", {"methods": pooled, "runs": own, "seeds": seeds})
         with writing(folder / "table.md") as path:
             path.write_text("\n".join(table_lines(self.plan.table, pooled)) + "\n")
+        images = self.compared.rows[CONTROLS[0]][["image", "target", "clean_accuracy"]]
         frames = []
         for name, columns in self.columns.items():
-            facts = self.compared.rows[name][["image", "target", "clean_accuracy"]]
-            frames.append(facts.assign(**columns))
+            frames.append(images.assign(**columns))
             frames[-1].insert(0, "method", name)
         with writing(folder / "rows.parquet") as path:
             pandas.concat(frames).to_parquet(path, index=False)
