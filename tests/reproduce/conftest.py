@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from small_table import small_table
 
 

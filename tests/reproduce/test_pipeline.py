@@ -14,8 +14,8 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from small_table import StoppedError, assert_same_table, narrow_nets, small_table
 
+from small_table import StoppedError, assert_same_table, narrow_nets, small_table
 from sufficit import Classifier, Lax, evaluate, explain
 from sufficit.data.digits import synthetic_digits
 from sufficit.data.images import list_images, read_image
@@ -231,7 +231,7 @@ def test_a_start_that_fails_leaves_no_folder_and_the_next_one_works(tmp_path: Pa
     with pytest.raises(StoppedError):  # with correct options it trains
         small_table(out, progress=stop)
     assert read_plan(out).images == 4
-    with pytest.raises(UserError, match="Cannot resume .*`images` was 4, now 3"):
+    with pytest.raises(UserError, match=r"Cannot resume .*`images` was 4, now 3"):
         small_table(out, images=3)
     with pytest.raises(StoppedError):
         small_table(out, images=3, overwrite=True, progress=stop)
