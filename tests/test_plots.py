@@ -10,15 +10,14 @@ import pandas
 import pytest
 import torch
 from PIL import Image
-
-from own_model import SIZED
-from sufficit import Classifier, UserError, explain
 from sufficit.compare import compare_folder
 from sufficit.comparing import plates
 from sufficit.comparing.finished import read_finished
 from sufficit.comparing.settings import settings_from
+
+from own_model import SIZED
+from sufficit import Classifier, UserError, explain
 from sufficit.data.images import read_image
-from sufficit.intervals import Estimate
 from sufficit.plots import (
     LINES,
     QUIET,
@@ -29,6 +28,7 @@ from sufficit.plots import (
     save,
     sizes_figure,
 )
+from sufficit.statistics import Estimate
 
 N = 7
 

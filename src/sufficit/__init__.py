@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from sufficit.errors import UserError
     from sufficit.explainers import explain, explain_all
     from sufficit.explainers.lax import Lax
-    from sufficit.metrics.compare_scores import Standing, compare_scores
-    from sufficit.metrics.leakage import Leak, leak
-    from sufficit.metrics.probe import Pool
+    from sufficit.metrics.compare_scores import compare_scores
+    from sufficit.metrics.leakage import Leak, Pool, leak
     from sufficit.metrics.scores import Scores, evaluate
     from sufficit.perturbation.heatmaps import normalize, resize
     from sufficit.sanity import sanity_check
     from sufficit.similarity import agreement
+    from sufficit.statistics import Standing
     from sufficit.training import LaxRecipe, cache_features, repeatability, train_lax
 
 _HOMES = {
@@ -27,10 +27,10 @@ _HOMES = {
     "Lax": "sufficit.explainers.lax",
     "LaxRecipe": "sufficit.training",
     "Leak": "sufficit.metrics.leakage",
-    "Pool": "sufficit.metrics.probe",
+    "Pool": "sufficit.metrics.leakage",
     "Recipe": "sufficit.classifier.checkpoint",
     "Scores": "sufficit.metrics.scores",
-    "Standing": "sufficit.metrics.compare_scores",
+    "Standing": "sufficit.statistics",
     "UserError": "sufficit.errors",
     "View": "sufficit.classifier.checkpoint",
     "agreement": "sufficit.similarity",

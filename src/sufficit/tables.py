@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from rich import box
 from rich.table import Table
 
-from sufficit.intervals import Estimate
-from sufficit.metrics.compare_scores import Standing
 from sufficit.metrics.headings import heading
+from sufficit.statistics import Estimate, Standing
 
 Summaries = Mapping[str, Mapping[str, Estimate]]
 """The estimate of each column, per method."""

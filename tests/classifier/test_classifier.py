@@ -73,7 +73,7 @@ def test_logits_are_found_in_what_models_return(kind: str) -> None:
 
 
 class Moody(SmallNet):
-    """Raises when told to."""
+    """Raises when `raising` is set."""
 
     raising = False
 

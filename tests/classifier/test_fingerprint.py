@@ -1,4 +1,4 @@
-"""The fingerprint: one classifier is one whatever it was cast to, and two are two."""
+"""The fingerprint: the same for one classifier in any precision, another for any other."""
 
 import math
 from pathlib import Path

@@ -21,7 +21,7 @@ from sufficit.data.images import read_image
 
 @pytest.fixture
 def photo(tmp_path: Path) -> Path:
-    """An oblong picture with something in it."""
+    """An oblong image with some content."""
     noise = torch.rand(5, 7, 3, generator=torch.Generator().manual_seed(0))
     small = Image.fromarray((noise * 255).byte().numpy())
     small.resize((331, 247), Image.Resampling.BICUBIC).save(tmp_path / "photo.png")
@@ -76,11 +76,11 @@ def test_transformers_models_see_what_their_processor_shows_them(
     transformers_vit().save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     classifier = Classifier.load(f"transformers:{tmp_path}")
-    picture = Image.open(photo).convert("RGB")
-    expected = processor(picture, return_tensors="pt")["pixel_values"][0]
+    image = Image.open(photo).convert("RGB")
+    expected = processor(image, return_tensors="pt")["pixel_values"][0]
     found = seen_by(classifier, photo)
     assert found.shape == expected.shape
-    # They resize tensors or pictures, which round pixels differently.
+    # They resize tensors or PIL images, which round differently.
     assert (found - expected).abs().mean() < 0.02
 
 
@@ -105,6 +105,19 @@ def test_transformers_classes_come_in_the_order_of_their_numbers(tmp_path: Path)
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
     classifier = Classifier.load(f"transformers:{tmp_path}", weights=None)
     assert classifier.classes == tuple(f"class {i}" for i in range(12))
+
+
+def test_code_in_a_transformers_repository_is_never_run(tmp_path: Path) -> None:
+    sprung = tmp_path / "sprung"
+    (tmp_path / "evil.py").write_text(f"from pathlib import Path\nPath({str(sprung)!r}).touch()\n")
+    code = {"AutoConfig": "evil.Config", "AutoModelForImageClassification": "evil.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}))
+    for options in ({}, {"weights": None}):
+        with pytest.raises(UserError, match=r"cannot get .*contains custom code"):
+            Classifier.load(f"transformers:{tmp_path}", **options)
+    with pytest.raises(UserError, match=r"is not run: build the model in a function of your own"):
+        Classifier.load(f"transformers:{tmp_path}", trust_remote_code=True)
+    assert not sprung.exists()
 
 
 @pytest.mark.parametrize("source", ["torchvision:resnet18", "timm:resnet10t", "sufficit:digits"])

@@ -11,13 +11,13 @@ import pandas
 import pytest
 import torch
 from rich.console import Console
+from sufficit.demo import TRAINED_ON, run_demo, train
 from torch import Tensor
 
 from sufficit import Classifier, Lax, demo, evaluate, explain
 from sufficit.cli.demo import demo as command
 from sufficit.data.digits import synthetic_digits
-from sufficit.demo import TRAINED_ON, run_demo, train
-from sufficit.training.validation import Examination, Report
+from sufficit.training.validation import ValidationScores, ValidationSet
 
 PICTURES = 32
 
@@ -25,8 +25,9 @@ PICTURES = 32
 def judged(monkeypatch: pytest.MonkeyPatch, step: int) -> Lax:
     """The demo's adapter where each epoch is found better (+1) or worse (-1) than the last."""
     worth = count(0, step)
-    report = lambda *_: Report(next(worth), 0.0, 0.0, 0.0, 0.0)  # noqa: E731  # a method's stand-in
-    monkeypatch.setattr(Examination, "report", report)
+    monkeypatch.setattr(
+        ValidationSet, "score", lambda *_: ValidationScores(next(worth), 0.0, 0.0, 0.0, 0.0)
+    )
     return train(Classifier.load("sufficit:digits"), PICTURES, seed=0)
 
 

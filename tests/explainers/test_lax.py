@@ -237,8 +237,8 @@ class Broken(nn.Module):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("beside", [(), ("gradcam",)])
-def test_explaining_leaves_classifier_and_adapter_as_they_were(broken: bool, beside) -> None:
+@pytest.mark.parametrize("others", [(), ("gradcam",)])
+def test_explaining_leaves_classifier_and_adapter_as_they_were(broken: bool, others) -> None:
     classifier = Classifier(cnn(), layer="4")
     mixed_modes(classifier.model)
     net = nn.Sequential(nn.Conv2d(9, 1, 1), nn.BatchNorm2d(1), nn.Dropout(0.9))
@@ -248,7 +248,7 @@ def test_explaining_leaves_classifier_and_adapter_as_they_were(broken: bool, bes
     traces = Traces(classifier.model, lax)
     images = rand(3, 3, 32, 32)
     kept = images.clone()
-    methods = {name: name for name in beside} | {"mine": lax}
+    methods = {name: name for name in others} | {"mine": lax}
     if broken:
         with pytest.raises(ZeroDivisionError):
             explain_all(classifier, images, methods=methods)

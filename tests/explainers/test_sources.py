@@ -115,7 +115,7 @@ def test_a_function_draws_for_explain_and_for_the_sanity_check(own: str) -> None
 
 def test_what_a_function_does_wrong_is_one_line(own: str) -> None:
     for function, message in (
-        ("too_bright", r"must lie in 0\.\.1"),
+        ("too_bright", r"^method too_bright: heatmaps must lie in 0\.\.1"),
         ("broken", r"own_methods.py:broken raised KeyError: 'size' \(.*own_methods.py, line 13\)"),
     ):
         method = methods_from(f"{own}:{function}")[function]

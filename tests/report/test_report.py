@@ -18,8 +18,7 @@ import torch
 from report_content import HOSTILE, Quarters, coarse_maps, decoded, make, quarters
 from sufficit import Classifier, evaluate
 from sufficit.errors import UserError
-from sufficit.metrics.compare_scores import compare_values
-from sufficit.metrics.curves import curves_of as curves_by_image
+from sufficit.metrics.registry import curves_of as curves_by_image
 from sufficit.perturbation.heatmaps import normalize, resize
 from sufficit.report import Content, Facts, MethodScores, Shown, choose, pick_shown, write_report
 from sufficit.report.encoding import encode_fill, encode_heatmaps, encode_images, steps
@@ -34,7 +33,7 @@ from sufficit.report.interpretation import (
     why_short,
 )
 from sufficit.report.viewer_data import curves_of, slider_grid
-from sufficit.results import summarise
+from sufficit.statistics import compare_values
 
 
 @pytest.fixture(scope="module")
@@ -371,7 +370,7 @@ def make_right(n: int, side: int) -> Content:
         "t",
         Facts("m", "d", 0),
         {"m": MethodScores.of(scores["m"], range(count))},
-        {"m": summarise(scores["m"])},
+        {"m": scores["m"].summary()},
         compare_values({"m": scores["m"].msi}),
         [str(i) for i in range(count)],
         Shown(range(count), images[chosen], {"m": maps[chosen]}),

@@ -14,12 +14,12 @@ import torch
 
 from browsing import Tab, in_browser, launched, opened, shot
 from report_content import HOSTILE, coarse_maps, make
-from sufficit.metrics.compare_scores import compare_values
-from sufficit.metrics.scores import make_plan, read
-from sufficit.perturbation.types import NO_CLASS
+from sufficit.metrics.plan import make_plan
+from sufficit.metrics.scores import read
+from sufficit.perturbation.predictions import NO_CLASS
 from sufficit.report import Content, MethodScores, write_report
 from sufficit.report.viewer_data import curves_of, slider_grid
-from sufficit.results import summarise
+from sufficit.statistics import compare_values
 
 pytestmark = pytest.mark.browser
 
@@ -95,7 +95,7 @@ def test_the_slider_shows_what_the_model_sees(tab: ReportTab, content: Content) 
 
 
 @in_browser
-def test_the_words_beside_a_mask_are_the_answers_of_the_model(
+def test_the_words_under_a_mask_are_the_predictions_of_the_model(
     tab: ReportTab, content: Content
 ) -> None:
     data = curves_of(content, "coarse", slider_grid(content))
@@ -225,7 +225,7 @@ def without_answers(content: Content) -> Content:
     return replace(
         content,
         scores={"m": MethodScores.of(empty, range(len(content.names)))},
-        summaries={"m": summarise(empty)},
+        summaries={"m": empty.summary()},
         standing=compare_values({"m": empty.msi}),
     )
 

@@ -78,8 +78,6 @@ def refused_options(recipe: Recipe) -> list[str]:
 
 def save(classifier: "Classifier", folder: Path) -> Path:
     """Write description and weights to the folder: both appear complete, or neither does."""
-    from safetensors.torch import save as as_bytes
-
     if classifier.recipe is None:
         raise UserError(
             "this model's architecture has no name to save: make it with Classifier.load, or give "
@@ -100,14 +98,20 @@ def save(classifier: "Classifier", folder: Path) -> Path:
         "classes": classifier.classes,
         "view": classifier.view and asdict(classifier.view),
     }
-    state = classifier.bare.state_dict().items()
-    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in state}
     check_output(folder)
     make_folder(folder)
     with writing(folder / WEIGHTS) as weights, writing(folder / DESCRIPTION) as words:
-        weights.write_bytes(as_bytes(tensors))  # save_file reports a full disk as another error
+        weights.write_bytes(weights_as_bytes(classifier.bare))
         words.write_text(json.dumps(description, indent=2) + "\n")
     return folder
+
+
+def weights_as_bytes(model: nn.Module) -> bytes:
+    """The model's state dict as safetensors; its own save_file hides that a disk is full."""
+    from safetensors.torch import save as as_bytes
+
+    state = model.state_dict().items()
+    return as_bytes({key: value.detach().cpu().contiguous().clone() for key, value in state})
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -202,17 +202,9 @@ class Classifier:
             )
         return logits
 
-    @contextmanager
-    def in_eval_mode(self) -> Iterator[None]:
+    def in_eval_mode(self) -> AbstractContextManager[None]:
         """Inside, every module is in eval mode; outside, each has its own mode again."""
-        training = [module for module in self.model.modules() if module.training]
-        try:
-            for module in training:
-                module.training = False
-            yield
-        finally:
-            for module in training:
-                module.training = True
+        return layers.eval_mode(self.model)
 
     def _tensors(self) -> Iterator[Tensor]:
         yield from self.model.parameters()

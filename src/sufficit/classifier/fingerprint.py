@@ -1,4 +1,4 @@
-"""Is this the classifier that an adapter was trained on? A sketch of its weights tells."""
+"""Is this the classifier that an adapter was trained on? A sketch of its weights decides."""
 
 import hashlib
 import math

@@ -29,6 +29,19 @@ class _LayerCall(NamedTuple):
 
 
 @contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Inside, every module is in eval mode; outside, each has its own mode again."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
 def hooked(model: nn.Module, layer: str, hook: Callable[..., Any]) -> Iterator[None]:
     """Inside, the hook gets the layer's output at each call."""
     module = unwrapped(model).get_submodule(resolve(model, layer))

@@ -30,7 +30,7 @@ from sufficit.classifier.checkpoint import (
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError, unknown
 from sufficit.files import read_json
-from sufficit.seeding import seeded
+from sufficit.seeds import seeded
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RANDOM_SEED = 0  # random weights are the same at every load

@@ -16,6 +16,7 @@ from sufficit.cli.options import (
     run_options,
 )
 from sufficit.files import check_output
+from sufficit.runs.config import Workers
 
 if TYPE_CHECKING:
     from sufficit.runs.results import RunResults
@@ -32,6 +33,7 @@ OPTIONS = (
 @run_options(*OPTIONS)
 def compare(
     given: dict[str, Any],
+    workers: Workers | None,
     config: ConfigOption = None,
     out_folder: OutOption = Path("sufficit-compare"),
     as_json: JsonOption = False,
@@ -59,7 +61,9 @@ def compare(
     from sufficit.runs.job import make_job
 
     progress = False if as_json else None
-    results = run(make_job(settings), out_folder, overwrite=overwrite, progress=progress)
+    results = run(
+        make_job(settings), out_folder, overwrite=overwrite, progress=progress, workers=workers
+    )
     print_skipped(results.skipped)
     if results.shown is not None:
         write_pictures(results, out_folder)

@@ -11,6 +11,7 @@ from rich.table import Table
 from sufficit.cli.app import app, err, literal, out, print_skipped
 from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, config_of, run_options
 from sufficit.files import check_output
+from sufficit.runs.config import Workers
 
 if TYPE_CHECKING:
     from sufficit.runs.results import RunResults
@@ -26,6 +27,7 @@ OPTIONS = (
 @run_options(*OPTIONS, defaults={"leak": False})
 def evaluate(
     given: dict[str, Any],
+    workers: Workers | None,
     heatmaps: Annotated[
         Path,
         typer.Option(
@@ -61,7 +63,14 @@ def evaluate(
     from sufficit.runs.job import make_job
 
     progress = False if as_json else None
-    results = run(make_job(config), out_folder, overwrite=overwrite, flat=True, progress=progress)
+    results = run(
+        make_job(config),
+        out_folder,
+        overwrite=overwrite,
+        flat=True,
+        progress=progress,
+        workers=workers,
+    )
     print_skipped(results.skipped)
     if as_json:
         typer.echo(json.dumps(results.as_json(), indent=2, allow_nan=False))

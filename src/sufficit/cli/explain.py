@@ -10,6 +10,7 @@ from sufficit.cli.app import app, out, print_skipped
 from sufficit.cli.options import OutOption, OverwriteOption, config_of, run_options
 from sufficit.errors import UserError
 from sufficit.files import check_output
+from sufficit.runs.config import Workers
 
 OPTIONS = (
     *("model", "methods", "targets", "layer", "normalize", "weights", "num_classes", "size"),
@@ -21,6 +22,7 @@ OPTIONS = (
 @run_options(*OPTIONS, defaults={"methods": ("gradcam",)})
 def explain(
     given: dict[str, Any],
+    workers: Workers | None,
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     target: Annotated[
         str | None,
@@ -63,7 +65,7 @@ def explain(
     job = make_job(config, classifier=classifier, images=source, sources=sources, unit=SHEET_ROWS)
     if target is not None:
         job = job.for_class(class_number(target, classifier.classes))
-    record = explain_run(job, out_folder, overwrite=overwrite)
+    record = explain_run(job, out_folder, overwrite=overwrite, workers=workers)
     print_skipped(record["skipped"])
     for path in sorted(out_folder.iterdir()):
         out.print(str(path), highlight=False, markup=False)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import typer
 
-from sufficit.runs.config import CONTROLS, METHODS, RunConfig, config_from, read_toml
+from sufficit.runs.config import CONTROLS, METHODS, RunConfig, Workers, config_from, read_toml
 
 __all__ = ["CONTROLS", "METHODS"]
 
@@ -79,12 +79,38 @@ ConfigOption = Annotated[
 ]  # fmt: skip
 
 
+def _worker_option(kind: Any, default: Any, flag: str, text: str) -> inspect.Parameter:
+    annotation = Annotated[kind, typer.Option(flag, help=text, rich_help_panel="Compute")]
+    name = flag[2:].replace("-", "_")
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=default, annotation=annotation)
+
+
+WORKERS = {  # the field of Workers: its option
+    "count": _worker_option(
+        int | None, None, "--workers", "Workers; Ray starts them on this machine."
+    ),
+    "address": _worker_option(
+        str | None, None, "--address", "Ray cluster to join: auto, HOST:PORT or ray://HOST:PORT."
+    ),
+    "gpus": _worker_option(
+        float | None, None, "--gpus-per-worker", "GPUs per worker, or a part of one, as in 0.5."
+    ),
+    "cpus": _worker_option(float, 1.0, "--cpus-per-worker", "CPUs and threads per worker."),
+    "unit_timeout": _worker_option(
+        float | None, None, "--unit-timeout",
+        "Replace a worker that computes a unit for more seconds than this.",
+    ),
+}  # fmt: skip
+
+
 def run_options(
     *names: str, defaults: Mapping[str, Any] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these options of RunConfig; it gets their values as `given`, a dict.
 
-    Only what the command line sets is in `given`, so that a RUN.toml can set the rest.
+    Only what the command line sets is in `given`, so that a RUN.toml can set the rest. The options
+    of workers become one argument, `workers`.
     """
     hints, changed = get_type_hints(RunConfig), dict(defaults or {})
 
@@ -93,7 +119,7 @@ def run_options(
         options = [_parameter(name, hints[name], changed) for name in names]
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.values()]
-        kept = [p for p in kept if p.name not in ("given", "ctx")]
+        kept = [p for p in kept if p.name not in ("given", "ctx", "workers")]
 
         @wraps(command)
         def wrapped(ctx: typer.Context, **values: Any) -> None:
@@ -102,9 +128,12 @@ def run_options(
                 for name in names
             }
             given = {name: value for name, value in given.items() if was_given(ctx, name)}
-            command(given=given, **values)
+            chosen = {field: values.pop(option.name) for field, option in WORKERS.items()}
+            asked = Workers(**chosen)  # also without --workers, so that a wrong one is refused
+            distributed = asked.count is not None or asked.address is not None
+            command(given=given, workers=asked if distributed else None, **values)
 
-        parameters = [context, *options, *kept]
+        parameters = [context, *options, *WORKERS.values(), *kept]
         wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
         wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
         return wrapped

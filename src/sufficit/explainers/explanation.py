@@ -15,12 +15,13 @@ from sufficit.classifier.classifier import (
     check_range,
     check_targets,
 )
+from sufficit.classifier.layers import eval_mode
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError, unknown
 from sufficit.explainers.forward_pass import Pass, look
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.registry import CAMS, EXPLAINERS, Explainer
 from sufficit.perturbation.heatmaps import check_heatmaps, normalize, resize
-from sufficit.perturbation.memory import halved
+from sufficit.perturbation.predict import halved
 from sufficit.progress import bar
 
 OwnMethod = Callable[[Classifier, Tensor, Tensor], Tensor]
@@ -201,7 +202,10 @@ class _SharedWork:
                 goals = self.classifier(here).argmax(1)
         for name, own_method in self.own.items():
             heatmaps = own_method(self.classifier, here, goals)  # type: ignore[arg-type]  # set above
-            check_heatmaps(heatmaps, here)
+            try:
+                check_heatmaps(heatmaps, here)
+            except UserError as error:
+                raise UserError(f"method {name}: {error}") from error
             heatmaps = heatmaps.detach().to(here.device, torch.float32)
             found[name] = DrawnMaps(heatmaps, final=True), heatmaps
         return found
@@ -269,23 +273,16 @@ def learned(lax: Lax, classifier: Classifier) -> Explainer:
     low = classifier.dtype in (torch.bfloat16, torch.float16)  # the adapter's precision follows
 
     def draw(features: Tensor) -> Tensor:
-        training = [module for module in lax.modules() if module.training]
-        try:
-            with torch.autocast(features.device.type, classifier.dtype, enabled=low):
-                drawn: Tensor = lax.to(features.device).eval()(features)
+        casting = torch.autocast(features.device.type, classifier.dtype, enabled=low)
+        with eval_mode(lax), casting:
+            drawn: Tensor = lax.to(features.device)(features)
             return drawn
-        finally:
-            for module in training:
-                module.training = True
 
-    return Explainer(
-        "trained for this classifier",
-        "features",
-        draw,
-        layer=lax.layer,
-        final=True,
-        check=lambda: lax.check(classifier),
-    )
+    def check() -> None:
+        lax.check(classifier)
+
+    line = "trained for this classifier"
+    return Explainer(line, "features", draw, layer=lax.layer, final=True, check=check)
 
 
 def usual_batch(images: Tensor, device: torch.device) -> int:

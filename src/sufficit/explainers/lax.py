@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sufficit.classifier import fingerprint as fingerprints
-from sufficit.classifier.checkpoint import limited_by, load_weights
+from sufficit.classifier.checkpoint import limited_by, load_weights, weights_as_bytes
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.digit_net import SMALL_NETS
 from sufficit.classifier.fingerprint import Fingerprint
@@ -145,14 +145,11 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         **push: Any,
     ) -> str | None:
         """Write model.safetensors, config.json and a card, each complete or not at all."""
-        from safetensors.torch import save
-
         folder = Path(save_directory)
         check_output(folder)
         make_folder(folder)
-        state = {k: v.detach().cpu().contiguous().clone() for k, v in self.state_dict().items()}
         with writing(folder / WEIGHTS) as path:
-            path.write_bytes(save(state))  # save_file reports a full disk as another error
+            path.write_bytes(weights_as_bytes(self))
         with writing(folder / CONFIG) as path:
             path.write_text(json.dumps(self.config, indent=2) + "\n")
         with writing(folder / "README.md") as path:

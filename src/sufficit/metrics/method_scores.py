@@ -10,7 +10,7 @@ from sufficit.errors import unknown
 from sufficit.metrics.curves import MeanCurve
 from sufficit.metrics.registry import Schedule
 from sufficit.metrics.scores import Scores
-from sufficit.perturbation.types import Predictions
+from sufficit.perturbation.predictions import Predictions
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sufficit.errors import UserError, unknown
-from sufficit.intervals import Estimate
 from sufficit.metrics.headings import ALPHA, heading
 from sufficit.metrics.method_scores import MethodScores
 from sufficit.metrics.scores import Scores
@@ -24,6 +23,7 @@ from sufficit.plots.style import (
     axes_for,
     dress,
 )
+from sufficit.statistics import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ class Panel:
 def curves_figure(scores: MethodScores | Scores, title: str = "") -> "Figure":
     """Every mean curve of one method, and MSI over alpha_min where it was searched for."""
     scores = MethodScores.of(scores)
-    groups = [(name,) for name in CURVES if name in scores.curves]
+    groups: list[tuple[str, ...]] = [(name,) for name in CURVES if name in scores.curves]
     groups += [("show", "hide")] if "hide" in scores.curves else []
     figure, axes = axes_for(len(groups) + (scores.alphas is not None))
     for axis, names in zip(axes, groups, strict=False):
@@ -228,7 +228,7 @@ def sizes_figure(
     if look.legend:
         _legend(figure, axis, look)
     else:
-        _name_points(axis, points, look)
+        _name_points(axis, points, {m: styles[m]["color"] for m in points}, look)
     return figure
 
 
@@ -258,7 +258,9 @@ def _equal_msi(axis: "Axes", look: Look) -> None:
     axis.set_ylim(low, high)
 
 
-def _name_points(axis: "Axes", points: Mapping[str, tuple[float, float]], look: Look) -> None:
+def _name_points(
+    axis: "Axes", points: Mapping[str, tuple[float, float]], colours: Mapping[str, str], look: Look
+) -> None:
     """Every name next to its point, on the free side, and lower where it would cover another."""
     (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
     figure = axis.get_figure(root=True)
@@ -280,8 +282,8 @@ def _name_points(axis: "Axes", points: Mapping[str, tuple[float, float]], look: 
                 line = other - look.font
         taken.append((start, start + length, line))
         label = axis.annotate(
-            name, points[name], (7 * side, line - y), textcoords="offset points", color=INK,
-            fontsize=look.font - 1, ha="left" if side > 0 else "right",
+            name, points[name], (7 * side, line - y), textcoords="offset points",
+            color=colours[name], fontsize=look.font - 1, ha="left" if side > 0 else "right",
         )  # fmt: skip
         label.set_in_layout(False)  # a long name must not squeeze the chart
 

@@ -9,11 +9,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.metrics.compare_scores import Standing
 from sufficit.metrics.method_scores import MethodScores
 from sufficit.metrics.scores import Scores
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
+from sufficit.statistics import Standing
 from sufficit.tables import Summaries, ranked
 
 MOST_SHOWN = 24
@@ -37,30 +37,16 @@ class Facts:
     more: Mapping[str, str] = field(default_factory=dict)  # anything else worth a line
 
     @staticmethod
-    def of(
-        run: Mapping[str, Any],
-        *,
-        model: str,
-        data: str,
-        seed: int,
-        n_skipped: int = 0,
-        targets: str = "",
-        more: Mapping[str, str] | None = None,
-    ) -> "Facts":
-        """Facts from what `provenance` returns and run.json holds."""
+    def of(run: Mapping[str, Any], **known: Any) -> "Facts":
+        """Facts from what `provenance` returns and run.json holds, and the other fields by name."""
         device = run["device"]
         return Facts(
-            model=model,
-            data=data,
-            seed=seed,
-            n_skipped=n_skipped,
-            targets=targets,
             device=f"{device['type']}, {device['name']}, {device['dtype']}",
             versions=run["versions"],
             commit=run["commit"],
             command=run["command"],
             date=run["time"],
-            more=more or {},
+            **known,
         )
 
 

@@ -14,13 +14,13 @@ from markupsafe import Markup
 
 from sufficit import plots
 from sufficit.files import writing
-from sufficit.intervals import Estimate
 from sufficit.metrics.headings import HEADINGS, heading
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.report import interpretation as words
 from sufficit.report.content import Content
 from sufficit.report.encoding import SIDES, encode_images
 from sufficit.report.viewer_data import downloads, script_safe, viewer_data
+from sufficit.statistics import Estimate
 
 HOME = "sufficit.report"
 MAIN = (

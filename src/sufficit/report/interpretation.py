@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
-from sufficit.metrics.areas import mean_height
+from sufficit.metrics.curves import mean_height
 from sufficit.metrics.headings import heading
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.metrics.method_scores import MethodScores
@@ -260,9 +260,7 @@ class Caution:
 
 def cautions(content: Content) -> list[Caution]:
     """All that a reader should know before trusting the numbers."""
-    plain = (*content.remarks, *_few(content), *_inaccurate(content), *_missing(content))
-    controls = [_controls_sentence(content)] if not_above_controls(content) else []
-    return [*map(Caution, (*plain, *controls)), *_leaks(content)]
+    return [*map(Caution, (*content.remarks, *_remarks(content))), *_leaks(content)]
 
 
 def run_remarks(n: int, empty: Mapping[str, int], *, random_weights: bool = False) -> list[str]:
@@ -274,27 +272,25 @@ def run_remarks(n: int, empty: Mapping[str, int], *, random_weights: bool = Fals
     return found
 
 
-def _few(content: Content) -> Iterator[str]:
-    n = len(content.names)
+def _remarks(content: Content) -> Iterator[str]:
+    """What the scores say against themselves."""
+    n, right = len(content.names), content.first.clean.nanmean().item()
     if n < FEW_IMAGES:
         yield (
             f"Only {n} image{'s' if n > 1 else ''}: with fewer than {FEW_IMAGES}, intervals are"
             " rough and real differences between methods may not be significant."
         )
-
-
-def _inaccurate(content: Content) -> Iterator[str]:
-    right = content.first.clean.nanmean().item()
-    if right < LOW_ACCURACY:
+    if right < 0.5 and content.facts.targets == "label":
+        yield (
+            f"The model classifies only {right:.0%} of the whole images correctly: check that these"
+            " are images and classes of its own task."
+        )
+    elif right < LOW_ACCURACY:
         yield (
             f"The classifier gives only {right:.0%} of the whole images their target class. Where"
             " it is wrong on the whole image, no mask can do well, and MSI says more about the"
             " classifier than about the explanation."
         )
-
-
-def _missing(content: Content) -> Iterator[str]:
-    n = len(content.names)
     for method in content.methods:
         columns = content.scores[method].columns
         counts = {column: int(values.isnan().sum()) for column, values in columns.items()}
@@ -304,6 +300,8 @@ def _missing(content: Content) -> Iterator[str]:
                 f"{method}: {counts[worst]} of {n} images have no {heading(worst).long}, because"
                 " the model answered NaN. Means leave them out."
             )
+    if not_above_controls(content):
+        yield _controls_sentence(content)
 
 
 def leaks(content: Content, method: str) -> bool:

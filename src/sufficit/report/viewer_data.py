@@ -1,21 +1,21 @@
 """The numbers of a page: what the viewer's script reads, and the files a reader can download."""
 
 import base64
-import csv
-import io
 import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import pandas
 from torch import Tensor
 
 from sufficit.perturbation import bands
-from sufficit.perturbation.types import Band, Predictions
+from sufficit.perturbation.bands import Band
+from sufficit.perturbation.predictions import Predictions
+from sufficit.provenance import plain
 from sufficit.report.content import Content
 from sufficit.report.encoding import encode_fill, encode_heatmaps
-from sufficit.results import plain
 
 MOST_POINTS = 201  # of the slider
 MOST_ROWS = 3000  # of the table of all images
@@ -170,39 +170,35 @@ def json_text(content: Content) -> str:
 
 def methods_csv(content: Content) -> str:
     """One row per method and column: mean, interval, and the number of images."""
-    rows: list[Sequence[object]] = [
-        ("method", "column", "mean", "low", "high", "n", "n_nan", "higher_is_better")
+    rows = [
+        {"method": _text(method), "column": column} | asdict(estimate)
+        for method in content.methods
+        for column, estimate in content.summaries[method].items()
     ]
-    for method in content.methods:
-        for column, e in content.summaries[method].items():
-            rows.append((method, column, e.mean, e.low, e.high, e.n, e.n_nan, e.higher_is_better))
-    return _csv(rows)
+    return str(pandas.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
 
 
 def images_csv(content: Content) -> str | None:
     """One row per method and image with all columns; None if a page should not hold as many."""
     if len(content.names) * len(content.scores) > MOST_ROWS:
         return None
-    columns = list(dict.fromkeys(c for found in content.scores.values() for c in found.columns))
-    rows: list[Sequence[object]] = [("method", "image", "target", *columns)]
+    frames = []
     for method in content.methods:
         found = content.scores[method]
-        values = [
-            rounded(found[column]) if column in found.columns else [None] * len(found)
-            for column in columns
-        ]
-        targets = map(content.class_name, found.targets.tolist())
-        rows.extend((method, *row) for row in zip(content.names, targets, *values, strict=True))
-    return _csv(rows)
+        targets = [_text(content.class_name(target)) for target in found.targets.tolist()]
+        values = {column: values.numpy() for column, values in found.columns.items()}
+        names = [_text(name) for name in content.names]
+        facts = {"method": _text(method), "image": names, "target": targets}
+        frames.append(pandas.DataFrame(facts | values))
+    return str(pandas.concat(frames).round(4).to_csv(index=False, lineterminator="\n"))
+
+
+def _text(name: str) -> str:
+    """A name with escapes for raw bytes of a file name, which are no text."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _address(text: str, kind: str) -> str:
     """Text as a data address for a link."""
-    content = base64.b64encode(text.encode("utf-8", "backslashreplace")).decode()
+    content = base64.b64encode(_text(text).encode()).decode()
     return f"data:{kind};charset=utf-8;base64,{content}"
-
-
-def _csv(rows: Iterable[Sequence[object]]) -> str:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(rows)
-    return file.getvalue()

@@ -29,7 +29,7 @@ from sufficit.data.images import ImageFile, ImageSource, list_images
 from sufficit.data.splits import Sets, Split, evenly, held_out, middle
 from sufficit.explainers.lax import Lax
 from sufficit.files import CHECKPOINT, make_folder, safe_name, writing
-from sufficit.perturbation.types import Progress
+from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
 from sufficit.reproduce.datasets import DataOptions, load_sets
 from sufficit.reproduce.plan import (
@@ -46,9 +46,14 @@ from sufficit.reproduce.table_results import TableResults, seconds_in
 from sufficit.runs.config import RunConfig, config_from
 from sufficit.runs.engine import quiet, run
 from sufficit.runs.job import make_job
-from sufficit.seeding import seeded
+from sufficit.seeds import seeded
 from sufficit.training import train_lax
-from sufficit.training.classifiers import Augmented, ClassifierRecipe, accuracy, train_classifier
+from sufficit.training.classifier_training import (
+    Augmented,
+    ClassifierRecipe,
+    accuracy,
+    train_classifier,
+)
 from sufficit.training.loaders import Shuffled, loader_for
 from sufficit.training.processes import fabric_for
 

@@ -16,17 +16,16 @@ from sufficit.data.images import list_images
 from sufficit.data.splits import evenly
 from sufficit.errors import UserError
 from sufficit.files import make_folder, read_json, writing
-from sufficit.intervals import Estimate, estimates
-from sufficit.metrics.scores import make_plan
+from sufficit.metrics.plan import make_plan
+from sufficit.metrics.scores import summarise
 from sufficit.provenance import plain, save_json
 from sufficit.report import write_report
 from sufficit.reproduce.paper_tables import TITLES, table_named
 from sufficit.reproduce.plan import SECONDS, TRAINED, TablePlan, read_plan
-from sufficit.resampling import Floats
 from sufficit.runs.config import CONTROLS
-from sufficit.runs.merge import summarise_columns
 from sufficit.runs.results import RunResults
 from sufficit.similarity import region_overlap
+from sufficit.statistics import Estimate, Floats, estimates
 
 TRUTH = ("iou", "pointing")  # columns where the object's pixels are known
 SHEET, DRAWN = 6, 12  # images on the sheet, of those drawn for it
@@ -97,7 +96,7 @@ class TableResults:
         seed, plan = self.plan.seed, make_plan(**self.compared.config.plan_options())
         known = {name: values for name, values in columns.items() if name in TRUTH}
         scored = {name: values for name, values in columns.items() if name not in TRUTH}
-        found = summarise_columns(plan, scored, seed)
+        found = summarise(scored, plan, seed=seed)
         return found | (estimates(known, dict.fromkeys(known, True), seed=seed) if known else {})
 
     def write(self, folder: Path, *, report: bool = True) -> None:

@@ -1,6 +1,7 @@
 """Every option of a run, declared once: flags, RUN.toml, Python and the page read it from here."""
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -98,6 +99,35 @@ class RunConfig:
         """What `metrics.make_plan` takes of this."""
         names = ("alpha_min", "score", "value_step", "percent_step", "columns")
         return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Who computes a run. It decides no number, so that a run may be resumed with others."""
+
+    count: int | None = None  # None: one here, or as many as a cluster has room for
+    address: str | None = None  # of a Ray cluster; None: Ray is started on this machine
+    gpus: float | None = None  # per worker; None: one if the model is on a GPU
+    cpus: float = 1.0  # per worker, and threads
+    unit_timeout: float | None = None  # seconds
+
+    def __post_init__(self) -> None:
+        least = {"workers": (self.count, 1), "gpus-per-worker": (self.gpus, 0)}
+        for name, (value, bound) in least.items():
+            if value is not None and not bound <= value < math.inf:
+                raise UserError(f"--{name} must be {bound} or more, got {value}: raise it")
+        above = {"cpus-per-worker": self.cpus, "unit-timeout": self.unit_timeout}
+        for name, value in above.items():
+            if value is not None and not 0 < value < math.inf:
+                raise UserError(f"--{name} must be more than 0, got {value}: raise it")
+        address = self.address
+        if address is not None and address != "auto":
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            if not host or not port.isdecimal():
+                raise UserError(
+                    f"--address must be auto, HOST:PORT or ray://HOST:PORT, got {address!r}: as in"
+                    " ray://10.0.0.1:10001"
+                )
 
 
 def config_from(values: Mapping[str, Any]) -> RunConfig:

@@ -5,11 +5,11 @@ Read this file first. `run` starts or resumes a run; `Worker.score` computes one
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,12 +20,21 @@ from sufficit.data.loader import Entry, ImageLoader, Item, Unit
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
 from sufficit.explainers.explanation import DrawnMaps
 from sufficit.metrics.alpha_search import alpha_curves, coarse
-from sufficit.metrics.leakage import POOL, TENSORS, measure_methods
-from sufficit.metrics.probe import Pool, Probe, Setting, prepare
-from sufficit.metrics.scores import ask, read
-from sufficit.perturbation.types import Predictions, Progress
-from sufficit.progress import bar
+from sufficit.metrics.leakage import (
+    POOL,
+    TENSORS,
+    LeakProbe,
+    LeakSettings,
+    Pool,
+    measure_methods,
+    prepare,
+)
+from sufficit.metrics.plan import ask
+from sufficit.metrics.scores import read
+from sufficit.perturbation.predictions import Predictions
+from sufficit.progress import Progress, bar
 from sufficit.report.content import choose
+from sufficit.runs.config import Workers
 from sufficit.runs.job import Job
 from sufficit.runs.maps import (
     Drawn,
@@ -41,6 +50,10 @@ from sufficit.runs.merge import best_alpha, write_results
 from sufficit.runs.results import PARTS, RunResults
 from sufficit.runs.store import DONORS, HEATMAPS, LEAK, PIXELS, SCORES, Store, store_in
 
+if TYPE_CHECKING:
+    from sufficit.runs.distributed import RayCluster
+
+LABELS = {SCORES: "images x methods", LEAK: "measuring leakage", HEATMAPS: "explaining"}
 NOT_FINITE = "the model gives NaN or infinite values for it"
 
 
@@ -51,20 +64,24 @@ def run(
     overwrite: bool = False,
     flat: bool = False,
     progress: bool | Progress | None = None,
+    workers: Workers | None = None,
 ) -> RunResults:
     """Score every heatmap source on every image, a unit at a time, and write the results.
 
     Run again with the same job and folder, it computes only the units that are missing. `flat`
-    writes the files of a single source into the folder itself.
+    writes the files of a single source into the folder itself. With `workers` Ray computes the
+    units; the numbers are the same.
     """
-    with quiet(), store_in(out) as store:
+    searching = job.config.leak and job.plan.searching  # masks are known only after the search
+    with quiet(), store_in(out) as store, cluster_of(job, workers) as cluster:
         if overwrite:
             store.clear()
-        store.start(job.key(), job.entries, len(job.units))
-        compute(job, store, SCORES, progress)
+        stages = (SCORES, LEAK) if searching else (SCORES,)
+        store.start(run_key(job, cluster), job.entries, len(job.units), stages)
+        compute(job, store, SCORES, progress, cluster=cluster)
         alpha_min = best_alpha(job, store)
-        if job.config.leak and job.plan.searching:  # only now the masks are known
-            compute(job, store, LEAK, progress, alpha_min)
+        if searching:
+            compute(job, store, LEAK, progress, alpha_min, cluster=cluster)
         return write_results(job, store, alpha_min, flat=flat, temporary=out is None)
 
 
@@ -74,23 +91,47 @@ def compute(
     stage: str,
     progress: bool | Progress | None,
     alpha_min: float | None = None,
+    *,
+    cluster: "RayCluster | None" = None,
+    kind: "type[Worker] | None" = None,
 ) -> None:
-    """Compute every unit of a stage that has no file yet, in this process."""
-    done, width = store.done(stage), len(job.sources)
+    """Compute every unit of a stage that has no file yet, in this process or on a cluster."""
+    done, width, kind = store.done(stage), len(job.sources), kind or Worker
     missing = [unit for unit in job.units if unit.number not in done]
     if not missing:
         return
-    worker, total = Worker(job, store, alpha_min), len(job.entries) * width
+    total = len(job.entries) * width
     before = sum(len(unit) * width for unit in job.units if unit.number in done)
-    label = "images x methods" if stage == SCORES else "measuring leakage"
-    with bar(label, progress) as tick:
-        for unit, items in worker.read(missing, stage):
-            step = len(unit) * width
-            inside = _within(tick, before, step, total)
-            worker.score(unit, items, inside) if stage == SCORES else worker.leak(unit)
-            before += step
+    with bar(LABELS[stage], progress) as tick:
+
+        def advance(images: int, note: str = "") -> None:
+            nonlocal before
+            before += images * width
             if tick:
-                tick(before, total)
+                tick(before, total, note)
+
+        if cluster is not None:
+            cluster.compute(job, store, stage, missing, advance, alpha_min, kind)
+            return
+        worker = kind(job, store, alpha_min)
+        for unit, items in worker.read(missing, stage):
+            inside = _within(tick, before, len(unit) * width, total)
+            worker.work(stage, unit, items, inside)
+            advance(len(unit))
+
+
+def cluster_of(job: Job, workers: Workers | None) -> "AbstractContextManager[RayCluster | None]":
+    """The cluster that computes the units; None, and Ray not imported, without workers."""
+    if workers is None:
+        return nullcontext()
+    from sufficit.runs.distributed import RayCluster
+
+    return RayCluster(workers, job.classifier.device)
+
+
+def run_key(job: Job, cluster: "RayCluster | None") -> dict[str, Any]:
+    """The key of a job with the device that computes it."""
+    return job.key() | ({} if cluster is None else {"device": cluster.device})
 
 
 @dataclass(frozen=True)
@@ -138,10 +179,23 @@ class Worker:
     def read(self, units: Sequence[Unit], stage: str) -> Iterator[tuple[Unit, Sequence[Sample]]]:
         """Each unit with its images, the next one read ahead; leakage needs no images."""
         self.draw_donors()
-        if stage == SCORES:
+        if self.needs_images(stage):
             yield from self.loader.ahead(units)
         else:
             yield from ((unit, ()) for unit in units)
+
+    def needs_images(self, stage: str) -> bool:
+        """Whether a unit of the stage is computed from its images."""
+        return stage != LEAK
+
+    def work(
+        self, stage: str, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
+    ) -> None:
+        """Compute a unit of a stage and write its files."""
+        if stage == LEAK:
+            self.leak(unit)
+        else:
+            self.score(unit, items, tick)
 
     def score(self, unit: Unit, items: Sequence[Sample], tick: Progress | None = None) -> None:
         """Explain and score the images of a unit, and write its files."""
@@ -284,7 +338,7 @@ class Worker:
         return predictions
 
     def _leaked(self, batch: Batch) -> dict[str, Tensor]:
-        found = measure_methods(batch.heatmaps, batch.targets, self._probe, batch.numbers[0])
+        found = measure_methods(batch.heatmaps, batch.targets, self._probe, batch.numbers)
         return {
             f"{name}/leak/{part}": getattr(leaked, part)
             for name, leaked in found.items()
@@ -395,11 +449,11 @@ class Worker:
         self.store.write(DONORS, 0, tensors, facts)
 
     @cached_property
-    def _probe(self) -> Probe:
+    def _probe(self) -> LeakProbe:
         """The donors, and what the model says of their masks over grey and noise."""
         config, donors = self.job.config, self._donors
         assert donors is not None  # `leaks` was asked
-        setting = Setting(
+        setting = LeakSettings(
             self.alpha_min,
             config.donors,
             config.seed,

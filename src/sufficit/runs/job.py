@@ -24,15 +24,15 @@ from sufficit.explainers import EXPLAINERS, methods_for
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.sources import HeatmapFileSource, sources_from
 from sufficit.files import safe_name
-from sufficit.metrics.leakage import POOL
-from sufficit.metrics.probe import check_classes, draw_pool
-from sufficit.metrics.scores import Plan, check_asking, make_plan
+from sufficit.metrics.donors import draw_pool
+from sufficit.metrics.leakage import POOL, check_classes
+from sufficit.metrics.plan import Plan, check_asking, make_plan
 from sufficit.perturbation.fills import FILLS
 from sufficit.provenance import plain
 from sufficit.report.content import MOST_SHOWN
 from sufficit.runs.config import CONTROLS, RunConfig
 from sufficit.runs.maps import MapFile, MapTensor, Source
-from sufficit.runs.store import UNITS
+from sufficit.runs.store import UNIT_SIZE, UNITS
 
 UNIT = 32  # images
 RESERVED = ("overlays", UNITS)  # folders of a run
@@ -110,7 +110,7 @@ class Job:
             "layer": self.config.layer or classifier.layer,
             "preprocessing": classifier.view and asdict(classifier.view),
             "values of fills": digest(*fills),
-            "images per unit": self.unit,
+            UNIT_SIZE: self.unit,
             "torch": version("torch"),
         }
 

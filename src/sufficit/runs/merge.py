@@ -15,25 +15,32 @@ from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.loader import Skipped, check_any
 from sufficit.errors import UserError
 from sufficit.files import make_folder, writing
-from sufficit.intervals import Estimate, estimates, ratio_estimate
 from sufficit.metrics.alpha_search import coarse
-from sufficit.metrics.compare_scores import Chance, Standing, compare_values
 from sufficit.metrics.curves import Curve
 from sufficit.metrics.leakage import TENSORS, Leak, leak_warning
-from sufficit.metrics.scores import ALPHA_GRID, AlphaSearch, Plan, Scores, read, with_leak
-from sufficit.perturbation.types import Predictions
+from sufficit.metrics.plan import ALPHA_GRID, Plan
+from sufficit.metrics.scores import AlphaSearch, Scores, read, summarise, with_leak
+from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.report.content import choose
-from sufficit.resampling import Floats
 from sufficit.runs.config import write_toml
 from sufficit.runs.job import Job
 from sufficit.runs.maps import finish
 from sufficit.runs.results import OWN_BEST, PARTS, RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, Store, UnitFile
+from sufficit.statistics import (
+    Chance,
+    Estimate,
+    Floats,
+    Standing,
+    compare_values,
+    estimates,
+)
 
 if TYPE_CHECKING:
     import pyarrow
 
+FACTS = ("clean_accuracy", "calls")  # columns of rows that are not scores
 ROWS = 1024  # of a row group of curves.parquet
 
 
@@ -67,7 +74,10 @@ def write_results(
         if job.config.save_heatmaps:
             write_heatmaps(place / "heatmaps.npz", heatmaps_of(job, store, name, merged.units))
     seed = job.config.seed
-    summaries = {n: summarise_columns(job.plan, found, seed) for n, found in columns.items()}
+    summaries = {
+        name: summarise({c: found[c] for c in found if c not in FACTS}, job.plan, seed=seed)
+        for name, found in columns.items()
+    }
     for name, search in searches.items():
         own = search.msi[:, search.alphas.index(search.best)].numpy()
         summaries[name] |= estimates({OWN_BEST: own}, {OWN_BEST: True}, seed=seed)
@@ -261,15 +271,6 @@ def heatmaps_of(
             job.config.seed,
         )
         yield from zip(kept.facts["names"], drawn[name][1], strict=True)
-
-
-def summarise_columns(plan: Plan, columns: Mapping[str, Floats], seed: int) -> dict[str, Estimate]:
-    """Mean and interval of every column, and of the leakage ratio where it was measured."""
-    values = {n: v for n, v in columns.items() if n not in ("clean_accuracy", "calls")}
-    summary = estimates(values, {name: plan.higher_is_better(name) for name in values}, seed=seed)
-    if "leak" in values:
-        summary["leak_ratio"] = ratio_estimate(values["leak"], values["leak_chance"], seed=seed)
-    return summary
 
 
 def _write_shown(

@@ -15,9 +15,10 @@ from sufficit.data.images import ImageFile, ImageSource, list_images, plain_name
 from sufficit.data.loader import Skipped, Unit, check_any
 from sufficit.errors import UserError, unknown
 from sufficit.files import make_folder, short_name, writing
-from sufficit.progress import bar
+from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
-from sufficit.runs.engine import Sample, Worker, quiet
+from sufficit.runs.config import Workers
+from sufficit.runs.engine import Sample, Worker, cluster_of, compute, quiet, run_key
 from sufficit.runs.job import Job
 from sufficit.runs.merge import heatmaps_of
 from sufficit.runs.store import HEATMAPS, store_in
@@ -58,24 +59,23 @@ def class_number(target: str, classes: Sequence[str] | None) -> int:
 
 
 def explain_run(
-    job: Job, out: Path, *, overwrite: bool = False, progress: bool | None = None
+    job: Job,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: bool | None = None,
+    workers: Workers | None = None,
 ) -> dict[str, Any]:
     """Draw every source's heatmap of every image: sheets, overlays, METHOD.npz, run.json last.
 
     Return the record. Run again after an interruption, it draws only the units that are missing.
     """
-    with quiet(), store_in(out) as store:
+    with quiet(), store_in(out) as store, cluster_of(job, workers) as cluster:
         if overwrite:
             store.clear()
             _clear(out)
-        store.start(job.key(), job.entries, len(job.units))
-        worker, done = Worker(job, store), store.done(HEATMAPS)
-        missing = [unit for unit in job.units if unit.number not in done]
-        with bar("explaining", progress) as tick:
-            for unit, items in worker.loader.ahead(missing):
-                _draw(worker, unit, items, out)
-                if tick:
-                    tick(unit.number + 1, len(job.units))
+        store.start(run_key(job, cluster), job.entries, len(job.units), (HEATMAPS,))
+        compute(job, store, HEATMAPS, progress, cluster=cluster, kind=OverlayWorker)
         facts = [store.facts(HEATMAPS, unit.number) for unit in job.units]
         skipped = [Skipped(*pair) for one in facts for pair in one["skipped"].items()]
         check_any(sum(len(one["names"]) for one in facts), skipped)
@@ -98,30 +98,35 @@ def explain_run(
     return record
 
 
-def _draw(worker: Worker, unit: Unit, items: Sequence[Sample], out: Path) -> None:
-    """Overlays and a sheet of a unit, then its heatmaps, which make it done."""
-    skipped = worker.loader.dropped(unit)
-    batch, broken = worker.batch(items)
-    facts: dict[str, Any] = {"names": [], "targets": [], "skipped": {**skipped, **broken}}
-    if batch is None:
-        worker.store.write(HEATMAPS, unit.number, {}, facts)
-        return
-    classifier = worker.job.classifier
-    with torch.no_grad():
-        probabilities = classifier(batch.images).float().softmax(1).cpu()
-    heatmaps = {name: maps.cpu() for name, maps in batch.heatmaps.items()}
-    images, targets = batch.images.cpu(), batch.targets.tolist()
-    overlays = make_folder(out / "overlays")
-    for method, maps in heatmaps.items():
-        for name, image, heatmap in zip(batch.names, images, maps, strict=True):
-            _save_overlay(_inside(overlays, f"{name}.{method}.png"), image, heatmap)
-    titles = [
-        row_title(name, row, target, classifier.classes)
-        for name, row, target in zip(batch.names, probabilities, targets, strict=True)
-    ]
-    sheet = "sheet.png" if unit.number == 0 else f"sheet-{unit.number + 1}.png"
-    plots.save(plots.sheet_figure(images, heatmaps, titles), out / sheet)
-    worker.keep_maps(unit, batch, facts | {"targets": targets})
+class OverlayWorker(Worker):
+    """Draws units instead of scoring them."""
+
+    def work(
+        self, stage: str, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
+    ) -> None:
+        """Overlays and a sheet of a unit, then its heatmaps, which make it done."""
+        skipped = self.loader.dropped(unit)
+        batch, broken = self.batch(items)
+        facts: dict[str, Any] = {"names": [], "targets": [], "skipped": {**skipped, **broken}}
+        if batch is None:
+            self.store.write(HEATMAPS, unit.number, {}, facts)
+            return
+        classifier, out = self.job.classifier, self.store.folder
+        with torch.no_grad():
+            probabilities = classifier(batch.images).float().softmax(1).cpu()
+        heatmaps = {name: maps.cpu() for name, maps in batch.heatmaps.items()}
+        images, targets = batch.images.cpu(), batch.targets.tolist()
+        overlays = make_folder(out / "overlays")
+        for method, maps in heatmaps.items():
+            for name, image, heatmap in zip(batch.names, images, maps, strict=True):
+                _save_overlay(_inside(overlays, f"{name}.{method}.png"), image, heatmap)
+        titles = [
+            row_title(name, row, target, classifier.classes)
+            for name, row, target in zip(batch.names, probabilities, targets, strict=True)
+        ]
+        sheet = "sheet.png" if unit.number == 0 else f"sheet-{unit.number + 1}.png"
+        plots.save(plots.sheet_figure(images, heatmaps, titles), out / sheet)
+        self.keep_maps(unit, batch, facts | {"targets": targets})
 
 
 def row_title(name: str, probabilities: Tensor, target: int, classes: Sequence[str] | None) -> str:

@@ -14,18 +14,17 @@ from torch import Tensor
 from sufficit.data.images import open_images
 from sufficit.errors import UserError, unknown
 from sufficit.files import read_json, safe_name
-from sufficit.intervals import Estimate
-from sufficit.metrics.compare_scores import Chance, Pair, Standing, compare_values
 from sufficit.metrics.curves import MeanCurve
 from sufficit.metrics.method_scores import MethodScores
-from sufficit.metrics.scores import Plan, make_plan
-from sufficit.perturbation.types import Predictions
+from sufficit.metrics.plan import Plan, make_plan
+from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain
 from sufficit.report.content import Content, Facts, Shown
 from sufficit.report.interpretation import run_remarks
 from sufficit.runs.config import RunConfig, check_values
 from sufficit.runs.maps import finish, unpack
 from sufficit.runs.store import HEATMAPS, UNITS, Store
+from sufficit.statistics import Chance, Estimate, Pair, Standing, compare_values
 
 if TYPE_CHECKING:
     import pandas

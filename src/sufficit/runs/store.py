@@ -18,7 +18,7 @@ from sufficit.provenance import plain, save_json
 
 UNITS = "units"
 SCORES, HEATMAPS, PIXELS, LEAK, DONORS = "scores", "heatmaps", "pixels", "leak", "donors"  # stages
-KEY, MANIFEST = "key.json", "manifest.parquet"
+KEY, MANIFEST, UNIT_SIZE = "key.json", "manifest.parquet", "images per unit"
 ROW_FILES = ("scores.parquet", "curves.parquet", "heatmaps.npz")  # of each source
 FILES = (
     *ROW_FILES,
@@ -117,12 +117,47 @@ class Store:
             if not any(folder.iterdir()):
                 folder.rmdir()
 
-    def start(self, key: Mapping[str, Any], entries: Sequence[Entry], units: int) -> None:
+    def write_failure(self, stage: str, unit: int, images: Sequence[str], reason: str) -> None:
+        """Note that a unit failed, for whoever looks at the run."""
+        found = {"stage": stage, "unit": unit, "images": list(images), "reason": reason}
+        save_json(self.folder / UNITS / f"failed-{unit + 1:06d}.json", found)
+
+    def clear_failures(self) -> None:
+        """Forget the failures: the units are tried again."""
+        for path in (self.folder / UNITS).glob("failed-*.json"):
+            path.unlink(missing_ok=True)
+
+    def state(self) -> "RunState":
+        """How far the run is, from its files alone."""
+        from pyarrow import parquet
+
+        path = self.folder / UNITS / KEY
+        if not path.exists():
+            raise UserError(f"{self.folder} holds no run: give the --out of one")
+        key = read_json(path)
+        images, size = parquet.read_metadata(path.with_name(MANIFEST)).num_rows, key[UNIT_SIZE]
+        units = -(-images // size)
+        done = {stage: self.done(stage) for stage in key["stages"]}
+        first = done[key["stages"][0]]
+        last = units - 1  # which may be smaller
+        done_images = len(first) * size - (units * size - images if last in first else 0)
+        failed = [read_json(one) for one in sorted(path.parent.glob("failed-*.json"))]
+        failed = [one for one in failed if one["unit"] not in done[one["stage"]]]
+        counts = {stage: len(found) for stage, found in done.items()}
+        return RunState(counts, units, done_images, images, failed)
+
+    def start(
+        self,
+        key: Mapping[str, Any],
+        entries: Sequence[Entry],
+        units: int,
+        stages: Sequence[str] = (SCORES,),
+    ) -> None:
         """Start the run in this folder, or resume it if key and images are the same."""
-        key = plain(key) | {"format": FORMAT}
+        key = plain(key) | {"format": FORMAT, "stages": list(stages)}
         path = self.folder / UNITS / KEY
         if path.exists() and not self.is_empty:
-            complete = len(self.done(SCORES)) == units
+            complete = all(len(self.done(stage)) == units for stage in stages)
             _check_same(self.folder, read_json(path), key, complete)
             _check_images(self.folder, self.folder / UNITS / MANIFEST, entries)
             return
@@ -130,6 +165,17 @@ class Store:
         make_folder(path.parent)
         write_manifest(self.folder / UNITS / MANIFEST, entries)
         save_json(path, key)
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How far a run is that is not finished."""
+
+    done: dict[str, int]  # stage -> units
+    units: int
+    done_images: int  # of the first stage
+    images: int
+    failed: list[dict[str, Any]]  # unit, stage, images and reason
 
 
 @contextmanager
