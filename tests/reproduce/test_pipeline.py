@@ -19,8 +19,10 @@ from small_table import StoppedError, assert_same_table, narrow_nets, small_tabl
 from sufficit import Classifier, Lax, evaluate, explain
 from sufficit.data.digits import synthetic_digits
 from sufficit.data.images import list_images, read_image
+from sufficit.data.splits import Sets, Split
 from sufficit.errors import UserError
-from sufficit.reproduce.plan import PLAN, read_plan
+from sufficit.reproduce.pipeline import TablePipeline
+from sufficit.reproduce.plan import PLAN, make_plan, read_plan
 from sufficit.similarity import region_overlap
 from sufficit.training import RECIPES
 
@@ -243,6 +245,16 @@ def test_a_start_that_fails_leaves_the_users_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no folder of data at"):
         small_table(tmp_path / "run", data=tmp_path / "nowhere")
     assert [path.name for path in tmp_path.rglob("*")] == ["run", "mine"]
+
+
+def test_a_class_name_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
+    split = Split(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 0, 1, 1]), 8)
+    plan = make_plan("folder", {"images": 4}, quick=True, cuda=False)
+    pipeline = TablePipeline(plan, tmp_path / "out", None, torch.device("cpu"))
+    pipeline.__dict__["sets"] = Sets(split, split, ("a", "../../../escaped"), "made up")
+    with pytest.raises(UserError, match=r"'../../../escaped' can't be the name"):
+        pipeline.write_test_images()
+    assert not list(tmp_path.rglob("*escaped*"))
 
 
 @pytest.mark.slow

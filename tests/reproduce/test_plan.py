@@ -138,7 +138,19 @@ def test_clearing_deletes_the_run_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"images": "many"}, {"classes": 3}, {"step": None}, {"model": "x"}, {"more": 1}]
+    "change",
+    [
+        {"images": "many"},
+        {"classes": 3},
+        {"step": None},
+        {"model": "/etc/passwd"},
+        {"more": 1},
+        {"recipes": ["../../elsewhere"]},
+        {"seeds": 10**12},
+        {"seed": -1},
+        {"side": "wide"},
+        {"table": ["a"]},
+    ],
 )
 def test_a_corrupt_plan_is_one_error(tmp_path: Path, change: dict[str, object]) -> None:
     start(tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,13 +85,38 @@ def test_a_corrupt_file_of_seconds_is_no_error(tmp_path: Path) -> None:
         assert seconds_in(tmp_path) in ({}, {"data": float("inf")})
 
 
-def test_a_run_of_other_methods_is_refused(table: Path, tmp_path: Path) -> None:
-    shutil.copytree(table, tmp_path / "run")
-    record = tmp_path / "run" / "compare" / "run.json"
+def without(path: Path, *keys: str) -> None:
+    """Take entries out of a JSON file."""
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in found.items() if key not in keys}))
+
+
+def forget_a_method(out: Path) -> None:
+    record = out / "compare" / "run.json"
     found = json.loads(record.read_text())
     found["methods"].remove("layercam")
     record.write_text(json.dumps(found))
-    with pytest.raises(UserError, match="has no scores of layercam: delete it and run again"):
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (forget_a_method, "incomplete or corrupt .*layercam"),
+        (lambda out: without(out / "compare" / "run.json", "methods"), "run of another kind"),
+        (lambda out: without(out / "classifier" / "trained.json", "data"), "corrupt .*'data'"),
+        (lambda out: (out / "classifier" / "trained.json").write_text("[]"), "corrupt"),
+        (lambda out: without(out / "test.json", "names"), "corrupt .*'names'"),
+        (lambda out: (out / "test.json").write_text('{"names": ["a"]}'), "corrupt"),
+        (lambda out: (out / "masks.safetensors").write_bytes(b"x" * 99), "corrupt"),
+        (lambda out: (out / "search" / "run.json").unlink(), "no finished run"),
+    ],
+)
+def test_a_damaged_folder_is_one_error(
+    table: Path, tmp_path: Path, damage: Callable[[Path], object], words: str
+) -> None:
+    shutil.copytree(table, tmp_path / "run", ignore=shutil.ignore_patterns("adapters", "results"))
+    damage(tmp_path / "run")
+    with pytest.raises(UserError, match=words):
         TableResults.read(tmp_path / "run")
 
 
