@@ -124,7 +124,7 @@ def test_a_plan_without_any_stage_is_replaced(tmp_path: Path) -> None:
 
 def test_a_folder_with_files_of_others_is_refused_and_never_cleared(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
-    with pytest.raises(UserError, match="has results, but no reproduce.json of an earlier run"):
+    with pytest.raises(UserError, match=r"has results, but no reproduce.json of an earlier run"):
         plan_for(tmp_path, "cifar10", {}, quick=True, cuda=False)
     clear(tmp_path)
     assert (tmp_path / "results").exists()
@@ -138,18 +138,30 @@ def test_clearing_deletes_the_run_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"images": "many"}, {"classes": 3}, {"step": None}, {"model": "x"}, {"more": 1}]
+    "change",
+    [
+        {"images": "many"},
+        {"classes": 3},
+        {"step": None},
+        {"model": "/etc/passwd"},
+        {"more": 1},
+        {"recipes": ["../../elsewhere"]},
+        {"seeds": 10**12},
+        {"seed": -1},
+        {"side": "wide"},
+        {"table": ["a"]},
+    ],
 )
 def test_a_corrupt_plan_is_one_error(tmp_path: Path, change: dict[str, object]) -> None:
     start(tmp_path)
     stored = json.loads((tmp_path / PLAN).read_text())
     (tmp_path / PLAN).write_text(json.dumps({**stored, "plan": stored["plan"] | change}))
-    with pytest.raises(UserError, match="cannot read .*reproduce.json"):
+    with pytest.raises(UserError, match=r"cannot read .*reproduce.json"):
         read_plan(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"plan": 3}'])
 def test_a_file_that_is_no_plan_is_one_error(tmp_path: Path, content: str) -> None:
     (tmp_path / PLAN).write_text(content)
-    with pytest.raises(UserError, match="reproduce.json"):
+    with pytest.raises(UserError, match=r"reproduce\.json"):
         read_plan(tmp_path)

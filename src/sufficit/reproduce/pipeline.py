@@ -2,10 +2,10 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ from sufficit.reproduce.plan import (
     plan_for,
 )
 from sufficit.reproduce.table_results import TableResults, seconds_in
-from sufficit.runs.config import RunConfig, config_from
+from sufficit.runs.config import RunConfig, Workers, config_from
 from sufficit.runs.engine import run
 from sufficit.runs.explanations import quiet
 from sufficit.runs.job import make_job
@@ -78,19 +78,19 @@ def reproduce(
     report: bool = True,
     say: Callable[[str], None] = print,
     progress: bool | Progress | None = None,
-    engine: Mapping[str, Any] | None = None,
+    workers: Workers | None = None,
     **asked: Any,
 ) -> TableResults:
     """Train the classifier and LAX, score every method on test images, write results and report.
 
     A stage whose files are in `out` is skipped, and an interrupted one resumes. `asked` are fields
-    of a TablePlan. `engine` has further options of `runs.engine.run`, such as its workers.
+    of a TablePlan. With `workers` Ray scores the images; training stays in this process.
     """
     if overwrite:
         clear(out)
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     plan = plan_for(out, table, asked, quick=quick, cuda=device.type == "cuda")
-    work = TablePipeline(plan, out, data, device, say, progress, engine or {})
+    work = TablePipeline(plan, out, data, device, say, progress, workers)
     if not all((out / stage / "run.json").exists() for stage in ("compare", "search")):
         work.train_classifier()
         work.train_adapters()
@@ -112,7 +112,7 @@ class TablePipeline:
     device: torch.device
     say: Callable[[str], None] = print
     progress: bool | Progress | None = None
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    workers: Workers | None = None  # of scoring
 
     def train_classifier(self) -> None:
         """Train the classifier, fold its batch norms, save it, measure its test accuracy."""
@@ -247,7 +247,7 @@ class TablePipeline:
         classifier, source = self.classifier, ImageSource.of(images)
         with self._timed(title):
             job = make_job(config, classifier=classifier, images=source, unit=self.plan.group)
-            run(job, self.out / stage, progress=self.progress, **self.engine)
+            run(job, self.out / stage, progress=self.progress, workers=self.workers)
 
     def _config(self, **changed: Any) -> RunConfig:
         plan, out = self.plan, self.out

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from sufficit import plots
@@ -30,6 +31,7 @@ from sufficit.statistics import Estimate, Floats, estimates
 TRUTH = ("iou", "pointing")  # columns where the object's pixels are known
 SHEET, DRAWN = 6, 12  # images on the sheet, of those drawn for it
 ROWS = 64  # images whose heatmaps are in memory at a time
+CLASSIFIER_FACTS = ("test_accuracy", "test_images", "train_images", "random_at_first", "data")
 FACTS = ("command", "time", "commit", "versions", "device")  # of the run that scored the table
 MOST_NAMES = 2**28  # bytes of the list of test images
 HEADINGS = {
@@ -64,18 +66,20 @@ class TableResults:
     @staticmethod
     def read(out: Path) -> "TableResults":
         """The results of a folder in which every stage is done."""
-        plan, trained = read_plan(out), read_json(out / "classifier" / TRAINED)
+        plan = read_plan(out)
         compared, searched = (RunResults.read(out / stage) for stage in ("compare", "search"))
-        missing = {*plan.methods} - {*compared.methods}
-        if missing:
+        try:
+            known = read_json(out / "classifier" / TRAINED)
+            trained = {fact: known[fact] for fact in CLASSIFIER_FACTS}
+            truth = _truth(out, plan, compared)
+            columns: dict[str, Columns] = {}
+            for name in plan.methods:
+                found = {**compared.scores[name].columns, **truth[name]}
+                columns[name] = {column: values.numpy() for column, values in found.items()}
+        except (KeyError, TypeError, IndexError, AttributeError, SafetensorError) as error:
             raise UserError(
-                f"{out / 'compare'} has no scores of {min(missing)}: delete it, run again"
-            )
-        truth = _truth(out, plan, compared)
-        columns = {
-            name: {c: values.numpy() for c, values in {**scores.columns, **truth[name]}.items()}
-            for name, scores in ((name, compared.scores[name]) for name in plan.methods)
-        }
+                f"{out} is incomplete or corrupt ({error!r}): copy it again, or use --overwrite"
+            ) from error
         return TableResults(out, plan, compared, searched, columns, trained)
 
     @cached_property
@@ -112,10 +116,10 @@ class TableResults:
         save_json(folder / "summary.json", {"methods": pooled, "runs": own, "seeds": seeds})
         with writing(folder / "table.md") as path:
             path.write_text("\n".join(table_lines(self.plan.table, pooled)) + "\n")
+        images = self.compared.rows[CONTROLS[0]][["image", "target", "clean_accuracy"]]
         frames = []
         for name, columns in self.columns.items():
-            facts = self.compared.rows[name][["image", "target", "clean_accuracy"]]
-            frames.append(facts.assign(**columns))
+            frames.append(images.assign(**columns))
             frames[-1].insert(0, "method", name)
         with writing(folder / "rows.parquet") as path:
             pandas.concat(frames).to_parquet(path, index=False)
@@ -130,7 +134,6 @@ class TableResults:
     def record(self) -> dict[str, Any]:
         """What run.json holds: plan, provenance, accuracy and the seconds of each stage."""
         record, plan = self.compared.record, self.plan
-        facts = ("test_accuracy", "test_images", "train_images", "random_at_first", "data")
         return {
             "config": asdict(plan),
             **{name: record[name] for name in FACTS},
@@ -141,7 +144,7 @@ class TableResults:
             "clean_accuracy": record["clean_accuracy"],
             "empty_heatmaps": record["empty_heatmaps"],
             "model_calls": record["model_calls"],
-            "classifier": {name: self.trained[name] for name in facts},
+            "classifier": dict(self.trained),
             "seconds": seconds_in(self.folder),
         }
 
