@@ -290,7 +290,10 @@ class Worker:
             found.append(self._donors.rows([row for row in rows if row is not None]).drawn)
         if new:
             some = [items[i] for i in new]
-            found.append(self._explained(some, images[new] if old else images, targets[new]))
+            try:
+                found.append(self._explained(some, images[new] if old else images, targets[new]))
+            except NotFiniteError as error:  # its numbers count within `some`
+                raise NotFiniteError(str(error), [new[i] for i in error.images]) from error
         if len(found) == 1:
             return found[0]
         order = torch.tensor(np.argsort([*old, *new]))

@@ -14,8 +14,7 @@ from sufficit.errors import EmptyHeatmapWarning
 from sufficit.explainers.lax import Lax
 from sufficit.files import writing
 from sufficit.metrics.leakage import leak_warning
-from sufficit.provenance import provenance, save_json
-from sufficit.results import as_json, summarise
+from sufficit.provenance import plain, provenance, save_json
 from sufficit.statistics import Estimate
 from sufficit.training.lax_training import best_of
 from sufficit.training.validation import ValidationScores, ValidationSet
@@ -80,7 +79,7 @@ def outcome_of(
             "lax": validation.best or validation.score(classifier, lax, alpha_min),
             "gradcam": validation.score(classifier, "gradcam", alpha_min),
         }
-    summaries = {name: summarise(found.scores) for name, found in scored.items()}
+    summaries = {name: found.scores.summary() for name, found in scored.items()}
     return TrainingOutcome(lax, scored, summaries, **facts)
 
 
@@ -106,7 +105,7 @@ def save_outcome(
         "n_skipped": len(outcome.skipped),
         "targets": outcome.target,
         "best_epoch": outcome.best_epoch,
-        "summary": {name: as_json(found) for name, found in outcome.summaries.items()},
+        "summary": {name: plain(found) for name, found in outcome.summaries.items()},
         "leak_warning": outcome.warning,
         "trained": {k: v for k, v in outcome.lax.trained.items() if k != "history"},
         "history": outcome.history,
