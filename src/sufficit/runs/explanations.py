@@ -159,16 +159,19 @@ class ImageWorker:
         found: dict[str, DrawnMaps] = {}
         if new:
             some, job = [items[i] for i in new], self.job
-            found = draw_sources(
-                job.classifier,
-                job.sources,
-                images if len(new) == len(items) else images[new],
-                targets[new],
-                [item.entry.number for item in some],
-                [item.maps for item in some],
-                seed=job.config.seed,
-                layer=job.config.layer,
-            )
+            try:
+                found = draw_sources(
+                    job.classifier,
+                    job.sources,
+                    images if len(new) == len(items) else images[new],
+                    targets[new],
+                    [item.entry.number for item in some],
+                    [item.maps for item in some],
+                    seed=job.config.seed,
+                    layer=job.config.layer,
+                )
+            except NotFiniteError as error:  # its indices count within `some`
+                raise NotFiniteError(str(error), [new[i] for i in error.images]) from error
         if len(new) == len(items) or self.donors is None:
             return found
         drawn = iter(range(len(new)))
