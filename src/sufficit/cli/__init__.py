@@ -15,6 +15,7 @@ from sufficit.cli import (
     reproduce,
     sanity,
     serve,
+    status,
     train_lax,
 )
 from sufficit.cli.app import app, err, literal
@@ -22,7 +23,7 @@ from sufficit.errors import UserError
 
 COMMANDS = (
     *(compare, demo, explain, figure, methods, reproduce),
-    *(sanity, evaluate, serve, train_lax),
+    *(sanity, evaluate, serve, status, train_lax),
 )
 """Their files; importing one adds its commands to the app."""
 __all__ = ["app", "main"]
