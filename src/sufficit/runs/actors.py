@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from sufficit import __version__
 from sufficit.data.loader import Entry, Unit
 from sufficit.errors import UserError
 from sufficit.runs.engine import Worker
@@ -37,7 +36,7 @@ class Outcome:
 
 
 def _versions() -> dict[str, str]:
-    return {"sufficit": __version__, "torch": version("torch")}
+    return {name: version(name) for name in ("sufficit", "torch")}
 
 
 @dataclass(frozen=True)
