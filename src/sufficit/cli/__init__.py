@@ -16,6 +16,7 @@ from sufficit.cli import (
     reproduce,
     sanity,
     serve,
+    status,
     train_lax,
 )
 from sufficit.cli.app import app, err, literal
@@ -23,7 +24,7 @@ from sufficit.errors import UserError
 
 COMMANDS = (
     *(compare, demo, explain, figure, methods, report, reproduce),
-    *(sanity, evaluate, serve, train_lax),
+    *(sanity, evaluate, serve, status, train_lax),
 )
 """Their files; importing one adds its commands to the app."""
 __all__ = ["app", "main"]

@@ -44,7 +44,8 @@ from sufficit.reproduce.plan import (
 )
 from sufficit.reproduce.table_results import TableResults, seconds_in
 from sufficit.runs.config import RunConfig, Workers, config_from
-from sufficit.runs.engine import quiet, run
+from sufficit.runs.engine import run
+from sufficit.runs.explanations import quiet
 from sufficit.runs.job import make_job
 from sufficit.seeds import seeded
 from sufficit.training import train_lax

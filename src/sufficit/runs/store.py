@@ -132,19 +132,20 @@ class Store:
         from pyarrow import parquet
 
         path = self.folder / UNITS / KEY
+        if (self.folder / "run.json").exists() and not path.exists():
+            images = int(read_json(self.folder / "run.json").get("n", 0))
+            return RunState({}, 0, images, images, [], is_finished=True)
         if not path.exists():
             raise UserError(f"{self.folder} holds no run: give the --out of one")
         key = read_json(path)
         images, size = parquet.read_metadata(path.with_name(MANIFEST)).num_rows, key[UNIT_SIZE]
-        units = -(-images // size)
         done = {stage: self.done(stage) for stage in key["stages"]}
         first = done[key["stages"][0]]
-        last = units - 1  # which may be smaller
-        done_images = len(first) * size - (units * size - images if last in first else 0)
+        done_images = sum(min(size, images - unit * size) for unit in first)
         failed = [read_json(one) for one in sorted(path.parent.glob("failed-*.json"))]
-        failed = [one for one in failed if one["unit"] not in done[one["stage"]]]
+        failed = [one for one in failed if one["unit"] not in done.get(one["stage"], ())]
         counts = {stage: len(found) for stage, found in done.items()}
-        return RunState(counts, units, done_images, images, failed)
+        return RunState(counts, -(-images // size), done_images, images, failed)
 
     def start(
         self,
@@ -169,13 +170,14 @@ class Store:
 
 @dataclass(frozen=True)
 class RunState:
-    """How far a run is that is not finished."""
+    """How far a run is."""
 
     done: dict[str, int]  # stage -> units
     units: int
     done_images: int  # of the first stage
     images: int
     failed: list[dict[str, Any]]  # unit, stage, images and reason
+    is_finished: bool = False
 
 
 @contextmanager
