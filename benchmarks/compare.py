@@ -22,14 +22,14 @@ from pathlib import Path
 
 import torch
 from PIL import Image
+from sufficit.compare import score_folder
+from sufficit.comparing.settings import Settings
 from torch import Tensor, nn
 from torchvision import models
 
 from sufficit import Classifier, View
-from sufficit.compare import score_folder
-from sufficit.comparing.settings import Settings
 from sufficit.data.images import list_images
-from sufficit.results import provenance
+from sufficit.provenance import provenance
 
 Passes = Counter[tuple[int, bool]]
 

@@ -24,7 +24,7 @@ from torchvision import models
 
 from sufficit import Classifier, evaluate
 from sufficit.metrics import COLUMNS
-from sufficit.results import provenance
+from sufficit.provenance import provenance
 from timing import medians, side_by_side
 
 PERCENT = ("insertion_percent", "deletion_percent")

@@ -19,7 +19,7 @@ from torchvision import models
 
 from sufficit import Classifier
 from sufficit.explainers import CAMS, explain_all
-from sufficit.results import provenance
+from sufficit.provenance import provenance
 from timing import Job, medians, side_by_side
 
 GOAL = 1.3

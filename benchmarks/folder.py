@@ -18,15 +18,15 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from sufficit.scored import FolderScores, Options
+from sufficit.scoring import score_folder
 from torchvision import models
 
 from compare import write_photographs
 from evaluate import bare, smooth_maps
 from sufficit import Classifier, View
 from sufficit.data.images import list_images
-from sufficit.results import provenance
-from sufficit.scored import FolderScores, Options
-from sufficit.scoring import score_folder
+from sufficit.provenance import provenance
 from timing import medians, side_by_side
 
 

@@ -18,8 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models
 
 from sufficit import Classifier, evaluate
-from sufficit.metrics.scores import make_plan
-from sufficit.results import provenance
+from sufficit.metrics.plan import make_plan
+from sufficit.provenance import provenance
 
 USUAL = {"bands": 179, "methods": 2, "pixels": 64, "images": 2}
 STEPS = {74: (0.05, 0.1), 179: (0.02, 0.04), 354: (0.01, 0.02)}  # of the curves

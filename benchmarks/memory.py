@@ -27,18 +27,20 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from sufficit.compare import score_folder
+from sufficit.comparing.settings import Settings
+from sufficit.gathering import gather
+from sufficit.keeping import Parts, predictions_as_tensors
+from sufficit.results import save_scores
+from sufficit.sharing import SCORES
 from torch import nn
 
 from sufficit import Classifier, View
-from sufficit.compare import score_folder
-from sufficit.comparing.settings import Settings
 from sufficit.data.loader import UNIT
-from sufficit.gathering import gather
-from sufficit.keeping import Parts, predictions_as_tensors
-from sufficit.metrics.scores import make_plan, read
-from sufficit.perturbation.types import Predictions
-from sufficit.results import provenance, save_scores, summarise
-from sufficit.sharing import SCORES
+from sufficit.metrics.plan import make_plan
+from sufficit.metrics.scores import read
+from sufficit.perturbation.predictions import Predictions
+from sufficit.provenance import provenance
 
 SIDE, SHARD = 16, 10_000
 POINTS = 10
@@ -145,7 +147,7 @@ def joined(images: int, place: Path) -> dict[str, Any]:
     with peak(found, "columns"):
         scores = read(got.answers["made up"], plan)
     with peak(found, "summary"):
-        summarise(scores)
+        scores.summary()
     with peak(found, "curves"):
         scores.mean_curves()
     with peak(found, "written"):

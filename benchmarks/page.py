@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from sufficit.results import provenance
+from sufficit.provenance import provenance
 
 BOUNDARY = "soak"
 PARTS = 8  # after each the memory is looked at

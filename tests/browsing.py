@@ -1,4 +1,4 @@
-"""A page in Chromium, for the tests of the report and of the page."""
+"""A page in Chromium, for the tests of the report and of `sufficit serve`."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def launched() -> Iterator[Any]:
 
 
 class Tab:
-    """A page in a browser, and all that it complained of or asked for."""
+    """A page in a browser, its console messages and its requests."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -50,12 +50,12 @@ class Tab:
 
 
 def shot(tab: Tab, name: str, folder: Path) -> None:
-    """A picture of the whole page, in SHOTS where that folder is named, to be looked at."""
+    """Save a screenshot of the whole page, in the folder SHOTS if that is set."""
     path = Path(os.environ.get("SHOTS", folder)) / f"{name}.png"
     tab.page.screenshot(path=path, full_page=True)
-    with Image.open(path) as picture:
-        assert picture.width == tab.page.viewport_size["width"]
-        assert len(picture.convert("RGB").getcolors(2**24)) > 100, "it is all but blank"
+    with Image.open(path) as image:
+        assert image.width == tab.page.viewport_size["width"]
+        assert len(image.convert("RGB").getcolors(2**24)) > 100, "the page is nearly blank"
 
 
 @contextmanager

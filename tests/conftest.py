@@ -1,12 +1,17 @@
 """Set-up that all tests share."""
 
 import sys
+from pathlib import Path
 
 import lightning.fabric  # noqa: F401  # its log keeps the stderr it is imported under: the real one
 import pytest
 import torch
 
+from digit_images import write_digits
+from small_runs import write_photos
 from sufficit.cli import main
+from sufficit.data.heatmap_files import write_heatmaps
+from sufficit.data.images import list_images
 
 # The tests' models are so small that two threads mostly wait for each other.
 torch.set_num_threads(1)
@@ -39,3 +44,19 @@ def sufficit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         return Run(int(ended.value.code or 0), printed.out, printed.err)
 
     return run
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Eleven small images in class folders, and a model that knows the classes."""
+    return write_photos(tmp_path)
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    """Six digits in class folders, and maps.npz with heatmaps of 16 x 16 for them."""
+    folder = write_digits(tmp_path / "digits", 6)
+    names = [image.name for image in list_images(folder)]
+    maps = torch.rand(6, 16, 16, generator=torch.Generator().manual_seed(0))
+    write_heatmaps(tmp_path / "maps.npz", dict(zip(names, maps, strict=True)))
+    return folder

@@ -1,4 +1,4 @@
-"""A file with a model of one's own, as users write it for --model python:FILE.py:FUNCTION."""
+"""The text of a user's file with a model, for --model python:FILE.py:FUNCTION."""
 
 MODEL = """
 import torch

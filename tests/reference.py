@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sufficit import normalize
+
 COLUMNS = (
     "insertion_pixel",
     "deletion_pixel",
@@ -170,6 +172,38 @@ def small_net(channels: int = 3, size: tuple[int, int] = (8, 6), classes: int = 
     return model.eval()
 
 
+class Spy(nn.Module):
+    """A model that remembers what it was called with."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.sizes: list[int] = []
+        self.inputs: list[tuple[torch.dtype, bool]] = []
+        self.grad_enabled: set[bool] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        self.inputs.append((x.dtype, x.is_contiguous(memory_format=torch.channels_last)))
+        self.grad_enabled.add(torch.is_grad_enabled())
+        return self.model(x)
+
+
+class SmallMemory(Spy):
+    """Has no room for more than `room` images at a time."""
+
+    def __init__(self, model: nn.Module, room: int) -> None:
+        super().__init__(model)
+        self.room = room
+        self.failures = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.room:
+            self.failures += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return super().forward(x)
+
+
 HEATMAPS = {
     "random": lambda values, _: values,
     "saturated": lambda values, _: (3 * values - 1).clamp(0, 1),
@@ -189,3 +223,35 @@ def heatmaps_like(kind: str, n: int, size: tuple[int, int], seed: int = 0) -> Te
     generator = torch.Generator().manual_seed(seed + 1)
     values, coins = (torch.rand(n, *size, generator=generator) for _ in range(2))
     return HEATMAPS[kind](values, coins)
+
+
+def three_methods(n: int = 40) -> dict[str, np.ndarray]:
+    """b is a little worse than a, and c much worse, image by image."""
+    random = np.random.default_rng(0)
+    images = random.normal(0, 3, n)
+    return {
+        "c": images - 1 + random.normal(0, 0.1, n),
+        "a": images + random.normal(0, 0.1, n),
+        "b": images - 0.01 + random.normal(0, 0.1, n),
+    }
+
+
+def gradient_case(n: int = 7, seed: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """Images, gradient times input as heatmaps, and predictions with the last one changed."""
+    model = small_net(seed=2)
+    images = torch.rand(n, 3, 8, 6, generator=torch.Generator().manual_seed(seed))
+    inputs = images.clone().requires_grad_()
+    logits = model(inputs)
+    targets = logits.argmax(1)
+    margins = 1.5 * logits.gather(1, targets[:, None]).sum() - 0.5 * logits.sum()
+    (gradients,) = torch.autograd.grad(margins, inputs)
+    heatmaps = normalize((gradients * images).sum(1).clamp(min=0)).sqrt()
+    targets[-1] = (targets[-1] + 1) % 3
+    return images, heatmaps, targets
+
+
+def leak_case(n: int = 10, seed: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """Images, random heatmaps, and random targets of three classes."""
+    images = torch.rand(n, 3, 8, 6, generator=torch.Generator().manual_seed(seed))
+    targets = torch.randint(3, (n,), generator=torch.Generator().manual_seed(seed))
+    return images, heatmaps_like("random", n, (8, 6), seed), targets

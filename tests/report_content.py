@@ -10,10 +10,9 @@ from PIL import Image
 from torch import nn
 
 from sufficit import Classifier, evaluate
-from sufficit.metrics.compare_scores import compare_values
 from sufficit.perturbation.heatmaps import normalize, resize
-from sufficit.report import Content, Facts, Shown, pick_shown
-from sufficit.results import summarise
+from sufficit.report import Content, Facts, MethodScores, Shown, pick_shown
+from sufficit.statistics import compare_values
 
 HOSTILE = '</script><script>window.hacked=1</script><!--"\'&<img src=x onerror="window.hacked=2">'
 
@@ -63,10 +62,10 @@ def make(
     return Content(
         title="Which quarter is bright?",
         facts=Facts(model="quarters", data="noise", seed=3, n_skipped=2, command="by hand"),
-        scores=scores,
-        summaries={name: summarise(found) for name, found in scores.items()},
+        scores={name: MethodScores.of(found, rows) for name, found in scores.items()},
+        summaries={name: found.summary() for name, found in scores.items()},
         standing=compare_values({name: found.msi for name, found in scores.items()}),
-        names=names or [f"picture-{i}" for i in range(n)],
+        names=names or [f"image-{i}" for i in range(n)],
         shown=Shown(rows, images[rows], {name: found[rows] for name, found in maps.items()}),
         classes=["north-west", "north-east", "south-west", "south-east"],
         fill=fill,

@@ -10,15 +10,14 @@ import pandas
 import pytest
 import torch
 from PIL import Image
-
-from own_model import SIZED
-from sufficit import Classifier, UserError, explain
 from sufficit.compare import compare_folder
 from sufficit.comparing import plates
 from sufficit.comparing.finished import read_finished
 from sufficit.comparing.settings import settings_from
+
+from own_model import SIZED
+from sufficit import Classifier, UserError, explain
 from sufficit.data.images import read_image
-from sufficit.intervals import Estimate
 from sufficit.plots import (
     LINES,
     QUIET,
@@ -29,6 +28,7 @@ from sufficit.plots import (
     save,
     sizes_figure,
 )
+from sufficit.statistics import Estimate
 
 N = 7
 
@@ -137,7 +137,7 @@ def test_lines_can_be_told_apart_where_there_are_more_methods_than_colours() -> 
 def test_curves_are_the_means_of_the_runs_rows(place: Path) -> None:
     methods = ["layercam", "gradcam", "center"]
     figure = plates.curves(place / "run", methods, names=["show", "deletion_percent"])
-    assert [axis.get_title() for axis in figure.axes] == [r"Show(>$\alpha$)", "Deletion, %"]
+    assert [axis.get_title() for axis in figure.axes] == ["Show(>\u03b1)", "Deletion (%)"]
     for axis, name in zip(figure.axes, ["show", "deletion_percent"], strict=True):
         assert [line.get_label() for line in axis.lines] == methods
         for line, method in zip(axis.lines, methods, strict=True):
@@ -157,7 +157,9 @@ def test_msi_over_alpha_min_is_that_of_the_run(place: Path) -> None:
         assert list(line.get_xdata()) == record["search"]["alphas"]
         assert list(line.get_ydata()) == record["search"]["mean_msi"][method]
     assert axis.lines[-1].get_xdata()[0] == record["alpha_min"]
-    with pytest.raises(UserError, match="one alpha_min alone: compare anew, with --alpha-curve"):
+    with pytest.raises(
+        UserError, match="at one alpha_min only: run compare again without --no-alpha-curve"
+    ):
         plates.alphas(place / "kept")
 
 
@@ -185,7 +187,10 @@ def test_lines_of_equal_msi_are_labelled_where_they_leave_the_picture() -> None:
     def known(mean: float) -> Estimate:
         return Estimate(mean, mean - 0.1, mean + 0.1, 9, 0, None)
 
-    points = {"small": (known(0.1), known(0.9)), "large": (known(0.5), known(0.4))}
+    points = {
+        "small": {"mask_penalty": known(0.1), "base_score": known(0.9)},
+        "large": {"mask_penalty": known(0.5), "base_score": known(0.4)},
+    }
     (axis,) = sizes_figure(points).axes
     (left, right), (_, high) = axis.get_xlim(), axis.get_ylim()
     labels = {text.get_text(): text.xy for text in axis.texts}
@@ -266,7 +271,7 @@ def test_the_command_draws_every_kind(sufficit, place: Path, tmp_path: Path) -> 
         (["--show", "curves", "--curves", "shows"], "Unknown curve in this run 'shows'"),
         (
             ["--out", "sheet.jpg"],
-            "a figure's file ends with .pdf, .svg, .eps, .png, got 'sheet.jpg'",
+            "a figure's file must end with .pdf, .svg, .eps, .png, got 'sheet.jpg'",
         ),
         (["--width", "wide"], "--width must be column, page or inches in 1..50, got 'wide'"),
         (["--data", "absent"], "no folder of images at absent"),

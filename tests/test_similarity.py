@@ -148,7 +148,7 @@ def test_one_image_has_a_mean_and_no_interval() -> None:
     [
         (torch.rand(2, 4, 4), r"\[S,N,H,W\]"),
         (torch.rand(1, 2, 4, 4), "two seeds or more, got 1"),
-        ([torch.rand(2, 4, 4), torch.rand(2, 4, 5)], "of one shape"),
+        ([torch.rand(2, 4, 4), torch.rand(2, 4, 5)], "must have one shape"),
         ([torch.rand(2, 4, 4), torch.full((2, 4, 4), math.nan)], "finite"),
         ([torch.rand(2, 1, 4, 4), torch.rand(2, 1, 4, 4)], r"\[N,H,W\]"),
     ],

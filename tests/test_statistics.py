@@ -1,7 +1,9 @@
-"""Bootstrap, sign flips and Holm's correction, against scipy, plain second writings and by hand."""
+"""Bootstrap, sign flips, Holm's correction and rankings: against scipy, plain loops, by hand."""
 
+import math
 import time
 import tracemalloc
+from dataclasses import asdict
 from itertools import product
 
 import numpy as np
@@ -11,7 +13,19 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy import stats
 
-from sufficit.resampling import ENUMERATED, bootstrap, holm, sign_flip
+from reference import three_methods
+from sufficit import UserError
+from sufficit.statistics import (
+    ENUMERATED,
+    Pair,
+    Standing,
+    bootstrap,
+    compare_values,
+    holm,
+    sign_flip,
+)
+
+NAN = math.nan
 
 QUARTERS = st.integers(-20, 20).map(lambda whole: whole / 4)  # exact in floating point, with ties
 FEW = arrays.arrays(np.float64, st.integers(1, 9), elements=QUARTERS)
@@ -83,7 +97,7 @@ def test_intervals_do_not_depend_on_how_much_is_held_at_a_time(
 ) -> None:
     values = np.random.default_rng(4).normal(size=(30, 2))
     whole = bootstrap(values, resamples=999, seed=5)
-    monkeypatch.setattr("sufficit.resampling.HELD", 100)
+    monkeypatch.setattr("sufficit.statistics.HELD", 100)
     assert np.allclose(whole, bootstrap(values, resamples=999, seed=5), rtol=1e-12)
     assert not np.allclose(whole, bootstrap(values, resamples=999, seed=6), rtol=1e-3)
 
@@ -134,7 +148,7 @@ def test_p_values_of_many_images_are_scipys_within_error() -> None:
 def test_drawn_p_values_are_near_the_exact_one(monkeypatch: pytest.MonkeyPatch) -> None:
     differences = np.random.default_rng(8).normal(0.4, 1, ENUMERATED)
     exact, _ = sign_flip(differences)
-    monkeypatch.setattr("sufficit.resampling.ENUMERATED", 0)
+    monkeypatch.setattr("sufficit.statistics.ENUMERATED", 0)
     drawn, enumerated = sign_flip(differences, draws=40_000)
     assert not enumerated
     assert drawn == pytest.approx(exact, abs=3 * (exact * (1 - exact) / 40_000) ** 0.5)
@@ -224,3 +238,157 @@ def test_holm_is_its_definition_keeps_order_and_never_lowers(p_values: np.ndarra
     assert (corrected <= np.minimum(1, p_values * len(p_values))).all()
     order = np.argsort(p_values, kind="stable")
     assert (np.diff(corrected[order]) >= 0).all()
+
+
+# Methods ranked by one value per image
+
+
+def pair_of(standing: Standing, *names: str) -> Pair:
+    return next(pair for pair in standing.pairs if {pair.first, pair.second} == set(names))
+
+
+def test_pairing_tells_what_the_intervals_of_the_means_do_not() -> None:
+    values = three_methods()
+    standing = compare_values(values)
+    assert (standing.best, standing.tied) == ("a", ("b",))
+    assert standing.ranking == ("a", "b", "c")
+    # The images differ so much more than the methods that the means' intervals overlap.
+    low, high = bootstrap(np.stack([values["a"], values["c"]], axis=1))
+    assert low[0] < high[1]
+    far = pair_of(standing, "a", "c")
+    assert 0.9 < far.low < far.difference < far.high < 1.1
+    assert far.p_corrected == pytest.approx(3 / 10_001)
+
+
+def test_a_pair_is_the_bootstrap_and_the_sign_flip_of_its_differences() -> None:
+    values = three_methods()
+    standing = compare_values(values, seed=3, resamples=500, draws=700)
+    tests = []
+    for pair in standing.pairs:
+        difference = values[pair.first] - values[pair.second]
+        low, high = bootstrap(difference[:, None], resamples=500, seed=3)
+        assert pair.difference == pytest.approx(difference.mean())
+        assert (pair.low, pair.high) == pytest.approx((low[0], high[0]))
+        assert (pair.p, pair.exact) == sign_flip(difference, draws=700, seed=3)
+        assert (pair.n, pair.n_nan) == (40, 0)
+        tests.append(pair.p)
+    assert [pair.p_corrected for pair in standing.pairs] == holm(np.array(tests)).tolist()
+    assert asdict(standing.chance) == {
+        "seed": 3, "resamples": 500, "draws": 700, "correction": "holm", "level": 0.05,
+    }  # fmt: skip
+
+
+def test_intervals_of_differences_agree_with_scipys_paired_bootstrap() -> None:
+    values = three_methods()
+    pair = pair_of(compare_values(values, resamples=20_000), "a", "c")
+    peer = stats.bootstrap(
+        (values["a"], values["c"]), lambda a, c, axis: np.mean(a - c, axis=axis),
+        paired=True, n_resamples=20_000, method="percentile", rng=1,
+    ).confidence_interval  # fmt: skip
+    width = peer.high - peer.low
+    assert (pair.low, pair.high) == pytest.approx((peer.low, peer.high), abs=0.03 * width)
+
+
+def test_lower_may_be_better() -> None:
+    standing = compare_values(three_methods(), "deletion_percent", higher_is_better=False)
+    assert standing.ranking == ("c", "b", "a")
+    assert (standing.best, standing.tied) == ("c", ())
+    assert pair_of(standing, "a", "c").difference < 0
+
+
+def test_what_is_tied_depends_on_the_number_of_pairs() -> None:
+    better, worse = [1.0] * 6, [0.0] * 6  # p = 2 / 64 = 0.03125
+    assert compare_values({"x": better, "y": worse}).tied == ()
+    three = compare_values({"x": better, "y": worse, "z": [0.0] * 6})
+    assert pair_of(three, "x", "y").p == 1 / 32
+    assert pair_of(three, "x", "y").p_corrected == 3 / 32
+    assert three.tied == ("y", "z")
+
+
+def test_images_where_either_has_no_value_are_left_out_and_counted() -> None:
+    standing = compare_values(
+        {"x": [4.0, 3, 2, NAN], "y": [1.0, 2, NAN, 9], "z": [NAN, NAN, NAN, NAN]}
+    )
+    pair = pair_of(standing, "x", "y")
+    # Their own means are 3 and 4; where both have a value x is ahead by 3 and by 1.
+    assert standing.means == pytest.approx({"y": 4, "x": 3, "z": NAN}, nan_ok=True)
+    assert (pair.first, pair.difference, pair.n, pair.n_nan) == ("y", -2, 2, 2)
+    assert (pair.low, pair.high, pair.p) == (-3, -1, 0.5)
+    nothing = pair_of(standing, "x", "z")
+    assert (nothing.n, nothing.n_nan, nothing.p) == (0, 4, 1)
+    assert np.isnan([nothing.difference, nothing.low, nothing.high]).all()
+    assert standing.ranking == ("y", "x", "z")
+    assert standing.tied == ("x",)  # what has no value is not marked as good
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(*[st.floats(-2, 1)] * 2), min_size=2, max_size=30), st.integers(0, 9))
+def test_swapping_two_methods_or_the_direction_changes_signs_alone(
+    rows: list[tuple[float, float]], seed: int
+) -> None:
+    a, b = (list(values) for values in zip(*rows, strict=True))
+    few = {"seed": seed, "resamples": 50, "draws": 50}
+    (one,) = compare_values({"x": a, "y": b}, **few).pairs
+    (swapped,) = compare_values({"x": b, "y": a}, **few).pairs
+    (turned,) = compare_values({"x": a, "y": b}, higher_is_better=False, **few).pairs
+    assert one.p == swapped.p == turned.p == one.p_corrected
+    # The method with the better mean comes first, x where they are equal.
+    sign = -1 if swapped.first == one.first else 1
+    assert swapped.difference == sign * one.difference
+    sign = 1 if turned.first == one.first else -1
+    assert turned.difference == sign * one.difference
+    mirrored = (turned.low, turned.high) if sign == 1 else (-turned.high, -turned.low)
+    assert mirrored == pytest.approx((one.low, one.high), abs=1e-12)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-2, 1), min_size=1, max_size=40))
+def test_identical_methods_differ_by_0_with_p_1(values: list[float]) -> None:
+    standing = compare_values({"x": values, "y": values}, resamples=20)
+    (pair,) = standing.pairs
+    assert (pair.difference, pair.p, pair.p_corrected) == (0, 1, 1)
+    assert standing.tied == ("y",)
+    if len(values) > 1:
+        assert (pair.low, pair.high) == (0, 0)
+
+
+@pytest.mark.parametrize("factor", [0.125, 3.0, 1e-9])
+def test_a_standing_does_not_depend_on_the_unit(factor: float) -> None:
+    values = three_methods()
+    one = compare_values(values)
+    other = compare_values({name: factor * found + 5 * factor for name, found in values.items()})
+    assert (other.ranking, other.tied) == (one.ranking, one.tied)
+    for a, b in zip(one.pairs, other.pairs, strict=True):
+        assert (b.p, b.p_corrected) == (a.p, a.p_corrected)
+        assert (b.difference, b.low, b.high) == pytest.approx(
+            tuple(factor * v for v in (a.difference, a.low, a.high)), abs=1e-9 * factor
+        )
+
+
+def test_sentences_say_who_is_best_and_who_is_tied() -> None:
+    values = three_methods()
+    mean = values["a"].mean()
+    assert compare_values(values).sentence() == (
+        f"By msi (higher is better) over 40 images a is best at {mean:.3f}; not"
+        " significantly different: b (level 0.05, Holm's correction for 3 pairs)."
+    )
+    two = compare_values({name: values[name] for name in "ac"})
+    assert (
+        "and differs significantly from every other (level 0.05, Holm's correction for 1 pair)"
+        in (two.sentence())
+    )
+    assert "nothing to compare it with" in compare_values({"a": values["a"]}).sentence()
+
+
+@pytest.mark.parametrize("values", [{"a": [1, NAN], "b": [NAN, 0]}, {"a": [NAN] * 2, "b": [0, 1]}])
+def test_methods_without_a_common_image_cannot_be_told_apart(values) -> None:
+    standing = compare_values(values)
+    best, other = standing.ranking
+    assert standing.sentence().endswith(f"; it has no image in common with {other}.")
+    assert f"{best} is best" in standing.sentence()
+    assert standing.tied == ()
+
+
+def test_infinite_values_are_refused() -> None:
+    with pytest.raises(UserError, match="finite or NaN, got inf for b"):
+        compare_values({"a": [0.0, 1.0], "b": [0.0, float("inf")]})

@@ -8,7 +8,7 @@ import torch
 from sufficit import Classifier, evaluate, explain_all
 from sufficit.data.digits import synthetic_digits
 from sufficit.explainers import CAMS
-from sufficit.metrics.compare_scores import Standing, compare_values
+from sufficit.statistics import Standing, compare_values
 
 COUNTS = (8, 16, 32, 64, 128, 256)
 

@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-from sufficit import Lax, evaluate, explain, leak
 from sufficit.comparing.groups import quiet
-from sufficit.data.splits import Split, evenly
-from sufficit.files import writing
 from sufficit.reproduce.clock import Clock
 from sufficit.reproduce.learning import lax_recipe, learn
 from sufficit.reproduce.plans import read_plan
 from sufficit.reproduce.scoring import overlap, pointing
 from sufficit.reproduce.work import Work
-from sufficit.results import provenance
+from torch import Tensor, nn
+
+from sufficit import Lax, evaluate, explain, leak
+from sufficit.data.splits import Split, evenly
+from sufficit.files import writing
+from sufficit.provenance import provenance
 from sufficit.training import RECIPES, LaxRecipe
 from sufficit.training.loaders import loader_for
 

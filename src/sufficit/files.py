@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and files of strangers that are read with care."""
+"""Files that are written whole or not at all, and JSON files of other people, read with limits."""
 
 import hashlib
 import json
@@ -14,10 +14,10 @@ from typing import Any
 from sufficit.errors import UserError
 
 CHECKPOINT = "checkpoint.pt"
-"""Where a training run keeps how far it is; whoever finds it may go on with the run."""
+"""The file from which a training run resumes."""
 LONGEST = 255  # bytes in a file's name, on most systems
-MOST_JSON = 2**24  # bytes; a description of anything is smaller
-_COMMANDS = ("compare", "evaluate", "explain", "sanity", "train-lax")  # with a run.json
+MOST_JSON = 2**24  # bytes
+_COMMANDS = ("compare", "evaluate", "explain", "sanity", "train-lax")  # that write a run.json
 _NODE = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 _PART = re.compile(r"\..*\.part-([0-9a-f]{8})-(\d+)(\.\w+)?", re.DOTALL)
 _swept: set[Path] = set()
@@ -27,9 +27,9 @@ _sweeping = Lock()
 def check_output(
     folder: Path, sources: Sequence[Path] = (), *, overwrite: bool = True, command: str = ""
 ) -> None:
-    """Raise, before any work is done, where results could not be written or would do harm.
+    """Raise, before any work is done, if results cannot be written or would do harm.
 
-    A run of another `command` is not overwritten: half of its files would stay.
+    A run of another `command` is never overwritten: half of its files would stay.
     """
     if (folder / "run.json").exists():
         other = _command_of(folder / "run.json")
@@ -41,7 +41,10 @@ def check_output(
             )
     for source in sources:
         if source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
-            raise UserError(f"--out {folder} lies inside {source}: results would be read as images")
+            raise UserError(
+                f"--out {folder} lies inside {source}, so results would be read as images: choose"
+                " another --out"
+            )
     try:
         made = [part for part in (folder, *folder.parents) if not part.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,11 +53,13 @@ def check_output(
         if not os.access(folder if folder.exists() else made[-1].parent, os.W_OK):
             raise PermissionError(13, "no right to write there")
     except OSError as error:
-        raise UserError(f"{folder} can't be a folder of results: {error.strerror}") from error
+        raise UserError(
+            f"{folder} can't be a folder of results: {error.strerror}. Choose another --out"
+        ) from error
 
 
 def _command_of(record: Path) -> str | None:
-    """The command of ours that a run.json is of, if it says so."""
+    """The sufficit command that wrote a run.json, if it says so."""
     try:
         words = str(read_json(record).get("command")).split()
     except (UserError, AttributeError):
@@ -64,7 +69,7 @@ def _command_of(record: Path) -> str | None:
 
 
 def make_folder(folder: Path) -> Path:
-    """The folder, made where it is not there yet."""
+    """Create the folder if it does not exist, and return it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -73,7 +78,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def safe_name(name: str) -> str:
-    """A name that a file or folder of results may have; it leads to no other place.
+    """The name, if it may be that of a file or folder; raise if it leads to another place.
 
     >>> safe_name("011.Rusty_Blackbird")
     '011.Rusty_Blackbird'
@@ -84,7 +89,7 @@ def safe_name(name: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """A name no longer than a file's may be: what is left out of the middle becomes a digest.
+    """A name of at most 255 bytes: the middle of a longer one becomes a digest.
 
     >>> short_name("cat.png"), len(short_name(300 * "x" + ".png"))
     ('cat.png', 215)
@@ -98,9 +103,13 @@ def short_name(name: str) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A temporary path beside the wanted one, renamed to it when the block ends well."""
+    """A temporary path in the same folder, renamed to `path` when the block ends without error."""
     _sweep(path.parent)
-    part = path.with_name(_part_name(path))
+    end = f".part-{_NODE}-{os.getpid()}{path.suffix}"
+    name = f".{path.stem}{end}"
+    if len(os.fsencode(name)) > LONGEST:
+        name = f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:32]}{end}"
+    part = path.with_name(name)
     try:
         yield part
         part.replace(path)
@@ -112,50 +121,42 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a file of this name is what `writing` leaves behind when the process is killed."""
+    """Whether a file of this name is what `writing` leaves when the process is killed."""
     return _PART.fullmatch(name) is not None
 
 
 def read_json(path: Path, most: int = MOST_JSON) -> Any:
-    """What a JSON file holds; raise where it is no file, too large, or no JSON."""
+    """The content of a JSON file; raise if it is no file, larger than `most` bytes, or no JSON."""
     try:
         if not path.is_file():
             raise FileNotFoundError("there is no such file")
         if path.stat().st_size > most:
-            raise ValueError(f"it has {path.stat().st_size} bytes, at most {most} are read")
+            raise ValueError(f"it has {path.stat().st_size} bytes, the limit is {most}")
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} could not be read: {error}") from error
 
 
-def _part_name(path: Path) -> str:
-    end = f".part-{_NODE}-{os.getpid()}{path.suffix}"
-    name = f".{path.stem}{end}"
-    if len(os.fsencode(name)) <= LONGEST:
-        return name
-    return f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:32]}{end}"
-
-
 def _sweep(folder: Path) -> None:
-    """Remove, once in each folder, what killed processes of this machine left half written."""
+    """Remove, once per folder, what killed processes of this machine left half written."""
     with _sweeping, suppress(OSError):
         if folder in _swept:
             return
         _swept.add(folder)
         for path in folder.iterdir():
             found = _PART.fullmatch(path.name)
-            if found and found[1] == _NODE and _is_gone(int(found[2])):
+            if found and found[1] == _NODE and _has_ended(int(found[2])):
                 path.unlink(missing_ok=True)
 
 
-def _is_gone(process: int) -> bool:
-    """Whether a process has ended; what has this one's own number is of an earlier one."""
-    if process == os.getpid():
-        return True
+def _has_ended(process: int) -> bool:
+    """Whether a process has ended; one with our own number is an earlier one."""
     try:
-        os.kill(process, 0)
+        if process != os.getpid():
+            os.kill(process, 0)
+            return False
     except (ProcessLookupError, OverflowError):
         return True
     except OSError:
         return False
-    return False
+    return True

@@ -1,71 +1,51 @@
-"""A progress bar for whatever takes longer than a few seconds."""
+"""Progress of long jobs, drawn by tqdm in terminals and notebooks."""
 
 import math
-import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from sufficit.perturbation.types import Progress
-
-PATIENCE = 5.0  # seconds of silence before a bar shows by itself
+Progress = Callable[[float, float], None]
+"""Called as (done, total) while a long job runs."""
+DELAY = 5.0  # seconds before a bar appears that nobody asked for
 
 
 class Tick(Protocol):
-    """Tells a bar how far a job is, and what there is to say of it."""
+    """Moves a progress bar."""
 
     def __call__(self, done: float, total: float, note: str = "", /) -> None:
-        """`done` of `total`."""
+        """Show `done` of `total`, and a note behind the bar."""
 
 
 @contextmanager
 def bar(title: str, wanted: bool | Progress | None = None) -> Iterator[Tick | None]:
-    """A function (done, total) that draws a bar: at once, never, or (None) when it takes long.
+    """Yield a function (done, total) that moves a progress bar, or None where no bar is drawn.
 
-    A total of infinity is one that is not known: what is done is counted. A function of the
-    caller's own is handed through.
+    True draws it at once, False never, None after five seconds in a terminal or notebook. An
+    infinite total is an unknown one. A function of the caller is called instead of a bar.
     """
     if callable(wanted):
-        told = wanted
-        yield lambda done, total, note="": told(done, total)
+        report = wanted
+        yield lambda done, total, note="": report(done, total)
         return
-    if wanted is False or (wanted is None and not sys.stderr.isatty()):
+    if wanted is False:
         yield None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as Bars
+    from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it ships no types
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    times = (TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
-    bars = Bars(*columns, *times, console=Console(stderr=True))
-    task = bars.add_task(title, total=None, note="")
-    begun = time.monotonic()
+    delay, disable = (0, False) if wanted else (DELAY, None)  # None: unless stderr is a terminal
+    with tqdm(desc=title, delay=delay, disable=disable) as drawn:
 
-    def tick(done: float, total: float, note: str = "", /) -> None:
-        if wanted or time.monotonic() - begun > PATIENCE:
-            bars.start()
-        known = total if math.isfinite(total) else None
-        bars.update(task, completed=done, total=known, note=note)
+        def tick(done: float, total: float, note: str = "", /) -> None:
+            drawn.total = int(total) if math.isfinite(total) else None
+            drawn.set_postfix_str(note, refresh=False)
+            drawn.update(int(done) - drawn.n)
 
-    if wanted:
-        bars.start()
-    try:
-        yield tick
-    finally:
-        if bars.live.is_started:
-            bars.stop()
+        yield None if drawn.disable else tick
 
 
 def stage(tick: Progress | None, which: int, of: int) -> Progress | None:
-    """The progress of one of several stages as part of the whole."""
+    """Return the progress of stage number `which`, out of `of`, as part of the whole job."""
     if tick is None:
         return None
     return lambda done, total: tick(which * total + done, of * total)

@@ -1,4 +1,8 @@
-"""How alike heatmaps are: by the order of their pixels, by structure, by the region they mark."""
+"""Similarity of heatmaps: rank correlation, structural similarity, overlap of regions.
+
+Spearman and SSIM are written here, and compared with scipy and torchmetrics in the tests: scipy
+ranks on the CPU only, and torchmetrics' SSIM takes 14 times as long in float64.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,48 +11,50 @@ from itertools import combinations
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sufficit.errors import UserError
-from sufficit.intervals import Estimate, estimates
+from sufficit.perturbation.fills import blur_matrix
+from sufficit.statistics import Estimate, estimates
 
 _GROUP_ELEMENTS = 2**22  # pixels compared at once
-_REACH = 5  # pixels from the middle of SSIM's window to its edge
+_LEAST_SIDE = 6  # pixels, for SSIM's window of 11
 _C1, _C2 = 0.01**2, 0.03**2  # SSIM's constants for values in 0..1
 
 
 def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
-    """Spearman's rank correlation of each image's pixels: [N,H,W], [N,H,W] -> [N].
+    """Return Spearman's rank correlation of each image's pixels: [N,H,W], [N,H,W] -> [N].
 
-    Ties share their average rank. NaN where either map has no spread.
+    Ties share their average rank. NaN where a map is constant.
 
     >>> ramp = torch.tensor([[[0.0, 0.1], [0.2, 0.9]]])
     >>> rank_correlation(ramp, ramp.square()), rank_correlation(ramp, 1 - ramp)
     (tensor([1.], dtype=torch.float64), tensor([-1.], dtype=torch.float64))
     """
     _check_pair(first, second)
-    return _in_groups(
-        lambda a, b: _correlation(_centred_ranks(a), _centred_ranks(b)), first, second
-    )
+    return _in_groups(lambda a, b: _correlation(_ranks(a), _ranks(b)), first, second)
 
 
 def structural_similarity(first: Tensor, second: Tensor) -> Tensor:
-    """SSIM of each pair of maps in 0..1, a Gaussian window of 11 pixels: [N,H,W] twice -> [N].
+    """Return SSIM of each pair of maps in 0..1, Gaussian window of 11 pixels: [N,H,W] twice -> [N].
 
-    NaN where a side is shorter than six pixels: the window does not fit.
+    NaN where a side is shorter than six pixels, so that the window does not fit.
 
     >>> ramp = torch.linspace(0, 1, 64).view(1, 8, 8)
     >>> structural_similarity(ramp, ramp)
     tensor([1.], dtype=torch.float64)
     """
     _check_pair(first, second)
-    if min(first.shape[1:]) <= _REACH:
+    if min(first.shape[1:]) < _LEAST_SIDE:
         return torch.full((len(first),), torch.nan, dtype=torch.float64)
     return _in_groups(_ssim, first, second)
 
 
-def region_overlap(first: Tensor, second: Tensor, alpha_min: float = 0.5) -> Tensor:
-    """Intersection over union of the regions above alpha_min; both empty: 1. [N,H,W] twice -> [N].
+def region_overlap(
+    first: Tensor, second: Tensor, alpha_min: float = 0.5, *, empty: float = 1.0
+) -> Tensor:
+    """Intersection over union of the regions above alpha_min: [N,H,W] twice -> [N].
+
+    `empty` is the value where both regions are empty.
 
     >>> maps = torch.tensor([[[0.9, 0.9, 0.1]], [[0.1, 0.9, 0.1]]])
     >>> region_overlap(maps[:1], maps[1:])
@@ -58,64 +64,62 @@ def region_overlap(first: Tensor, second: Tensor, alpha_min: float = 0.5) -> Ten
     ours, theirs = first > alpha_min, second > alpha_min
     union = (ours | theirs).sum((1, 2)).cpu().double()
     both = (ours & theirs).sum((1, 2)).cpu().double()
-    return torch.where(union == 0, 1.0, both / union.clamp(min=1))
+    return torch.where(union == 0, empty, both / union.clamp(min=1))
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How alike several maps of each image are, each value the mean over pairs of maps: [N]."""
+    """How similar several maps of each image are, averaged over pairs of maps: each [N]."""
 
     rank_correlation: Tensor
     ssim: Tensor
     iou: Tensor
-    maps: int  # of each image
+    maps: int  # per image
     alpha_min: float
 
     def summary(self, *, seed: int = 0) -> dict[str, Estimate]:
-        """Means over images with 95 % intervals; NaN is left out of them, and counted."""
+        """Return means over images with 95 % intervals; NaN is ignored and counted."""
         columns = ("rank_correlation", "ssim", "iou")
         return {name: estimate(getattr(self, name), seed=seed) for name in columns}
 
 
 def agreement(maps: Sequence[Tensor] | Tensor, alpha_min: float = 0.5) -> Agreement:
-    """How repeatable heatmaps are, one set a seed: S times [N,H,W] in 0..1, or [S,N,H,W].
+    """Return how repeatable heatmaps are over S seeds: S times [N,H,W] in 0..1, or [S,N,H,W].
 
-    An image whose value is NaN for one pair of maps has NaN for its mean.
+    An image has NaN if one of its pairs of maps has NaN.
 
     >>> hill = torch.linspace(0, 1, 64).view(1, 8, 8)
     >>> agreement([hill, hill, 1 - hill]).rank_correlation       # pairs: 1, -1, -1
     tensor([-0.3333], dtype=torch.float64)
     """
-    _check_several(maps)
-    parts = [_agree([m[part] for m in maps], alpha_min) for part in _groups(maps[0])]
-    rank, ssim, iou = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Agreement(rank, ssim, iou, len(maps), alpha_min)
+    if isinstance(maps, Tensor) and maps.ndim != 4:
+        raise UserError(
+            f"maps must be [S,N,H,W], or a list of [N,H,W], one per seed, got {list(maps.shape)}"
+        )
+    if len(maps) < 2:
+        raise UserError(f"agreement needs the maps of two seeds or more, got {len(maps)}")
+    pairs = list(combinations(maps, 2))
+
+    def mean(compare: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        return torch.stack([compare(a, b) for a, b in pairs]).mean(0)
+
+    return Agreement(
+        mean(rank_correlation),
+        mean(structural_similarity),
+        mean(lambda a, b: region_overlap(a, b, alpha_min)),
+        len(maps),
+        alpha_min,
+    )
 
 
 def estimate(values: Tensor, *, seed: int = 0, higher_is_better: bool = True) -> Estimate:
-    """The mean of one value an image, its 95 % interval, and how many are NaN: [N]."""
+    """Return the mean of one value per image with its 95 % interval: [N]."""
     column = np.asarray(values.double().cpu())
     return estimates({"": column}, {"": higher_is_better}, seed=seed)[""]
 
 
-def _agree(maps: list[Tensor], alpha_min: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The means over pairs of S maps of a group of images: each [N]."""
-    ranks = [_centred_ranks(m) for m in maps]  # sorted once, however many pairs there are
-    pairs = list(combinations(range(len(maps)), 2))
-    found = [
-        (
-            _correlation(ranks[i], ranks[j]).cpu(),
-            structural_similarity(maps[i], maps[j]),
-            region_overlap(maps[i], maps[j], alpha_min),
-        )
-        for i, j in pairs
-    ]
-    rank, ssim, iou = (torch.stack(column).mean(0) for column in zip(*found, strict=True))
-    return rank, ssim, iou
-
-
-def _centred_ranks(maps: Tensor) -> Tensor:
-    """The ranks of each map's pixels less their mean, ties at their average: [N,H,W] -> [N,HW]."""
+def _ranks(maps: Tensor) -> Tensor:
+    """Return each pixel's rank minus the mean rank, ties at their average: [N,H,W] -> [N,HW]."""
     values = maps.flatten(1).contiguous()
     ordered = values.sort(dim=1).values
     below = torch.searchsorted(ordered, values, right=False)
@@ -124,17 +128,17 @@ def _centred_ranks(maps: Tensor) -> Tensor:
 
 
 def _correlation(first: Tensor, second: Tensor) -> Tensor:
-    """Pearson's correlation of centred rows: [N,P], [N,P] -> [N]."""
+    """Return Pearson's correlation of centred rows: [N,P], [N,P] -> [N]."""
     product = (first * second).sum(1)
-    # Sums of halves squared are exact in float64, so that equal maps correlate to 1 exactly.
+    # Sums of squared halves are exact in float64, so that equal maps correlate to exactly 1.
     return product / (first.square().sum(1) * second.square().sum(1)).sqrt()
 
 
 def _ssim(first: Tensor, second: Tensor) -> Tensor:
-    """Wang et al. 2004, equation 13, averaged over the pixels: [N,H,W], [N,H,W] -> [N]."""
+    """Return SSIM (Wang et al. 2004, equation 13), averaged over pixels: [N,H,W] twice -> [N]."""
     # In float64: a GPU may multiply float32 in TF32, too coarse for differences of squares.
     x, y = _exact(first), _exact(second)
-    down, across = (_blur(side).to(x.device) for side in x.shape[1:])
+    down, across = (blur_matrix(side, 1.5, x.device, x.dtype) for side in x.shape[1:])
     mean_x, mean_y, square_x, square_y, product = (
         down @ maps @ across.T for maps in (x, y, x * x, y * y, x * y)
     )
@@ -144,52 +148,30 @@ def _ssim(first: Tensor, second: Tensor) -> Tensor:
     return (luminance * (2 * covariance + _C2) / (variances + _C2)).mean((1, 2))
 
 
-def _blur(side: int) -> Tensor:
-    """SSIM's Gaussian window along one side, reflected at the ends, as a matrix [side,side]."""
-    places = torch.arange(-_REACH, _REACH + 1, dtype=torch.float64)
-    weights = torch.exp(-(places / 1.5).square() / 2)
-    pixels = torch.eye(side, dtype=torch.float64)
-    windows = F.pad(pixels[None], (_REACH, _REACH), mode="reflect")[0].unfold(1, len(weights), 1)
-    return (windows @ (weights / weights.sum())).T
-
-
 def _exact(values: Tensor) -> Tensor:
-    """In float64; on the CPU where the device has none."""
+    """Return float64, on the CPU where the device has none."""
     return (values.cpu() if values.device.type == "mps" else values).double()
-
-
-def _groups(maps: Tensor) -> list[slice]:
-    """Stretches of images that are compared at once."""
-    size = max(1, _GROUP_ELEMENTS // maps[0].numel())
-    return [slice(start, start + size) for start in range(0, len(maps), size)]
 
 
 def _in_groups(
     compare: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor
 ) -> Tensor:
-    return torch.cat([compare(first[part], second[part]).cpu() for part in _groups(first)])
+    size = max(1, _GROUP_ELEMENTS // first[0].numel())
+    pairs = zip(first.split(size), second.split(size), strict=True)
+    return torch.cat([compare(a, b).cpu() for a, b in pairs])
 
 
 def _check_pair(first: Tensor, second: Tensor) -> None:
     for maps in (first, second):
         if not isinstance(maps, Tensor) or maps.ndim != 3 or 0 in maps.shape:
             came = list(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__
-            raise UserError(f"heatmaps must be a tensor [N,H,W] of one image or more, got {came}")
+            raise UserError(
+                f"heatmaps must be [N,H,W] of one image or more, got {came}: pass such a tensor"
+            )
         if not maps.isfinite().all():
-            raise UserError("heatmaps must be finite to be compared, got NaN or infinite values")
+            raise UserError("heatmaps must be finite, got NaN or infinite values: leave these out")
     if first.shape != second.shape:
         raise UserError(
-            f"heatmaps must be of one shape to be compared, got {list(first.shape)} and"
-            f" {list(second.shape)}: bring them to one size with sufficit.resize"
+            f"heatmaps must have one shape to be compared, got {list(first.shape)} and"
+            f" {list(second.shape)}: call sufficit.resize"
         )
-
-
-def _check_several(maps: Sequence[Tensor] | Tensor) -> None:
-    if isinstance(maps, Tensor) and maps.ndim != 4:
-        raise UserError(
-            f"maps must be [S,N,H,W], or a list of [N,H,W], one a seed, got {list(maps.shape)}"
-        )
-    if len(maps) < 2:
-        raise UserError(f"agreement needs the maps of two seeds or more, got {len(maps)}")
-    for other in maps[1:]:
-        _check_pair(maps[0], other)

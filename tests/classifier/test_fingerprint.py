@@ -1,4 +1,4 @@
-"""The fingerprint: one classifier is one whatever it was cast to, and two are two."""
+"""The fingerprint: the same for one classifier in any precision, another for any other."""
 
 import math
 from pathlib import Path
@@ -138,7 +138,7 @@ def negated_unseen(tensor: Tensor) -> None:
         (negated_unseen, "features.0.0.weight"),
     ],
 )
-def test_what_is_remembered_is_forgotten_when_weights_change_in_place(change, name) -> None:
+def test_the_cached_fingerprint_follows_weights_that_change_in_place(change, name) -> None:
     classifier = classifier_of()
     lax = adapter_of(classifier)
     change(classifier.model.state_dict()[name])
@@ -180,7 +180,7 @@ def test_weights_made_under_inference_mode_have_one_too() -> None:
 
 
 @pytest.mark.parametrize("lowest", [-math.inf, torch.finfo(torch.float32).min])
-def test_a_mask_of_the_lowest_numbers_is_one_classifiers_in_any_precision(lowest: float) -> None:
+def test_a_mask_of_the_lowest_numbers_fits_in_any_precision(lowest: float) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
     net.register_buffer("mask", torch.tensor([0.0, lowest, 1.0]))
     classifier = Classifier(net)
@@ -207,5 +207,5 @@ def test_names_and_shapes_count_though_the_numbers_agree() -> None:
     assert not same(one, Fingerprint("a", (0.1, 0.23)))
 
 
-def test_an_adapter_of_nobody_goes_with_everybody() -> None:
+def test_an_adapter_without_fingerprint_fits_every_classifier() -> None:
     Lax(32).check(classifier_of())

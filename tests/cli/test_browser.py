@@ -1,4 +1,4 @@
-"""A report is shown where there is a browser, and nothing happens where there is none."""
+"""A page opens if there is a browser, and nothing happens if there is none."""
 
 import time
 import webbrowser
@@ -6,14 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from sufficit.demo import TRUTH, in_words
 
 from sufficit.cli.browser import show_page
-from sufficit.demo import TRUTH, in_words
-from sufficit.intervals import Estimate
+from sufficit.statistics import Estimate
 
 
 class Window:
-    """A browser that only notes what it was asked to show."""
+    """A browser that only records the addresses it opens."""
 
     def __init__(self, answer: object = True) -> None:
         self.answer, self.shown = answer, []
@@ -41,13 +41,13 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Window:
     return window
 
 
-def test_a_terminal_on_a_screen_shows_the_page(desk: Window, tmp_path: Path) -> None:
+def test_a_terminal_on_a_screen_opens_the_page(desk: Window, tmp_path: Path) -> None:
     assert show_page(tmp_path / "a b.html") is True
     assert desk.shown == [f"file://{tmp_path}/a%20b.html"]
 
 
-@pytest.mark.parametrize("without", ["a terminal", "a screen", "a screen near by", "anyone there"])
-def test_it_is_not_shown_by_itself_without(
+@pytest.mark.parametrize("without", ["a terminal", "a screen", "a local screen", "a user"])
+def test_no_browser_opens_by_default_without(
     desk: Window, monkeypatch: pytest.MonkeyPatch, without: str
 ) -> None:
     if without == "a terminal":
@@ -55,26 +55,24 @@ def test_it_is_not_shown_by_itself_without(
     elif without == "a screen":
         monkeypatch.delenv("DISPLAY")
     else:
-        monkeypatch.setenv(
-            {"a screen near by": "SSH_CONNECTION", "anyone there": "CI"}[without], "1"
-        )
+        monkeypatch.setenv({"a local screen": "SSH_CONNECTION", "a user": "CI"}[without], "1")
     assert show_page(Path("report.html")) is False
     assert desk.shown == []
     assert show_page(Path("report.html"), wanted=True) is True
 
 
-def test_it_is_not_shown_to_who_does_not_want_it(desk: Window) -> None:
+def test_no_browser_opens_if_it_is_not_wanted(desk: Window) -> None:
     assert show_page(Path("report.html"), wanted=False) is False
     assert desk.shown == []
 
 
 @pytest.mark.parametrize("answer", [False, OSError("no such program"), webbrowser.Error("none")])
-def test_a_browser_that_fails_is_no_error(desk: Window, answer: object) -> None:
+def test_a_failing_browser_is_not_an_error(desk: Window, answer: object) -> None:
     desk.answer = answer
     assert show_page(Path("report.html"), wanted=True) is False
 
 
-def test_no_browser_at_all_is_no_error(desk: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_browser_is_not_an_error(desk: Window, monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> None:
         raise webbrowser.Error("could not locate runnable browser")
 
@@ -82,7 +80,7 @@ def test_no_browser_at_all_is_no_error(desk: Window, monkeypatch: pytest.MonkeyP
     assert show_page(Path("report.html"), wanted=True) is False
 
 
-def test_a_browser_inside_the_terminal_is_left_alone(
+def test_a_browser_inside_the_terminal_is_not_used(
     desk: Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lynx = webbrowser.GenericBrowser("lynx")
@@ -96,9 +94,9 @@ def test_a_browser_that_hangs_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr("sufficit.cli.browser.PATIENCE", 0.05)
     desk.open = lambda _: time.sleep(1)
-    begun = time.monotonic()
+    started = time.monotonic()
     assert show_page(Path("report.html"), wanted=True) is False
-    assert time.monotonic() - begun < 0.8
+    assert time.monotonic() - started < 0.8
 
 
 def test_the_demo_opens_its_report_when_asked_and_says_so(

@@ -444,7 +444,7 @@ def test_likely_slips_are_answered_in_words(classifier, images, heatmaps):
 
 
 def test_the_plan_of_all_columns_has_as_many_bands_as_the_docs_say():
-    from sufficit.metrics.scores import make_plan
+    from sufficit.metrics.plan import make_plan
 
     assert len(make_plan(0.5).asks) == 354
     scores = evaluate(

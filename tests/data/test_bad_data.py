@@ -26,7 +26,7 @@ from sufficit.data.images import (
 )
 from sufficit.errors import UserError
 from sufficit.files import short_name
-from sufficit.results import save_json
+from sufficit.provenance import save_json
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 24, 3), dtype=np.uint8)
 GREY = PIXELS[..., 0]

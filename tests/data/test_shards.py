@@ -5,45 +5,32 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Sequence
+import time
 from pathlib import Path
 
 import numpy as np
 import pandas
 import pytest
 import torch
-from PIL import Image
 
 from own_model import MODEL
-from sufficit import Classifier, UserError
-from sufficit.compare import compare_folder
-from sufficit.comparing.settings import settings_from
+from shard_files import png, write_shard
+from sufficit import UserError
 from sufficit.data import shards
-from sufficit.data.heatmap_files import HeatmapFile
-from sufficit.data.images import BadImageError, list_images, open_images, read_image
-from sufficit.data.loader import Entry, ImageLoader
+from sufficit.data.images import (
+    BadImageError,
+    ImageSource,
+    list_images,
+    open_images,
+    read_image,
+)
+from sufficit.data.loader import Entry, ImageLoader, Item
 from sufficit.data.shards import Member, expand
-from sufficit.drawing import Drawn, save_drawn
-from sufficit.pairing import Pairs
-
-
-def png(number: int) -> bytes:
-    pixels = np.random.default_rng(number).integers(0, 256, (12, 10, 3), dtype=np.uint8)
-    written = io.BytesIO()
-    Image.fromarray(pixels).save(written, "png")
-    return written.getvalue()
-
-
-def write_shard(
-    path: Path, files: Sequence[tuple[str, bytes]], kind: int = tarfile.GNU_FORMAT
-) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=kind) as shard:
-        for name, content in files:
-            facts = tarfile.TarInfo(name)
-            facts.size = len(content)
-            shard.addfile(facts, io.BytesIO(content))
-    return path
+from sufficit.runs.config import config_from
+from sufficit.runs.engine import run
+from sufficit.runs.job import make_job
+from sufficit.runs.maps import MapFile
+from sufficit.runs.overlays import explain_run
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
@@ -141,11 +128,12 @@ def test_names_that_only_look_odd_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../out.png", "/out.png"])
-def test_nothing_is_drawn_outside_the_folder_whatever_the_name(tmp_path: Path, name: str) -> None:
-    maps = {"gradcam": torch.rand(1, 8, 8)}
-    one = Drawn((name,), torch.rand(1, 3, 8, 8), maps, torch.zeros(1), torch.ones(1, 2) / 2, {})
-    with pytest.raises(UserError, match=r"out\.png.* leads out of it: rename it"):
-        save_drawn(tmp_path / "deep" / "out", one, Classifier.load("sufficit:digits"), {})
+def test_nothing_is_drawn_outside_the_folder_for_any_name(tmp_path: Path, name: str) -> None:
+    source = ImageSource.from_tensors(torch.rand(1, 3, 64, 64), names=[name])
+    config = config_from({"model": "sufficit:digits", "data": "-", "methods": ["gradcam"]})
+    job = make_job(config, images=source)
+    with pytest.raises(UserError, match=r"out\.png.* leads out of .*: rename the image"):
+        explain_run(job, tmp_path / "deep" / "out", progress=False)
     assert not list(tmp_path.rglob("*out.png*"))
 
 
@@ -163,34 +151,37 @@ def test_a_second_file_of_one_name_is_a_bad_picture(tmp_path: Path) -> None:
             picture.read(None)
     assert len(list_images(tmp_path)) == 6, "another shard has names of its own"
     np.savez(tmp_path / "maps.npz", a=np.ones((2, 2)), b=np.ones((2, 2)))
-    with HeatmapFile(tmp_path / "maps.npz") as maps:
-        reader = ImageLoader(Pairs(None, maps, normalize=False).read)
-        items = reader.items([Entry(number, picture) for number, picture in enumerate(found)])
+    maps = MapFile(tmp_path / "maps.npz")
+
+    def read(entry: Entry) -> Item:
+        maps.read(entry)
+        return Item(entry, entry.image.read(None))
+
+    loader = ImageLoader(read)
+    items = loader.items([Entry(number, image) for number, image in enumerate(found)])
     assert [item.name for item in items] == ["a.tar/a.png", "a.tar/b.png"]
     told = [f"a second file of this name in the shard ({name!r})" for name in ("a.png", "./b.png")]
-    assert [one.reason for one in reader.skipped] == told
+    assert [one.reason for one in loader.skipped] == told
 
 
 def names_and_rows(tmp_path: Path, out: str, **more: object) -> tuple[list[str], dict[str, str]]:
     """The images that a comparison of the shards scored, and those that it left out."""
-    settings = settings_from(
+    config = config_from(
         {"model": f"python:{tmp_path / 'model.py'}:make", "data": str(tmp_path / "s")}
         | {"methods": ["gradcam"], "device": "cpu", "donors": 2, "value_step": 0.25}
         | {"percent_step": 0.25, **more}
     )
-    compare_folder(settings, tmp_path / out, group=2)
-    run = json.loads((tmp_path / out / "run.json").read_text())
+    run(make_job(config, unit=2), tmp_path / out, progress=False)
+    record = json.loads((tmp_path / out / "run.json").read_text())
     rows = pandas.read_parquet(tmp_path / out / "gradcam" / "scores.parquet")
-    return rows["image"].tolist(), {one["name"]: one["reason"] for one in run["skipped"]}
+    return rows["image"].tolist(), {one["name"]: one["reason"] for one in record["skipped"]}
 
 
 @pytest.mark.parametrize("cut", [0, 1], ids=["the first shard", "the last shard"])
 @pytest.mark.parametrize("left", [2, 1, 0], ids=["in an image", "before a label", "at once"])
 def test_a_shard_that_is_cut_off_gives_what_is_before_the_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int, left: int
+    tmp_path: Path, cut: int, left: int
 ) -> None:
-    for slow in ("_save_sheet", "write_report"):
-        monkeypatch.setattr(f"sufficit.comparing.saving.{slow}", lambda *_: None)
     (tmp_path / "model.py").write_text(MODEL)
     for shard in range(2):
         keys = [(f"{k}", ("ant", "bee", "cat")[k]) for k in range(3)]
@@ -303,6 +294,13 @@ def test_a_header_of_records_renames_what_follows_it(tmp_path: Path) -> None:
     assert (found.name, found.bytes()) == ("b.tar/b.png", 7)
 
 
+def test_a_header_without_records_takes_no_time(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(pax(b"1 " * 2**19))
+    start = time.monotonic()
+    assert [image.name for image in list_images(tmp_path / "a.tar")] == ["a.tar/a.png"]
+    assert time.monotonic() - start < 5
+
+
 def test_a_size_of_records_is_not_that_of_a_long_name(tmp_path: Path) -> None:
     name = b"long/" * 30 + b"a.png\0"
     about = tarfile.TarInfo("about")
@@ -322,11 +320,7 @@ def test_words_in_json_that_are_no_label_are_none(tmp_path: Path) -> None:
     assert [p.folder for p in found] == [None] * 5 + ["4"]
 
 
-def test_a_comparison_on_shards_is_that_on_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for slow in ("_save_sheet", "write_report"):
-        monkeypatch.setattr(f"sufficit.comparing.saving.{slow}", lambda *_: None)
+def test_a_comparison_on_shards_is_that_on_a_folder(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     classes = ["ant", "bee", "cat"]
     files = [(classes[i // 3], f"{i:02d}", png(i)) for i in range(9)]
@@ -340,19 +334,19 @@ def test_a_comparison_on_shards_is_that_on_a_folder(
         write_shard(tmp_path / "s" / f"{number}.tar", sorted([*inside, *words]))
     found = {}
     for data in ("photos", "s/{0..2}.tar"):
-        settings = settings_from(
+        config = config_from(
             {"model": f"python:{tmp_path / 'model.py'}:make", "data": str(tmp_path / data)}
             | {"methods": ["gradcam"], "device": "cpu", "donors": 2, "value_step": 0.25}
             | {"percent_step": 0.25}
         )
         out = tmp_path / f"out-{data[0]}"
-        compare_folder(settings, out, group=2)
+        run(make_job(config, unit=2), out, progress=False)
         found[data[0]] = [
             pandas.read_parquet(out / m / "scores.parquet") for m in ("gradcam", "random")
         ]
-        run = json.loads((out / "run.json").read_text())
-        assert run["targets"] == "label"
-        assert run["class_folders"] == ({} if data[0] == "s" else {"ant": 0, "bee": 1, "cat": 2})
+        record = json.loads((out / "run.json").read_text())
+        assert record["targets"] == "label"
+        assert record["class_folders"] == ({} if data[0] == "s" else {"ant": 0, "bee": 1, "cat": 2})
     for one, other in zip(found["p"], found["s"], strict=True):
         pandas.testing.assert_frame_equal(
             one.drop(columns="image"), other.drop(columns="image"), check_exact=True

@@ -6,31 +6,19 @@ from itertools import pairwise
 import pytest
 import timm
 import torch
-from test_classifier import small_vit
 from torch import Tensor, nn
 
+from small_models import (
+    Sum,
+    Traces,
+    cnn,
+    mixed_modes,
+    rand,
+    small_vit,
+)
 from sufficit import Classifier, Lax, UserError, explain, explain_all
 from sufficit.explainers.explanation import learned
 from sufficit.explainers.lax import Finer, Mix
-
-
-def rand(*shape: int, seed: int = 0) -> Tensor:
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def cnn(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1, stride=2),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        nn.Conv2d(6, 9, 3, padding=1, stride=2),
-        nn.ReLU(inplace=True),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Dropout(),
-        nn.Linear(9, 4),
-    ).eval()
 
 
 def timm_vit() -> nn.Module:
@@ -104,26 +92,15 @@ def test_a_finer_map_is_a_pixel_shuffle_and_a_convolution(times: int) -> None:
     torch.testing.assert_close(other, one)
 
 
-def test_the_bias_is_where_the_map_begins() -> None:
+def test_the_bias_sets_the_first_map() -> None:
     lax = Lax(4, bias=-2.0)
     with torch.no_grad():
         lax.net[-1].weight.zero_()
     torch.testing.assert_close(lax(rand(1, 4, 2, 2)), torch.full((1, 2, 2), 0.11920292))
 
 
-class Sum(nn.Module):
-    """The sum of the channels, with or without a channel axis."""
-
-    def __init__(self, axis: bool) -> None:
-        super().__init__()
-        self.axis, self.scale = axis, nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.scale * features.sum(1, keepdim=self.axis)
-
-
 @pytest.mark.parametrize("axis", [True, False])
-def test_any_module_that_gives_one_channel_will_do(axis: bool) -> None:
+def test_any_module_that_gives_one_channel_can_be_the_net(axis: bool) -> None:
     features = rand(2, 3, 2, 2) - 0.5
     torch.testing.assert_close(
         Lax(3, net=Sum(axis))(features), (2 * features.sum(1)).sigmoid(), rtol=0, atol=0
@@ -136,13 +113,13 @@ def test_any_module_that_gives_one_channel_will_do(axis: bool) -> None:
 
 
 @pytest.mark.parametrize("net", [nn.Identity(), nn.Flatten(), nn.AdaptiveAvgPool2d((1, 1))])
-def test_a_net_that_gives_something_else_is_told(net: nn.Module) -> None:
+def test_a_net_with_another_output_is_refused(net: nn.Module) -> None:
     with pytest.raises(UserError, match="must give one channel"):
         Lax(3, net=net)(rand(2, 3, 2, 2))
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 3, 3), (3, 3, 3), (2, 3)])
-def test_features_of_another_kind_are_told(shape: tuple[int, ...]) -> None:
+def test_features_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match=r"K = 3, got"):
         Lax(3)(rand(*shape))
 
@@ -177,7 +154,7 @@ def bilinear(cells: Tensor, size: int) -> Tensor:
 
 @pytest.mark.parametrize("upsample", [1, 2])
 @pytest.mark.parametrize("name", CLASSIFIERS)
-def test_heatmaps_are_the_sigmoid_brought_to_size_and_not_stretched(name, upsample) -> None:
+def test_heatmaps_are_the_resized_sigmoid_and_are_not_stretched(name, upsample) -> None:
     build, layer, channels = CLASSIFIERS[name]
     classifier = Classifier(build(), mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
     images = rand(3, 3, 32, 32)
@@ -212,7 +189,7 @@ def forward_calls(classifier: Classifier, run: Callable[[], object]) -> int:
     return len(calls)
 
 
-def test_beside_gradcam_at_the_same_layer_it_costs_no_pass_of_its_own() -> None:
+def test_it_shares_the_forward_pass_of_gradcam_at_the_same_layer() -> None:
     classifier, images = Classifier(cnn(), layer="4"), rand(4, 3, 32, 32)
     lax = adapter_of(classifier, "4", 9)
     methods = {"gradcam": "gradcam", "mine": lax, "layercam": "layercam"}
@@ -223,7 +200,7 @@ def test_beside_gradcam_at_the_same_layer_it_costs_no_pass_of_its_own() -> None:
     torch.testing.assert_close(together["gradcam"], explain(classifier, images))
 
 
-def test_an_adapter_of_another_layer_takes_one_pass_more_and_reads_its_own() -> None:
+def test_an_adapter_of_another_layer_takes_one_more_forward_pass() -> None:
     classifier, images = Classifier(cnn(), layer="4"), rand(4, 3, 32, 32)
     early, late = adapter_of(classifier, "2", 6), adapter_of(classifier, "4", 9)
     methods = {"early": early, "gradcam": "gradcam", "late": late}
@@ -254,41 +231,14 @@ def test_in_bfloat16_the_same_adapter_draws_nearly_the_same() -> None:
 # What is left behind
 
 
-class Traces:
-    """All of a module that a call could leave changed."""
-
-    def __init__(self, *modules: nn.Module) -> None:
-        self.modules = [m for module in modules for m in module.modules()]
-        self.tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
-        self.before = self.now()
-        self.values = [t.detach().clone() for t in self.tensors]
-
-    def now(self) -> list[object]:
-        hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-        found: list[object] = [m.training for m in self.modules]
-        found += [len(getattr(m, name)) for m in self.modules for name in hooks]
-        return found + [(t.requires_grad, t.grad is None) for t in self.tensors]
-
-    def check(self) -> None:
-        assert self.now() == self.before
-        assert all(map(torch.equal, self.tensors, self.values))
-
-
 class Broken(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         raise ZeroDivisionError("broken net")
 
 
-def mixed_modes(model: nn.Module) -> None:
-    model.train()
-    model[1].eval()
-    model[3].weight.requires_grad_(False)
-    model[8].weight.grad = torch.ones(4, 9)
-
-
 @pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("beside", [(), ("gradcam",)])
-def test_explaining_leaves_classifier_and_adapter_as_they_were(broken: bool, beside) -> None:
+@pytest.mark.parametrize("others", [(), ("gradcam",)])
+def test_explaining_leaves_classifier_and_adapter_as_they_were(broken: bool, others) -> None:
     classifier = Classifier(cnn(), layer="4")
     mixed_modes(classifier.model)
     net = nn.Sequential(nn.Conv2d(9, 1, 1), nn.BatchNorm2d(1), nn.Dropout(0.9))
@@ -298,7 +248,7 @@ def test_explaining_leaves_classifier_and_adapter_as_they_were(broken: bool, bes
     traces = Traces(classifier.model, lax)
     images = rand(3, 3, 32, 32)
     kept = images.clone()
-    methods = {name: name for name in beside} | {"mine": lax}
+    methods = {name: name for name in others} | {"mine": lax}
     if broken:
         with pytest.raises(ZeroDivisionError):
             explain_all(classifier, images, methods=methods)
@@ -311,7 +261,7 @@ def test_explaining_leaves_classifier_and_adapter_as_they_were(broken: bool, bes
     assert torch.equal(images, kept)
 
 
-def test_a_refused_classifier_is_left_alone_too() -> None:
+def test_a_refused_classifier_is_left_as_it_was_too() -> None:
     lax = adapter_of(Classifier(cnn(0)), "4", 9)
     other = Classifier(cnn(1), layer="4")
     mixed_modes(other.model)

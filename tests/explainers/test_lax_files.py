@@ -12,9 +12,13 @@ from huggingface_hub import PyTorchModelHubMixin
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from test_lax import Sum, cnn, rand
 from torch import nn
 
+from small_models import (
+    Sum,
+    cnn,
+    rand,
+)
 from sufficit import Classifier, Lax, UserError, explain
 
 TRAINED = {"recipe": {"keep": 1.0}, "seed": 3, "history": [{"epoch": 1, "msi": 0.25}]}
@@ -53,7 +57,7 @@ def assert_same(one: Lax, other: Lax) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"upsample": 3}, {"widths": (4,), "trained": None}])
-def test_an_adapter_comes_back_bit_for_bit(tmp_path: Path, options) -> None:
+def test_a_saved_adapter_is_loaded_bit_for_bit(tmp_path: Path, options) -> None:
     lax = adapter(**options)
     assert lax.save_pretrained(tmp_path) is None
     found = Lax.from_pretrained(tmp_path)
@@ -67,7 +71,7 @@ def test_an_adapter_comes_back_bit_for_bit(tmp_path: Path, options) -> None:
     assert torch.equal(one, other)
 
 
-def test_odd_weights_come_back_too(tmp_path: Path) -> None:
+def test_odd_weights_are_loaded_bit_for_bit_too(tmp_path: Path) -> None:
     lax = adapter()
     with torch.no_grad():
         values = torch.tensor([-0.0, 1e-45, 3e38, float("inf"), 0.1, -1e-30, 7.0])
@@ -77,7 +81,7 @@ def test_odd_weights_come_back_too(tmp_path: Path) -> None:
     assert found.view(torch.int32).tolist() == lax.net[0].bias.view(torch.int32).tolist()
 
 
-def test_the_hubs_way_of_calling_works(tmp_path: Path) -> None:
+def test_the_calls_of_the_hub_work(tmp_path: Path) -> None:
     lax = adapter()
     assert isinstance(lax, PyTorchModelHubMixin)
     lax.save_pretrained(
@@ -89,7 +93,7 @@ def test_the_hubs_way_of_calling_works(tmp_path: Path) -> None:
     assert_same(found, lax)
 
 
-def test_what_is_nowhere_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_place_without_adapter_is_a_clear_error(tmp_path: Path) -> None:
     for place in (tmp_path / "nothing", str(tmp_path / "nothing"), "nothing", "a/b/c"):
         with pytest.raises(UserError, match="no adapter at"):
             Lax.from_pretrained(place)
@@ -97,7 +101,7 @@ def test_what_is_nowhere_is_said_to_be_so(tmp_path: Path) -> None:
         Lax.from_pretrained("no-such-owner/no-such-adapter", local_files_only=True)
 
 
-def test_saving_over_an_adapter_leaves_the_new_one_whole(folder: Path) -> None:
+def test_saving_over_an_adapter_leaves_the_new_one_complete(folder: Path) -> None:
     torch.manual_seed(9)
     lax = Lax(3, widths=(2,))
     lax.save_pretrained(folder)
@@ -111,7 +115,7 @@ def own_net() -> nn.Module:
     return net
 
 
-def test_a_net_of_ones_own_comes_back_into_another_one(tmp_path: Path) -> None:
+def test_the_weights_of_a_users_net_are_loaded_into_another_one(tmp_path: Path) -> None:
     lax = adapter(net=own_net(), upsample=2)
     lax.save_pretrained(tmp_path)
     empty = nn.Sequential(nn.Conv2d(9, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 1, 1))
@@ -145,7 +149,7 @@ class Bomb:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 @pytest.mark.parametrize("kind", ["pickle", "torch"])
-def test_a_pickle_in_the_place_of_a_file_is_not_run(folder: Path, name: str, kind: str) -> None:
+def test_a_pickle_in_place_of_a_file_is_not_run(folder: Path, name: str, kind: str) -> None:
     fired = folder / "fired"
     if kind == "pickle":
         (folder / name).write_bytes(pickle.dumps(Bomb(fired)))
@@ -157,7 +161,7 @@ def test_a_pickle_in_the_place_of_a_file_is_not_run(folder: Path, name: str, kin
 
 
 @pytest.mark.parametrize("keep", [0, 1, 7, 8, 100, -1])
-def test_truncated_weights_are_told(folder: Path, keep: int) -> None:
+def test_truncated_weights_are_refused(folder: Path, keep: int) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(UserError, match=r"model\.safetensors could not be read"):
@@ -169,7 +173,7 @@ def test_truncated_weights_are_told(folder: Path, keep: int) -> None:
     ["", "{", "null", "[]", '"words"', "3", "\x00\xff", "[" * 100_000, '{"channels": 9', "NaN"],
     ids=str.__len__,
 )
-def test_a_config_that_is_no_object_is_told(folder: Path, text: str) -> None:
+def test_a_config_that_is_no_object_is_refused(folder: Path, text: str) -> None:
     (folder / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError, match=r"config\.json"):
         Lax.from_pretrained(folder)
@@ -226,7 +230,7 @@ def test_a_config_that_is_no_object_is_told(folder: Path, text: str) -> None:
     ],
     ids=lambda values: str(values)[:40],
 )
-def test_a_config_with_a_wrong_value_is_told(folder: Path, values) -> None:
+def test_a_config_with_a_wrong_value_is_refused(folder: Path, values) -> None:
     change(folder, **values)
     with pytest.raises(UserError) as caught:
         Lax.from_pretrained(folder)
@@ -241,14 +245,14 @@ def test_a_config_with_a_wrong_value_is_told(folder: Path, values) -> None:
         ({"widths": [7, 5, 5]}, "2 missing"),
     ],
 )
-def test_weights_of_another_adapter_are_told(folder: Path, values, words: str) -> None:
+def test_weights_of_another_adapter_are_refused(folder: Path, values, words: str) -> None:
     change(folder, **values)
     with pytest.raises(UserError, match=words):
         Lax.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("which", ["missing", "extra", "shape"])
-def test_weights_that_do_not_fit_are_told(folder: Path, which: str) -> None:
+def test_weights_that_do_not_fit_are_refused(folder: Path, which: str) -> None:
     path = folder / "model.safetensors"
     state = load_file(path)
     if which == "missing":
@@ -261,7 +265,7 @@ def test_weights_that_do_not_fit_are_told(folder: Path, which: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_file_that_is_missing_or_a_folder_is_told(folder: Path, name: str) -> None:
+def test_a_file_that_is_missing_or_a_folder_is_refused(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(UserError, match=r"weights|adapter"):
         Lax.from_pretrained(folder)
@@ -270,13 +274,13 @@ def test_a_file_that_is_missing_or_a_folder_is_told(folder: Path, name: str) -> 
         Lax.from_pretrained(folder)
 
 
-def test_a_fingerprint_of_nobody_loads_but_goes_with_no_classifier(folder: Path) -> None:
+def test_an_unknown_fingerprint_loads_but_fits_no_classifier(folder: Path) -> None:
     change(folder, fingerprint={"architecture": "a", "sketch": [0.5]})
     with pytest.raises(UserError, match="another classifier"):
         explain(Classifier(cnn()), rand(1, 3, 32, 32), method=Lax.from_pretrained(folder))
 
 
-def test_a_layer_the_classifier_lacks_is_told(folder: Path) -> None:
+def test_a_layer_that_the_classifier_lacks_is_refused(folder: Path) -> None:
     change(folder, layer="layer9")
     with pytest.raises(UserError, match=r"layer 'layer9'"):
         explain(Classifier(cnn()), rand(1, 3, 32, 32), method=Lax.from_pretrained(folder))
@@ -313,7 +317,7 @@ KEYS = (
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(values=st.dictionaries(KEYS, JSON, min_size=1, max_size=3))
-def test_whatever_stands_in_a_config_it_loads_or_is_told(folder: Path, values) -> None:
+def test_any_config_loads_or_is_refused(folder: Path, values) -> None:
     adapter().save_pretrained(folder)
     change(folder, **values)
     try:

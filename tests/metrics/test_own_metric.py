@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sufficit.results import save_scores
 from torch import nn
 from torchmetrics import MetricCollection
 
-from sufficit import Classifier, UserError, compare_scores, evaluate
+from sufficit import Classifier, Scores, UserError, compare_scores, evaluate
 from sufficit.metrics import COLUMNS, MSI, Evaluation, Metric
+from sufficit.metrics.plan import RESERVED
 from sufficit.metrics.scores import join
 from sufficit.perturbation.bands import at_least, show, top
-from sufficit.results import save_scores, summarise
 
 
 def quarter(schedule):
@@ -30,7 +31,7 @@ OWN = {
 
 
 def brightness() -> Classifier:
-    """Says class 1 the more, the more of the picture is bright: its logits are 0 and the sum."""
+    """Says class 1 the more, the more of the image is bright: its logits are 0 and the sum."""
 
     class Sum(nn.Module):
         def forward(self, images):
@@ -41,7 +42,7 @@ def brightness() -> Classifier:
 
 
 def case() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Two pictures of 2 x 2 pixels, their heatmaps, and the class 1."""
+    """Two images of 2 x 2 pixels, their heatmaps, and the class 1."""
     images = torch.tensor([[[[1.0, 0.5], [0.25, 0.0]]], [[[0.25, 0.0], [0.5, 1.0]]]])
     return images, images[:, 0].clone(), torch.tensor([1, 1])
 
@@ -78,7 +79,7 @@ def test_it_is_joined_summed_up_compared_and_written_as_the_others_are(tmp_path)
     ]
     joined = join(parts)
     assert joined.marked.tolist() == [50, 50]
-    summary = summarise(joined)
+    summary = joined.summary()
     assert summary["marked"].mean == 50
     assert summary["marked"].higher_is_better is False
     assert summary["top_quarter"].higher_is_better is True
@@ -98,7 +99,7 @@ def test_alpha_min_is_the_one_that_was_found() -> None:
 
 
 @pytest.mark.parametrize("kind", [Evaluation, MSI])
-def test_a_torchmetrics_class_gives_it_beside_its_own_columns(kind: type[Evaluation]) -> None:
+def test_a_torchmetrics_class_adds_it_to_its_columns(kind: type[Evaluation]) -> None:
     images, maps, targets = case()
     maps[1] = torch.tensor([[1.0, 0.9], [0.8, 0.0]])  # three of four pixels are marked
     metric = kind(brightness(), metrics=OWN)
@@ -134,7 +135,7 @@ def test_in_a_collection_each_class_keeps_its_own_formula() -> None:
 
 
 def test_a_class_refuses_what_evaluate_refuses() -> None:
-    with pytest.raises(UserError, match="can't be called 'msi': the name is taken"):
+    with pytest.raises(UserError, match="cannot call a metric 'msi': the name is taken"):
         MSI(brightness(), metrics={"msi": OWN["marked"]})
     with pytest.raises(UserError, match="got function for 'mine'"):
         Evaluation(brightness(), metrics={"mine": quarter})
@@ -142,8 +143,12 @@ def test_a_class_refuses_what_evaluate_refuses() -> None:
 
 @pytest.mark.parametrize("name", ["msi", "leak", "calls", "target", "mean", "columns"])
 def test_a_name_that_is_taken_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match=f"can't be called '{name}': the name is taken"):
+    with pytest.raises(UserError, match=f"cannot call a metric '{name}': the name is taken"):
         evaluate(brightness(), *case(), metrics={name: OWN["marked"]})
+
+
+def test_every_name_of_scores_is_taken() -> None:
+    assert {name for name in dir(Scores) if not name.startswith("__")} <= {*RESERVED}
 
 
 def test_what_is_no_metric_is_refused() -> None:

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torchmetrics import MetricCollection
 
-from reference import COLUMNS, heatmaps_like, small_net
-from sufficit import Classifier, evaluate, normalize
-from sufficit.metrics import MSI, Evaluation, Fidelity, InsertionDeletion
+from reference import COLUMNS, gradient_case, heatmaps_like, leak_case, small_net
+from sufficit import Classifier, Leak, Pool, UserError, evaluate, leak
+from sufficit.metrics import MSI, Evaluation, Fidelity, InsertionDeletion, Leakage
+from sufficit.metrics.leakage import TENSORS
 
 STEPS = {"value_step": 0.05, "percent_step": 0.1}
 SIZE = (8, 6)
@@ -34,20 +35,6 @@ def classifier() -> Classifier:
     return Classifier(small_net(size=SIZE, seed=2))
 
 
-def data(n: int = 7, seed: int = 2):
-    """Images, gradient times input as heatmaps, and the predictions, the last one changed."""
-    model = small_net(size=SIZE, seed=2)
-    images = torch.rand(n, 3, *SIZE, generator=torch.Generator().manual_seed(seed))
-    inputs = images.clone().requires_grad_()
-    logits = model(inputs)
-    targets = logits.argmax(1)
-    margins = 1.5 * logits.gather(1, targets[:, None]).sum() - 0.5 * logits.sum()
-    (gradients,) = torch.autograd.grad(margins, inputs)
-    heatmaps = normalize((gradients * images).sum(1).clamp(min=0)).sqrt()
-    targets[-1] = (targets[-1] + 1) % 3
-    return images, heatmaps, targets
-
-
 def assert_means(found: dict, wanted: dict, names=None) -> None:
     for name in names or wanted:
         assert float(found[name]) == pytest.approx(wanted[name], abs=1e-6), name
@@ -56,7 +43,7 @@ def assert_means(found: dict, wanted: dict, names=None) -> None:
 @pytest.mark.parametrize("kind", ASKED)
 @pytest.mark.parametrize("with_targets", [True, False])
 def test_updates_in_pieces_give_what_evaluate_gives_for_all(classifier, kind, with_targets):
-    images, heatmaps, targets = data()
+    images, heatmaps, targets = gradient_case()
     wanted = evaluate(classifier, images, heatmaps, targets if with_targets else None, **STEPS)
     metric = kind(classifier, **STEPS)
     for part in (slice(0, 3), slice(3, 4), slice(4, 7)):
@@ -82,7 +69,7 @@ def test_updates_in_pieces_give_what_evaluate_gives_for_all(classifier, kind, wi
     ids=lambda options: next(iter(options)),
 )
 def test_options_mean_what_they_mean_to_evaluate(classifier, options):
-    images, heatmaps, targets = data()
+    images, heatmaps, targets = gradient_case()
     wanted = evaluate(classifier, images, heatmaps, targets, **STEPS, **options)
     metric = Evaluation(classifier, **STEPS, **options)
     for i in range(7):
@@ -92,18 +79,18 @@ def test_options_mean_what_they_mean_to_evaluate(classifier, options):
 
 def test_reset_forgets_what_was_seen(classifier):
     metric = MSI(classifier, **STEPS)
-    metric.update(*data(3, seed=5))
+    metric.update(*gradient_case(3, seed=5))
     first = metric.compute()["msi"]
     metric.reset()
-    metric.update(*data(4, seed=2))
-    wanted = evaluate(classifier, *data(4, seed=2), **STEPS).mean()
+    metric.update(*gradient_case(4, seed=2))
+    wanted = evaluate(classifier, *gradient_case(4, seed=2), **STEPS).mean()
     assert wanted["msi"] != pytest.approx(float(first), abs=1e-3)
     assert_means(metric.compute(), wanted, ASKED[MSI])
     assert len(metric.scores()) == 4
 
 
 def test_forward_gives_the_batch_and_keeps_the_sum(classifier):
-    images, heatmaps, targets = data()
+    images, heatmaps, targets = gradient_case()
     metric = MSI(classifier, **STEPS)
     for part in (slice(0, 4), slice(4, 7)):
         batch = metric(images[part], heatmaps[part], targets[part])
@@ -118,7 +105,7 @@ def test_forward_gives_the_batch_and_keeps_the_sum(classifier):
 
 @pytest.mark.parametrize("kind", [MSI, Evaluation])
 def test_the_search_is_over_all_images_seen(classifier, kind):
-    images, heatmaps, targets = data(9)
+    images, heatmaps, targets = gradient_case(9)
     wanted = evaluate(classifier, images, heatmaps, targets, alpha_min="search", **STEPS)
     metric = kind(classifier, alpha_min="search", **STEPS)
     parts = [slice(0, 2), slice(2, 5), slice(5, 9)]
@@ -139,7 +126,7 @@ def test_the_search_is_over_all_images_seen(classifier, kind):
 
 
 def test_a_collection_gives_every_column_of_its_members(classifier):
-    images, heatmaps, targets = data()
+    images, heatmaps, targets = gradient_case()
     wanted = evaluate(classifier, images, heatmaps, targets, **STEPS).mean()
     collection = MetricCollection(
         [kind(classifier, **STEPS) for kind in ASKED if kind is not Evaluation]
@@ -157,7 +144,7 @@ def test_a_collection_gives_every_column_of_its_members(classifier):
 
 def test_a_collection_keeps_apart_members_that_agree_on_the_first_batch(classifier):
     # A heatmap of zeros and ones has the same masks at both values of alpha_min; the next has not.
-    images, heatmaps, targets = data(6)
+    images, heatmaps, targets = gradient_case(6)
     heatmaps[:3] = heatmaps_like("saturated", 3, SIZE).round()
     alphas = {"low": 0.405, "high": 0.435}
     collection = MetricCollection(
@@ -180,8 +167,8 @@ def test_a_collection_keeps_apart_members_that_agree_on_the_first_batch(classifi
     [deepcopy, lambda m: m.clone(), lambda m: pickle.loads(pickle.dumps(m))],
     ids=["deepcopy", "clone", "pickle"],
 )
-def test_a_copy_goes_on_by_itself(classifier, copied):
-    images, heatmaps, targets = data()
+def test_a_copy_continues_by_itself(classifier, copied):
+    images, heatmaps, targets = gradient_case()
     metric = Evaluation(classifier, **STEPS)
     metric.update(images[:3], heatmaps[:3], targets[:3])
     other = copied(metric)
@@ -191,8 +178,8 @@ def test_a_copy_goes_on_by_itself(classifier, copied):
     assert_means(metric.compute(), first.mean())
 
 
-def test_states_saved_and_loaded_go_on(classifier):
-    images, heatmaps, targets = data()
+def test_states_saved_and_loaded_continue(classifier):
+    images, heatmaps, targets = gradient_case()
     metric = MSI(classifier, **STEPS)
     metric.persistent(True)
     metric.update(images[:3], heatmaps[:3], targets[:3])
@@ -210,55 +197,119 @@ def test_the_metric_has_no_weights_of_its_own(classifier):
     assert metric.state_dict() == {}
 
 
+# The leak
+
+
+def test_updates_give_what_leak_gives_for_each_batch(classifier) -> None:
+    images, heatmaps, targets = leak_case(12)
+    metric = Leakage(classifier, donors=3, seed=4, alpha_min=0.4)
+    metric.update(images[:7], heatmaps[:7], targets[:7])
+    first = leak(classifier, images[:7], heatmaps[:7], targets[:7], donors=3, seed=4, alpha_min=0.4)
+    found = metric.compute()
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(
+        first.mean() | {"leak_ratio": first.ratio}
+    )
+    metric.update(images[7:], heatmaps[7:], targets[7:])
+    assert len(metric.leaked()) == 12
+    assert metric.leaked().donors[:7].tolist() == first.donors.tolist()
+    metric.reset()
+    with pytest.raises(UserError, match="no images"):
+        metric.leaked()
+
+
+def test_updates_with_a_pool_give_what_leak_gives_for_all(classifier) -> None:
+    images, heatmaps, targets = leak_case(9)
+    pool = Pool(*leak_case(8, seed=5))
+    wanted = leak(classifier, images, heatmaps, targets, donors=3, pool=pool)
+    metric = Leakage(classifier, donors=3, pool=pool)
+    for i in range(0, 9, 2):
+        metric.update(images[i : i + 2], heatmaps[i : i + 2], targets[i : i + 2])
+    for name in TENSORS:
+        assert getattr(metric.leaked(), name).tolist() == getattr(wanted, name).tolist()
+    assert float(metric.compute()["leak_ratio"]) == pytest.approx(wanted.ratio)
+
+
+def test_a_batch_of_one_class_is_left_out_of_the_leak(classifier) -> None:
+    images, heatmaps, targets = leak_case(8)
+    metric = Leakage(classifier, donors=3)
+    metric.update(images, heatmaps, targets)
+    before = metric.compute()
+    metric.update(images[:1], heatmaps[:1], targets[:1])
+    after = metric.compute()
+    for name in ("leak", "leak_chance", "leak_ratio"):
+        assert float(after[name]) == float(before[name])
+    assert metric.leaked().donors.isnan().tolist() == [False] * 8 + [True]
+
+
+def test_a_metric_that_is_called_draws_for_every_image_its_own_donors(classifier) -> None:
+    images, heatmaps, targets = leak_case(9)
+    pool = Pool(*leak_case(7, seed=5))
+    metric = Leakage(classifier, donors=3, pool=pool)
+    for part in (slice(0, 4), slice(4, 9)):
+        metric(images[part], heatmaps[part], targets[part])
+    wanted = leak(classifier, images, heatmaps, targets, donors=3, pool=pool)
+    assert metric.leaked().donors.tolist() == wanted.donors.tolist()
+    assert metric.leaked().donors_chance.tolist() == wanted.donors_chance.tolist()
+
+
+# Two processes
+
 RANK = """
 import json, sys
 from datetime import timedelta
 import torch.distributed as dist
 
 sys.path.insert(0, sys.argv[4])
-from reference import small_net
-from test_metric_classes import SIZE, STEPS, data
+from reference import gradient_case, leak_case, small_net
 from sufficit import Classifier
-from sufficit.metrics import Evaluation
+from sufficit.metrics import Evaluation, Leakage
 
 rank, store, runs = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-patience = timedelta(seconds=60)
 dist.init_process_group(
-    "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience
+    "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
 )
-images, heatmaps, targets = data()
-classifier = Classifier(small_net(size=SIZE, seed=2))
+classifier = Classifier(small_net(seed=2))
+steps = {"value_step": 0.05, "percent_step": 0.1}
+
+
+def means(metric, case, parts):
+    for start, stop in parts:
+        metric.update(*(tensor[start:stop] for tensor in case))
+    return {column: float(value) for column, value in metric.compute().items()}
+
+
 output = {}
 for name, parts in runs.items():
     for alpha_min in (0.5, "search"):
-        metric = Evaluation(classifier, alpha_min=alpha_min, **STEPS)
-        for start, stop in parts[rank]:
-            metric.update(images[start:stop], heatmaps[start:stop], targets[start:stop])
-        found = {column: float(value) for column, value in metric.compute().items()}
-        metric.update(images[:1], heatmaps[:1], targets[:1])
+        metric = Evaluation(classifier, alpha_min=alpha_min, **steps)
+        found = means(metric, gradient_case(), parts[rank])
+        metric.update(*(tensor[:1] for tensor in gradient_case()))
         output[f"{name} {alpha_min}"] = found, len(metric.scores())
+    output[f"{name} leak"] = means(Leakage(classifier, donors=3), leak_case(7), parts[rank])
 print(json.dumps(output))
 dist.barrier()
 dist.destroy_process_group()
 """
 
 # For each process the images of each of its updates.
-UNEVEN = {
+RUNS = {
     "five and two": [[[0, 5]], [[5, 7]]],
     "one and six in three updates": [[[0, 1]], [[1, 3], [3, 6], [6, 7]]],
+    "seven and none": [[[0, 7]], []],
 }
-NONE = {"seven and none": [[[0, 7]], []]}
 
 
-def in_two_processes(folder: Path, runs: dict) -> list[dict]:
-    script = folder / "rank.py"
-    script.write_text(RANK)
-    rest = [str(folder / "store"), json.dumps(runs), str(Path(__file__).parents[1])]
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory) -> list[dict]:
+    """What each of two processes prints; they are started once, because that is slow."""
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "rank.py").write_text(RANK)
+    rest = [str(folder / "store"), json.dumps(RUNS), str(Path(__file__).parents[1])]
     package = Path(sys.modules["sufficit"].__file__).parents[1]
     paths = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(script), str(rank), *rest],
+            [sys.executable, str(folder / "rank.py"), str(rank), *rest],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -267,30 +318,38 @@ def in_two_processes(folder: Path, runs: dict) -> list[dict]:
         for rank in range(2)
     ]
     try:
-        said = [process.communicate(timeout=120) for process in ranks]
+        printed = [process.communicate(timeout=120) for process in ranks]
     finally:
         for process in ranks:
             process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], said
-    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+    assert [process.returncode for process in ranks] == [0, 0], printed
+    return [json.loads(out.splitlines()[-1]) for out, _ in printed]
 
 
-def assert_numbers_of_one_process(classifier: Classifier, outputs: list[dict], runs: dict) -> None:
-    for alpha_min in (0.5, "search"):
-        scores = evaluate(classifier, *data(), alpha_min=alpha_min, **STEPS)
-        wanted = scores.mean() | ({"alpha_min": scores.alpha_min} if scores.search else {})
-        for name, parts in runs.items():
-            for rank in range(2):
-                found, seen = outputs[rank][f"{name} {alpha_min}"]
-                assert found == pytest.approx(wanted, abs=1e-6)
-                # After compute each process holds its own images again, and can go on.
-                assert seen == sum(stop - start for start, stop in parts[rank]) + 1
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("alpha_min", [0.5, "search"])
+def test_two_processes_give_the_numbers_of_one(classifier, outputs, name, alpha_min):
+    scores = evaluate(classifier, *gradient_case(), alpha_min=alpha_min, **STEPS)
+    wanted = scores.mean() | ({"alpha_min": scores.alpha_min} if scores.search else {})
+    for output, parts in zip(outputs, RUNS[name], strict=True):
+        found, seen = output[f"{name} {alpha_min}"]
+        assert found == pytest.approx(wanted, abs=1e-6)
+        # After compute each process holds its own images again, and can continue.
+        assert seen == sum(stop - start for start, stop in parts) + 1
 
 
-def test_two_processes_with_uneven_numbers_of_images_give_the_numbers_of_one(classifier, tmp_path):
-    outputs = in_two_processes(tmp_path, UNEVEN)
-    assert_numbers_of_one_process(classifier, outputs, UNEVEN)
-
-
-def test_a_process_without_images_does_not_break_the_others(classifier, tmp_path):
-    assert_numbers_of_one_process(classifier, in_two_processes(tmp_path, NONE), NONE)
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_give_the_leak_over_both(classifier, outputs, name):
+    images, heatmaps, targets = leak_case(7)
+    metric = Leakage(classifier, donors=3)
+    parts = []
+    for updates in RUNS[name]:
+        metric.reset()
+        for start, stop in updates:
+            part = slice(start, stop)
+            metric.update(images[part], heatmaps[part], targets[part])
+        parts += [metric.leaked()] if updates else []
+    both = Leak.join(parts)
+    for output in outputs:
+        wanted = both.mean() | {"leak_ratio": both.ratio}
+        assert output[f"{name} leak"] == pytest.approx(wanted, nan_ok=True)

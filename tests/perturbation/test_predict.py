@@ -5,11 +5,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import sufficit.perturbation.masking
+import sufficit.perturbation.masks
 import sufficit.perturbation.predict
-from reference import COLUMNS, heatmaps_like, one_at_a_time, reference_columns, small_net
+from reference import (
+    COLUMNS,
+    SmallMemory,
+    Spy,
+    heatmaps_like,
+    one_at_a_time,
+    reference_columns,
+    small_net,
+)
 from sufficit import Classifier, UserError, evaluate, leak
-from sufficit.metrics.scores import ask, make_plan
+from sufficit.metrics.plan import ask, make_plan
 from sufficit.perturbation.bands import EVERYTHING, rest, show
 from sufficit.perturbation.fills import blur
 from sufficit.perturbation.predict import predict
@@ -34,44 +42,12 @@ def assert_same(scores, wanted, tolerance: float = 1e-6) -> None:
         )
 
 
-class Spy(nn.Module):
-    """A model that remembers what it was called with."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.sizes: list[int] = []
-        self.inputs: list[tuple[torch.dtype, bool]] = []
-        self.grad_enabled: set[bool] = set()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.sizes.append(len(x))
-        self.inputs.append((x.dtype, x.is_contiguous(memory_format=torch.channels_last)))
-        self.grad_enabled.add(torch.is_grad_enabled())
-        return self.model(x)
-
-
 # Memory
-
-
-class SmallMemory(Spy):
-    """Has no room for more than `room` images at a time."""
-
-    def __init__(self, model: nn.Module, room: int) -> None:
-        super().__init__(model)
-        self.room = room
-        self.failures = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) > self.room:
-            self.failures += 1
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return super().forward(x)
 
 
 @pytest.mark.parametrize("batch_size", [None, 64, 5])
 @pytest.mark.parametrize("room", [1, 3])
-def test_out_of_memory_halves_the_batch_and_goes_on(room, batch_size):
+def test_out_of_memory_halves_the_batch_and_retries(room, batch_size):
     images, heatmaps = data()
     wanted = evaluate(Classifier(small_net(seed=2)), images, heatmaps, **COARSE)
     model = SmallMemory(small_net(seed=2), room)
@@ -173,8 +149,8 @@ def test_masks_of_the_leak_may_lie_anywhere(monkeypatch, most):
     images, heatmaps = data(6)
     targets = torch.tensor([0, 1, 2, 0, 1, 2])
     wanted = leak(Classifier(small_net(seed=2)), images, heatmaps, targets)
-    monkeypatch.setattr(sufficit.perturbation.masking, "_MASK_ELEMENTS", most)
-    monkeypatch.setattr(sufficit.perturbation.masking, "_STEP_ELEMENTS", 100)
+    monkeypatch.setattr(sufficit.perturbation.masks, "_MASK_ELEMENTS", most)
+    monkeypatch.setattr(sufficit.perturbation.masks, "_STEP_ELEMENTS", 100)
     found = leak(Classifier(small_net(seed=2)), images, heatmaps, targets)
     assert found.mean() == wanted.mean()
 

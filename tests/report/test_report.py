@@ -18,15 +18,22 @@ import torch
 from report_content import HOSTILE, Quarters, coarse_maps, decoded, make, quarters
 from sufficit import Classifier, evaluate
 from sufficit.errors import UserError
-from sufficit.metrics.compare_scores import compare_values
-from sufficit.metrics.scores import Scores
+from sufficit.metrics.registry import curves_of as curves_by_image
 from sufficit.perturbation.heatmaps import normalize, resize
-from sufficit.report import Content, Facts, Shown, pick_shown, write_report
-from sufficit.report.charts import Frame, loss_bars, scatter
+from sufficit.report import Content, Facts, MethodScores, Shown, choose, pick_shown, write_report
 from sufficit.report.encoding import encode_fill, encode_heatmaps, encode_images, steps
-from sufficit.report.interpretation import _short, _Told, cautions, readings
-from sufficit.report.numbers import curves_of, slider_grid
-from sufficit.results import summarise
+from sufficit.report.interpretation import (
+    MeanParts,
+    cautions,
+    reading,
+    readings,
+    results_table,
+    run_remarks,
+    sentences,
+    why_short,
+)
+from sufficit.report.viewer_data import curves_of, slider_grid
+from sufficit.statistics import compare_values
 
 
 @pytest.fixture(scope="module")
@@ -70,31 +77,35 @@ def test_the_table_holds_the_means_of_all_columns(content: Content, page: Path) 
     assert found == expected
 
 
-def test_the_best_and_the_tied_are_marked_and_what_is_beside_is_not_in_the_contest(
+def test_the_best_and_those_not_significantly_different_are_marked_and_controls_are_not_ranked(
     content: Content, tmp_path: Path
 ) -> None:
     alone = replace(
-        content, standing=compare_values({"bright": content.scores["bright"].msi.numpy()})
+        content,
+        controls=["coarse"],
+        standing=compare_values({"bright": content.scores["bright"]["msi"].numpy()}),
     )
     text = write_report(tmp_path / "r.html", alone).read_text()
     rows = re.findall(r'<tr class="([a-z]*)">\s*<th scope="row"><i[^>]*></i>([a-z]+)', text)
     assert sorted(rows) == [("best", "bright"), ("outside", "coarse")]
+    assert '<span class="badge out" title="not in the ranking">control</span>' in text
     same = dict.fromkeys(content.scores, content.scores["bright"])
     tied = replace(
-        content, scores=same, standing=compare_values({n: s.msi for n, s in same.items()})
+        content, scores=same, standing=compare_values({n: s["msi"] for n, s in same.items()})
     )
     text = write_report(tmp_path / "t.html", tied).read_text()
     assert re.search(r'<tr class="tied">\s*<th scope="row"><i[^>]*></i>coarse', text)
+    assert "The difference to coarse is not significant (n = 8)." in text
 
 
-def test_intervals_stand_beside_the_means(content: Content, page: Path) -> None:
+def test_intervals_are_next_to_the_means(content: Content, page: Path) -> None:
     estimate = content.summaries["coarse"]["base_score"]
     wanted = f"{estimate.low:.3f} to {estimate.high:.3f}".replace("-", "\u2212")
     cell = page.read_text().split('data-method="coarse" data-column="base_score"')[1][:120]
     assert wanted in cell
 
 
-def test_the_numbers_can_be_taken_along(content: Content, page: Path) -> None:
+def test_the_numbers_can_be_downloaded(content: Content, page: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(download(page, "methods.csv"))))
     for row in rows:
         estimate = content.summaries[row["method"]][row["column"]]
@@ -105,7 +116,7 @@ def test_the_numbers_can_be_taken_along(content: Content, page: Path) -> None:
     for row in images:
         number = content.names.index(row["image"])
         assert float(row["msi"]) == pytest.approx(
-            content.scores[row["method"]].msi[number].item(), abs=5e-5
+            content.scores[row["method"]]["msi"][number].item(), abs=5e-5
         )
     everything = json.loads(download(page, "report.json"))
     assert everything["facts"]["n_skipped"] == 2
@@ -127,22 +138,22 @@ def test_heatmap_files_give_back_the_masks_at_every_alpha_exactly(
                 assert np.array_equal(coded > step, above.numpy())
 
 
-def test_curves_in_the_page_are_the_answers_of_the_model(content: Content, page: Path) -> None:
+def test_curves_in_the_page_are_the_predictions_of_the_model(content: Content, page: Path) -> None:
     data = data_of(page)
     assert data["grid"] == [round(i / 100, 4) for i in range(101)]
-    for i, row in enumerate(content.shown.rows):
-        for m, method in enumerate(data["methods"]):
-            curves, found = content.scores[method].curves(), data["images"][i]["curves"][m]
+    for m, method in enumerate(data["methods"]):
+        scores = content.scores[method]
+        curves = curves_by_image(scores.shown, scores.schedule)
+        for i in range(len(content.shown.rows)):
+            found = data["images"][i]["curves"][m]
             for name, curve, start in (
                 ("kept", curves["insertion_pixel"], 0),
                 ("rest", curves["deletion_pixel"], 0),
                 ("hidden", curves["hide"], 50),
             ):
                 assert found[name][:start] == [None] * start
-                assert found[name][start:] == pytest.approx(
-                    curve.confidence[row].tolist(), abs=5e-5
-                )
-                hits = "".join(str(int(hit)) for hit in curve.accuracy[row])
+                assert found[name][start:] == pytest.approx(curve.confidence[i].tolist(), abs=5e-5)
+                hits = "".join(str(int(hit)) for hit in curve.accuracy[i])
                 assert found[f"{name}_hits"] == "?" * start + hits
             penalty = (content.shown.heatmaps[method][i] > 0.5).double().mean().item()
             assert found["share"][50] == pytest.approx(penalty, abs=5e-5)
@@ -171,8 +182,8 @@ def test_an_alpha_min_between_two_steps_is_a_step_of_the_slider() -> None:
     start = grid.index(0.333)
     assert len(grid) == 102
     found = curves_of(content, "coarse", grid)[0]
-    row = content.shown.rows[0]
-    show = content.scores["coarse"].curves()["show"].confidence[row, 0].item()
+    scores = content.scores["coarse"]
+    show = curves_by_image(scores.shown, scores.schedule)["show"].confidence[0, 0].item()
     assert found["kept"][start] == pytest.approx(show, abs=5e-5)
     assert None not in found["hidden"][start:]
 
@@ -197,7 +208,7 @@ def test_a_page_of_24_images_and_7_methods_is_below_3_megabytes(tmp_path: Path) 
         small,
         scores=dict.fromkeys(maps, small.scores["coarse"]),
         summaries=dict.fromkeys(maps, small.summaries["coarse"]),
-        standing=compare_values(dict.fromkeys(maps, small.scores["coarse"].msi)),
+        standing=compare_values(dict.fromkeys(maps, small.scores["coarse"]["msi"])),
         shown=Shown(range(n), images, maps),
     )
     path = write_report(tmp_path / "report.html", content)
@@ -240,7 +251,7 @@ def test_names_from_files_stay_text(tmp_path: Path) -> None:
         content,
         scores={new: content.scores[old] for new, old in renamed.items()},
         summaries={new: content.summaries[old] for new, old in renamed.items()},
-        standing=compare_values({new: content.scores[old].msi for new, old in renamed.items()}),
+        standing=compare_values({new: content.scores[old]["msi"] for new, old in renamed.items()}),
         shown=replace(
             content.shown,
             heatmaps={new: content.shown.heatmaps[old] for new, old in renamed.items()},
@@ -257,28 +268,32 @@ def test_names_from_files_stay_text(tmp_path: Path) -> None:
     assert (HOSTILE, "msi") in cells(path)
 
 
-def losses_by_hand(scores: Scores) -> list[float]:
+def losses_by_hand(scores: MethodScores) -> list[float]:
     """What keeps each image's MSI from 1, from the curves and the definition of MSI."""
-    curves = scores.curves()
+    curves = curves_by_image(scores.shown, scores.schedule)
     show, hide = curves["show"].accuracy.numpy(), curves["hide"].accuracy.numpy()
     place = curves["deletion_pixel"].grid.index(scores.alpha_min)
     rest = curves["deletion_pixel"].accuracy.numpy()[:, place]
     width = 1 - scores.alpha_min
     inner = np.trapezoid(show, curves["show"].grid, axis=1) / width
     weaker = np.trapezoid(hide, curves["hide"].grid, axis=1) / width
-    parts = [scores.mask_penalty.numpy(), 1 - (show[:, 0] + inner) / 2, rest / 2, weaker / 2]
+    parts = [scores["mask_penalty"].numpy(), 1 - (show[:, 0] + inner) / 2, rest / 2, weaker / 2]
     return [float(part.mean()) for part in parts]
 
 
-def test_what_msi_lacks_adds_up(content: Content) -> None:
-    for reading in readings(content):
-        scores = content.scores[reading.method]
-        parts = reading.losses
-        found = [parts.size, parts.short, parts.outside, parts.weaker]
-        assert found == pytest.approx(losses_by_hand(scores), abs=1e-6)
-        assert sum(found) == pytest.approx(1 - scores.msi.mean().item(), abs=1e-6)
-        bars = loss_bars(readings(content))[reading.method]
-        assert bars[1][1] == pytest.approx(bars[0][2], abs=0.011)
+@pytest.mark.parametrize("alpha_min", [0.5, 0.333])
+def test_the_four_losses_add_up_to_what_msi_lacks(alpha_min: float) -> None:
+    content = make(alpha_min=alpha_min, maps={"coarse": coarse_maps(8, 16, 1)}, value_step=0.037)
+    for found in readings(content):
+        scores = content.scores[found.method]
+        losses = [getattr(found.losses, name) for name in ("size", "short", "outside", "weaker")]
+        assert sum(losses) == pytest.approx(1 - scores["msi"].mean().item(), abs=1e-6)
+
+
+def test_the_losses_are_those_of_the_definition(content: Content) -> None:
+    for found in readings(content):
+        losses = [getattr(found.losses, name) for name in ("size", "short", "outside", "weaker")]
+        assert losses == pytest.approx(losses_by_hand(content.scores[found.method]), abs=1e-6)
 
 
 def quarter_map(targets: torch.Tensor, side: int, value: float = 1.0) -> torch.Tensor:
@@ -308,32 +323,31 @@ def marked(case: str, targets: torch.Tensor, side: int) -> torch.Tensor:
 )
 def test_scores_are_read_as_the_paper_reads_them(case: str, place: str, reason: str) -> None:
     maps = marked(case, torch.arange(8) % 4, 16)
-    reading = readings(make(8, 16, maps={"m": maps}))[0]
-    assert (reading.place, reading.why[: len(reason)]) == (place, reason)
+    found = reading("m", make(8, 16, maps={"m": maps}).scores["m"])
+    assert (found.place, found.why[: len(reason)]) == (place, reason)
 
 
 def test_a_mask_whose_peak_alone_falls_short_is_not_said_to_fall_short_itself() -> None:
-    whole = _short(-0.5, _Told(True, size=0.2, kept=0.95, inner=0.4, outside=0.1, weak=0.0))
+    whole = why_short(-0.5, MeanParts(True, size=0.2, kept=0.95, inner=0.4, outside=0.1, weak=0.0))
     assert "with all that is marked the model is right on 95% of the images" in whole
-    assert "from there, the model is right on 40% of the images at the mean" in whole
-    told = _Told(True, size=0.2, kept=0.3, inner=0.2, outside=0.1, weak=0.0)
-    none = _short(-0.5, told)
-    assert none == (
+    assert "from there, the model is right on 40% of the images on average" in whole
+    parts = MeanParts(True, size=0.2, kept=0.3, inner=0.2, outside=0.1, weak=0.0)
+    assert why_short(-0.5, parts) == (
         "What it marks does not suffice: with that alone the model is right on 30% of the images."
     )
-    assert _short(0.1, told) == (
-        "Not so much a large mask (20% of the image) or evidence elsewhere (without what it marks"
-        " the model is right on 10% of the images) keeps it near 0: what it marks does not suffice."
-        " With that alone the model is right on 30% of the images."
+    assert why_short(0.1, parts) == (
+        "It is near 0 because what it marks does not suffice: with that alone the model is right on"
+        " 30% of the images. The size of the mask (20% of the image) and evidence elsewhere"
+        " (without what it marks the model is right on 10% of the images) matter less."
     )
-    assert _short(0.5, told).startswith("What keeps it from +1 is mostly that what it marks does")
-    assert _short(-0.8, told).startswith("A poor mask: what it marks does not suffice: with that")
+    assert why_short(0.5, parts).startswith("It stays below +1 mostly because what it marks does")
+    assert why_short(-0.8, parts).startswith("A poor mask: what it marks does not suffice: with")
 
 
 def test_the_one_pixel_that_decides_is_read_as_the_best_there_is() -> None:
-    reading = readings(make_right(8, 16))[0]
-    assert reading.place == "close to +1"
-    assert reading.why.startswith("A small region suffices: 0% of the image is marked")
+    found = readings(make_right(8, 16))[0]
+    assert found.place == "close to +1"
+    assert found.why.startswith("A small region suffices: 0% of the image is marked")
 
 
 def make_right(n: int, side: int) -> Content:
@@ -355,8 +369,8 @@ def make_right(n: int, side: int) -> Content:
     return Content(
         "t",
         Facts("m", "d", 0),
-        scores,
-        {"m": summarise(scores["m"])},
+        {"m": MethodScores.of(scores["m"], range(count))},
+        {"m": scores["m"].summary()},
         compare_values({"m": scores["m"].msi}),
         [str(i) for i in range(count)],
         Shown(range(count), images[chosen], {"m": maps[chosen]}),
@@ -368,8 +382,8 @@ def texts(content: Content) -> str:
 
 
 def test_a_reader_is_warned_of_few_images_bad_classifiers_nan_and_leaks(content: Content) -> None:
-    assert "8 images are few" in texts(content)
-    assert texts(replace(content, remarks=["Know this."])).startswith("Know this.\n8 images")
+    assert "Only 8 images" in texts(content)
+    assert texts(replace(content, remarks=["Know this."])).startswith("Know this.\nOnly 8 images")
     assert "gives only" not in texts(content)
     assert "NaN" not in texts(content)
     images, targets = quarters(40)
@@ -377,35 +391,96 @@ def test_a_reader_is_warned_of_few_images_bad_classifiers_nan_and_leaks(content:
     many = make(40, maps=maps)
     assert texts(many) == ""
     wrong = evaluate(Classifier(Quarters()), images, maps["m"], (targets + 1) % 4, progress=False)
-    assert "gives only 0% of the whole images" in texts(replace(many, scores={"m": wrong}))
-    holes = many.scores["m"].msi.clone()
+    bad = replace(many, scores={"m": MethodScores.of(wrong)})
+    assert "gives only 0% of the whole images" in texts(bad)
+    holes = many.scores["m"]["msi"].clone()
     holes[:3] = math.nan
     broken = replace(many.scores["m"], columns={**many.scores["m"].columns, "msi": holes})
-    assert "3 of 40 images have no msi" in texts(replace(many, scores={"m": broken}))
+    assert "3 of 40 images have no MSI" in texts(replace(many, scores={"m": broken}))
     leaking = make(40, maps={"frame": quarter_map(targets, 16)}, leak_donors=4)
     found = [c for c in cautions(leaking) if "leak" in c.text]
     assert found[0].text.startswith("The masks of frame leak")
     assert found[0].details[0].startswith("frame: the masks leak: over images of other classes")
 
 
-def test_dots_stand_where_the_means_are(content: Content) -> None:
-    found = scatter(content)
-    for dot in found.dots:
-        assert dot.base == content.summaries[dot.name]["base_score"]
-    frame = Frame(100, 50, 10, 10, 5, 5, x_low=0, x_high=2, y_low=-1, y_high=1)
-    assert (frame.x(1), frame.y(0), frame.y(1)) == (50, 25, 5)
-    assert frame.path((0, 1, 2), (0, math.nan, 1)) == "M10 25M90 5"
+def test_the_terminal_says_what_the_report_says(content: Content) -> None:
+    content = replace(content, facts=replace(content.facts, targets="label"))
+    best = content.summaries["bright"]
+    said = list(sentences(content))
+    assert said[0] == "Targets: the labels. The model classifies 100.0% of whole images correctly."
+    assert f"Best here: bright, with MSI {best['msi'].mean:.2f}" in said[1]
+    assert said[1].endswith("It differs significantly from every other method (n = 8).")
+    assert len(said) == 2
+    table = results_table(content)
+    assert table.title == "Means over 8 images, alpha_min 0.5"
+    assert [column.header.strip() for column in table.columns] == [
+        *("method", "ins. % ↑", "del. % ↓", "base ↑", "penalty ↓", "MSI ↑", "95 % interval"),
+    ]
+
+
+def test_methods_that_are_not_above_a_control_are_named(content: Content) -> None:
+    means = {m: content.summaries[m]["msi"].mean for m in content.scores}
+    values = {m: s["msi"] for m, s in content.scores.items()}
+
+    def with_control(control: str, ranked: str) -> Content:
+        standing = compare_values({ranked: values[ranked]})
+        return replace(content, standing=standing, controls=[control])
+
+    beaten = with_control("bright", "coarse")
+    sentence = f"Not above the controls in MSI (bright {means['bright']:.2f}): coarse."
+    assert sentence in sentences(beaten)
+    assert sentence in texts(beaten)
+    good = with_control("coarse", "bright")
+    sentence = f"All methods score above the controls in MSI (coarse {means['coarse']:.2f})."
+    assert sentence in sentences(good)
+    assert "controls" not in texts(good)
+
+
+def test_a_searched_alpha_min_is_compared_with_each_methods_own() -> None:
+    content = make(4, alpha_min="search", value_step=0.25, alphas=[0.25, 0.5])
+    own = {m: max(s.alphas, key=s.alphas.get) for m, s in content.scores.items()}
+    listed = ", ".join(f"{m} {own[m]:g}" for m in content.methods)
+    assert any(f"best for it alone ({listed})" in sentence for sentence in sentences(content))
+    assert results_table(content).title.endswith("(best for the mean of the methods)")
+
+
+def test_the_run_remarks_on_zeros_and_random_weights() -> None:
+    assert run_remarks(9, {"a": 0}) == []
+    assert run_remarks(9, {"a": 3, "b": 0}, random_weights=True) == [
+        "The model has random weights: its scores mean nothing.",
+        "All-zero heatmaps, which mark nothing, of 9 images: a 3.",
+    ]
+
+
+def test_charts_have_every_line_and_point_and_the_colours_of_the_page(
+    content: Content, page: Path
+) -> None:
+    text = page.read_text()
+    for chart in ("sizes", "insertion_percent", "deletion_percent"):
+        figure = text.split(f'<figure id="chart-{chart}">')[1].split("</figure>")[0]
+        named = re.findall(r'<g class="named"><title>([^<]*)</title>', figure)
+        assert sorted(named) == sorted(content.scores)
+        assert "var(--m0)" in figure
+        assert not re.search(r"#[0-9a-f]{6}[^0-9a-f]", figure)
+    assert text.count("<title>complement</title>") == len(content.scores)
+    assert 'id="chart-alpha"' not in text
+    ids = re.findall(r' id="([^"]*)"', text)
+    assert len(ids) == len(set(ids))
+
+
+def test_a_page_has_the_same_bytes_each_time(content: Content, page: Path, tmp_path: Path) -> None:
+    assert write_report(tmp_path / "again.html", content).read_bytes() == page.read_bytes()
 
 
 def test_the_best_worst_and_most_disputed_are_shown(content: Content) -> None:
-    def with_msi(*values: float) -> Scores:
+    def with_msi(*values: float) -> MethodScores:
         return replace(content.first, columns={"msi": torch.tensor(values)})
 
     scores = {"a": with_msi(0.1, 0.9, -0.9, 0.5), "b": with_msi(0.1, 0.9, -0.9, -0.5)}
-    assert pick_shown(scores, 1) == [1]
-    assert pick_shown(scores, 2) == [1, 2]
-    assert pick_shown(scores, 3) == [1, 2, 3]
+    found = choose({method: one["msi"] for method, one in scores.items()}, most=4)
+    assert found == {1: "best", 2: "worst", 3: "most disputed", 0: "drawn by seed"}
     assert pick_shown(scores, 50) == [0, 1, 2, 3]
+    assert len(pick_shown(scores, 2)) == 2
 
 
 def test_steps_count_the_alphas_below() -> None:
@@ -418,11 +493,12 @@ def test_steps_count_the_alphas_below() -> None:
 def test_parts_that_do_not_belong_together_are_refused(content: Content, tmp_path: Path) -> None:
     shown = content.shown
     for bad, why in (
-        (replace(content, names=["one"]), "names must be one an image"),
+        (replace(content, names=["one"]), "names must have one name per image"),
         (replace(content, summaries={}), "same methods"),
-        (replace(content, shown=replace(shown, rows=[0])), "a row of the scores each"),
+        (replace(content, controls=["x"]), "methods without scores"),
+        (replace(content, shown=replace(shown, rows=[0])), "one row of the scores each"),
         (replace(content, shown=replace(shown, heatmaps={})), "must be of the methods scored"),
-        (replace(content, shown=replace(shown, rows=[99] * 8)), "must lie in 0..7"),
+        (replace(content, shown=replace(shown, rows=[99] * 8)), "must be in 0..7"),
     ):
         with pytest.raises(UserError, match=why):
             write_report(tmp_path / "report.html", bad)

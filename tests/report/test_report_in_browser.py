@@ -14,12 +14,14 @@ import torch
 
 from browsing import Tab, in_browser, launched, opened, shot
 from report_content import HOSTILE, coarse_maps, make
-from sufficit.metrics.compare_scores import compare_values
+from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import read
-from sufficit.perturbation.types import NO_CLASS
-from sufficit.report import Content, write_report
-from sufficit.report.numbers import curves_of, slider_grid
-from sufficit.results import summarise
+from sufficit.perturbation.predictions import NO_CLASS
+from sufficit.report import Content, MethodScores, write_report
+from sufficit.report.viewer_data import curves_of, slider_grid
+from sufficit.statistics import compare_values
+
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,7 @@ def test_the_slider_shows_what_the_model_sees(tab: ReportTab, content: Content) 
 
 
 @in_browser
-def test_the_words_beside_a_mask_are_the_answers_of_the_model(
+def test_the_words_under_a_mask_are_the_predictions_of_the_model(
     tab: ReportTab, content: Content
 ) -> None:
     data = curves_of(content, "coarse", slider_grid(content))
@@ -130,7 +132,7 @@ def test_keys_move_the_slider_and_choose_a_map(tab: ReportTab) -> None:
 @in_browser
 def test_images_come_in_the_order_asked_for(tab: ReportTab, content: Content) -> None:
     rows = list(content.shown.rows)
-    values = torch.stack([content.scores[method].msi[rows] for method in content.methods])
+    values = torch.stack([content.scores[method]["msi"][rows] for method in content.methods])
     values = (values * 1e4).round() / 1e4
     keys = {
         "best": values.mean(0),
@@ -206,21 +208,26 @@ def test_rare_contents_are_shown_too(tab: ReportTab, tmp_path: Path, case: str) 
     }
     content = make(**options[case])
     if case == "only NaN":
-        answers = content.first.answers
-        nothing = torch.full_like(answers.confidences, math.nan)
-        nobody = torch.full_like(answers.named, NO_CLASS)
-        empty = read(replace(answers, named=nobody, confidences=nothing), content.first.plan)
-        content = replace(
-            content,
-            scores={"m": empty},
-            summaries={"m": summarise(empty)},
-            standing=compare_values({"m": empty.msi}),
-        )
+        content = without_answers(content)
     tab.open(write_report(tmp_path / "rare.html", content).as_uri())
-    assert tab.page.locator(".dot").count() == {"msi alone": 0, "only NaN": 0}.get(
+    assert tab.page.locator("#chart-sizes .named").count() == {"msi alone": 0, "only NaN": 0}.get(
         case, len(content.methods)
     )
     assert tab.drawn()[0] == 0
+
+
+def without_answers(content: Content) -> Content:
+    """As if the model had answered NaN to everything."""
+    plan, shown = make_plan(), content.first.shown  # of all images, in their order
+    nothing = torch.full_like(shown.confidences, math.nan)
+    nobody = torch.full_like(shown.named, NO_CLASS)
+    empty = read(replace(shown, named=nobody, confidences=nothing), plan)
+    return replace(
+        content,
+        scores={"m": MethodScores.of(empty, range(len(content.names)))},
+        summaries={"m": empty.summary()},
+        standing=compare_values({"m": empty.msi}),
+    )
 
 
 @in_browser

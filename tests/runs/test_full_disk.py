@@ -7,18 +7,19 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from digit_folder import main as write_digits
+from sufficit.comparing import groups
 
 from sufficit import Lax
-from sufficit.comparing import groups
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images
 from sufficit.errors import UserError
 from sufficit.files import is_unfinished, make_folder, writing
-from sufficit.training import lax as lax_training
+from sufficit.training.validation import ValidationScores, ValidationSet
 
 MODEL = ("--model", "sufficit:digits", "--device", "cpu")
 COARSE = ("--value-step", "0.5", "--percent-step", "0.5")
@@ -42,7 +43,7 @@ def words(command: str, place: Path, out: Path) -> Sequence[object]:
         "compare": ("compare", *MODEL, *data, *COARSE, "-m", "gradcam", "--donors", 1),
         "evaluate": ("evaluate", *MODEL, *data, *COARSE, "--heatmaps", place / "maps.npz"),
         "explain": ("explain", place / "digits", *MODEL),
-        "sanity": ("sanity", *MODEL, *data, "--method", "gradcam", "--steps", 1),
+        "sanity": ("sanity", *MODEL, *data, "--methods", "gradcam", "--steps", 1),
         "train-lax": ("train-lax", *MODEL, *data, "--epochs", 1),
         "reproduce": ("reproduce", "synthetic-mnist", "--quick", *small, "--device", "cpu"),
         "figure": ("figure", place / "run", "--show", "sizes"),
@@ -148,16 +149,17 @@ def test_a_folder_that_vanishes_under_a_training_is_made_anew_and_whole(
     sufficit, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    usual = lax_training._Run._judge
-    worths = iter([1.0, 0.0])
+    usual = ValidationSet.score
+    worths = iter([1.0, 0.0, 0.0])
 
-    def vanishing(run: lax_training._Run) -> object:
-        shutil.rmtree(out, ignore_errors=True)
-        report = usual(run)
-        object.__setattr__(report, "msi", next(worths))  # the first epoch is the best
-        return report
+    def vanishing(images: ValidationSet, *given: Any) -> ValidationScores:
+        if given[1] != "gradcam":
+            shutil.rmtree(out, ignore_errors=True)
+        found = usual(images, *given)
+        object.__setattr__(found, "msi", next(worths))  # the first epoch is the best
+        return found
 
-    monkeypatch.setattr(lax_training._Run, "_judge", vanishing)
+    monkeypatch.setattr(ValidationSet, "score", vanishing)
     run = sufficit(*words("train-lax", place, out), "--epochs", 2)
     assert run.code == 0, run.err
     assert Lax.from_pretrained(out).trained["history"]

@@ -8,12 +8,13 @@ import pandas
 import pytest
 import torch
 from pyarrow import parquet
+from sufficit.results import save_scores, summarise
 from torch import nn
 
 from sufficit import Classifier, Scores, UserError, evaluate
 from sufficit.files import writing
 from sufficit.plots import curves_figure
-from sufficit.results import provenance, save_json, save_scores, summarise
+from sufficit.provenance import provenance, save_json
 
 
 @pytest.fixture

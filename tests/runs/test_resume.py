@@ -13,20 +13,20 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from sufficit.compare import compare_folder
+from sufficit.comparing.settings import Settings
+from sufficit.keeping import Parts
+from sufficit.scored import Options
 from torch import nn
 
 from reference import small_net
 from sufficit import Classifier, UserError, View, scoring
-from sufficit.compare import compare_folder
-from sufficit.comparing.settings import Settings
 from sufficit.data import images
 from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import open_images
 from sufficit.files import check_output
-from sufficit.keeping import Parts
-from sufficit.scored import Options
 from sufficit.training import FolderOptions, train_folder
-from sufficit.training import lax as lax_training
+from sufficit.training.trainer import Trainer
 
 SIDE = 12
 STEPS = {"value_step": 0.25, "percent_step": 0.25}
@@ -154,7 +154,7 @@ def test_a_run_of_another_command_is_not_overwritten(sufficit, place: Path) -> N
     model = ("--model", "sufficit:digits", "--data", place / "photos", "--out", place / "out")
     words = ("--methods", "center", "--no-leak", "--value-step", "0.25", "--targets", "prediction")
     assert sufficit("compare", *model, *words).code == 0
-    run = sufficit("sanity", *model, "--method", "gradcam", "--overwrite")
+    run = sufficit("sanity", *model, "--methods", "gradcam", "--overwrite")
     assert run.code == 2
     assert "holds a run of sufficit compare: choose another --out" in run.err
 
@@ -269,7 +269,7 @@ def test_a_comparison_whose_data_vanish_stops_and_goes_on(
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_training_whose_data_vanish_stops_and_goes_on(place: Path, workers: int) -> None:
-    photos, away, whole = place / "photos", place / "away", lax_training.save_run
+    photos, away, whole = place / "photos", place / "away", Trainer._save
 
     def train(out: str) -> torch.Tensor:
         torch.manual_seed(0)
@@ -289,7 +289,7 @@ def test_a_training_whose_data_vanish_stops_and_goes_on(place: Path, workers: in
         photos.rename(away)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(lax_training, "save_run", save)
+        patched.setattr(Trainer, "_save", save)
         with pytest.raises(UserError, match=r"photos can't be read any more.*same command"):
             train("out")
     away.rename(photos)

@@ -19,9 +19,8 @@ from sufficit import Classifier, UserError, explain
 from sufficit.cli import app
 from sufficit.data.digits import synthetic_digits
 from sufficit.data.images import read_image
-from sufficit.results import Estimate
 from sufficit.sanity import SanityReport, sanity_check
-from sufficit.sanity.randomising import (
+from sufficit.sanity.randomization import (
     Block,
     LabelTraining,
     cascade,
@@ -29,8 +28,9 @@ from sufficit.sanity.randomising import (
     randomise,
     train_on_random_labels,
 )
-from sufficit.sanity.report import Likeness, _verdict
+from sufficit.sanity.sanity_report import Likeness, _verdict
 from sufficit.similarity import structural_similarity
+from sufficit.statistics import Estimate
 
 IMAGES = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 CLASSES = 3
@@ -168,14 +168,14 @@ def test_random_weights_depend_on_seed_and_name_and_on_nothing_else() -> None:
 
 def test_a_model_without_weights_is_refused() -> None:
     net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    with pytest.raises(UserError, match="no weights that could be made random"):
+    with pytest.raises(UserError, match="no weights to randomise"):
         sanity_check(Classifier(net, layer="0"), IMAGES, methods=["center"])
 
 
 def test_a_model_that_can_not_be_copied_is_refused() -> None:
     net = small_net()
     net.made = net[0].weight * 2  # no leaf, so no copy
-    with pytest.raises(UserError, match="can't be copied"):
+    with pytest.raises(UserError, match="Cannot copy the model"):
         copied(Classifier(net, layer="4"))
 
 
@@ -378,7 +378,7 @@ def test_random_labels_are_a_row_of_their_own_and_a_poor_copy_is_told() -> None:
     assert report.training is not None
     assert not report.training.learned
     assert report.training.chance == pytest.approx(1 / 3)
-    assert "too little for its maps to mean much" in report.remark()
+    assert "too little for a meaningful check" in report.remark()
     rows = report.frame().query("check == 'random labels'").set_index("method")
     assert rows["step"].isna().all()
     assert rows.loc["center", "rank_correlation"] == 1
@@ -447,9 +447,9 @@ def test_the_whole_interval_decides(low: float, mean: float, high: float, verdic
 def test_maps_that_mostly_vanish_decide_nothing_and_it_is_said() -> None:
     report = report_of([0.1, math.nan, math.nan, 0.2, math.nan])
     assert report.verdicts() == {"m": "undecided"}
-    assert report.sentences()["m"] == "undecided: 3 of 5 images have a map with no spread."
+    assert report.sentences()["m"] == "undecided: 3 of 5 images have a constant heatmap."
     report = report_of([0.1, math.nan, 0.1, 0.1])
-    assert "(1 of 4 images have a map with no spread)" in report.sentences()["m"]
+    assert "(1 of 4 images have a constant heatmap)" in report.sentences()["m"]
     assert report_of([math.nan, math.nan]).verdicts() == {"m": "undecided"}
 
 
@@ -506,7 +506,7 @@ def test_the_command_writes_what_the_function_gives(folder: Path, tmp_path: Path
     (folder / "3" / "broken.png").write_bytes(b"no picture")
     out = tmp_path / "out"
     printed = run(
-        "--model", "sufficit:digits", "--data", folder, "--method", "gradcam, center",
+        "--model", "sufficit:digits", "--data", folder, "--methods", "gradcam, center",
         "--images", 20, "--out", out, "--random-labels", "--epochs", 1, "--seed", 1,
     )  # fmt: skip
     record = json.loads((out / "run.json").read_text())
@@ -529,7 +529,7 @@ def test_the_command_writes_what_the_function_gives(folder: Path, tmp_path: Path
         np.testing.assert_allclose(rows[column], expected.frame()[column], atol=1e-6)
     assert len(frame) == 7 * 2 + 2
     assert expected.sentences()["center"][:-1] in printed
-    assert "too little for its maps to mean much" in printed
+    assert "too little for a meaningful check" in printed
     with Image.open(out / "sanity.png") as picture:
         assert picture.width > 1000
 
@@ -537,7 +537,7 @@ def test_the_command_writes_what_the_function_gives(folder: Path, tmp_path: Path
 def test_the_command_draws_images_by_seed_and_knows_all_class_folders(
     folder: Path, tmp_path: Path
 ) -> None:
-    shared = ["--model", "sufficit:digits", "--data", folder, "--method", "center", "--images", 5]
+    shared = ["--model", "sufficit:digits", "--data", folder, "--methods", "center", "--images", 5]
     drawn = []
     for seed in (0, 1):
         run(*shared, "--out", tmp_path / str(seed), "--seed", seed, "--steps", 2)
@@ -550,7 +550,7 @@ def test_the_command_draws_images_by_seed_and_knows_all_class_folders(
 def test_the_command_refuses_before_any_work(folder: Path, tmp_path: Path) -> None:
     shared = ["--model", "sufficit:digits", "--data", folder]
     with pytest.raises(UserError, match="Did you mean 'gradcam'"):
-        run(*shared, "--method", "gradcamm")
+        run(*shared, "--methods", "gradcamm")
     with pytest.raises(UserError, match="lies inside"):
         run(*shared, "--out", folder / "inside")
     for path in folder.rglob("*.png"):

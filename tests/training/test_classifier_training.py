@@ -10,7 +10,12 @@ from torch import nn
 from sufficit import Classifier
 from sufficit.data.splits import Split, seen
 from sufficit.errors import UserError
-from sufficit.training.classifiers import ClassifierRecipe, accuracy, augmented, train_classifier
+from sufficit.training.classifier_training import (
+    ClassifierRecipe,
+    accuracy,
+    augmented,
+    train_classifier,
+)
 from sufficit.training.loaders import Featured, Shuffled, loader_for
 from sufficit.training.processes import fabric_for
 
@@ -82,10 +87,10 @@ def test_a_finished_training_is_not_done_again(tmp_path: Path) -> None:
 
 def test_another_trainings_checkpoint_is_refused(tmp_path: Path) -> None:
     train(tmp_path)
-    with pytest.raises(UserError, match=r"holds a training with another seed \(0, now 1\)"):
+    with pytest.raises(UserError, match=r"Cannot resume .*: `seed` was 0, now 1"):
         train(tmp_path, seed=1)
     (tmp_path / "checkpoint.pt").write_text("broken")
-    with pytest.raises(UserError, match="can't be read"):
+    with pytest.raises(UserError, match="Cannot read"):
         train(tmp_path)
 
 
@@ -98,7 +103,7 @@ def test_every_epoch_has_an_order_of_its_own(
         given.extend(images[:, :, 0, 0].float().mean(1).tolist())
         return seen(images, side)
 
-    monkeypatch.setattr("sufficit.training.classifiers.seen", spy)
+    monkeypatch.setattr("sufficit.training.classifier_training.seen", spy)
     train(tmp_path, replace(RECIPE, epochs=2, augment=False))
     first, second = given[:64], given[64:]
     assert first != second

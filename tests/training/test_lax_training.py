@@ -10,72 +10,26 @@ from unittest.mock import ANY
 import numpy as np
 import pytest
 import torch
-from test_lax import Traces, mixed_modes
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
+from lax_toys import (
+    QUICK,
+    Traces,
+    classifier_of,
+    data,
+    loader_of,
+    mixed_modes,
+    small_net,
+    train,
+    weights,
+)
 from sufficit import Classifier, Lax, UserError, explain, train_lax
-from sufficit.training import LaxRecipe, cache_features
-from sufficit.training import lax as lax_training
-from sufficit.training.feeding import CachedLoader
-from sufficit.training.runs import best_of
-from sufficit.training.steps import Batch
-from sufficit.training.validation import Report
-
-QUICK = LaxRecipe(drop=1, donors=1, size=1, decide=1, fills=("black", "noise", "other"), epochs=3)
-
-
-def model(seed: int = 0) -> nn.Module:
-    """A net of random weights whose answers differ from image to image."""
-    torch.manual_seed(seed)
-    found = nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1, stride=2),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        nn.Conv2d(6, 9, 3, padding=1),
-        nn.ReLU(inplace=True),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Dropout(),
-        nn.Linear(9, 4),
-    ).eval()
-    with torch.no_grad():
-        found[8].weight.mul_(30)
-        found[8].bias.sub_(found((data()[0] - 0.5) / 0.25).mean(0))
-    return found
-
-
-def data(n: int = 24, seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(n, 3, 8, 8, generator=generator), torch.arange(n) % 4
-
-
-def loader_of(n: int = 24, batch: int = 8, **options: Any) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(*data(n)), batch_size=batch, **{"shuffle": True} | options)
-
-
-def classifier_of(seed: int = 0) -> Classifier:
-    return Classifier(model(seed), layer="4", mean=(0.5,) * 3, std=(0.25,) * 3)
-
-
-def train(loader: Any = None, classifier: Classifier | None = None, **options: Any) -> Lax:
-    given = {"recipe": QUICK, "net": small_net(), "patience": None, "progress": False} | options
-    loader = loader_of() if loader is None else loader
-    return train_lax(classifier or classifier_of(), loader, **given)
-
-
-def small_net() -> nn.Module:
-    generator = torch.Generator().manual_seed(7)
-    net = nn.Sequential(nn.Conv2d(9, 8, 1), nn.ReLU(), nn.Conv2d(8, 1, 3, padding=1))
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 4)
-    return net
-
-
-def weights(lax: Lax) -> Tensor:
-    return torch.cat([value.flatten() for value in lax.state_dict().values()])
-
+from sufficit.training import cache_features
+from sufficit.training.feed import CachedLoader
+from sufficit.training.lax_training import best_of
+from sufficit.training.step import Batch
+from sufficit.training.validation import ValidationScores, ValidationSet
 
 # The classifier, the caller's randomness and the caller's net are left alone
 
@@ -309,11 +263,11 @@ def test_an_adapter_that_is_there_is_not_written_again(tmp_path: Path) -> None:
 )
 def test_another_run_is_not_gone_on_with_unless_told_to_begin_anew(tmp_path, other) -> None:
     train(out=tmp_path, epochs=1)
-    with pytest.raises(UserError, match="holds a run with another"):
+    with pytest.raises(UserError, match=r"Cannot resume .*: `[\w.]+` was .*, now .*--overwrite"):
         train(out=tmp_path, **{"epochs": 1} | other)
     found = train(out=tmp_path, **{"epochs": 1} | other, overwrite=True)
     assert torch.equal(weights(found), weights(train(**{"epochs": 1} | other)))
-    with pytest.raises(UserError, match="holds a run with another"):
+    with pytest.raises(UserError, match=r"Cannot resume .*: `[\w.]+` was .*, now .*--overwrite"):
         train(out=tmp_path, epochs=1)
 
 
@@ -324,11 +278,11 @@ def judged(monkeypatch, worths: list[float]) -> list[Tensor]:
     """Let the epochs be worth these; the weights each had."""
     seen: list[Tensor] = []
 
-    def report(exam: object, classifier: Classifier, lax: Lax, alpha_min: float) -> Report:
+    def score(own: object, classifier: Classifier, lax: Lax, alpha_min: float) -> ValidationScores:
         seen.append(weights(lax).clone())
-        return Report(worths[len(seen) - 1], 0, 0, 0.1, 0.1)
+        return ValidationScores(worths[len(seen) - 1], 0, 0, 0.1, 0.1)
 
-    monkeypatch.setattr("sufficit.training.validation.Examination.report", report)
+    monkeypatch.setattr(ValidationSet, "score", score)
     return seen
 
 
@@ -350,18 +304,17 @@ def test_training_ends_when_nothing_becomes_better(monkeypatch, patience, epochs
 
 
 def test_worth_is_msi_less_what_leaks_above_chance() -> None:
-    assert Report(0.5, 0.7, 0.2, leak=0.3, leak_chance=0.1).worth == pytest.approx(0.3)
-    assert Report(0.5, 0.7, 0.2, leak=0.1, leak_chance=0.3).worth == 0.5
-    assert Report(0.5, 0.7, 0.2, leak=float("nan"), leak_chance=0.3).worth == 0.5
+    assert ValidationScores(0.5, 0.7, 0.2, leak=0.3, leak_chance=0.1).worth == pytest.approx(0.3)
+    assert ValidationScores(0.5, 0.7, 0.2, leak=0.1, leak_chance=0.3).worth == 0.5
+    assert ValidationScores(0.5, 0.7, 0.2, leak=float("nan"), leak_chance=0.3).worth == 0.5
 
 
 def test_history_tells_what_the_returned_adapter_scores() -> None:
     classifier, images_and_labels = classifier_of(), data(16, seed=3)
     found = train(classifier=classifier, validation=[images_and_labels], epochs=1)
     row = found.trained["history"][0]
-    exam = lax_training.Examination(*images_and_labels)
-    again = exam.report(classifier, found, 0.5)
-    assert {name: row[name] for name in again.plain()} == again.plain()
+    again = ValidationSet(*images_and_labels).score(classifier, found, 0.5)
+    assert {name: row[name] for name in again.row} == again.row
     heatmaps = explain(classifier, images_and_labels[0], method=found)
     assert row["mask_penalty"] == pytest.approx((heatmaps >= 0.5).float().mean().item(), abs=1e-6)
 

@@ -1,4 +1,4 @@
-"""The page in a real browser, with a server of its own."""
+"""The page in Chromium, with a server in a thread."""
 
 import re
 import threading
@@ -11,32 +11,26 @@ import numpy as np
 import pytest
 import torch
 import uvicorn
-from PIL import Image
 from torch import nn
 
 from browsing import Tab, in_browser, launched, opened, shot
 from report_content import HOSTILE
 from sufficit import Classifier, View, evaluate, explain
-from sufficit.data.digits import synthetic_digits
 from sufficit.data.images import read_image
-from sufficit.web import Limits, Studio, make_app, open_studio, serve
-from sufficit.web.server import address, bound
+from sufficit.web import Limits, Service, make_app, open_service, serve
+from sufficit.web.server import bind, url
 
+pytestmark = [pytest.mark.browser, in_browser]
 METHODS = ["gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam"]
-
-
-@pytest.fixture(scope="module")
-def studio() -> Studio:
-    return open_studio(Classifier.load("sufficit:digits"), "sufficit:digits", value_step=0.05)
 
 
 class Serving:
     """A server in a thread of its own, for as long as the block runs."""
 
-    def __init__(self, studio: Studio, limits: Limits | None = None) -> None:
-        self.listening = bound("127.0.0.1", 0)
-        self.address = address(self.listening)
-        app = make_app(studio, limits or Limits(megabytes=0.5, megapixels=1))
+    def __init__(self, service: Service) -> None:
+        self.listening = bind("127.0.0.1", 0)
+        self.address = url(self.listening)
+        app = make_app(service, Limits(bytes=500_000, pixels=1_000_000))
         self.thread = threading.Thread(
             target=serve, args=(app, self.listening), kwargs={"ready": self.keep}
         )
@@ -46,9 +40,9 @@ class Serving:
 
     def __enter__(self) -> str:
         self.thread.start()
-        begun = time.monotonic()
+        started = time.monotonic()
         while not getattr(getattr(self, "server", None), "started", False):
-            assert time.monotonic() - begun < 10
+            assert time.monotonic() - started < 10
             time.sleep(0.02)
         return self.address
 
@@ -59,17 +53,9 @@ class Serving:
 
 
 @pytest.fixture(scope="module")
-def home(studio: Studio) -> Iterator[str]:
-    with Serving(studio) as found:
+def home(service: Service) -> Iterator[str]:
+    with Serving(service) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pictures") / "five.png"
-    pixels = synthetic_digits(1, seed=20).images[0].mul(255).round().byte()
-    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -114,25 +100,24 @@ def tab(browser: Any, home: str) -> Iterator[PageTab]:
     assert [url for url in found.requests if not url.startswith((home, "data:", "blob:"))] == []
 
 
-def truth(studio: Studio, picture: Path, method: str, target: int) -> tuple[Any, torch.Tensor]:
+def truth(service: Service, digit_file: Path, method: str, target: int) -> tuple[Any, torch.Tensor]:
     """Scores and heatmap as the package gives them."""
-    images = read_image(picture, studio.classifier.view)[None]
+    images = read_image(digit_file, service.classifier.view)[None]
     goal = torch.tensor([target])
-    heatmaps = explain(studio.classifier, images, goal, method=method)
-    return evaluate(studio.classifier, images, heatmaps, goal, value_step=0.05), heatmaps[0]
+    heatmaps = explain(service.classifier, images, goal, method=method)
+    return evaluate(service.classifier, images, heatmaps, goal, value_step=0.05), heatmaps[0]
 
 
-@in_browser
 def test_an_upload_gives_prediction_overlays_and_scores(
-    tab: PageTab, studio: Studio, picture: Path
+    tab: PageTab, service: Service, digit_file: Path
 ) -> None:
-    tab.upload(picture)
-    assert tab.page.inner_text("#found-title").startswith("The model says 5 (")
+    tab.upload(digit_file)
+    assert tab.page.inner_text("#found-title").startswith("Prediction: 5 (")
     assert tab.page.locator("#likeliest li").count() == 5
     values = tab.msi()
     assert list(values) == METHODS
     for method, value in values.items():
-        scores, _ = truth(studio, picture, method, 5)
+        scores, _ = truth(service, digit_file, method, 5)
         assert value == pytest.approx(scores.msi.item(), abs=0.00501), method
         told = tab.page.locator(f'#maps [data-method="{method}"] small').inner_text()
         base, penalty = (float(part.replace("\u2212", "-")) for part in told.split(" \u2212 "))
@@ -140,19 +125,18 @@ def test_an_upload_gives_prediction_overlays_and_scores(
         assert penalty == pytest.approx(scores.mask_penalty.item(), abs=0.00501)
     best = tab.page.locator("#maps .top-one").first.get_attribute("data-method")
     assert values[best] == max(values.values())
-    assert "steps of 0.05" in tab.page.inner_text("#status")
+    assert "curve step 0.05" in tab.page.inner_text("#status")
     colours = "c => new Set(c.getContext('2d').getImageData(0, 0, 64, 64).data).size"
     assert all(c.evaluate(colours) > 20 for c in tab.page.locator("#maps canvas").all())
 
 
-@in_browser
-def test_the_slider_shows_what_the_model_sees_and_says(
-    tab: PageTab, studio: Studio, picture: Path
+def test_the_slider_shows_the_masked_images_and_the_predictions(
+    tab: PageTab, service: Service, digit_file: Path
 ) -> None:
-    tab.upload(picture)
+    tab.upload(digit_file)
     tab.page.locator('#maps [data-method="kpca-cam"]').click()
-    scores, heatmap = truth(studio, picture, "kpca-cam", 5)
-    image = read_image(picture, studio.classifier.view)
+    scores, heatmap = truth(service, digit_file, "kpca-cam", 5)
+    image = read_image(digit_file, service.classifier.view)
     curves, places, words = scores.curves(), set(), []
     for step in (10, 16, 4):
         tab.page.locator("#alpha").fill(str(step))
@@ -168,7 +152,7 @@ def test_the_slider_shows_what_the_model_sees_and_says(
         for view, name in (("kept", "insertion_pixel"), ("rest", "deletion_pixel")):
             said = tab.page.inner_text(f"#says-{view} .says")
             kept = heatmap > alpha if view == "kept" else heatmap <= alpha
-            named = int(studio.classifier((image * kept)[None]).argmax())
+            named = int(service.classifier((image * kept)[None]).argmax())
             assert said.startswith("says 5 (" if named == 5 else f"says {named} (5:")
             words.append(named)
             value = float(re.findall(r"([\d.]+)\s%", said)[0])
@@ -183,16 +167,17 @@ def test_the_slider_shows_what_the_model_sees_and_says(
     assert tab.drawn() == ("kpca-cam", 10)
 
 
-@in_browser
-def test_settings_are_asked_for_at_once(tab: PageTab, studio: Studio, picture: Path) -> None:
-    tab.upload(picture)
+def test_changed_settings_take_effect_at_once(
+    tab: PageTab, service: Service, digit_file: Path
+) -> None:
+    tab.upload(digit_file)
     for box in METHODS[1:]:
         tab.page.locator(f"label:text-is('{box}')").click()
     tab.page.fill("#target", "3")
     tab.page.dispatch_event("#target", "change")
     tab.page.wait_for_function("() => document.querySelectorAll('#maps button').length === 1")
     tab.state("done")
-    scores, _ = truth(studio, picture, "gradcam", 3)
+    scores, _ = truth(service, digit_file, "gradcam", 3)
     assert tab.msi() == {"gradcam": pytest.approx(scores.msi.item(), abs=0.00501)}
     assert tab.page.inner_text("#likeliest .wanted .name") == "3, explained"
     tab.page.fill("#target", "eleven")
@@ -208,16 +193,15 @@ def test_settings_are_asked_for_at_once(tab: PageTab, studio: Studio, picture: P
     assert not tab.page.is_visible("#problem")
     tab.page.locator("label:text-is('gradcam')").click()
     tab.page.wait_for_selector("#problem:not([hidden])")
-    assert tab.page.inner_text("#problem") == "Choose one method at least."
+    assert tab.page.inner_text("#problem") == "Choose at least one method."
 
 
-@in_browser
-def test_bad_files_are_told_in_words(tab: PageTab, picture: Path, tmp_path: Path) -> None:
+def test_bad_files_get_a_message(tab: PageTab, digit_file: Path, tmp_path: Path) -> None:
     files = {
         "notes.png": (b"no image at all", "not an image"),
-        "cut.png": (picture.read_bytes()[:3000], "damaged or cut off"),
+        "cut.png": (digit_file.read_bytes()[:3000], "corrupt or cut off"),
         "empty.png": (b"", "The file is empty"),
-        "large.png": (bytes(600_000), "too large: the limit is 0.5 MB"),
+        "large.png": (bytes(600_000), "too large, the limit is 0.5 MB"),
     }
     for name, (content, sentence) in files.items():
         (tmp_path / name).write_bytes(content)
@@ -226,13 +210,12 @@ def test_bad_files_are_told_in_words(tab: PageTab, picture: Path, tmp_path: Path
             "text => document.getElementById('problem').textContent.includes(text)", arg=sentence
         )
         assert tab.page.is_visible("#problem")
-    tab.upload(picture)
+    tab.upload(digit_file)
     assert not tab.page.is_visible("#problem")
 
 
-@in_browser
-def test_images_can_be_dropped_and_pasted(tab: PageTab, picture: Path) -> None:
-    content = list(picture.read_bytes())
+def test_images_can_be_dropped_and_pasted(tab: PageTab, digit_file: Path) -> None:
+    content = list(digit_file.read_bytes())
     script = """([content, kind]) => {
       const data = new DataTransfer();
       data.items.add(new File([new Uint8Array(content)], "five.png", { type: "image/png" }));
@@ -251,8 +234,7 @@ def test_images_can_be_dropped_and_pasted(tab: PageTab, picture: Path) -> None:
         assert len(tab.msi()) == 5
 
 
-@in_browser
-def test_keys_alone_suffice(tab: PageTab) -> None:
+def test_the_page_works_with_the_keyboard_alone(tab: PageTab) -> None:
     keys, focused = tab.page.keyboard, "document.activeElement.id"
     ring = "getComputedStyle(document.activeElement).outlineStyle"
     reached = []
@@ -280,9 +262,8 @@ def test_keys_alone_suffice(tab: PageTab) -> None:
     assert spoken.startswith("alpha 0.55: kept says")
 
 
-@in_browser
-def test_everything_has_a_name_for_screen_readers(tab: PageTab, picture: Path) -> None:
-    tab.upload(picture)
+def test_everything_has_a_name_for_screen_readers(tab: PageTab, digit_file: Path) -> None:
+    tab.upload(digit_file)
     unnamed = tab.page.evaluate(
         """[...document.querySelectorAll("input, select, button, canvas:not([aria-hidden]), img")]
           .filter((e) => !(e.labels?.length || e.ariaLabel || e.getAttribute("aria-labelledby")
@@ -295,16 +276,15 @@ def test_everything_has_a_name_for_screen_readers(tab: PageTab, picture: Path) -
     assert re.fullmatch(r"gradcam, MSI .\d\.\d\d, base score .*, mask penalty .*", label)
 
 
-@in_browser
 @pytest.mark.parametrize(
     ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (320, "dark")]
 )
-def test_nothing_sticks_out_in_light_and_dark_on_desk_and_phone(
-    browser: Any, home: str, picture: Path, tmp_path: Path, width: int, scheme: str
+def test_the_page_fits_wide_and_narrow_screens_in_light_and_dark(
+    browser: Any, home: str, digit_file: Path, tmp_path: Path, width: int, scheme: str
 ) -> None:
     size = {"width": width, "height": 900}
     with opened(browser, home, PageTab, viewport=size, color_scheme=scheme) as tab:
-        tab.upload(picture)
+        tab.upload(digit_file)
         tab.drawn()
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
         shade = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -313,15 +293,14 @@ def test_nothing_sticks_out_in_light_and_dark_on_desk_and_phone(
         assert tab.complaints == []
 
 
-@in_browser
-def test_hostile_names_run_nothing(browser: Any, tmp_path: Path, picture: Path) -> None:
+def test_hostile_names_run_nothing(browser: Any, tmp_path: Path, digit_file: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     torch.nn.init.constant_(model[0].weight, 0.1)
     classifier = Classifier(model, "0", classes=[HOSTILE, "good"], view=View(crop=(16, 16)))
     path = tmp_path / ('<img src=x onerror="window.hacked=3">.png'.replace("/", ""))
-    path.write_bytes(picture.read_bytes())
-    studio = open_studio(classifier, HOSTILE, value_step=0.1)
-    with Serving(studio) as home, opened(browser, home, PageTab) as tab:
+    path.write_bytes(digit_file.read_bytes())
+    service = open_service(classifier, HOSTILE, value_step=0.1)
+    with Serving(service) as home, opened(browser, home, PageTab) as tab:
         tab.page.fill("#target", HOSTILE)
         tab.upload(path)
         assert tab.page.evaluate("window.hacked") is None
@@ -330,8 +309,7 @@ def test_hostile_names_run_nothing(browser: Any, tmp_path: Path, picture: Path) 
         assert tab.complaints == []
 
 
-@in_browser
-def test_the_list_of_endpoints_needs_no_network(tab: PageTab, home: str) -> None:
+def test_the_docs_of_the_endpoints_need_no_network(tab: PageTab, home: str) -> None:
     tab.page.goto(f"{home}/docs")
     assert "POST /api/score" in tab.page.inner_text("main")
     tab.page.set_viewport_size({"width": 390, "height": 800})

@@ -1,11 +1,11 @@
-"""What a classifier is made of, and how it lies on disk: a description and safetensors."""
+"""A classifier on disk: its description in JSON, its weights in safetensors."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +14,21 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from sufficit.errors import UserError
 from sufficit.files import check_output, make_folder, writing
 
+if TYPE_CHECKING:
+    from sufficit.classifier.classifier import Classifier
+
 DESCRIPTION = "classifier.json"
 WEIGHTS = "classifier.safetensors"
-LARGEST = 2**14  # pixels of a side that a view may have
-WAYS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
+MAX_SIDE = 2**14  # pixels, in a view that comes from a file
+INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 
 @dataclass(frozen=True)
 class View:
-    """What the model sees of a picture: the middle `crop` (height, width), or all of it.
+    """What the model sees of an image: the middle `crop` (height, width), or all of it.
 
-    The shorter side is brought to `resize` first, or, without it, to what just covers the crop;
-    with `stretch` the whole picture is brought to the crop's size, whatever its proportions.
+    The shorter side is resized to `resize` first or, if that is None, to the size that just covers
+    the crop. With `stretch` the whole image is resized to the crop, at the cost of its proportions.
     """
 
     crop: tuple[int, int] | None = None
@@ -51,20 +54,6 @@ class Recipe:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What a Classifier is made of."""
-
-    model: nn.Module
-    recipe: Recipe | None = None
-    layer: str | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    classes: tuple[str, ...] | None = None
-    view: View | None = None
-    reshape: Callable[[Any], Tensor] | None = None
-
-
 SAVED_OPTIONS: dict[str, frozenset[str]] = {
     "torchvision": frozenset(
         {"attention_dropout", "aux_logits", "drop_rate", "dropout", "groups", "image_size"}
@@ -78,85 +67,95 @@ SAVED_OPTIONS: dict[str, frozenset[str]] = {
     "transformers": frozenset({"image_size", "num_channels", "num_classes", "num_labels"}),
     "sufficit": frozenset({"channels", "folded", "image_size", "num_classes", "width"}),
 }
-"""What a saved classifier may ask of a source: shapes, and nothing that is read from elsewhere."""
+"""The options a saved classifier may have: shapes, and nothing that reads other files."""
 
 
-def strange_options(recipe: Recipe) -> list[str]:
-    """The options that a saved classifier may not have, of a source that it may have."""
-    known = SAVED_OPTIONS.get(recipe.source.partition(":")[0], frozenset(recipe.options))
-    return [name for name in recipe.options if name not in known]
+def refused_options(recipe: Recipe) -> list[str]:
+    """The options of a known source that a saved classifier may not have."""
+    allowed = SAVED_OPTIONS.get(recipe.source.partition(":")[0], frozenset(recipe.options))
+    return [name for name in recipe.options if name not in allowed]
 
 
-def save(parts: Parts, folder: Path) -> Path:
-    """Write description and weights; both appear whole or neither does."""
-    from safetensors.torch import save as as_bytes
-
-    if parts.recipe is None:
+def save(classifier: "Classifier", folder: Path) -> Path:
+    """Write description and weights to the folder: both appear complete, or neither does."""
+    if classifier.recipe is None:
         raise UserError(
             "this model's architecture has no name to save: make it with Classifier.load, or give "
             'recipe=Recipe("torchvision:resnet18", {"num_classes": 10})'
         )
-    if strange := strange_options(parts.recipe):
+    if refused := refused_options(classifier.recipe):
         raise UserError(
-            f"a classifier with the option {strange[0]!r} is not saved, as it would not be loaded"
-            " again: save its weights, and give the option to Classifier.load beside weights="
+            f"cannot save the option {refused[0]!r}, because Classifier.load would reject it: save"
+            " the weights only, and pass the option to Classifier.load(..., weights=FILE)"
         )
-    if parts.reshape is not None:
-        raise UserError("reshape is a function, which is not saved: choose a layer that needs none")
-    description = asdict(replace(parts, model=None))  # type: ignore[arg-type]  # dropped below
-    del description["model"], description["reshape"]
-    tensors = {
-        key: value.detach().cpu().contiguous().clone()
-        for key, value in parts.model.state_dict().items()
+    if classifier.reshape is not None:
+        raise UserError("cannot save reshape, a function: choose a layer that needs none")
+    description = {
+        "recipe": asdict(classifier.recipe),
+        "layer": classifier.layer,
+        "mean": classifier.mean,
+        "std": classifier.std,
+        "classes": classifier.classes,
+        "view": classifier.view and asdict(classifier.view),
     }
     check_output(folder)
     make_folder(folder)
     with writing(folder / WEIGHTS) as weights, writing(folder / DESCRIPTION) as words:
-        weights.write_bytes(as_bytes(tensors))  # save_file does not tell a full disk as an OSError
+        weights.write_bytes(weights_as_bytes(classifier.bare))
         words.write_text(json.dumps(description, indent=2) + "\n")
     return folder
 
 
+def weights_as_bytes(model: nn.Module) -> bytes:
+    """The model's state dict as safetensors; its own save_file hides that a disk is full."""
+    from safetensors.torch import save as as_bytes
+
+    state = model.state_dict().items()
+    return as_bytes({key: value.detach().cpu().contiguous().clone() for key, value in state})
+
+
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Put a state dict from .safetensors, .pt or .pth into a model; no pickle is run."""
+    """Load a state dict from .safetensors, .pt or .pth into a model, without running a pickle."""
     state = {key.removeprefix("module."): value for key, value in read_state(path).items()}
-    wanted = model.state_dict()
-    missing = sorted(wanted.keys() - state.keys())
-    extra = sorted(state.keys() - wanted.keys())
-    wrong = [k for k in wanted.keys() & state.keys() if wanted[k].shape != state[k].shape]
-    if missing or extra or wrong:
-        first = wrong[0] if wrong else ""
-        shapes = (
-            f" ({first}: {list(wanted[first].shape)} wanted, {list(state[first].shape)} came)"
-            if wrong
-            else ""
-        )
-        raise UserError(
-            f"{path} does not fit the model: {len(missing)} missing {missing[:3]}, {len(extra)}"
-            f" unknown {extra[:3]}, {len(wrong)} of another shape{shapes}. Is it another"
-            " architecture, or another number of classes?"
-        )
+    check_fit(state, model.state_dict(), str(path))
     model.load_state_dict(state)
 
 
-@contextmanager
-def no_larger_than(path: Path) -> Iterator[None]:
-    """Inside, a model that gets more weights than a file could fill is refused at once.
+def check_fit(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: str) -> None:
+    """Raise unless both have the same tensors of the same shapes."""
+    missing = sorted(wanted.keys() - state.keys())
+    extra = sorted(state.keys() - wanted.keys())
+    wrong = [k for k in wanted if k in state and wanted[k].shape != state[k].shape]
+    if missing or extra or wrong:
+        shapes = [f"{k} {list(state[k].shape)}, not {list(wanted[k].shape)}" for k in wrong[:1]]
+        raise UserError(
+            f"{source} does not fit the model: {len(missing)} missing {missing[:3]}, {len(extra)}"
+            f" unknown {extra[:3]}, {len(wrong)} of another shape {shapes}: check the"
+            " architecture and the number of classes"
+        )
 
-    A description of few words could else ask for all the memory there is.
+
+@contextmanager
+def limited_by(path: Path) -> Iterator[None]:
+    """Inside, refuse to build a model with more weights than the file can hold.
+
+    Otherwise a description of a few words could allocate all memory.
     """
     if not path.is_file():
         raise UserError(f"no weights file at {path}")
-    # A byte a weight or more; some are made twice while a model is built.
+    # A weight takes one byte or more, and some are made twice while a model is built.
     left = 2 * path.stat().st_size
 
-    def weigh(module: nn.Module, name: str, weights: nn.Parameter | None) -> None:
+    def count(module: nn.Module, name: str, weights: nn.Parameter | None) -> None:
         nonlocal left
         left -= 0 if weights is None else weights.numel()
         if left < 0:
-            raise UserError(f"{path} could not be read: a larger model is described than it fills")
+            raise UserError(
+                f"{path} could not be read: its description asks for a larger model than the file"
+                " can fill"
+            )
 
-    hook = register_module_parameter_registration_hook(weigh)
+    hook = register_module_parameter_registration_hook(count)
     try:
         yield
     finally:
@@ -164,7 +163,7 @@ def no_larger_than(path: Path) -> Iterator[None]:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """A state dict from .safetensors, .pt or .pth; no pickle is run."""
+    """The state dict in a .safetensors, .pt or .pth file, without running a pickle."""
     if not path.is_file():
         raise UserError(f"no weights file at {path}")
     try:
@@ -186,17 +185,13 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def read_view(saved: dict[str, Any]) -> View:
-    """A view as `save` wrote it."""
-    crop, resize, channels = saved["crop"], saved["resize"], int(saved["channels"])
-    sides = [int(side) for side in [*(crop or ()), *([resize] if resize else ())]]
-    if not all(0 < side <= LARGEST for side in sides) or (crop and len(crop) != 2):
-        raise ValueError(f"sides of 1..{LARGEST} pixels wanted, got {crop} and {resize}")
-    if not 0 < channels < LARGEST or saved["interpolation"] not in WAYS:
-        raise ValueError(f"no view has {channels} channels, {saved['interpolation']!r}")
-    return View(
-        (sides[0], sides[1]) if crop else None,
-        sides[-1] if resize else None,
-        channels,
-        bool(saved["stretch"]),
-        str(saved["interpolation"]),
-    )
+    """The view that `save` wrote; ValueError for values that no view may have."""
+    crop = saved["crop"] and tuple(int(side) for side in saved["crop"])
+    resize = saved["resize"] and int(saved["resize"])
+    channels, interpolation = int(saved["channels"]), saved["interpolation"]
+    sides = [*(crop or ()), *([resize] if resize else [])]
+    if not all(0 < side <= MAX_SIDE for side in sides) or len(crop or (1, 1)) != 2:
+        raise ValueError(f"sides must be 1..{MAX_SIDE} pixels, got {crop} and {resize}")
+    if not 0 < channels < MAX_SIDE or interpolation not in INTERPOLATIONS:
+        raise ValueError(f"no view has {channels} channels, {interpolation!r}")
+    return View(crop or None, resize or None, channels, bool(saved["stretch"]), str(interpolation))

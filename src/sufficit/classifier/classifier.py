@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from sufficit.classifier import layers
-from sufficit.classifier import loading as sources
-from sufficit.classifier.checkpoint import Parts, Recipe, View, save
+from sufficit.classifier.checkpoint import Recipe, View, save
 from sufficit.errors import UserError
 
 
 class Classifier:
     """A model, the layer its features come from, and the mean and std it was trained with.
 
-    Whatever is done to the model is undone: its mode, hooks, weights, requires_grad and .grad are
-    the same after a call as before, also when the call raises.
+    Every call leaves the model's mode, hooks, weights, requires_grad and .grad as they were, also
+    when the call raises.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     >>> classifier = Classifier(model, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
@@ -45,10 +44,10 @@ class Classifier:
             raise UserError(f"model must be an nn.Module, got {type(model).__name__}")
         self.model = model
         self.layer = layer if layer is None else layers.resolve(model, layer)
-        self._found_at: tuple[int, int] | None = None  # the input size it was found by itself at
+        self._found_at: tuple[int, int] | None = None  # the input size the layer was found for
         self.mean, self.std = _check_mean_std(mean, std)
         if isinstance(classes, str):
-            raise UserError(f"classes must be a name a class, got the one word {classes!r}")
+            raise UserError(f"classes must be one name per class, got the one word {classes!r}")
         self.classes = tuple(classes) if classes is not None else None
         self.view = view
         self.reshape = reshape
@@ -58,45 +57,24 @@ class Classifier:
     def load(
         cls, source: str | Path, *, weights: str | Path | None = "default", **options: Any
     ) -> "Classifier":
-        """A classifier from torchvision:NAME, timm:NAME, transformers:NAME, or a saved one's path.
+        """The classifier torchvision:NAME, timm:NAME or transformers:NAME, or one in a folder.
 
-        Also from a function of your own that returns a model or a classifier:
-        python:FILE.py:FUNCTION or python:MODULE:FUNCTION. It is run.
+        python:FILE.py:FUNCTION or python:MODULE:FUNCTION runs a function of your own that returns
+        a model or a classifier.
 
         `weights` is "default" for the published ones, None for random ones, or a file of your own
         (.safetensors, or a state dict in .pt or .pth). Options go to the model's constructor.
         """
-        return cls._from_parts(sources.load(source, weights, options))
+        from sufficit.classifier.loading import load  # it imports this module
 
-    @classmethod
-    def _from_parts(cls, parts: Parts) -> "Classifier":
-        return cls(
-            parts.model,
-            parts.layer,
-            parts.mean,
-            parts.std,
-            classes=parts.classes,
-            view=parts.view,
-            reshape=parts.reshape,
-            recipe=parts.recipe,
-        )
+        return load(source, weights, options)
 
     def save(self, folder: str | Path) -> Path:
         """Write weights (safetensors) and description to a folder that `load` reads.
 
         The architecture must have a name: `load` made this classifier, or `recipe` was given.
         """
-        parts = Parts(
-            self.bare,
-            self.recipe,
-            self.layer,
-            self.mean,
-            self.std,
-            self.classes,
-            self.view,
-            self.reshape,
-        )
-        return save(parts, Path(folder))
+        return save(self, Path(folder))
 
     def to(
         self,
@@ -112,29 +90,29 @@ class Classifier:
 
     @property
     def bare(self) -> nn.Module:
-        """The model inside torch.compile or DataParallel: there its layers have their names."""
+        """The model inside torch.compile or DataParallel, where layers have their own names."""
         return layers.unwrapped(self.model)
 
     @property
     def device(self) -> torch.device:
-        """Where the model's first parameter lies; the CPU where it has none."""
+        """The device of the model's first parameter or buffer; the CPU if it has none."""
         return next(self._tensors(), torch.empty(0)).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the model's first floating parameter; float32 where it has none."""
+        """The dtype of the model's first floating parameter or buffer; float32 if it has none."""
         return next((t.dtype for t in self._tensors() if t.is_floating_point()), torch.float32)
 
     @property
     def channels(self) -> int:
-        """How many channels the model's first convolution takes, if that is one; else three."""
+        """1 if the model's first convolution takes one channel, else 3."""
         convolutions = (m for m in self.bare.modules() if isinstance(m, nn.Conv2d))
         first = next(convolutions, None)
         return 1 if first is not None and first.in_channels == 1 else 3
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """Channels-last where the model's first convolution is."""
+        """Channels-last if the model's first convolution is, else contiguous."""
         kernels = (t for t in self._tensors() if t.ndim == 4 and min(t.shape[:2]) > 1)
         kernel = next((t for t in kernels if t.shape[2:] != (1, 1)), None)
         if kernel is None or kernel.is_contiguous():
@@ -152,7 +130,7 @@ class Classifier:
         with self.in_eval_mode():
             inputs = self.normalize(images)
             layer = self.feature_layer(inputs)
-            with layers.tapped(self.bare, layer) as seen:
+            with layers.recorded(self.bare, layer) as seen:
                 logits = self.plain_logits_of(inputs)
         if not seen:
             raise UserError(
@@ -161,7 +139,7 @@ class Classifier:
         return self.as_grid(seen[-1], inputs), logits
 
     def feature_layer(self, inputs: Tensor) -> str:
-        """The layer given, or else the last one that still has a grid at this size of input."""
+        """The layer that was given, else the last one with a grid at this input size."""
         size = (inputs.shape[2], inputs.shape[3])
         if self.layer is None or self._found_at not in (None, size):
             self._found_at = size
@@ -169,11 +147,11 @@ class Classifier:
         return self.layer
 
     def as_grid(self, output: Any, inputs: Tensor) -> Tensor:
-        """A layer's output as [N,K,h,w], tokens laid out as the image is."""
+        """A layer's output as [N,K,h,w], tokens in the image's layout."""
         return self.reshape(output) if self.reshape else layers.to_grid(output, inputs)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Images in 0..1 as the model wants them: its device, mean, std and dtype."""
+        """Images in 0..1 as the model expects them: its device, mean, std and dtype."""
         if not isinstance(images, Tensor) or images.ndim != 4:
             check_images(images)
         moved = images.to(self.device)
@@ -193,34 +171,40 @@ class Classifier:
         return ((moved - mean) / std).to(self.dtype)
 
     def logits_of(self, inputs: Tensor) -> Tensor:
-        """Logits of what `normalize` gave; the model must be in eval mode."""
-        return self._named(_as_logits(self.model(inputs), len(inputs)))
+        """Logits of what `normalize` returned; the model must be in eval mode."""
+        return self._checked(self.model(inputs), len(inputs))
 
     def plain_logits_of(self, inputs: Tensor) -> Tensor:
         """The same from the bare model, uncompiled and on one device, so that hooks fire."""
         with layers.uncompiled():
-            return self._named(_as_logits(self.bare(inputs), len(inputs)))
+            return self._checked(self.bare(inputs), len(inputs))
 
-    def _named(self, logits: Tensor) -> Tensor:
-        """The logits, once it is sure that their classes have as many names, or none."""
+    def _checked(self, output: Any, n: int) -> Tensor:
+        """The logits in what a model returned: a tensor, its .logits, or the first of a tuple."""
+        if isinstance(output, dict):
+            output = output.get("logits", next(iter(output.values()), None))
+        elif hasattr(output, "logits"):
+            output = output.logits
+        elif isinstance(output, tuple | list) and output:
+            output = output[0]
+        found = isinstance(output, Tensor) and output.ndim == 2 and len(output) == n
+        if not found or output.shape[1] < 2:
+            came = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise UserError(
+                f"the model must give logits [N,C] = [{n},C] of two classes or more, got {came}: "
+                "wrap it in a module that returns them"
+            )
+        logits: Tensor = output
         if self.classes is not None and len(self.classes) != logits.shape[1]:
             raise UserError(
                 f"the model gives {logits.shape[1]} classes and {len(self.classes)} have names:"
-                " Classifier(classes=...) wants a name for each, in the model's order, or None"
+                " give Classifier(classes=...) a name for each, in the model's order, or None"
             )
         return logits
 
-    @contextmanager
-    def in_eval_mode(self) -> Iterator[None]:
-        """Eval mode inside, every module's own mode again outside."""
-        training = [module for module in self.model.modules() if module.training]
-        try:
-            for module in training:
-                module.training = False
-            yield
-        finally:
-            for module in training:
-                module.training = True
+    def in_eval_mode(self) -> AbstractContextManager[None]:
+        """Inside, every module is in eval mode; outside, each has its own mode again."""
+        return layers.eval_mode(self.model)
 
     def _tensors(self) -> Iterator[Tensor]:
         yield from self.model.parameters()
@@ -231,15 +215,15 @@ class Classifier:
         return f"Classifier({name}, layer={self.layer!r}, mean={self.mean}, std={self.std})"
 
 
-@lru_cache(maxsize=64)  # copying it to a GPU would wait for the GPU each time
+@lru_cache(maxsize=64)  # each copy to a GPU would wait for the GPU
 @torch.inference_mode(False)
 def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A number a channel: [C,1,1]."""
+    """One number per channel: [C,1,1]."""
     return torch.tensor(values, dtype=dtype, device=device)[:, None, None]
 
 
 def check_classifier(classifier: Classifier) -> None:
-    """Raise where a bare model was given."""
+    """Raise for anything but a Classifier."""
     if isinstance(classifier, nn.Module):
         raise UserError("wrap the model first: Classifier(model, mean=(...), std=(...))")
     if not isinstance(classifier, Classifier):
@@ -253,7 +237,7 @@ def check_images(images: Tensor) -> None:
 
 
 def check_form(images: Tensor) -> None:
-    """Raise unless images are floats [N,C,H,W]; their values are not looked at."""
+    """Raise unless images are floats [N,C,H,W]; their values are not checked."""
     if not isinstance(images, Tensor):
         hint = ": torch.from_numpy makes one" if hasattr(images, "__array__") else ""
         raise UserError(f"images must be a tensor [N,C,H,W], got {type(images).__name__}{hint}")
@@ -264,8 +248,8 @@ def check_form(images: Tensor) -> None:
         )
     if images.shape[3] in (1, 3) and images.shape[1] > 4:
         raise UserError(
-            f"images must be [N,C,H,W], got {list(images.shape)}: images.permute(0, 3, 1, 2) turns"
-            " channels-last ones round"
+            f"images must be [N,C,H,W], got {list(images.shape)}: convert channels-last images with"
+            " images.permute(0, 3, 1, 2)"
         )
     if not images.is_floating_point():
         raise UserError(f"images must be floats in 0..1, got {images.dtype}: divide by 255 first")
@@ -290,7 +274,9 @@ def check_targets(targets: Tensor | Sequence[int] | None, n: int) -> Tensor | No
     except (TypeError, ValueError) as error:
         raise UserError(f"targets must be class numbers [N] = [{n}]: {error}") from error
     if found.shape != (n,):
-        raise UserError(f"targets must be [N] = [{n}], one class an image, got {list(found.shape)}")
+        raise UserError(
+            f"targets must be [N] = [{n}], one class per image, got {list(found.shape)}"
+        )
     if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         raise UserError(f"targets must be class numbers, got {found.dtype}: call .long()")
     if found.min() < 0:
@@ -307,10 +293,9 @@ def check_range(targets: Tensor, classes: int) -> None:
         )
 
 
-Pair = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
-
-
-def _check_mean_std(mean: Sequence[float] | None, std: Sequence[float] | None) -> Pair:
+def _check_mean_std(
+    mean: Sequence[float] | None, std: Sequence[float] | None
+) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
     if mean is None and std is None:
         return None, None
     if mean is None or std is None:
@@ -326,20 +311,3 @@ def _check_mean_std(mean: Sequence[float] | None, std: Sequence[float] | None) -
     if not all(map(math.isfinite, (*means, *stds))) or min(stds) <= 0:
         raise UserError(f"mean must be finite and std above 0, got {means} and {stds}")
     return means, stds
-
-
-def _as_logits(output: Any, n: int) -> Tensor:
-    """The logits in what a model returned: a tensor, or .logits, or the first of a tuple."""
-    if isinstance(output, dict):
-        output = output.get("logits", next(iter(output.values()), None))
-    elif hasattr(output, "logits"):
-        output = output.logits
-    elif isinstance(output, tuple | list) and output:
-        output = output[0]
-    if isinstance(output, Tensor) and output.ndim == 2 and len(output) == n and output.shape[1] > 1:
-        return output
-    came = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    raise UserError(
-        f"the model must give logits [N,C] = [{n},C] of two classes or more, got {came}: "
-        "wrap it in a module that returns them"
-    )

@@ -1,4 +1,4 @@
-"""The small convolutional net of the demo, and where its shipped weights lie."""
+"""The small convolutional net of the demo, and the folder of its shipped weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class SmallNet(nn.Module):
-    """Six 3x3 convolutions, an eighth of the image's side at the end: [N,C,H,W] -> [N,classes]."""
+    """Six 3x3 convolutions down to an eighth of the image's side: [N,C,H,W] -> [N,classes]."""
 
     def __init__(self, num_classes: int = 10, channels: int = 3, width: int = 24) -> None:
         super().__init__()
@@ -27,19 +27,16 @@ class SmallNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits from the mean of the last map."""
-        pooled: Tensor = self.features(images).mean((2, 3))
-        logits: Tensor = self.head(pooled)
+        logits: Tensor = self.head(self.features(images).mean((2, 3)))
         return logits
 
 
 @dataclass(frozen=True)
-class Shipped:
-    """An architecture and the folder its trained weights ship in."""
+class ShippedNet:
+    """An architecture and the folder of its trained weights."""
 
     build: Callable[..., nn.Module]
     folder: Path
 
 
-SMALL_NETS: dict[str, Shipped] = {
-    "digits": Shipped(SmallNet, Path(__file__).parents[1] / "assets" / "digits"),
-}
+SMALL_NETS = {"digits": ShippedNet(SmallNet, Path(__file__).parents[1] / "assets" / "digits")}

@@ -1,11 +1,11 @@
-"""Where a model's features are: find the layer, listen to it, lay its output out as a grid."""
+"""Where a model's features are: find the layer, read its output, arrange it as a grid."""
 
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +22,28 @@ _NOT_FEATURES = (
 )
 
 
-@dataclass(frozen=True)
-class _Step:
+class _LayerCall(NamedTuple):
     name: str
     module: nn.Module
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the output, () if it is no tensor
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Inside, every module is in eval mode; outside, each has its own mode again."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 @contextmanager
 def hooked(model: nn.Module, layer: str, hook: Callable[..., Any]) -> Iterator[None]:
-    """The hook sees the layer's output at each call, and is gone afterwards."""
+    """Inside, the hook gets the layer's output at each call."""
     module = unwrapped(model).get_submodule(resolve(model, layer))
     handle = module.register_forward_hook(hook)
     try:
@@ -41,26 +53,23 @@ def hooked(model: nn.Module, layer: str, hook: Callable[..., Any]) -> Iterator[N
 
 
 @contextmanager
-def tapped(model: nn.Module, layer: str) -> Iterator[list[Any]]:
-    """A list that receives a copy of the layer's output at each call.
-
-    A copy, because what comes next may write over the output.
-    """
+def recorded(model: nn.Module, layer: str) -> Iterator[list[Any]]:
+    """A list that gets a copy of the layer's output at each call: later layers may overwrite it."""
     seen: list[Any] = []
-    with hooked(model, layer, lambda _, __, output: seen.append(_copy(output))):
+
+    def record(_: nn.Module, __: object, output: Any) -> None:
+        while isinstance(output, tuple | list) and output:
+            output = output[0]
+        seen.append(output.clone() if isinstance(output, Tensor) else output)
+
+    with hooked(model, layer, record):
         yield seen
-
-
-def _copy(output: Any) -> Any:
-    if isinstance(output, tuple | list) and output:
-        return _copy(output[0])
-    return output.clone() if isinstance(output, Tensor) else output
 
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Compiled code runs as it was written inside, so that hooks fire."""
-    if "torch._dynamo" not in sys.modules:  # nothing can have been compiled; spare the import
+    """Inside, compiled code runs as it was written, so that hooks fire."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and the import is slow
         yield
         return
     with torch.compiler.set_stance("force_eager"):
@@ -79,41 +88,35 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def resolve(model: nn.Module, layer: str) -> str:
-    """The layer's name in the bare model; it may be given as the wrapped model spells it.
+    """The layer's name in the bare model, from its name there or in the wrapped model.
 
     >>> resolve(nn.DataParallel(nn.Sequential(nn.ReLU())), "module.0")
     '0'
     """
     bare = unwrapped(model)
-    if layer and _holds(bare, layer):
-        return layer
-    wanted = dict(model.named_modules()).get(layer)
+    if layer:
+        with suppress(AttributeError):
+            bare.get_submodule(layer)
+            return layer
     inside: dict[str, nn.Module] = {name: m for name, m in bare.named_modules() if name}
+    wanted = dict(model.named_modules()).get(layer)
     found = [name for name, module in inside.items() if module is wanted]
     if not found:
         raise unknown("layer", layer, inside)
     return found[0]
 
 
-def _holds(model: nn.Module, layer: str) -> bool:
-    try:
-        model.get_submodule(layer)
-    except AttributeError:
-        return False
-    return True
-
-
 def find(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> str:
-    """The last layer that still has a grid.
+    """The last layer whose output still has a grid.
 
     In a transformer that is the LayerNorm before the last attention (what grad-cam's users choose);
-    in a CNN the last module whose output is a map larger than one cell and no mere pooling.
+    in a CNN the last module, pooling aside, whose output is a map of more than one cell.
     """
-    steps = _trace(model, forward)
-    layer = _before_last_attention(steps, inputs) or _last_map(steps, inputs)
+    calls = _trace(model, forward)
+    layer = _before_last_attention(calls, inputs) or _last_map(calls, inputs)
     if layer is None:
-        names = [f"{step.name} {list(step.shape)}" for step in steps if len(step.shape) >= 3]
-        listed = "; ".join(names[-12:]) or ", ".join([s.name for s in steps][-12:])
+        names = [f"{call.name} {list(call.shape)}" for call in calls if len(call.shape) >= 3]
+        listed = "; ".join(names[-12:]) or ", ".join([call.name for call in calls][-12:])
         raise UserError(
             "no layer with a spatial output was found: name one with layer=..., and for an unusual"
             " output give reshape=... too. Candidates:"
@@ -124,8 +127,7 @@ def find(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> str
 
 def to_grid(output: Any, inputs: Tensor) -> Tensor:
     """[N,K,h,w] from a map in either channel order, or from tokens [N,T,K] with any prefix."""
-    if isinstance(output, tuple | list) and output:
-        output = output[0]
+    output = _first(output)
     if not isinstance(output, Tensor) or output.ndim not in (3, 4):
         came = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UserError(
@@ -144,55 +146,46 @@ def to_grid(output: Any, inputs: Tensor) -> Tensor:
     return grid
 
 
-def _trace(model: nn.Module, forward: Callable[[], object]) -> list[_Step]:
-    """Every module's output shape in the order in which they finish."""
-    steps: list[_Step] = []
-    handles = []
+def _first(output: Any) -> Any:
+    return output[0] if isinstance(output, tuple | list) and output else output
 
-    def listen(name: str, module: nn.Module) -> None:
-        def note(_: nn.Module, __: object, output: object) -> None:
-            first = output[0] if isinstance(output, tuple | list) and output else output
-            shape = tuple(first.shape) if isinstance(first, Tensor) else ()
-            steps.append(_Step(name, module, shape))
 
-        handles.append(module.register_forward_hook(note))
+def _trace(model: nn.Module, forward: Callable[[], object]) -> list[_LayerCall]:
+    """Every module's output shape, in the order in which the modules finish."""
+    calls: list[_LayerCall] = []
 
+    def note(name: str, module: nn.Module, _: object, output: object) -> None:
+        first = _first(output)
+        shape = tuple(first.shape) if isinstance(first, Tensor) else ()
+        calls.append(_LayerCall(name, module, shape))
+
+    named = [(name, module) for name, module in model.named_modules() if name]
+    handles = [module.register_forward_hook(partial(note, name)) for name, module in named]
     try:
-        for name, module in model.named_modules():
-            if name:
-                listen(name, module)
         with torch.no_grad():
             forward()
     finally:
         for handle in handles:
             handle.remove()
-    return steps
+    return calls
 
 
-def _before_last_attention(steps: list[_Step], inputs: Tensor) -> str | None:
-    attentions = [
-        i for i, step in enumerate(steps) if "attention" in type(step.module).__name__.lower()
-    ]
-    if not attentions:
-        return None
-    norms = (step for step in reversed(steps[: attentions[-1]]) if _is_norm(step.module))
-    return next((step.name for step in norms if _has_grid(step.shape, inputs)), None)
+def _before_last_attention(calls: list[_LayerCall], inputs: Tensor) -> str | None:
+    kinds = [type(call.module).__name__.lower() for call in calls]
+    attentions = [i for i, kind in enumerate(kinds) if "attention" in kind]
+    for i in reversed(range(attentions[-1] if attentions else 0)):
+        norm = "layernorm" in kinds[i] or "rmsnorm" in kinds[i]
+        if norm and _has_grid(calls[i].shape, inputs):
+            return calls[i].name
+    return None
 
 
-def _last_map(steps: list[_Step], inputs: Tensor) -> str | None:
-    maps = (
-        step
-        for step in reversed(steps)
-        if len(step.shape) == 4
-        and not isinstance(step.module, _NOT_FEATURES)
-        and _has_grid(step.shape, inputs)
-    )
-    return next((step.name for step in maps), None)
-
-
-def _is_norm(module: nn.Module) -> bool:
-    name = type(module).__name__.lower()
-    return "layernorm" in name or "rmsnorm" in name
+def _last_map(calls: list[_LayerCall], inputs: Tensor) -> str | None:
+    for name, module, shape in reversed(calls):
+        features = len(shape) == 4 and not isinstance(module, _NOT_FEATURES)
+        if features and _has_grid(shape, inputs):
+            return name
+    return None
 
 
 def _has_grid(shape: tuple[int, ...], inputs: Tensor) -> bool:
@@ -204,27 +197,22 @@ def _has_grid(shape: tuple[int, ...], inputs: Tensor) -> bool:
 
 def _channels_last(shape: tuple[int, ...] | torch.Size, inputs: Tensor) -> bool:
     """Whether [N,a,b,c] is [N,h,w,K]: only that order has the image's proportions."""
-    _, a, b, c = shape
-    return not _like_image(b, c, inputs) and _like_image(a, b, inputs)
-
-
-def _like_image(h: int, w: int, inputs: Tensor) -> bool:
-    """Whether h x w has the proportions of the image, up to the rounding of strides."""
     height, width = inputs.shape[-2:]
-    return abs(h * width - w * height) <= max(height, width)
+
+    def like_image(h: int, w: int) -> bool:  # up to the rounding of strides
+        return abs(h * width - w * height) <= max(height, width)
+
+    _, a, b, c = shape
+    return not like_image(b, c) and like_image(a, b)
 
 
 def _token_grid(tokens: int, inputs: Tensor) -> tuple[int, int] | None:
     """The h x w, in the image's proportions, that leaves the fewest prefix tokens (at most 8)."""
     height, width = inputs.shape[-2:]
-    for prefix in range(min(9, tokens - 1)):
-        cells = tokens - prefix
+    for cells in range(tokens, max(tokens - 9, 1), -1):
         h = round(math.sqrt(cells * height / width))
-        if (
-            h > 0
-            and cells % h == 0
-            and cells > 1
-            and abs(h * width - cells // h * height) < min(height, width)
-        ):
-            return h, cells // h
+        if h > 0 and cells % h == 0:
+            w = cells // h
+            if abs(h * width - w * height) < min(height, width):
+                return h, w
     return None

@@ -1,7 +1,8 @@
-"""Where models come from: torchvision, timm, transformers, the demo's net, a saved folder."""
+"""Where models come from: torchvision, timm, transformers, this package, Python files, folders."""
 
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -10,43 +11,104 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import torch
 from PIL.Image import Resampling
 from torch import nn
 
+from sufficit.classifier import layers
 from sufficit.classifier.checkpoint import (
     DESCRIPTION,
     SAVED_OPTIONS,
     WEIGHTS,
-    Parts,
     Recipe,
     View,
+    limited_by,
     load_weights,
-    no_larger_than,
     read_view,
-    strange_options,
+    refused_options,
 )
+from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError, unknown
 from sufficit.files import read_json
-from sufficit.seeding import seeded
+from sufficit.seeds import seeded
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RANDOM_SEED = 0  # random weights are the same at every load
+_CODE_OPTIONS = {"trust_remote_code", "code_revision"}
 
-Made = TypeVar("Made")
-Builder = Callable[[str, bool, dict[str, Any]], Parts]
+Result = TypeVar("Result")
+Builder = Callable[[str, bool, dict[str, Any]], Classifier]
 
 
-def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]) -> Parts:
-    """Build a model by name, or read a saved one, and put weights of one's own into it."""
+def load_classifier(
+    model: str,
+    *,
+    weights: str = "default",
+    num_classes: int | None = None,
+    size: str | None = None,
+    device: str = "auto",
+    precision: str = "fp32",
+    layer: str | None = None,
+) -> Classifier:
+    """The classifier that words of the command line name, on its device and in its precision."""
+    chosen = device_named(device)
+    options = {} if num_classes is None else {"num_classes": num_classes}
+    classifier = Classifier.load(model, weights=None if weights == "none" else weights, **options)
+    if weights == "none":
+        warnings.warn("the model has random weights: its scores mean nothing", stacklevel=2)
+    classifier.view = classifier.view or View(channels=classifier.channels)
+    if size is not None:
+        classifier.view = replace(classifier.view, crop=size_named(size), resize=None)
+    if layer is not None:
+        classifier.layer = layers.resolve(classifier.model, layer)
+    layout = torch.channels_last if chosen.type == "cuda" else None
+    return classifier.to(chosen, DTYPES[precision], layout)
+
+
+def size_named(text: str) -> tuple[int, int]:
+    """Height and width from 224 or 224x320.
+
+    >>> size_named("224"), size_named("224x320")
+    ((224, 224), (224, 320))
+    """
+    try:
+        sides = [int(part) for part in text.lower().split("x")]
+        h, w = sides * 2 if len(sides) == 1 else sides
+    except ValueError as error:
+        raise UserError(f"--size must be like 224 or 224x320, got {text!r}") from error
+    if min(h, w) < 1:
+        raise UserError(f"--size must be positive, got {text!r}")
+    return h, w
+
+
+def device_named(name: str) -> torch.device:
+    """The device of that name, if it can be used here; auto is a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        if name.partition(":")[0] not in ("cpu", "cuda", "mps"):
+            raise unknown("device", name, ("auto", "cpu", "cuda", "cuda:1", "mps")) from error
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device {name} can't be used here ({reason}): try auto or cpu") from error
+    return device
+
+
+def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]) -> Classifier:
+    """Build a model by name, or read a saved one, with published, random or the user's weights."""
     scheme, _, name = str(source).partition(":")
     weights = None if weights == "none" else weights
     if scheme in SOURCES and name:
         published = weights == "default"
         with seeded(RANDOM_SEED):
-            parts = SOURCES[scheme](name, published, options)
+            classifier = SOURCES[scheme](name, published, options)
         if weights is not None and not published:
-            load_weights(parts.model, Path(weights))
-        # A saved classifier must not run code when it is read again, so this one has no recipe.
-        return parts if scheme == "python" else replace(parts, recipe=Recipe(str(source), options))
+            load_weights(classifier.model, Path(weights))
+        # A saved classifier must not run code when it is loaded, so this one has no recipe.
+        classifier.recipe = None if scheme == "python" else Recipe(str(source), options)
+        return classifier
     if Path(source).is_dir():
         if options or weights != "default":
             raise UserError(f"{source} is a saved classifier: it takes no options and no weights")
@@ -64,55 +126,49 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
     )
 
 
-def _read(folder: Path) -> Parts:
-    if not (folder / DESCRIPTION).is_file():
+def _read(folder: Path) -> Classifier:
+    """The classifier that `save` wrote. The folder is untrusted."""
+    path = folder / DESCRIPTION
+    if not path.is_file():
         raise UserError(f"{folder} has no {DESCRIPTION}: it is no saved classifier")
-    saved = read_json(folder / DESCRIPTION)
+    saved = read_json(path)
     try:
         recipe = Recipe(str(saved["recipe"]["source"]), dict(saved["recipe"]["options"]))
         view = saved["view"] and read_view(saved["view"])
-        _refuse_code(recipe, folder)
-        _refuse_options(recipe, folder)
-        with no_larger_than(folder / WEIGHTS):
-            parts = load(recipe.source, None, recipe.options)
-        parts = Parts(
-            parts.model,
-            recipe,
+        _check_recipe(recipe, path)
+        with limited_by(folder / WEIGHTS):
+            model = load(recipe.source, None, recipe.options).model
+        classifier = Classifier(
+            model,
             None if saved["layer"] is None else str(saved["layer"]),
-            saved["mean"] and tuple(float(value) for value in saved["mean"]),
-            saved["std"] and tuple(float(value) for value in saved["std"]),
-            saved["classes"] and tuple(str(name) for name in saved["classes"]),
-            view,
+            saved["mean"] or None,
+            saved["std"] or None,
+            classes=[str(name) for name in saved["classes"]] if saved["classes"] else None,
+            view=view or None,
+            recipe=recipe,
         )
     except UserError:
         raise
-    except Exception as error:  # an architecture's own code meets a stranger's options
-        raise UserError(
-            f"{folder / DESCRIPTION} is damaged ({error!r}): save the classifier again"
-        ) from error
-    load_weights(parts.model, folder / WEIGHTS)
-    return parts
+    except Exception as error:  # an architecture's own code meets untrusted options
+        raise UserError(f"{path} is corrupt ({error!r}): save the classifier again") from error
+    load_weights(model, folder / WEIGHTS)
+    return classifier
 
 
-def _refuse_code(recipe: Recipe, folder: Path) -> None:
-    """A description from a stranger may name an architecture, and nothing that runs."""
+def _check_recipe(recipe: Recipe, path: Path) -> None:
+    """Raise for a recipe that runs code, or makes a library read other files or the network."""
     scheme, _, name = recipe.source.partition(":")
-    runs = scheme == "python" or recipe.options.keys() & {"trust_remote_code", "code_revision"}
+    runs = scheme == "python" or recipe.options.keys() & _CODE_OPTIONS
     if runs or scheme not in SOURCES or not name:
         raise UserError(
-            f"{folder / DESCRIPTION} names code to run, or no known architecture, which is refused:"
+            f"{path} names code to run, or no known architecture, which is refused:"
             f" {recipe.source} {recipe.options or ''}"
         )
-
-
-def _refuse_options(recipe: Recipe, folder: Path) -> None:
-    """Raise for an option that could make a library read other files, or the network."""
-    known = SAVED_OPTIONS[recipe.source.partition(":")[0]]
-    for name in strange_options(recipe):
+    for option in refused_options(recipe):
         raise UserError(
-            f"{folder / DESCRIPTION} has the option {name[:100]!r}, which no saved classifier"
-            f" may have: one of {', '.join(sorted(known))} was wanted. If you trust it, load"
-            f" {recipe.source} with your own options and weights={folder / WEIGHTS}"
+            f"{path} has the option {option[:100]!r}, which no saved classifier may have, only"
+            f" {', '.join(sorted(SAVED_OPTIONS[scheme]))}. If you trust it, load {recipe.source}"
+            f" with your own options and weights={path.with_name(WEIGHTS)}"
         )
 
 
@@ -130,7 +186,7 @@ def _torchvision_names() -> list[str]:
     return list(models.list_models(module=models))
 
 
-def _from_torchvision(name: str, published: bool, options: dict[str, Any]) -> Parts:
+def _from_torchvision(name: str, published: bool, options: dict[str, Any]) -> Classifier:
     from torchvision import models
 
     if name not in _torchvision_names():
@@ -143,12 +199,11 @@ def _from_torchvision(name: str, published: bool, options: dict[str, Any]) -> Pa
     crop = options.get("image_size", preset.crop_size[0])
     resize = max(crop, round(preset.resize_size[0] * crop / preset.crop_size[0]))
     view = View((crop, crop), resize, interpolation=preset.interpolation.value)
-    classes = None if "num_classes" in options else tuple(weights.meta["categories"])
-    mean, std = tuple(preset.mean), tuple(preset.std)
-    return Parts(model, None, None, mean, std, classes, view)
+    classes = None if "num_classes" in options else weights.meta["categories"]
+    return Classifier(model, mean=preset.mean, std=preset.std, classes=classes, view=view)
 
 
-def _from_timm(name: str, published: bool, options: dict[str, Any]) -> Parts:
+def _from_timm(name: str, published: bool, options: dict[str, Any]) -> Classifier:
     timm = _extra("timm")
     if not timm.is_model(name.partition(".")[0]):
         raise unknown("timm model", name, timm.list_models())
@@ -156,36 +211,38 @@ def _from_timm(name: str, published: bool, options: dict[str, Any]) -> Parts:
     model = _fetch(name, lambda: timm.create_model(name, pretrained=published, **options))
     config = timm.data.resolve_model_data_config(model)
     channels, h, w = (int(side) for side in config["input_size"])
-    view = View(
-        (h, w),
-        int(min(h, w) / float(config["crop_pct"])),
-        channels,
-        config["crop_mode"] == "squash",
-        str(config["interpolation"]),
-    )
-    names = model.pretrained_cfg.get("label_names") if hasattr(model, "pretrained_cfg") else None
-    mean, std = tuple(config["mean"]), tuple(config["std"])
-    return Parts(model, None, None, mean, std, names and tuple(names), view)
+    resize = int(min(h, w) / float(config["crop_pct"]))
+    stretch = config["crop_mode"] == "squash"
+    view = View((h, w), resize, channels, stretch, str(config["interpolation"]))
+    names = getattr(model, "pretrained_cfg", {}).get("label_names") or None
+    return Classifier(model, mean=config["mean"], std=config["std"], classes=names, view=view)
 
 
-def _from_transformers(name: str, published: bool, options: dict[str, Any]) -> Parts:
+def _from_transformers(name: str, published: bool, options: dict[str, Any]) -> Classifier:
     transformers = _extra("transformers")
-    auto = transformers.AutoModelForImageClassification
+    if options.keys() & _CODE_OPTIONS:
+        raise UserError(
+            f"the code of transformers:{name} is not run: build the model in a function of your"
+            " own, python:FILE.py:FUNCTION"
+        )
     _refuse_random(name, published, options)
     given = {"num_labels" if key == "num_classes" else key: v for key, v in options.items()}
+    given["trust_remote_code"] = False
+    auto = transformers.AutoModelForImageClassification
     if published:
         model = _fetch(name, lambda: auto.from_pretrained(name, use_safetensors=True, **given))
     else:
         config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, **given))
-        model = auto.from_config(config)
-    processor = _fetch(name, lambda: transformers.AutoImageProcessor.from_pretrained(name))
-    labels = tuple(str(model.config.id2label[i]) for i in range(model.config.num_labels))
-    mean, std = tuple(processor.image_mean), tuple(processor.image_std)
-    return Parts(model, None, None, mean, std, labels, _processor_view(processor))
+        model = auto.from_config(config, trust_remote_code=False)
+    auto = transformers.AutoImageProcessor
+    processor = _fetch(name, lambda: auto.from_pretrained(name, trust_remote_code=False))
+    labels = [str(model.config.id2label[i]) for i in range(model.config.num_labels)]
+    mean, std = processor.image_mean, processor.image_std
+    return Classifier(model, mean=mean, std=std, classes=labels, view=_processor_view(processor))
 
 
 def _processor_view(processor: Any) -> View:
-    """What a processor of transformers does to a picture, as far as a View can say it."""
+    """What a processor of transformers does to an image, as far as a View can express it."""
     size, crop = dict(processor.size), dict(getattr(processor, "crop_size", None) or {})
     how = Resampling(getattr(processor, "resample", None) or 2).name.lower()
     if size.get("shortest_edge") is None:
@@ -200,72 +257,82 @@ def _processor_view(processor: Any) -> View:
     return View((h, w), edge, interpolation=how)
 
 
-def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Parts:
+def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Classifier:
     from sufficit.classifier.architectures import MODELS, build
     from sufficit.classifier.digit_net import SMALL_NETS
 
     if name in MODELS:
         if published or not {"num_classes", "image_size"} <= options.keys():
             raise UserError(
-                f"sufficit:{name} ships without weights: sufficit reproduce trains it, and the"
-                " folder RUN/classifier that it saves is the model. In Python, give weights=FILE"
-                " or None, num_classes= and image_size="
+                f"sufficit:{name} ships without weights: train it with sufficit reproduce, and give"
+                " the folder RUN/classifier that it saves as the model. In Python, give"
+                " weights=FILE or None, num_classes= and image_size="
             )
-        return Parts(_fetch(name, lambda: build(name, **options)))
+        return Classifier(_fetch(name, lambda: build(name, **options)))
     if name not in SMALL_NETS:
         raise unknown("sufficit model", name, [*SMALL_NETS, *MODELS])
     _refuse_random(name, published, options)
     if published:
         return _read(SMALL_NETS[name].folder)
-    return Parts(SMALL_NETS[name].build(**options))
+    return Classifier(SMALL_NETS[name].build(**options))
 
 
-def _from_python(name: str, published: bool, options: dict[str, Any]) -> Parts:
-    """Call a function of the user's own: FILE.py:FUNCTION or MODULE:FUNCTION."""
+def _from_python(name: str, published: bool, options: dict[str, Any]) -> Classifier:
+    """What a function of the user's returns: FILE.py:FUNCTION or MODULE:FUNCTION."""
+    build = python_function(name)
+    made = run_user_code(name, lambda: build(**options))
+    if isinstance(made, Classifier):
+        return made
+    if not isinstance(made, nn.Module):
+        raise UserError(
+            f"{name} must return an nn.Module or a Classifier, got {type(made).__name__}"
+        )
+    return Classifier(made)
+
+
+def python_function(name: str) -> Callable[..., Any]:
+    """The user's function FILE.py:FUNCTION or MODULE:FUNCTION. Its file is run."""
     place, _, function = name.rpartition(":")
     if not place:
         raise UserError(f"python:{name} names no function: write python:FILE.py:FUNCTION")
-    build = getattr(_own_module(place), function, None)
-    if not callable(build):
-        raise UserError(f"{place} has no function {function!r}")
-    made = _own(f"{function} of {place}", lambda: build(**options))
-    if isinstance(made, nn.Module):
-        return Parts(made)
-    if not isinstance(getattr(made, "model", None), nn.Module):
-        raise UserError(
-            f"{function} must return an nn.Module or a Classifier, got {type(made).__name__}"
-        )
-    told = (made.layer, made.mean, made.std, made.classes, made.view, made.reshape)
-    return Parts(made.model, None, *told)
+    module = _python_module(place)
+    found = getattr(module, function, None)
+    if found is None:
+        raise UserError(f"{place} has no function {function!r}: check the name")
+    if not callable(found):
+        raise UserError(f"{function!r} in {place} must be a function, got {type(found).__name__}")
+    return found  # type: ignore[no-any-return]  # getattr has no type
 
 
-def _own_module(place: str) -> ModuleType:
-    """The user's module, whose own folder it may import from."""
+def _python_module(place: str) -> ModuleType:
+    """The user's module, which may import its neighbours."""
     path = Path(place)
     if path.suffix != ".py":
-        return _own(place, lambda: import_module(place))
+        return run_user_code(place, lambda: import_module(place))
     spec = spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise UserError(f"no Python file at {place}")
+        raise UserError(f"no Python file at {place}: check the path")
     module = module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     sys.path.insert(0, str(path.parent.resolve()))
     loader = spec.loader
     try:
-        _own(place, lambda: loader.exec_module(module))
+        run_user_code(place, lambda: loader.exec_module(module))
     finally:
         sys.path.pop(0)
     return module
 
 
-def _own(what: str, run: Callable[[], Made]) -> Made:
-    """Run code of the user's, and say in one line what it raised and where."""
+def run_user_code(name: str, run: Callable[[], Result]) -> Result:
+    """What the user's code returns; what it raises becomes one line that says where."""
     try:
         return run()
+    except torch.OutOfMemoryError:
+        raise  # the caller may retry with a smaller batch
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise UserError(
-            f"{what} raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+            f"{name} raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
         ) from error
 
 
@@ -279,7 +346,7 @@ SOURCES: dict[str, Builder] = {
 
 
 def known_models() -> Iterator[tuple[str, str]]:
-    """Every model that has a name here, with a line about it."""
+    """Every model with a name, and a line about it."""
     from torchvision import models
 
     from sufficit.classifier.architectures import MODELS
@@ -297,11 +364,9 @@ def known_models() -> Iterator[tuple[str, str]]:
     except ImportError:
         yield "timm:NAME", "a thousand more with pip install 'sufficit[timm]'"
         return
+    pretrained = {True: "pretrained", False: "random weights only"}
     for name in timm.list_models():
-        yield (
-            f"timm:{name}",
-            "pretrained" if timm.is_model_pretrained(name) else "random weights only",
-        )
+        yield f"timm:{name}", pretrained[timm.is_model_pretrained(name)]
 
 
 def _extra(package: str) -> ModuleType:
@@ -314,7 +379,7 @@ def _extra(package: str) -> ModuleType:
 
 
 def _fetch(name: str, build: Callable[[], Any]) -> Any:
-    """Build a model, and say plainly when it can't be downloaded or its options do not fit."""
+    """A library's model; what the library raises becomes one line with the remedy."""
     try:
         return build()
     except UserError:
@@ -323,6 +388,6 @@ def _fetch(name: str, build: Callable[[], Any]) -> Any:
         raise UserError(f"{name} does not take these options: {error}") from error
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"{name} could not be had ({str(error).splitlines()[0]}): check name and network, or"
-            " give weights of your own: weights=FILE, --weights FILE, or none for random ones"
+            f"cannot get {name} ({str(error).splitlines()[0]}): check name and network, or give"
+            " weights of your own: weights=FILE, --weights FILE, or none for random ones"
         ) from error

@@ -12,6 +12,7 @@ from sufficit.cli import (
     explain,
     figure,
     methods,
+    report,
     reproduce,
     sanity,
     serve,
@@ -22,7 +23,7 @@ from sufficit.cli.app import app, err, literal
 from sufficit.errors import UserError
 
 COMMANDS = (
-    *(compare, demo, explain, figure, methods, reproduce),
+    *(compare, demo, explain, figure, methods, report, reproduce),
     *(sanity, evaluate, serve, status, train_lax),
 )
 """Their files; importing one adds its commands to the app."""

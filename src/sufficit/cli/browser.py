@@ -1,4 +1,4 @@
-"""A page shown in a browser, where there is one to show it."""
+"""Open a page in a browser, if there is a screen."""
 
 import os
 import sys
@@ -6,13 +6,13 @@ import webbrowser
 from pathlib import Path
 from threading import Thread
 
-PATIENCE = 5.0  # seconds a browser has to start
+PATIENCE = 5.0  # seconds for a browser to start
 
 
 def show_page(page: Path | str, wanted: bool | None = None) -> bool:
-    """Open a file or an address if that is wanted, or (None) in a terminal with a screen.
+    """Open a file or URL if wanted, or (None) in a terminal with a screen; return whether it opens.
 
-    Say whether it was. Whatever goes wrong with a browser, this ends soon and raises nothing.
+    Never raises and never takes long, whatever the browser does.
     """
     if wanted is None:
         wanted = sys.stdout.isatty() and _has_screen()
@@ -26,7 +26,7 @@ def show_page(page: Path | str, wanted: bool | None = None) -> bool:
 
 
 def _has_screen() -> bool:
-    """Whether a browser would appear before the user, and not on a far machine."""
+    """Whether the user would see a browser of this machine."""
     if "SSH_CONNECTION" in os.environ or "CI" in os.environ:
         return False
     if sys.platform.startswith(("linux", "freebsd")):
@@ -38,7 +38,7 @@ def _open(page: Path | str) -> bool:
     address = page if isinstance(page, str) else page.resolve().as_uri()
     try:
         browser = webbrowser.get()
-        # One that runs inside the terminal, as lynx does, would take it over.
+        # A browser that runs inside the terminal, such as lynx, would take it over.
         if type(browser) is webbrowser.GenericBrowser and "BROWSER" not in os.environ:
             return False
         return bool(browser.open(address))

@@ -2,11 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sufficit.cli.app import app, print_skipped
+from sufficit.cli.app import app, err, literal, out, print_skipped
 from sufficit.cli.options import (
     ConfigOption,
     JsonOption,
@@ -17,6 +17,9 @@ from sufficit.cli.options import (
 )
 from sufficit.files import check_output
 from sufficit.runs.config import Workers
+
+if TYPE_CHECKING:
+    from sufficit.runs.results import RunResults
 
 OPTIONS = (
     *("model", "data", "methods", "controls", "alpha_min", "score", "fill", "held_out_fill"),
@@ -62,5 +65,51 @@ def compare(
         make_job(settings), out_folder, overwrite=overwrite, progress=progress, workers=workers
     )
     print_skipped(results.skipped)
+    if results.shown is not None:
+        write_pictures(results, out_folder)
     if as_json:
         typer.echo(json.dumps(results.as_json(), indent=2, allow_nan=False))
+        return
+    print_results(results)
+    out.print(
+        literal(
+            f"Report: {out_folder / 'report.html'}. Also there: sheet.png, curves.png, pairs.csv"
+            " (every pair of methods), METHOD/scores.parquet (one row per image). To repeat this"
+            f" run: sufficit compare --config {out_folder / 'RUN.toml'} --out ANOTHER"
+        ),
+        highlight=False,
+    )
+
+
+def print_results(results: "RunResults") -> None:
+    """The table, what it means, and what to know before trusting it."""
+    from sufficit.report.interpretation import cautions, results_table, sentences
+
+    content = results.content()
+    out.print(results_table(content))
+    said = list(sentences(content))
+    for sentence in said:
+        out.print(literal(sentence), highlight=False)
+    for caution in (one for one in cautions(content) if one.text not in said):
+        err.print("[yellow]Warning:[/]", literal(" ".join((caution.text, *caution.details))))
+
+
+def write_pictures(results: "RunResults", folder: Path) -> None:
+    """Write report.html, sheet.png and curves.png."""
+    from sufficit import plots
+
+    results.report(folder / "report.html")
+    content, shown = results.content(), results.shown
+    assert shown is not None  # the caller asked
+    methods = list(results.methods)
+    names = [results.names[row] for row in shown.rows]
+    targets = [content.class_name(int(content.first.targets[row])) for row in shown.rows]
+    titles = [
+        f"{name if len(name) <= 28 else f'...{name[-25:]}'}\n{target}\n{reason}"
+        for name, target, reason in zip(names, targets, shown.reasons, strict=True)
+    ]
+    captions = {m: [f"MSI {v:+.2f}" for v in results.values(m, "msi", shown.rows)] for m in methods}
+    maps = {method: shown.heatmaps[method] for method in methods}
+    plots.save(plots.sheet_figure(shown.images, maps, titles, captions), folder / "sheet.png")
+    lines = plots.methods_figure(results.scores, results.unranked)
+    plots.save(lines, folder / "curves.png")

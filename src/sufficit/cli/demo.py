@@ -10,6 +10,7 @@ import typer
 
 from sufficit.cli.app import app, out
 from sufficit.cli.browser import show_page
+from sufficit.cli.compare import print_results, write_pictures
 from sufficit.files import check_output
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ def demo(
     """
     check_output(out_folder)
     results = run_demo(out_folder, images, seed, train_images)
-    out.print(_in_words(results), highlight=False)
-    out.print(f"All results are in {out_folder}.", highlight=False)
-    report = results.report(out_folder / "report.html")
+    print_results(results)
+    write_pictures(results, out_folder)
+    report = out_folder / "report.html"
     opened = show_page(report, open_report)
     words = "is open in your browser" if opened else "opens in any browser"
     out.print(f"{report} {words}, without a network.", highlight=False, soft_wrap=True)
@@ -71,7 +72,7 @@ def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":
     from sufficit.runs.config import RunConfig
     from sufficit.runs.engine import run
     from sufficit.runs.job import make_job, with_controls
-    from sufficit.runs.maps import MapTensor
+    from sufficit.runs.maps import MapTensor, Source
 
     out.print("This takes about two minutes on two cores; a bar shows the time left.")
     out.print(f"[bold]1[/] Drawing {n} images: a digit somewhere in noise, among random boxes.")
@@ -89,8 +90,8 @@ def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":
         f"[bold]4[/] Explaining with LAX and {len(CAMS)} other methods, and scoring: does what a"
         " heatmap marks suffice, and does the rest not?"
     )
-    sources = {LEARNED: learned, **dict.fromkeys(CAMS), TRUTH: MapTensor(around(digits.masks))}
-    sources |= {name: name for name in CAMS}
+    sources: dict[str, Source] = {LEARNED: learned, **{name: name for name in CAMS}}
+    sources[TRUTH] = MapTensor(around(digits.masks))
     config = RunConfig(
         model="sufficit:digits",
         data="synthetic digits",
@@ -147,16 +148,3 @@ def around(masks: "Tensor") -> "Tensor":
     import torch
 
     return torch.nn.functional.max_pool2d(masks[:, None], 9, 1, 4)[:, 0]
-
-
-def _in_words(results: "RunResults") -> str:
-    """What the table means."""
-    assert results.standing is not None  # MSI is scored
-    best = results.standing.best
-    means = {name: found["msi"].mean for name, found in results.summaries.items()}
-    penalty = results.summaries[best]["mask_penalty"].mean
-    return (
-        f"MSI is near +1 when a small region suffices and the rest does not. {best} is best here"
-        f" at {means[best]:.2f}, marking {penalty:.0%} of the image; the true digit reaches"
-        f" {means[TRUTH]:.2f}."
-    )

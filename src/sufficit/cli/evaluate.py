@@ -1,15 +1,20 @@
 """`sufficit evaluate`."""
 
 import json
+import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
-from sufficit.cli.app import app, out, print_skipped
+from sufficit.cli.app import app, err, literal, out, print_skipped
 from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, config_of, run_options
 from sufficit.files import check_output
 from sufficit.runs.config import Workers
+
+if TYPE_CHECKING:
+    from sufficit.runs.results import RunResults
 
 OPTIONS = (
     *("model", "data", "alpha_min", "score", "fill", "held_out_fill", "columns", "targets"),
@@ -52,7 +57,7 @@ def evaluate(
     sufficit evaluate --model saved/birds --data birds --heatmaps a.npz --leak --held-out-fill blur
     """
     fixed = {"methods": [f"heatmaps={heatmaps}"], "controls": False, "alpha_curve": False}
-    config = config_of({"leak": False} | given, **fixed)
+    config = config_of({"leak": False} | given, fixed=fixed)
     check_output(out_folder, [Path(config.data)], overwrite=overwrite, command="evaluate")
     from sufficit.runs.engine import run
     from sufficit.runs.job import make_job
@@ -70,4 +75,46 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(results.as_json(), indent=2, allow_nan=False))
         return
-    out.print(results.table())
+    out.print(_summary_table(results))
+    _print_targets(results)
+    for remark in (*results.remarks(), *results.record["leak_warnings"].values()):
+        err.print("[yellow]Warning:[/]", literal(remark))
+    if verbose:
+        calls = results.scores["heatmaps"].calls
+        out.print(f"Model calls: {int(calls.sum())}, {calls.min()} to {calls.max()} per image.")
+    out.print(
+        literal(f"Results: {out_folder}. For a report: sufficit report {out_folder}"),
+        highlight=False,
+    )
+
+
+def _print_targets(results: "RunResults") -> None:
+    clean = results.record["clean_accuracy"]
+    if math.isnan(clean):
+        out.print("The model answered NaN for every image: nothing could be scored.")
+    elif results.record["targets"] == "label":
+        out.print(
+            f"Targets: the labels. The model classifies {clean:.1%} of whole images correctly."
+        )
+        if clean < 0.5:
+            err.print("[yellow]Warning:[/] the model misses most labels: are they its own classes?")
+    else:
+        out.print("Targets: the model's own predictions.")
+
+
+def _summary_table(results: "RunResults") -> Table:
+    """One row per column: direction, mean, interval."""
+    searched = " (searched)" if "search" in results.record else ""
+    title = f"{len(results.names)} images, alpha_min {results.alpha_min:g}{searched}"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for heading in ("column", "better"):
+        table.add_column(heading)
+    for heading in ("mean", "95 % interval"):
+        table.add_column(heading, justify="right")
+    for name, found in results.summaries["heatmaps"].items():
+        interval = "-" if math.isnan(found.low) else f"{found.low:.3f} .. {found.high:.3f}"
+        nan = f" ({found.n_nan} NaN)" if found.n_nan else ""
+        arrow = {True: "higher", False: "lower", None: "-"}[found.higher_is_better]
+        style = "bold" if name == "msi" else None
+        table.add_row(name, arrow, f"{found.mean:.3f}{nan}", interval, style=style)
+    return table

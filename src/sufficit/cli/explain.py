@@ -53,7 +53,7 @@ def explain(
             " image: give one of them"
         )
     fixed = {"methods": ["gradcam"], "controls": False, "leak": False, "alpha_curve": False}
-    config = config_of({"data": " ".join(map(str, images))} | given, **fixed)
+    config = config_of({"data": " ".join(map(str, images))} | given, fixed=fixed)
     check_output(out_folder, images, overwrite=overwrite, command="explain")
     from sufficit.runs.job import load_model, make_job, sources_named
     from sufficit.runs.overlays import SHEET_ROWS, class_number, explain_run, images_in

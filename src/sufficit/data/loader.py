@@ -1,8 +1,6 @@
 """The one image loader: units of images with labels, decoded by threads ahead of the consumer."""
 
-import math
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,9 +17,7 @@ from sufficit.data.heatmap_files import HeatmapError
 from sufficit.data.images import BadImageError, ImageSource, SourceImage, class_numbers
 from sufficit.errors import UserError
 
-UNIT = 32  # images per unit of work
 THREADS = min(8, os.cpu_count() or 1)  # that decode images, at most
-PATIENCE = 1.0  # seconds to count images before the first is scored
 
 OnError = Literal["skip", "stop"]
 
@@ -279,27 +275,6 @@ def units_of(source: ImageSource, labels: Labels, size: int) -> Iterator[Unit]:
         if not some:
             return
         yield Unit(number, some)
-
-
-def named(source: ImageSource, names: Iterable[str]) -> dict[str, Entry]:
-    """The entries with these names, by name; stops at the last one found."""
-    wanted, found = {*names}, dict[str, Entry]()
-    for number, image in enumerate(source):
-        if image.name in wanted:
-            found[image.name] = Entry(number, image)
-        if len(found) == len(wanted):
-            break
-    return found
-
-
-def count_soon(source: ImageSource, patience: float = PATIENCE) -> float:
-    """The number of images, or infinity if counting takes more than `patience` seconds."""
-    start, counted = time.monotonic(), 0
-    for _ in source:
-        counted += 1
-        if time.monotonic() - start > patience:
-            return math.inf
-    return counted
 
 
 def within(

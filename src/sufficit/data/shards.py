@@ -1,8 +1,12 @@
-"""Tar shards in the webdataset convention: images with their labels, found without unpacking.
+"""Tar shards in the WebDataset convention: images with their labels, read without unpacking.
 
-Only headers are read to find the images, and an image's bytes when it is wanted. Nothing is written
-to disk, links and devices are passed over, and every size is checked before it is believed. A
-file with a name that leads elsewhere, or that was there before, and a cut are bad pictures.
+Only headers are read to find the images. Nothing is written to disk, links and devices are passed
+over, and every size is checked before it is used. A file whose name leads outside the shard, a
+second file of one name, and a cut are bad images, listed under their byte position.
+
+The headers are walked by hand, with tarfile's parser for each: tarfile's own iteration ends
+silently at a cut or corrupt header, reads extended headers of any size into memory, and keeps a
+record of every member.
 """
 
 import json
@@ -23,61 +27,50 @@ from sufficit.data.images import ImageFile
 from sufficit.data.pixels import SUFFIXES, BadImageError, decode_image, while_there
 from sufficit.errors import UserError
 
-BLOCK = 512  # bytes of a header; what follows is filled up to a multiple
+BLOCK = tarfile.BLOCKSIZE  # bytes of a header; content is padded to a multiple of it
 MOST_IMAGE = 2**26  # bytes of an image's file
-MOST_WORDS = 2**20  # bytes of a label's file, and of a long name
-KEYS = ("label", "cls")  # of the label in a .json
+MOST_WORDS = 2**20  # bytes of a label's file, and of an extended header
+LABEL_KEYS = ("label", "cls")  # in a .json
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_RECORD = re.compile(rb"(\d{1,7}) ([^=]{1,255})=")  # bounded, so that none takes long to match
 
 
 @dataclass(frozen=True, slots=True)
 class Member(ImageFile):
-    """A picture inside a shard, whose path is the shard's; its folder is the label's word."""
+    """An image inside a shard: `file` is the shard, `folder` the label's word."""
 
     offset: int
     size: int
+    reason: str = ""  # why it is never read
 
     @property
     def root(self) -> Path:
         """The shard."""
         return self.path
 
+    @property
+    def problem(self) -> str:
+        """Why it cannot be read, if that is known without opening it."""
+        return self.reason
+
     def read(self, view: View | None) -> Tensor:
-        """What the model sees of it: [C,H,W] in 0..1."""
+        """Decode it as the model sees it: [C,H,W] in 0..1."""
+        if self.reason:
+            raise BadImageError(self.reason)
         if not 0 < self.size <= MOST_IMAGE:
             raise BadImageError(f"a file of {self.size} bytes, the limit is {MOST_IMAGE}")
         with while_there(self.root), self.path.open("rb") as file:
-            file.seek(self.offset)
-            content = file.read(self.size)
+            content = _content(file, self.offset, self.size)
         return decode_image(BytesIO(content), view)
 
     def bytes(self) -> int:
-        """The size of its file."""
+        """The size of the image's file inside the shard."""
         return self.size
 
 
 @dataclass(frozen=True, slots=True)
-class Refused(Member):
-    """What is never read, under the byte where it lies: no picture's name, and safe in paths."""
-
-    reason: str
-
-    @property
-    def problem(self) -> str:
-        """Why it is refused."""
-        return self.reason
-
-    def read(self, view: View | None) -> Tensor:
-        """Raise."""
-        raise BadImageError(self.reason)
-
-
-@dataclass(frozen=True)
 class _File:
-    """A plain file inside a tar: its name, where its bytes begin, and how many they are.
-
-    The last one may stand for the place where the tar is cut off, and says so.
-    """
+    """A regular file inside a tar; or, with `cut`, the place where the tar ends too early."""
 
     name: str
     offset: int
@@ -86,23 +79,23 @@ class _File:
 
     @property
     def key(self) -> str:
-        """The name without what follows the first dot of its last part."""
-        path = PurePosixPath(self.name)
-        return (path.parent / path.name.partition(".")[0]).as_posix()
+        """The name up to the first dot of its last part: files of one key are one sample."""
+        folder, slash, name = PurePosixPath(self.name).as_posix().rpartition("/")
+        return folder + slash + name.partition(".")[0]
 
     @property
-    def kind(self) -> str:
-        """What follows the last dot, in small letters."""
+    def suffix(self) -> str:
+        """The last suffix, in lower case."""
         return PurePosixPath(self.name).suffix.lower()
 
 
 def is_shards(data: Path) -> bool:
-    """Whether this names tar shards: one, or many as in shards/{0000..0012}.tar."""
+    """Whether a path names tar shards: one, or several as in shards/{0000..0012}.tar."""
     return data.suffix == ".tar" and not data.is_dir()
 
 
 def expand(pattern: str) -> list[str]:
-    """Every path that a pattern with {first..last} stands for.
+    """Every path of a pattern with {first..last}.
 
     >>> expand("train-{08..11}.tar")
     ['train-08.tar', 'train-09.tar', 'train-10.tar', 'train-11.tar']
@@ -121,67 +114,52 @@ def shards_of(data: Path) -> list[Path]:
     paths = [Path(name) for name in expand(str(data))]
     for path in paths:
         if not path.is_file():
-            raise UserError(f"no shard at {path}")
+            raise UserError(f"no shard at {path}: check the path or the range in the pattern")
     return paths
 
 
-def images_of_shards(paths: Sequence[Path]) -> Iterator[ImageFile]:
-    """Every picture of these shards, in their order, under shard/name, found header by header.
+def images_of_shards(paths: Sequence[Path]) -> Iterator[Member]:
+    """Every image of these shards, in their order, named shard/name.
 
-    Files of one key are one sample. Its label may be among them: the word in KEY.cls, or under
-    "label" or "cls" in KEY.json, a number or a class name.
+    The label of a sample is the word in KEY.cls, or under "label" or "cls" in KEY.json: a class
+    name or number. A refused file without a label takes that of a neighbour, so that a cut does
+    not look like an image without a label among images that have one.
     """
-    return _labelled(_all_pictures(paths))
-
-
-def _all_pictures(paths: Sequence[Path]) -> Iterator[Member]:
-    root = Path(commonpath([path.parent.resolve() for path in paths]))
-    words: dict[str, str] = {}  # so that each class is one string in memory
-    for path in paths:
-        yield from _pictures(path, path.resolve().relative_to(root).as_posix(), words)
-
-
-def _labelled(pictures: Iterator[Member]) -> Iterator[Member]:
-    """Those that are refused have the label of one beside them, if they have none of their own.
-
-    So a cut does not look as a picture without a label among others that have one.
-    """
-    waiting, beside = list[Member](), None
-    for picture in pictures:
-        if isinstance(picture, Refused) and picture.folder is None:
-            waiting.append(picture)
+    waiting, neighbour = list[Member](), None
+    for image in _all_images(paths):
+        if image.reason and image.folder is None:
+            waiting.append(image)
         else:
-            beside = picture
-        if beside is not None:
-            yield from (replace(one, folder=beside.folder) for one in waiting)
+            neighbour = image
+        if neighbour is not None:
+            yield from (replace(one, folder=neighbour.folder) for one in waiting)
             waiting.clear()
-        if picture is beside:
-            yield picture
+        if image is neighbour:
+            yield image
     yield from waiting
 
 
-def _pictures(shard: Path, name: str, words: dict[str, str]) -> Iterator[Member]:
-    taken = set[str]()
-    with while_there(shard), shard.open("rb") as file:
-        for sample in _samples(_files(file, shard)):
-            label = _label(file, sample)
-            label = None if label is None else words.setdefault(label, label)
-            lost = sample[-1].cut and label is None and bool(words)
-            for one in sample:
-                problem = one.cut or (lost and "the shard is cut off before its label")
-                if one.kind in SUFFIXES or one.cut:
-                    yield _member(shard, name, label, one, problem or _problem(one.name, taken))
+def _all_images(paths: Sequence[Path]) -> Iterator[Member]:
+    root = Path(commonpath([path.parent.resolve() for path in paths]))
+    words: dict[str, str] = {}  # so that each label is one string in memory
+    for path in paths:
+        place, taken = path.resolve().relative_to(root).as_posix(), set[str]()
+        with while_there(path), path.open("rb") as file:
+            for sample in _samples(_files(file, path)):
+                label = _label(file, sample)
+                label = None if label is None else words.setdefault(label, label)
+                lost = bool(sample[-1].cut and label is None and words)
+                for one in sample:
+                    if one.suffix not in SUFFIXES and not one.cut:
+                        continue
+                    reason = one.cut or (lost and "the shard is cut off before its label")
+                    reason = reason or _name_problem(one.name, taken)
+                    name = f"at byte {one.offset - BLOCK}" if reason else one.name
+                    yield Member(path, f"{place}/{name}", label, one.offset, one.size, reason)
 
 
-def _member(shard: Path, name: str, label: str | None, one: _File, problem: str) -> Member:
-    if problem:
-        place = f"{name}/at byte {one.offset - BLOCK}"
-        return Refused(shard, place, label, one.offset, one.size, problem)
-    return Member(shard, f"{name}/{one.name}", label, one.offset, one.size)
-
-
-def _problem(name: str, taken: set[str]) -> str:
-    """Why a file of this name is refused, if it is; `taken` are the names before it."""
+def _name_problem(name: str, taken: set[str]) -> str:
+    """Why a file of this name is refused, or ""; `taken` are the names before it."""
     path = PureWindowsPath(name)  # it knows both kinds of slashes
     if path.root or ".." in path.parts or "\0" in name:
         return f"its name can't be that of a file below a folder ({name[:100]!r})"
@@ -193,7 +171,7 @@ def _problem(name: str, taken: set[str]) -> str:
 
 
 def _samples(files: Iterator[_File]) -> Iterator[list[_File]]:
-    """Files of one key that follow each other; a cut belongs to those before it."""
+    """Consecutive files of one key; a cut belongs to the sample before it."""
     sample: list[_File] = []
     for file in files:
         if sample and not file.cut and file.key != sample[0].key:
@@ -205,90 +183,80 @@ def _samples(files: Iterator[_File]) -> Iterator[list[_File]]:
 
 
 def _label(file: BinaryIO, sample: Sequence[_File]) -> str | None:
-    """The word that names a sample's class; None where there is none."""
+    """The word for a sample's class; None if there is none."""
     for one in sample:
-        if one.kind == ".cls" and one.size <= MOST_WORDS:
-            return _content(file, one).decode("utf-8", "replace").strip() or None
-        if one.kind == ".json" and one.size <= MOST_WORDS:
-            return _json_label(_content(file, one))
+        if one.suffix not in (".cls", ".json") or one.size > MOST_WORDS:
+            continue
+        content = _content(file, one.offset, one.size)
+        if one.suffix == ".cls":
+            return content.decode("utf-8", "replace").strip() or None
+        try:
+            facts = json.loads(content)
+        except (ValueError, RecursionError):
+            return None
+        words = [facts[key] for key in LABEL_KEYS if key in facts] if type(facts) is dict else []
+        return next((str(word) for word in words if type(word) in (int, str)), None)
     return None
 
 
-def _json_label(content: bytes) -> str | None:
-    try:
-        facts = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    found = [facts[key] for key in KEYS if key in facts] if isinstance(facts, dict) else []
-    known = [word for word in found if isinstance(word, int | str) and not isinstance(word, bool)]
-    return str(known[0]) if known else None
-
-
-def _content(file: BinaryIO, one: _File) -> bytes:
-    file.seek(one.offset)
-    return file.read(one.size)
+def _content(file: BinaryIO, offset: int, size: int) -> bytes:
+    file.seek(offset)
+    return file.read(size)
 
 
 def _files(file: BinaryIO, shard: Path) -> Iterator[_File]:
-    """The plain files of a tar, by its headers alone."""
+    """The regular files of a tar, found by its headers alone."""
     end = file.seek(0, SEEK_END)
-    place, renamed = 0, dict[str, str]()
+    place, extended = 0, dict[str, str]()
     while place + BLOCK <= end:
-        file.seek(place)
-        header = _header(file.read(BLOCK), shard, place)
-        if header is None:
+        block = _content(file, place, BLOCK)
+        if not any(block):
             return
-        about = header.type in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE)  # what follows it
-        size = header.size if about else int(renamed.get("size", header.size))
+        try:
+            header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except tarfile.HeaderError as error:
+            raise UserError(
+                f"{shard} is no plain tar at byte {place} ({error}): unpack .tar.gz to .tar first"
+            ) from error
+        extends = header.type in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE)  # the next header
+        size = header.size if extends else int(extended.get("size", header.size))
         offset, place = place + BLOCK, place + BLOCK * (1 + -(-size // BLOCK))
         if size < 0 or offset + size > end:
             yield _File("", offset, 0, f"cut off in {header.name!r}: fetch it again")
             return
-        if about:
+        if extends:
             if size > MOST_WORDS:
-                raise UserError(f"{shard} has a name of {size} bytes at byte {offset}: not read")
-            content = _content(file, _File("", offset, size))
-            long = header.type == tarfile.GNUTYPE_LONGNAME
-            renamed |= {"path": _text(content)} if long else _records(content, shard)
+                raise UserError(
+                    f"{shard} has a name of {size} bytes at byte {offset}, the limit is"
+                    f" {MOST_WORDS}: write it with shorter names"
+                )
+            content = _content(file, offset, size)
+            is_name = header.type == tarfile.GNUTYPE_LONGNAME
+            extended |= {"path": _text(content)} if is_name else _pax_records(content, shard)
             continue
-        name, renamed = renamed.get("path", header.name), {}
-        if header.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not _is_hidden(name):
+        name, extended = extended.get("path", header.name), {}
+        hidden = PurePosixPath(name).name.startswith((".", "__"))  # by the convention
+        if header.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not hidden:
             yield _File(name, offset, size)
     yield _File("", place + BLOCK, 0, f"cut off at byte {place}: fetch it again")
 
 
-def _header(block: bytes, shard: Path, place: int) -> tarfile.TarInfo | None:
-    """What a header says; None at the end."""
-    if not any(block):
-        return None
-    try:
-        return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-    except tarfile.HeaderError as error:
-        raise UserError(
-            f"{shard} is no plain tar at byte {place} ({error}): unpack .tar.gz to .tar first"
-        ) from error
-
-
-def _records(content: bytes, shard: Path) -> dict[str, str]:
-    """The path and size that a pax header gives to what follows it."""
-    found: dict[str, str] = {}
-    while match := re.match(rb"(\d{1,7}) ([^=]+)=", content):
-        length = int(match[1])
-        value = content[match.end() : length - 1]
+def _pax_records(content: bytes, shard: Path) -> dict[str, str]:
+    """The path and size that a pax header gives to the file after it."""
+    found, start = dict[str, str](), 0
+    while match := _RECORD.match(content, start):
+        end = start + int(match[1])
+        if end <= match.end():  # no room for a value: not a record
+            break
         if match[2] in (b"path", b"size"):
-            found[match[2].decode()] = _text(value)
+            found[match[2].decode()] = _text(content[match.end() : end - 1])
         if match[2].startswith(b"GNU.sparse"):
-            raise UserError(f"{shard} holds a sparse file: make it with plain files")
-        content = content[max(length, 1) :]
+            raise UserError(f"{shard} holds a sparse file: write it with plain files")
+        start = end
     if not re.fullmatch(r"[0-9]{1,18}", size := found.get("size", "0")):
-        raise UserError(f"{shard} has a header with size {size[:20]!r}")
+        raise UserError(f"{shard} has a header with size {size[:20]!r}: fetch or write it again")
     return found
 
 
 def _text(content: bytes) -> str:
     return content.rstrip(b"\0").decode("utf-8", "surrogateescape")
-
-
-def _is_hidden(name: str) -> bool:
-    """Whether the convention passes it over."""
-    return PurePosixPath(name).name.startswith((".", "__"))

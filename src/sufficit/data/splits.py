@@ -85,9 +85,13 @@ class Folder:
 
     def digest(self) -> str:
         """A short hash of exactly these images, labels and parts."""
-        parts = (self.training, self.validation)
-        known = [[[image.name for image in part.images], part.labels] for part in parts]
+        known = [[[image.name for image in part.images], part.labels] for part in self.parts]
         return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
+
+    @property
+    def parts(self) -> tuple[Part, Part]:
+        """Training, then validation."""
+        return self.training, self.validation
 
 
 def read_folder(

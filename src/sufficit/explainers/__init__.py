@@ -1,6 +1,5 @@
-"""Heatmaps of what a classifier looked at: `explain`, and the table of methods."""
+"""Heatmaps of what a classifier looks at: `explain`, and the registry of methods."""
 
-from sufficit.explainers.entry import Explainer, target_logits
 from sufficit.explainers.explanation import (
     Method,
     Methods,
@@ -10,8 +9,8 @@ from sufficit.explainers.explanation import (
     learned,
     methods_for,
 )
-from sufficit.explainers.finer import finer_cam
-from sufficit.explainers.registry import CAMS, EXPLAINERS
+from sufficit.explainers.finer import target_logits
+from sufficit.explainers.registry import CAMS, EXPLAINERS, Explainer, finer_cam
 
 __all__ = [
     "CAMS",

@@ -1,4 +1,4 @@
-"""`explain`: images in, heatmaps out; what several methods have in common is done once."""
+"""`explain`: images in, heatmaps out. Several methods share their forward and backward passes."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,20 +15,24 @@ from sufficit.classifier.classifier import (
     check_range,
     check_targets,
 )
+from sufficit.classifier.layers import eval_mode
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError, unknown
-from sufficit.explainers.entry import Explainer
 from sufficit.explainers.forward_pass import Pass, look
 from sufficit.explainers.lax import Lax
-from sufficit.explainers.registry import CAMS, EXPLAINERS
+from sufficit.explainers.registry import CAMS, EXPLAINERS, Explainer
 from sufficit.perturbation.heatmaps import check_heatmaps, normalize, resize
-from sufficit.perturbation.memory import halved
+from sufficit.perturbation.predict import halved
 from sufficit.progress import bar
 
 OwnMethod = Callable[[Classifier, Tensor, Tensor], Tensor]
-"""A method of the user's: (classifier, images, targets) -> heatmaps [N,H,W] in 0..1."""
+"""A function of the user's: (classifier, images, targets) -> heatmaps [N,H,W] in 0..1."""
 Method = str | Explainer | OwnMethod | Lax
 Methods = Sequence[str] | Mapping[str, Method]
 """Names, or names and methods."""
+
+_BATCH_ELEMENTS = {"cuda": 2**26, "cpu": 2**22}
+_BATCH_IMAGES = {"cuda": 2048}  # at most; a GPU waits for Python once per batch
+_ROUNDING = 1e-6  # a smaller spread, as a share of the map's peak, is rounding
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,8 @@ class DrawnMaps:
         return resize(self.maps, size) if self.final else _stretched(self.maps, size)
 
 
-_BATCH_ELEMENTS = {"cuda": 2**26, "cpu": 2**22}
-_BATCH_IMAGES = {"cuda": 2048}  # at most; a GPU waits for Python once a batch
-_ROUNDING = 1e-6  # a map whose spread is a smaller share of its peak than this has none
+Drawn = dict[str, tuple[DrawnMaps, Tensor]]
+"""By method: the maps as drawn, and the finished heatmaps [N,H,W]."""
 
 
 def explain(
@@ -75,9 +78,8 @@ def explain(
     """
     name = method if isinstance(method, str) else getattr(method, "__name__", "own method")
     given = (classifier, images, targets, {name: method})
-    return explain_all(*given, layer=layer, batch_size=batch_size, seed=seed, progress=progress)[
-        name
-    ]
+    found = explain_all(*given, layer=layer, batch_size=batch_size, seed=seed, progress=progress)
+    return found[name]
 
 
 def explain_all(
@@ -91,21 +93,13 @@ def explain_all(
     seed: int = 0,
     progress: bool | None = None,
 ) -> dict[str, Tensor]:
-    """Heatmaps by several methods, each as `explain` gives it, for one forward pass in all.
+    """Heatmaps by several methods, each equal to `explain`'s, from one forward pass in all.
 
-    Methods that look at gradients share the backward pass to the feature layer; Finer-CAM adds one
+    Methods that read gradients share the backward pass to the feature layer; Finer-CAM adds one
     more, from the logits to that layer. `methods` are names, or names and methods.
     """
-    drawn = draw_all(
-        classifier,
-        images,
-        targets,
-        methods,
-        layer=layer,
-        batch_size=batch_size,
-        seed=seed,
-        progress=progress,
-    )
+    given = (classifier, images, targets, methods)
+    drawn = draw_all(*given, layer=layer, batch_size=batch_size, seed=seed, progress=progress)
     return {name: heatmaps for name, (_, heatmaps) in drawn.items()}
 
 
@@ -119,120 +113,105 @@ def draw_all(
     batch_size: int | None = None,
     seed: int = 0,
     progress: bool | None = None,
-) -> dict[str, tuple[DrawnMaps, Tensor]]:
-    """What `explain_all` returns, with the maps each method drew before they were finished."""
+) -> Drawn:
+    """The heatmaps of `explain_all`, each with the maps that its method drew before resizing."""
     wanted = _known_methods(methods, classifier)
     check_classifier(classifier)
     check_form(images)
     given = check_targets(targets, len(images))
     with torch.inference_mode(False):
         goals = None if given is None else given.cpu().clone()
-    job = _Job(classifier, wanted, layer, seed)
     size = usual_batch(images, classifier.device) if batch_size is None else batch_size
     if size < 1:
         raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
-    if job.own:
+    work = _SharedWork(classifier, wanted, layer)
+    if work.own:  # a function of the user's gets images in 0..1 only
         check_extremes(torch.stack(images.aminmax()))
-    parts: list[dict[str, tuple[DrawnMaps, Tensor]]] = []
-    peaks: list[Tensor] = []
+    batches: list[Drawn] = []
     with bar("explaining", progress) as tick:
         start = 0
         while start < len(images):
             part = slice(start, start + size)
             try:
-                drawn = job.draw(images[part], None if goals is None else goals[part])
+                drawn = work.draw(images[part], None if goals is None else goals[part])
             except UserError:
-                job.check()  # a method that does not fit says so in better words
+                work.check()  # a method that does not fit has the better error
                 raise
             except torch.OutOfMemoryError:
-                drawn = None  # what the model held is freed once the exception is gone
+                drawn = None  # the model's memory is free once the exception is gone
             if drawn is None:
                 size = halved(min(size, len(images) - start), stacklevel=3)
                 continue
-            parts.append(drawn)
-            peaks.append(job.peaks(drawn))
-            if not start:  # a GPU has its work by now, and is waited for once
+            batches.append(drawn)
+            if not start:  # a GPU is busy by now, so that these checks cost no time
                 extremes = torch.stack(images.aminmax())
-                job.check()
+                work.check()
                 check_extremes(extremes)
             start += size
             if tick:
                 tick(min(start, len(images)), len(images))
-    _judge(list(job.watching), (torch.cat(peaks, 1) if len(peaks) > 1 else peaks[0]).cpu())
-    return job.joined(parts, images)
+    found: Drawn = {}
+    for name, method in wanted.items():
+        if name in batches[0]:
+            some = [batch[name] for batch in batches]
+            maps = DrawnMaps(_joined([drawn.maps for drawn, _ in some]), some[0][0].final)
+            found[name] = maps, _joined([heatmaps for _, heatmaps in some])
+        elif isinstance(method, Explainer):  # all images at once: batches must not change noise
+            heatmaps = method.draw(images, seed).to(classifier.device)
+            found[name] = DrawnMaps(heatmaps, final=True), heatmaps
+    _judge({name: found[name][1] for name in work.watching})
+    return found
 
 
-@dataclass(frozen=True)
-class _Job:
-    """The methods that are wanted, and how a batch is put through all of them."""
+class _SharedWork:
+    """Several methods on a batch: one forward pass per layer, one backward pass per score."""
 
-    classifier: Classifier
-    methods: dict[str, Explainer | OwnMethod]
-    layer: str | None
-    seed: int
-
-    @property
-    def watching(self) -> dict[str, Explainer]:
-        """The methods that look at a forward pass."""
-        return {name: m for name, m in self._explainers().items() if m.needs != "images"}
-
-    @property
-    def own(self) -> dict[str, OwnMethod]:
-        """The user's own methods."""
-        return {name: m for name, m in self.methods.items() if not isinstance(m, Explainer)}
+    def __init__(
+        self,
+        classifier: Classifier,
+        methods: Mapping[str, Explainer | OwnMethod],
+        layer: str | None,
+    ) -> None:
+        self.classifier, self.layer = classifier, layer
+        self.explainers = {name: m for name, m in methods.items() if isinstance(m, Explainer)}
+        self.watching = {name: m for name, m in self.explainers.items() if m.needs != "images"}
+        self.own = {name: m for name, m in methods.items() if not isinstance(m, Explainer)}
 
     def check(self) -> None:
-        """Raise where a method does not fit the classifier."""
-        for method in self._explainers().values():
+        """Raise if a method does not fit the classifier."""
+        for method in self.explainers.values():
             method.check()
 
-    def draw(self, images: Tensor, targets: Tensor | None) -> dict[str, tuple[DrawnMaps, Tensor]]:
-        """What every method that is no control draws for a batch, and finished: each [N,H,W]."""
+    def draw(self, images: Tensor, targets: Tensor | None) -> Drawn:
+        """What every method but the controls draws for a batch: [N,C,H,W], [N]."""
         if not self.watching and not self.own:
             return {}
         here = images.to(self.classifier.device)
-        found: dict[str, tuple[DrawnMaps, Tensor]] = {}
+        found: Drawn = {}
         with torch.inference_mode(False):
-            # Before the pass: a copy to a GPU waits until all that was asked before is done.
+            # Before the pass: a copy to a GPU waits for all the work it was given before.
             goals = None if targets is None else targets.to(self.classifier.device)
             for layer, methods in self._by_layer(here).items():
                 seen = self._look(here, layer, methods)
-                if targets is not None:  # they are still on the CPU
+                if targets is not None:  # they are on the CPU: no wait for a GPU
                     check_range(targets, seen.logits.shape[1])
                 goals = seen.logits.detach().argmax(1) if goals is None else goals
-                found |= _drawn(seen, goals, methods, images)
-        return found | _as_drawn(self._own(here, goals))
-
-    def peaks(self, drawn: Mapping[str, tuple[DrawnMaps, Tensor]]) -> Tensor:
-        """The highest value of every map that came out of a pass: [methods,N]."""
-        found = [drawn[name][1].amax((1, 2)) for name in self.watching]
-        return torch.stack(found) if found else torch.empty(0, 0)
-
-    def joined(
-        self, parts: list[dict[str, tuple[DrawnMaps, Tensor]]], images: Tensor
-    ) -> dict[str, tuple[DrawnMaps, Tensor]]:
-        """The heatmaps of all batches, in the order the methods were asked for."""
-        found = _as_drawn(self._controls(images))
-        for name in parts[0]:
-            some = [part[name] for part in parts]
-            maps = _joined([drawn.maps for drawn, _ in some])
-            heatmaps = _joined([finished for _, finished in some])
-            found[name] = DrawnMaps(maps, some[0][0].final), heatmaps
-        return {name: found[name] for name in self.methods}
-
-    def _controls(self, images: Tensor) -> dict[str, Tensor]:
-        """The methods that look at the images alone, all at once: no batch may change them."""
-        known = {name: m for name, m in self._explainers().items() if m.needs == "images"}
-        drawn = {name: m.draw(images, self.seed) for name, m in known.items()}
-        return {name: maps.to(self.classifier.device) for name, maps in drawn.items()}
-
-    def _explainers(self) -> dict[str, Explainer]:
-        return {name: m for name, m in self.methods.items() if isinstance(m, Explainer)}
+                found |= _finished(methods, _maps(seen, goals, list(methods.values())), images)
+        if self.own and goals is None:
+            with torch.no_grad():
+                goals = self.classifier(here).argmax(1)
+        for name, own_method in self.own.items():
+            heatmaps = own_method(self.classifier, here, goals)  # type: ignore[arg-type]  # set above
+            try:
+                check_heatmaps(heatmaps, here)
+            except UserError as error:
+                raise UserError(f"method {name}: {error}") from error
+            heatmaps = heatmaps.detach().to(here.device, torch.float32)
+            found[name] = DrawnMaps(heatmaps, final=True), heatmaps
+        return found
 
     def _by_layer(self, images: Tensor) -> dict[str, dict[str, Explainer]]:
-        """The methods that look at a pass, by the layer they look at."""
-        if not self.watching:
-            return {}
+        """The methods that need a forward pass, by the layer they read."""
         usual = self.layer
         if usual is None and any(m.layer is None for m in self.watching.values()):
             with torch.no_grad(), self.classifier.in_eval_mode():
@@ -242,34 +221,19 @@ class _Job:
             found.setdefault(method.layer or usual or "", {})[name] = method
         return found
 
-    def _look(self, images: Tensor, layer: str, methods: dict[str, Explainer]) -> Pass:
-        entries = methods.values()
-        folds = {m.draw for m in entries if m.needs == "attention"}
+    def _look(self, images: Tensor, layer: str, methods: Mapping[str, Explainer]) -> Pass:
+        folds = {m.draw for m in methods.values() if m.needs == "attention"}
         if len(folds) > 1:
-            raise UserError("one method that folds attention at a time: ask for them one by one")
-        return look(
-            self.classifier,
-            images,
-            layer,
-            differentiate=any(m.needs == "gradients" for m in entries),
-            fold=next(iter(folds), None),
-        )
-
-    def _own(self, images: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
-        """What the user's own methods draw; they get the prediction where no target was given."""
-        if not self.own:
-            return {}
-        if targets is None:
-            with torch.no_grad():
-                targets = self.classifier(images).argmax(1)
-        drawn = {name: m(self.classifier, images, targets) for name, m in self.own.items()}
-        return {name: _checked(maps, images) for name, maps in drawn.items()}
+            raise UserError("only one method may fold attention at a time: call explain for each")
+        differentiate = any(m.needs == "gradients" for m in methods.values())
+        fold = next(iter(folds), None)
+        return look(self.classifier, images, layer, differentiate=differentiate, fold=fold)
 
 
 def methods_for(methods: Methods, classifier: Classifier) -> dict[str, Explainer | OwnMethod]:
-    """Methods by name, all known, and adapters checked to be this classifier's.
+    """Methods by name; raise for unknown ones and for adapters of another classifier.
 
-    What comes out may also be asked of changed copies of the classifier, adapters included.
+    The methods it returns, adapters included, also draw for changed copies of the classifier.
     """
     found = _known_methods(methods, classifier)
     for method in found.values():
@@ -291,7 +255,7 @@ def _known(method: Method, classifier: Classifier) -> Explainer | OwnMethod:
         return learned(method, classifier)
     if method == "lax":
         raise UserError(
-            "lax is learned for each classifier: train one with train_lax, or load it with"
+            "lax is trained for each classifier: train an adapter with train_lax, or load one with"
             " Lax.from_pretrained, and give it as the method; --method takes its folder"
         )
     if isinstance(method, str):
@@ -304,57 +268,40 @@ def _known(method: Method, classifier: Classifier) -> Explainer | OwnMethod:
 
 
 def learned(lax: Lax, classifier: Classifier) -> Explainer:
-    """A trained adapter as a method, which refuses a classifier it was not trained on."""
+    """A trained adapter as a method, which raises for a classifier it was not trained on."""
     check_classifier(classifier)
-    low = classifier.dtype in (torch.bfloat16, torch.float16)  # as exact as the features are
+    low = classifier.dtype in (torch.bfloat16, torch.float16)  # the adapter's precision follows
 
     def draw(features: Tensor) -> Tensor:
-        training = [module for module in lax.modules() if module.training]
-        try:
-            with torch.autocast(features.device.type, classifier.dtype, enabled=low):
-                drawn: Tensor = lax.to(features.device).eval()(features)
+        casting = torch.autocast(features.device.type, classifier.dtype, enabled=low)
+        with eval_mode(lax), casting:
+            drawn: Tensor = lax.to(features.device)(features)
             return drawn
-        finally:
-            for module in training:
-                module.training = True
 
-    return Explainer(
-        "learned for this classifier",
-        "features",
-        draw,
-        layer=lax.layer,
-        final=True,
-        check=lambda: lax.check(classifier),
-    )
+    def check() -> None:
+        lax.check(classifier)
+
+    line = "trained for this classifier"
+    return Explainer(line, "features", draw, layer=lax.layer, final=True, check=check)
 
 
 def usual_batch(images: Tensor, device: torch.device) -> int:
-    """How many of such images are explained at a time, unless it is told."""
+    """How many such images are explained at a time by default."""
     elements, most = _BATCH_ELEMENTS.get(device.type, 2**22), _BATCH_IMAGES.get(device.type, 512)
     return max(1, min(most, elements // images[0].numel()))
 
 
-def _drawn(
-    seen: Pass, targets: Tensor, methods: dict[str, Explainer], images: Tensor
-) -> dict[str, tuple[DrawnMaps, Tensor]]:
-    """What every method draws of a pass, and finished; those to stretch all at once."""
-    maps = dict(zip(methods, _maps(seen, targets, list(methods.values())), strict=True))
-    drawn = {name: DrawnMaps(maps[name], method.final) for name, method in methods.items()}
+def _finished(methods: Mapping[str, Explainer], maps: Sequence[Tensor], images: Tensor) -> Drawn:
+    """Maps at the features' size and finished; those to stretch are finished all at once."""
     h, w = images.shape[2:]
+    drawn = {n: DrawnMaps(m, methods[n].final) for n, m in zip(methods, maps, strict=True)}
     found = {name: (one, one.at((h, w))) for name, one in drawn.items() if one.final}
     raw = [name for name in methods if name not in found]
     if raw:
-        finished = _stretched(torch.cat([maps[name] for name in raw]), (h, w))
-        found |= {
-            name: (drawn[name], some)
-            for name, some in zip(raw, finished.split(len(images)), strict=True)
-        }
+        finished = _stretched(torch.cat([drawn[name].maps for name in raw]), (h, w))
+        for name, heatmaps in zip(raw, finished.split(len(images)), strict=True):
+            found[name] = drawn[name], heatmaps
     return found
-
-
-def _as_drawn(heatmaps: Mapping[str, Tensor]) -> dict[str, tuple[DrawnMaps, Tensor]]:
-    """Heatmaps that were drawn at the image's size."""
-    return {name: (DrawnMaps(maps, final=True), maps) for name, maps in heatmaps.items()}
 
 
 def _joined(batches: Sequence[Tensor]) -> Tensor:
@@ -384,7 +331,7 @@ def _map(seen: Pass, method: Explainer, gradients: Tensor | None) -> Tensor:
 
 
 def _stretched(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """Positive part, stretched, brought to size, stretched again: [N,h,w] -> [N,H,W]."""
+    """Positive part, stretched, resized, stretched again: [N,h,w] -> [N,H,W]."""
     positive = maps.clamp(min=0)
     low, high = (end[:, None, None] for end in positive.flatten(1).aminmax(dim=1))
     spread = high - low
@@ -392,17 +339,12 @@ def _stretched(maps: Tensor, size: tuple[int, int]) -> Tensor:
     return normalize(resize((positive - low) / spread, size))
 
 
-def _checked(heatmaps: Tensor, images: Tensor) -> Tensor:
-    check_heatmaps(heatmaps, images)
-    return heatmaps.detach().to(images.device, torch.float32)
-
-
-def _judge(methods: list[str], peaks: Tensor) -> None:
-    """Raise where a map is not finite; warn, once, where maps have no positive part.
-
-    `peaks` are the highest values of their maps, [methods,N].
-    """
-    if (peaks > 0).all():  # a NaN is not
+def _judge(heatmaps: Mapping[str, Tensor]) -> None:
+    """Raise for heatmaps that are not finite; warn, once, of those without a positive part."""
+    if not heatmaps:
+        return
+    peaks = torch.stack([maps.amax((1, 2)) for maps in heatmaps.values()]).cpu()  # [methods,N]
+    if (peaks > 0).all():  # NaN is not
         return
     broken = peaks.isnan().any(0).nonzero().flatten().tolist()
     if broken:
@@ -412,7 +354,7 @@ def _judge(methods: list[str], peaks: Tensor) -> None:
             broken,
         )
     empty = (peaks == 0).sum(1).tolist()
-    counts = ", ".join(f"{name} {n}" for name, n in zip(methods, empty, strict=True) if n)
+    counts = ", ".join(f"{name} {n}" for name, n in zip(heatmaps, empty, strict=True) if n)
     if counts:
         warnings.warn(
             f"heatmaps with no positive part are all zeros, of {peaks.shape[1]} images: {counts}",

@@ -1,4 +1,4 @@
-"""One forward pass, seen at one layer, and the gradients that come back to that layer."""
+"""One forward pass, read at one layer, and the gradients that arrive at that layer."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -22,19 +22,19 @@ from sufficit.explainers.rollout import (
 
 @dataclass(frozen=True)
 class Pass:
-    """What one forward pass showed; gradients can be asked of it as long as it lives."""
+    """The result of one forward pass, with the graph behind its gradients."""
 
     layer: str
     logits: Tensor  # [N,C] float32
-    features: Tensor  # [N,K,h,w] as precise as the layer gave them
+    features: Tensor  # [N,K,h,w] in the layer's own precision
     leaf: Tensor  # the layer's output, where gradients end
     grid: Callable[[Tensor], Tensor]  # a tensor like the leaf -> [N,K,h,w]
-    tokens: Tensor | None  # [N,h,w] what the prediction drew from each cell by attention
+    tokens: Tensor | None  # [N,h,w] how much the prediction attends to each cell
 
     def gradients(self, scores: Tensor, *, last: bool) -> Tensor:
-        """Gradients of each image's score in the features, [N] -> [N,K,h,w].
+        """Gradients of each image's score with respect to the features: [N] -> [N,K,h,w].
 
-        After the `last` one the graph is gone.
+        The `last` call frees the graph.
         """
         with torch.autocast(scores.device.type, enabled=False):
             (found,) = torch.autograd.grad(
@@ -48,10 +48,10 @@ class Pass:
 
 
 class _Leaf:
-    """A hook that puts a leaf in the place of a layer's output.
+    """A hook that replaces a layer's output by a leaf of the graph.
 
-    Gradients reach it though all weights are frozen, and go no further. The model goes on with a
-    copy, so that what comes next may write over it.
+    Gradients reach it even if all weights are frozen, and go no further. The model continues with
+    a copy, so that later layers may overwrite it.
     """
 
     def __init__(self, differentiate: bool) -> None:
@@ -69,11 +69,11 @@ class _Leaf:
         self.output = output
         self.tensor = tensor.detach().requires_grad_(self.differentiate)
         if self.differentiate:
-            torch.set_grad_enabled(True)  # from here on, until the pass ends
+            torch.set_grad_enabled(True)  # until the end of the pass
         return self.like(self.tensor.clone())
 
     def like(self, tensor: Tensor) -> Any:
-        """The tensor in the layer's own form: alone, or first of a tuple or list."""
+        """The tensor in the form of the layer's output: alone, or first of a tuple or list."""
         if isinstance(self.output, Tensor):
             return tensor
         if hasattr(self.output, "_replace"):
@@ -89,9 +89,9 @@ def look(
     differentiate: bool = True,
     fold: Fold | None = None,
 ) -> Pass:
-    """One forward pass over images in 0..1, with what is needed to differentiate at the layer.
+    """One forward pass over images in 0..1: [N,C,H,W].
 
-    Up to the layer nothing is recorded for gradients; from there on, only if `differentiate`.
+    No graph is recorded before the layer; after it, only if `differentiate`.
     """
     with torch.inference_mode(False), classifier.in_eval_mode():
         inputs = classifier.normalize(images)
@@ -100,11 +100,11 @@ def look(
         name = name or classifier.feature_layer(inputs)
         seen = _run(classifier, inputs, name, differentiate, fold, torch.no_grad())
         if differentiate and not seen.logits.requires_grad:
-            # The model turns gradients off and on by itself: then they must be on before it does.
+            # The model switches gradients off and on itself: they must be on before it does.
             seen = _run(classifier, inputs, name, differentiate, fold, torch.enable_grad())
         if differentiate and not seen.logits.requires_grad:
             raise UserError(
-                f"no gradient goes from the logits to layer {name!r}: the model detaches what lies "
+                f"no gradient goes from the logits to layer {name!r}: the model detaches what is "
                 "between, or runs it under torch.no_grad; choose a later layer"
             )
     return seen
@@ -119,42 +119,34 @@ def _run(
     recording: AbstractContextManager[object],
 ) -> Pass:
     leaf = _Leaf(differentiate)
-    watch = AttentionFold(len(inputs), fold) if fold else None
+    attention = AttentionFold(len(inputs), fold) if fold else None
     with ExitStack() as stack:
         stack.enter_context(recording)
         stack.enter_context(layers.hooked(classifier.bare, layer, leaf))
-        if watch:
+        if attention:
             stack.enter_context(torch_attention(classifier.bare))
-            stack.enter_context(watch)
+            stack.enter_context(attention)
         logits = _logits(classifier, inputs)
     if leaf.output is None:
         raise UserError(f"layer {layer!r} is not used in the forward pass: choose another layer")
-    features = _grid(classifier, inputs, leaf, leaf.tensor.detach())
-    cells = _cells(classifier, inputs, features, watch) if watch else None
-    return Pass(
-        layer,
-        logits,
-        features,
-        leaf.tensor,
-        lambda tensor: _grid(classifier, inputs, leaf, tensor),
-        cells,
-    )
 
+    def grid(tensor: Tensor) -> Tensor:
+        return classifier.as_grid(leaf.like(tensor), inputs)
 
-def _grid(classifier: Classifier, inputs: Tensor, leaf: _Leaf, tensor: Tensor) -> Tensor:
-    """A tensor like the layer's output as [N,K,h,w]."""
-    return classifier.as_grid(leaf.like(tensor), inputs)
+    features = grid(leaf.tensor.detach())
+    cells = _cells(classifier, inputs, features, attention) if attention else None
+    return Pass(layer, logits, features, leaf.tensor, grid, cells)
 
 
 def _cells(
-    classifier: Classifier, inputs: Tensor, features: Tensor, watch: AttentionFold
+    classifier: Classifier, inputs: Tensor, features: Tensor, attention: AttentionFold
 ) -> Tensor:
-    """What the prediction drew from each cell: [N,h,w]."""
-    tokens = watch.tokens
+    """How much the prediction attends to each cell: [N,h,w]."""
+    tokens = attention.tokens
     if tokens is None:
         raise UserError(
-            "rollout needs a transformer that attends with torch's own functions, and none was "
-            'seen at work: use another method, for example "gradcam"'
+            "rollout needs a transformer that attends with torch's own functions, and this model "
+            'called none: use another method, for example "gradcam"'
         )
     h, w = classifier.as_grid(tokens[:, 0, :, None], inputs).shape[2:]
     if (h, w) != features.shape[2:]:
@@ -163,7 +155,7 @@ def _cells(
             "give the layer of a block that attends over all cells"
         )
     pooled = mean_pooled(classifier.bare)
-    row = class_row(tokens, tokens.shape[1] - h * w, watch.pool, pooled)
+    row = class_row(tokens, tokens.shape[1] - h * w, attention.pool, pooled)
     return classifier.as_grid(row[:, :, None], inputs)[:, 0]
 
 
@@ -171,12 +163,11 @@ def _logits(classifier: Classifier, inputs: Tensor) -> Tensor:
     try:
         return classifier.plain_logits_of(inputs).float()
     except RuntimeError as error:
-        bare = classifier.bare
-        tensors = [*bare.named_parameters(), *bare.named_buffers()]
+        tensors = [*classifier.bare.named_parameters(), *classifier.bare.named_buffers()]
         made = next((name for name, tensor in tensors if tensor.is_inference()), None)
         if made is None:
             raise
         raise UserError(
-            f"{made} was made under torch.inference_mode, so nothing can be differentiated through "
-            "it: build and load the model outside (torch.no_grad does no harm)"
+            f"{made} was made under torch.inference_mode, so no gradient goes through it: build and"
+            " load the model outside (torch.no_grad does no harm)"
         ) from error

@@ -1,19 +1,19 @@
-"""KPCA-CAM: where the features differ most, by the first kernel principal component."""
+"""KPCA-CAM: where features differ most, by the first kernel principal component."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_ROUNDS = 7  # of an eighth power each: a gap of 0.00001 between two eigenvalues is seen
-_FLAT = 1e-12  # a kernel that differs by less between cells differs by rounding
+_ROUNDS = 7  # of an eighth power each: enough for two eigenvalues 0.00001 apart
+_FLAT = 1e-12  # smaller differences of a kernel between cells are rounding
 
 
 def kpca_cam(features: Tensor) -> Tensor:
     """First component of the sigmoid kernel between cells: [N,K,h,w] -> [N,h,w], of unit length.
 
     As grad-cam (scikit-learn's KernelPCA) computes it: channels centred over the cells, kernel
-    tanh(x.y / K + 1). A component has no sign of its own: here, as there, its entry farthest from
-    zero is positive. Features that are the same in every cell give zeros, NaN gives NaN.
+    tanh(x.y / K + 1). The sign is free: here, as there, the entry farthest from zero is positive.
+    Features that are the same in every cell give zeros, NaN gives NaN.
     """
     kernels = centred_kernels(features)
     flat = kernels.abs().amax((1, 2))[:, None] <= _FLAT
@@ -23,7 +23,9 @@ def kpca_cam(features: Tensor) -> Tensor:
 
 def centred_kernels(features: Tensor) -> Tensor:
     """The kernel between the cells of each image, centred: [N,K,h,w] -> [N,hw,hw]."""
-    cells = features.flatten(2).to(_exact(features.device))
+    # Apple's GPUs have no doubles.
+    exact = torch.float32 if features.device.type == "mps" else torch.float64
+    cells = features.flatten(2).to(exact)
     cells = cells - cells.mean(2, keepdim=True)
     one = cells.new_ones(1)
     kernels = torch.baddbmm(one, cells.mT, cells, alpha=1 / cells.shape[1]).tanh()
@@ -41,19 +43,19 @@ def top_eigenvectors(matrices: Tensor) -> Tensor:
 
 
 def by_solver(matrices: Tensor) -> Tensor:
-    """The top eigenvectors by LAPACK, one matrix after the other."""
-    _, found = torch.linalg.eigh(matrices.nan_to_num())  # LAPACK stops at NaN
+    """The top eigenvectors by LAPACK, matrix by matrix."""
+    _, found = torch.linalg.eigh(matrices.nan_to_num())  # LAPACK raises for NaN
     vectors: Tensor = found[:, :, -1]
     farthest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
-    return torch.where(farthest < 0, -vectors, vectors) + 0 * matrices[:, 0]  # NaN is NaN again
+    return torch.where(farthest < 0, -vectors, vectors) + 0 * matrices[:, 0]  # NaN stays NaN
 
 
 def by_powers(matrices: Tensor) -> Tensor:
-    """The same by products of all matrices at once, which a GPU does some twenty times faster.
+    """The same by powers of all matrices at once, some twenty times faster on a GPU.
 
     A high power of a matrix is v v^T of the largest eigenvalue. Its column with the largest
-    diagonal entry is a multiple of v, positive where v is farthest from zero. Nothing here waits
-    for the device.
+    diagonal entry is a multiple of v, positive where v is farthest from zero. No step waits for
+    the device.
     """
     # The shift makes every eigenvalue positive, so that the largest has the largest power.
     shifts = matrices.abs().sum(2).amax(1, keepdim=True)
@@ -65,7 +67,3 @@ def by_powers(matrices: Tensor) -> Tensor:
     farthest = powers.diagonal(dim1=1, dim2=2).argmax(1)[:, None, None]
     columns = powers.gather(2, farthest.expand(-1, matrices.shape[1], 1))[:, :, 0]
     return F.normalize(columns)
-
-
-def _exact(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no doubles

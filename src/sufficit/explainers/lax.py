@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sufficit.classifier import fingerprint as fingerprints
-from sufficit.classifier.checkpoint import load_weights, no_larger_than
+from sufficit.classifier.checkpoint import limited_by, load_weights, weights_as_bytes
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.digit_net import SMALL_NETS
 from sufficit.classifier.fingerprint import Fingerprint
@@ -22,18 +22,18 @@ from sufficit.files import check_output, make_folder, read_json, writing
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-OURS = "sufficit:"  # begins the name of an adapter that ships
+OURS = "sufficit:"  # prefix of an adapter that ships with the package
 WIDTHS = (256, 128, 64)
-_MOST = 2**16  # channels; more than any classifier has
-_FARTHEST = 32  # times the features' size
-_HEAVIEST, _DEEPEST = 2**27, 64  # weights (half a gigabyte) and layers
+_MAX_CHANNELS = 2**16  # more than any classifier has
+_MAX_UPSAMPLE = 32
+_MAX_WEIGHTS, _MAX_LAYERS = 2**27, 64  # half a gigabyte
 _CARD = """---
 library_name: sufficit
 tags: [explainability, saliency]
 ---
 # A LAX adapter
 
-It draws the heatmap of one classifier's prediction from the features of its layer `{layer}`.
+It draws the heatmaps of one classifier from the features of its layer `{layer}`.
 
 ```python
 from sufficit import Classifier, Lax, explain
@@ -42,15 +42,15 @@ lax = Lax.from_pretrained("this folder")
 heatmaps = explain(classifier, images, method=lax)
 ```
 
-How it was trained is in `config.json`, under `trained`.
+`config.json` says under `trained` how it was trained.
 """
 
 
 class Lax(nn.Module, PyTorchModelHubMixin):
-    """Features [N,K,h,w] of one layer of one classifier -> what matters, [N,h,w] in 0..1.
+    """Features [N,K,h,w] of one layer of one classifier -> heatmaps [N,h,w] in 0..1.
 
-    A convnet K-256-128-64-1, or any module of your own (`net`) that gives one channel. With
-    `upsample` the map has that many times the features' height and width.
+    A convnet K-256-128-64-1, or a module of your own (`net`) that gives one channel. `upsample`
+    multiplies the height and width of the features.
 
     >>> import torch
     >>> lax = Lax(512, upsample=2)
@@ -82,17 +82,17 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         self.trained: dict[str, Any] = dict(trained or {})
 
     def forward(self, features: Tensor) -> Tensor:
-        """The map of what matters: [N,K,h,w] -> [N,h,w] in 0..1."""
+        """The heatmaps: [N,K,h,w] -> [N,h,w] in 0..1."""
         return self.logits(features).sigmoid()
 
     def logits(self, features: Tensor) -> Tensor:
-        """The map before the sigmoid: [N,K,h,w] -> [N,h,w]."""
+        """The heatmaps before the sigmoid: [N,K,h,w] -> [N,h,w]."""
         if features.ndim != 4 or features.shape[1] != self.channels:
             raise UserError(
                 f"this adapter reads features [N,K,h,w] with K = {self.channels}, got"
-                f" {list(features.shape)}: is it another layer, or another classifier?"
+                f" {list(features.shape)}: check the layer and the classifier"
             )
-        if not torch.is_autocast_enabled(features.device.type):  # which brings all to one dtype
+        if not torch.is_autocast_enabled(features.device.type):  # autocast chooses the dtype itself
             features = features.to(next(self.net.parameters(), features).dtype)
         found: Tensor = self.net(features)
         if found.ndim == 4 and found.shape[1] == 1:
@@ -112,19 +112,19 @@ class Lax(nn.Module, PyTorchModelHubMixin):
             return
         if not fingerprints.same(self.fingerprint, fingerprints.fingerprint(classifier)):
             raise UserError(
-                f"this adapter was trained on another classifier than {classifier!r}: load the one"
-                " it belongs to (weights, mean and std must be the same), or train one for this"
+                f"this adapter was trained on another classifier than {classifier!r}: load its own"
+                " classifier (weights, mean and std must be the same), or train one for this"
                 " classifier"
             )
 
     def belong_to(self, classifier: Classifier, layer: str) -> None:
-        """Remember whose features, and which, the adapter reads."""
+        """Record the classifier and the layer whose features the adapter reads."""
         self.layer = layer
         self.fingerprint = fingerprints.fingerprint(classifier)
 
     @property
     def config(self) -> dict[str, Any]:
-        """All that makes the adapter again, beside its weights."""
+        """Everything but the weights that is needed to build the adapter again."""
         return {
             "channels": self.channels,
             "upsample": self.upsample,
@@ -144,15 +144,12 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         model_card_kwargs: object = None,
         **push: Any,
     ) -> str | None:
-        """Write model.safetensors, config.json and a card; each appears whole or not at all."""
-        from safetensors.torch import save
-
+        """Write model.safetensors, config.json and a card, each complete or not at all."""
         folder = Path(save_directory)
         check_output(folder)
         make_folder(folder)
-        state = {k: v.detach().cpu().contiguous().clone() for k, v in self.state_dict().items()}
         with writing(folder / WEIGHTS) as path:
-            path.write_bytes(save(state))  # save_file does not tell a full disk as an OSError
+            path.write_bytes(weights_as_bytes(self))
         with writing(folder / CONFIG) as path:
             path.write_text(json.dumps(self.config, indent=2) + "\n")
         with writing(folder / "README.md") as path:
@@ -167,17 +164,19 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     ) -> "Lax":
         """The adapter in a folder, or in a repository of the Hugging Face hub.
 
-        "sufficit:digits" is the one that ships for the classifier of that name.
-        One that was trained with a net of your own wants that net again, as `net`.
+        "sufficit:digits" ships with the package, for the classifier of that name. An adapter that
+        was trained with a net of your own needs that net again, as `net`.
         """
         folder = _folder(pretrained_model_name_or_path, hub)
         config = _read_config(folder / CONFIG)
         own = config.pop("own_net", None)
         if (own is None) != (net is None):
             wanted = f"net=, a {own}" if own else "no net="
-            raise UserError(f"the adapter in {folder} was saved with {wanted}: give the same")
+            raise UserError(
+                f"the adapter in {folder} was saved with {wanted}: load it with the same"
+            )
         try:
-            with no_larger_than(folder / WEIGHTS):
+            with limited_by(folder / WEIGHTS):
                 lax = cls(**config, net=net)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise UserError(f"{folder / CONFIG} does not describe an adapter: {error}") from error
@@ -190,10 +189,10 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 
 
 def _convnet(channels: int, widths: Sequence[int], upsample: int, bias: float) -> nn.Sequential:
-    """K-256-128-64-1: the first layer mixes channels alone, the others look at neighbours too.
+    """K-256-128-64-1: the first layer mixes channels, the others read neighbouring cells too.
 
-    For a map larger than the features the layer before the last draws several cells out of each of
-    theirs, by mixing channels alone; the last one looks at neighbours among them.
+    For a map larger than the features, the layer before the last computes several cells from each
+    of theirs, by mixing channels; the last reads neighbours among the new cells.
     """
     layers: list[nn.Module] = []
     for number, (k, m) in enumerate(pairwise([channels, *widths])):
@@ -207,9 +206,9 @@ def _convnet(channels: int, widths: Sequence[int], upsample: int, bias: float) -
 
 
 class Mix(nn.Conv2d):
-    """A 1x1 convolution, [N,k,h,w] -> [N,m,h,w], which adds its bias on the way if it can.
+    """A 1x1 convolution: [N,k,h,w] -> [N,m,h,w].
 
-    Channels-last it is one product of matrices, bias and all: half the time on a GPU.
+    Channels-last it is one matrix product with bias, which halves its time on a GPU.
     """
 
     def __init__(self, channels: int, wide: int) -> None:
@@ -226,9 +225,9 @@ class Mix(nn.Conv2d):
 class Finer(nn.Conv2d):
     """A pixel shuffle and a 3x3 convolution to one channel: [N,c t t,h,w] -> [N,1,t h,t w].
 
-    Up to four times the large map in between is never made: each of its cells is a channel of a
-    coarse one, so a 3x3 convolution over these, with the same weights in their places, says the
-    same. That spares a GPU most of its work; beyond, its kernels would be mostly zeros.
+    Up to t = 4 the shuffled map is never made: each of its cells is a channel of the coarse map,
+    so a 3x3 convolution of the coarse map, with the weights rearranged, gives the same values.
+    That saves a GPU most of the work. Beyond, the rearranged kernels would be mostly zeros.
     """
 
     taps: Tensor | None
@@ -239,11 +238,11 @@ class Finer(nn.Conv2d):
         self.register_buffer("taps", _taps(times) if times <= 4 else None, persistent=False)
 
     def forward(self, coarse: Tensor) -> Tensor:
-        """The map before the sigmoid."""
+        """The heatmaps before the sigmoid, with their channel axis."""
         if self.taps is None:
             return super().forward(F.pixel_shuffle(coarse, self.times))
         cells = self.times**2
-        known = F.pad(self.weight.flatten(2)[0], (0, 1))  # [c,10], the last is nothing
+        known = F.pad(self.weight.flatten(2)[0], (0, 1))  # [c,10], the last is 0
         kernels = known[:, self.taps].transpose(0, 1).reshape(cells, -1, 3, 3)
         assert self.bias is not None
         found = F.conv2d(coarse, kernels, self.bias.expand(cells), padding=1)
@@ -251,10 +250,10 @@ class Finer(nn.Conv2d):
 
 
 def _taps(times: int) -> Tensor:
-    """Which of the nine weights joins a fine cell to a cell of a neighbour: [t t,t t,3,3].
+    """Which of the nine weights connects a fine cell to a cell of a neighbour: [t t,t t,3,3].
 
-    Axes: the cell that is made, the cell that is looked at, and the coarse step from one to the
-    other. Where the two are no neighbours it is 9.
+    Axes: the cell that is computed, the cell that is read, and the coarse step from one to the
+    other. 9 where the two are no neighbours.
     """
     found = torch.full((times**2, times**2, 3, 3), 9)
     for y, x, down, right in product(range(times), range(times), range(3), range(3)):
@@ -266,16 +265,18 @@ def _taps(times: int) -> Tensor:
 
 def _check_sizes(channels: int, upsample: int, widths: Sequence[int]) -> None:
     sizes = [channels, *widths]
-    if not widths or not all(_whole(k) and 0 < k <= _MOST for k in sizes):
+    if not widths or not all(_whole(k) and 0 < k <= _MAX_CHANNELS for k in sizes):
         shown = f"{sizes[:8]}" + (", ..." if len(sizes) > 8 else "")
-        raise UserError(f"channels and widths must be whole numbers in 1..{_MOST}, got {shown}")
-    if not _whole(upsample) or not 1 <= upsample <= _FARTHEST:
-        raise UserError(f"upsample must be a whole number in 1..{_FARTHEST}, got {upsample!r}")
+        raise UserError(
+            f"channels and widths must be whole numbers in 1..{_MAX_CHANNELS}, got {shown}"
+        )
+    if not _whole(upsample) or not 1 <= upsample <= _MAX_UPSAMPLE:
+        raise UserError(f"upsample must be a whole number in 1..{_MAX_UPSAMPLE}, got {upsample!r}")
     weights = sum(k * m * max(9, upsample**2) for k, m in pairwise(sizes))
-    if weights > _HEAVIEST or len(sizes) > _DEEPEST:
+    if weights > _MAX_WEIGHTS or len(sizes) > _MAX_LAYERS:
         raise UserError(
             f"channels and widths make {len(sizes)} layers of {weights} weights: at most"
-            f" {_DEEPEST} of {_HEAVIEST} are allowed"
+            f" {_MAX_LAYERS} of {_MAX_WEIGHTS} are allowed"
         )
 
 
@@ -284,12 +285,12 @@ def _whole(value: object) -> bool:
 
 
 def name_of(source: str | Path) -> str:
-    """What an adapter is called in files and tables: as its folder, or lax if it ships with us."""
+    """An adapter's name in files and tables: its folder's, which is lax for those that ship."""
     return "lax" if str(source).startswith(OURS) else Path(source).resolve().name
 
 
 def _folder(source: str | Path, hub: dict[str, Any]) -> Path:
-    """The folder itself, the one that ships, or the hub's copy of it."""
+    """The folder itself, the one that ships, or the hub's in its local cache."""
     if str(source).startswith(OURS):
         name = str(source).removeprefix(OURS)
         if name not in SMALL_NETS:
@@ -299,7 +300,7 @@ def _folder(source: str | Path, hub: dict[str, Any]) -> Path:
     if folder.is_dir():
         return folder
     if isinstance(source, Path) or str(source).count("/") != 1 or folder.is_absolute():
-        raise UserError(f"no adapter at {source}: wanted is the folder that save_pretrained wrote")
+        raise UserError(f"no adapter at {source}: give the folder that save_pretrained wrote")
     from huggingface_hub import snapshot_download
 
     try:

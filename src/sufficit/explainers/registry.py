@@ -1,33 +1,106 @@
 """Every method by its name on the command line; a new one is a function and a line here."""
 
-from sufficit.explainers import controls
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
 from sufficit.explainers.cams import gradcam, gradcam_plus_plus, layercam
-from sufficit.explainers.entry import Explainer
-from sufficit.explainers.finer import finer_cam
+from sufficit.explainers.finer import Score, contrast_score, target_logits
 from sufficit.explainers.kpca import kpca_cam
 from sufficit.explainers.rollout import rolled
+from sufficit.perturbation.heatmaps import normalize
+
+
+@dataclass(frozen=True)
+class Explainer:
+    """A method; `needs` says what `draw` gets.
+
+    - gradients: draw(features [N,K,h,w], gradients of `score` [N,K,h,w]) -> maps [N,h,w]
+    - features: draw(features [N,K,h,w]) -> maps [N,h,w]
+    - attention: draw(map so far or None, a block's attention), both [N,T,T] -> map so far [N,T,T]
+    - images: draw(images [N,C,H,W], seed) -> heatmaps [N,H,W], final
+
+    Methods with the same `score` share one backward pass. `layer` is the layer a method reads, if
+    it is always the same. A `final` method draws values in 0..1 that are only resized. `check`
+    raises if the method does not fit the classifier; it runs while the first batch is computed, so
+    that a GPU does not wait for it. A `class_agnostic` method draws one map for every class.
+    """
+
+    description: str
+    needs: Literal["gradients", "features", "attention", "images"]
+    draw: Callable[..., Tensor]
+    score: Score = target_logits
+    layer: str | None = None
+    final: bool = False
+    check: Callable[[], None] = lambda: None
+    class_agnostic: bool = False
+
+
+def finer_cam(
+    reading: Literal["weighted", "mean"] = "weighted",
+    strength: float | None = None,
+    nearest: int = 3,
+) -> Explainer:
+    """Finer-CAM as the grad-cam package computes it or, with "mean", as its paper defines it.
+
+    Both compare the target's logit y with the `nearest` logits y_j, or as many as there are.
+    "weighted": the mean of y - 1.0 * y_j, weighted by the softmax of class j, which is
+    differentiated too. "mean": y - 0.6 * the plain mean of y_j. `strength` replaces the 1.0 or
+    0.6. Use it as `explain(classifier, images, method=finer_cam("mean"))`.
+    """
+    score = contrast_score(reading, strength, nearest)
+    line = f"Grad-CAM of the target's logit against those of the {nearest} nearest classes"
+    return Explainer(line, "gradients", gradcam, score)
+
+
+def random(images: Tensor, seed: int = 0) -> Tensor:
+    """Uniform noise in each pixel, the same on every device: [N,C,H,W] -> [N,H,W]."""
+    n, _, h, w = images.shape
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    noise = torch.rand(n, h, w, generator=generator, dtype=torch.float32, device="cpu")
+    return noise.to(images.device)
+
+
+def center(images: Tensor, seed: int = 0) -> Tensor:
+    """A Gaussian in the middle, a quarter of each side wide: [N,C,H,W] -> [N,H,W].
+
+    >>> center(torch.zeros(1, 3, 3, 3))[0]
+    tensor([[0.0000, 0.2913, 0.0000],
+            [0.2913, 1.0000, 0.2913],
+            [0.0000, 0.2913, 0.0000]])
+    """
+    n, _, h, w = images.shape
+    middles = [(torch.arange(side, device=images.device) + 0.5) / side * 2 - 1 for side in (h, w)]
+    down, right = (torch.exp(-2 * middle.square()) for middle in middles)  # over -1..1
+    return normalize((down[:, None] * right)[None]).expand(n, h, w).clone()
+
 
 EXPLAINERS: dict[str, Explainer] = {
-    "gradcam": Explainer("channels weighed by their mean gradient", "gradients", gradcam),
+    "gradcam": Explainer("channels weighted by their mean gradient", "gradients", gradcam),
     "gradcam++": Explainer(
-        "channels weighed by their positive gradients, higher orders included",
+        "channels weighted by their positive gradients, higher orders included",
         "gradients",
         gradcam_plus_plus,
     ),
-    "layercam": Explainer("each cell weighed by its own positive gradient", "gradients", layercam),
+    "layercam": Explainer("each cell weighted by its own positive gradient", "gradients", layercam),
     "kpca-cam": Explainer(
-        "first kernel principal component of the features, whatever the class",
+        "first kernel principal component of the features, the same for every class",
         "features",
         kpca_cam,
+        class_agnostic=True,
     ),
     "finer-cam": finer_cam(),
     "rollout": Explainer(
-        "attention of all blocks multiplied, whatever the class; for transformers",
+        "product of all blocks' attention, the same for every class; for transformers",
         "attention",
         rolled,
+        class_agnostic=True,
     ),
-    "random": Explainer("control: uniform noise", "images", controls.random),
-    "center": Explainer("control: a hill in the middle", "images", controls.center),
+    "random": Explainer("control: uniform noise", "images", random, class_agnostic=True),
+    "center": Explainer("control: a Gaussian in the middle", "images", center, class_agnostic=True),
 }
 
 CAMS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")

@@ -1,10 +1,13 @@
-"""Scores of heatmaps: METRICS says how each column is made, `evaluate` makes them all at once."""
+"""Scores of heatmaps: METRICS defines the columns, `evaluate` computes them all in one pass."""
 
-from sufficit.metrics.leakage import Leak, leak
-from sufficit.metrics.probe import Pool
+from typing import TYPE_CHECKING
+
+from sufficit.metrics.leakage import Leak, Pool, leak
 from sufficit.metrics.registry import COLUMNS, METRICS, Metric, Schedule
 from sufficit.metrics.scores import AlphaSearch, Scores, evaluate
-from sufficit.metrics.torchmetrics import MSI, Evaluation, Fidelity, InsertionDeletion, Leakage
+
+if TYPE_CHECKING:
+    from sufficit.metrics.torchmetrics import MSI, Evaluation, Fidelity, InsertionDeletion, Leakage
 
 __all__ = [
     "COLUMNS",
@@ -23,3 +26,12 @@ __all__ = [
     "evaluate",
     "leak",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import the torchmetrics classes at first use, because torchmetrics is slow to import."""
+    if name not in __all__:
+        raise AttributeError(f"module 'sufficit.metrics' has no attribute {name!r}")
+    from sufficit.metrics import torchmetrics
+
+    return getattr(torchmetrics, name)

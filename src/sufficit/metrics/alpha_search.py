@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
-from sufficit.metrics.scores import AlphaSearch, ask, make_plan, read
-from sufficit.perturbation.types import Progress, ScoreKind
+from sufficit.metrics.plan import ask, make_plan
+from sufficit.metrics.scores import AlphaSearch, read
+from sufficit.perturbation.predictions import ScoreKind
+from sufficit.progress import Progress
 
 SAMPLE = 16  # images
 STEP = 0.05  # of the curves
@@ -17,15 +19,15 @@ STEP = 0.05  # of the curves
 
 @dataclass(frozen=True)
 class AlphaCurves:
-    """Every method's MSI over alpha_min, on some of the images that were scored."""
+    """MSI over alpha_min of every method, on some of the images that were scored."""
 
-    rows: tuple[int, ...]  # which of them
-    step: float  # of the curves that MSI is made of
+    rows: tuple[int, ...]  # which of the images
+    step: float  # of the curves behind MSI
     searches: Mapping[str, AlphaSearch]  # by method
-    calls: int  # of the model, for all of it
+    calls: int  # of the model, in all
 
     def as_json(self, names: Sequence[str]) -> dict[str, Any]:
-        """The means as JSON holds them, from the names of all images."""
+        """Return the means for a JSON file, given the names of all images."""
         return {
             "images": [names[row] for row in self.rows],
             "value_step": self.step,
@@ -36,7 +38,7 @@ class AlphaCurves:
 
 
 def spread(n: int, most: int = SAMPLE) -> tuple[int, ...]:
-    """Up to `most` of n rows, evenly over all of them.
+    """Return up to `most` of n rows, evenly spaced.
 
     >>> spread(3), spread(10, 4)
     ((0, 1, 2), (0, 2, 5, 7))
@@ -46,7 +48,7 @@ def spread(n: int, most: int = SAMPLE) -> tuple[int, ...]:
 
 
 def coarse(value_step: float) -> float:
-    """The step of a sample's curves: that of the run where it is coarser."""
+    """Return the step of a sample's curves: STEP, or the run's step where it is larger."""
     return max(STEP, value_step)
 
 
@@ -63,15 +65,13 @@ def alpha_curves(
     batch_size: int | None = None,
     tick: Progress | None = None,
 ) -> AlphaCurves:
-    """MSI of some images at every alpha_min: [n,C,H,W], each [n,H,W], [n]; `rows` says which."""
+    """Return MSI at every alpha_min of the images in these rows: [n,C,H,W], each [n,H,W], [n]."""
     plan = make_plan("search", score, step, columns=["msi"])
     maps, n = torch.cat(list(heatmaps.values())), len(images)
-    answers, _ = ask(
-        classifier, images, maps, targets, plan, fill, batch_size=batch_size, tick=tick
-    )
+    found, _ = ask(classifier, images, maps, targets, plan, fill, batch_size=batch_size, tick=tick)
     searches: dict[str, AlphaSearch] = {}
     for k, method in enumerate(heatmaps):
-        found = read(answers.rows(slice(k * n, (k + 1) * n)), plan).search
-        assert found is not None  # the plan searches
-        searches[method] = found
-    return AlphaCurves(tuple(rows), step, searches, int(answers.calls.sum()))
+        search = read(found.rows(slice(k * n, (k + 1) * n)), plan).search
+        assert search is not None  # the plan searches
+        searches[method] = search
+    return AlphaCurves(tuple(rows), step, searches, int(found.calls.sum()))

@@ -1,12 +1,12 @@
-"""The curves behind the columns: of each image, and averaged over images."""
+"""Curves of scores over a grid: their areas, and their means over images."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from sufficit.metrics.registry import CURVES, Schedule
-from sufficit.perturbation.types import Predictions, ScoreKind
+from sufficit.perturbation.predictions import ScoreKind
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,8 @@ class MeanCurve:
     values: Tensor  # [P]
 
 
-def curves_of(answers: Predictions, schedule: Schedule) -> dict[str, Curve]:
-    """The curves by name, as far as they were asked for."""
-    found = {}
-    for name, (asks, axis) in CURVES.items():
-        asked = asks(schedule)
-        if set(asked) <= set(answers.bands):
-            accuracy, confidence = (answers.of(asked, kind) for kind in ("accuracy", "confidence"))
-            found[name] = Curve(getattr(schedule, axis), accuracy, confidence)
-    return found
-
-
 def averaged(pieces: Iterable[dict[str, Curve]], kind: ScoreKind) -> dict[str, MeanCurve]:
-    """Each curve's mean over the images of all pieces, NaN left out."""
+    """Return each curve's mean over the images of all pieces, NaN ignored."""
     grids: dict[str, tuple[float, ...]] = {}
     sums: dict[str, Tensor] = {}
     counts: dict[str, Tensor] = {}
@@ -50,3 +39,20 @@ def averaged(pieces: Iterable[dict[str, Curve]], kind: ScoreKind) -> dict[str, M
             sums[name] = sums[name] + total if name in sums else total
             counts[name] = counts[name] + count if name in counts else count
     return {name: MeanCurve(grids[name], sums[name] / counts[name]) for name in sums}
+
+
+def area(values: Tensor, grid: Sequence[float]) -> Tensor:
+    """Return the trapezoid area under each curve: [N,P] -> [N].
+
+    >>> area(torch.tensor([[0.0, 1.0, 1.0]]), (0.0, 0.5, 1.0))
+    tensor([0.7500], dtype=torch.float64)
+    """
+    widths = torch.tensor(grid, dtype=torch.float64, device=values.device).diff()
+    middles = (values[:, 1:] + values[:, :-1]).double() / 2
+    return (middles * widths).sum(1)
+
+
+def mean_height(values: Tensor, grid: Sequence[float]) -> Tensor:
+    """Return area over width, or the height at the only point of a grid: [N,P] -> [N]."""
+    width = grid[-1] - grid[0]
+    return area(values, grid) / width if width > 0 else values[:, 0].double()

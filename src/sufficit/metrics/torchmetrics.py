@@ -1,9 +1,8 @@
-"""The same numbers as `evaluate`, batch by batch and over processes, as torchmetrics does."""
+"""torchmetrics classes with the numbers of `evaluate` and `leak`, over batches and processes."""
 
 import zlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,25 +12,30 @@ from torchmetrics.utilities import dim_zero_cat
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
-from sufficit.metrics.leakage import Leak, measure
-from sufficit.metrics.probe import Pool, Setting, checked_pool, prepare
+from sufficit.metrics.leakage import (
+    TENSORS,
+    Leak,
+    LeakSettings,
+    Pool,
+    checked_pool,
+    measure,
+    prepare,
+)
+from sufficit.metrics.plan import ALPHA_GRID, make_plan
 from sufficit.metrics.registry import COLUMNS, Metric, alpha_from
-from sufficit.metrics.scores import ALPHA_GRID, Scores, evaluate, make_plan, read
+from sufficit.metrics.scores import Scores, evaluate, read
 from sufficit.perturbation.fills import check_fill_name
-from sufficit.perturbation.types import Predictions, ScoreKind
-
-_STATES = ("named", "confidences", "shares", "targets", "calls")
-_LEAK_STATES = tuple(field.name for field in fields(Leak) if field.name != "alpha_min")
+from sufficit.perturbation.predictions import ROWS, Predictions, ScoreKind
 
 
-class _Gathered(TorchMetric):
-    """A metric whose states are rows of images, gathered over processes that may have seen none."""
+class _RowMetric(TorchMetric):
+    """A metric whose states have a row per image; a process may have seen no image."""
 
     is_differentiable = False
     full_state_update = False
 
     def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
-        """A process that saw no image joins in with none of them, in the shapes of the others."""
+        """Give a process without images empty states, in the shapes that the others have."""
         for name, empty in self._nothing().items():
             if not len(getattr(self, name)):
                 setattr(self, name, [empty.to(self.device)])
@@ -39,21 +43,21 @@ class _Gathered(TorchMetric):
 
     @abstractmethod
     def _nothing(self) -> dict[str, Tensor]:
-        """The states of no images, in the shapes that some would have."""
+        """Return the states of no images, in the shapes that they have with images."""
 
     def _rows(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """The states with the rows of all updates as one, on the CPU."""
+        """Return each state with the rows of all updates joined, on the CPU."""
         if not len(getattr(self, names[0])):
             raise UserError(
-                "no images were scored yet: call update(images, heatmaps, targets) first"
+                "no images have been scored: call update(images, heatmaps, targets) first"
             )
         return {name: dim_zero_cat(getattr(self, name)).cpu() for name in names}
 
 
-class Evaluation(_Gathered):
-    """All eleven columns in one pass: `compute` gives their means, `scores` one value an image.
+class Evaluation(_RowMetric):
+    """All eleven columns in one pass: `compute` returns their means, `scores` one value per image.
 
-    `metrics` adds columns of your own, as `evaluate` takes them: {name: Metric}.
+    `metrics` adds your own columns, as in `evaluate`: {name: Metric}.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
     >>> metric = MSI(Classifier(model), alpha_min=0.4)
@@ -64,11 +68,6 @@ class Evaluation(_Gathered):
 
     higher_is_better: bool | None = None
     columns: ClassVar[tuple[str, ...]] = COLUMNS
-    hits: list[Tensor]
-    confidences: list[Tensor]
-    shares: list[Tensor]
-    targets: list[Tensor]
-    calls: list[Tensor]
 
     def __init__(
         self,
@@ -99,10 +98,10 @@ class Evaluation(_Gathered):
         self.plan = make_plan(**self.options)
         self.fill = fill
         self.batch_size = batch_size
-        for name in _STATES:
+        for name in ROWS:
             self.add_state(name, default=[], dist_reduce_fx="cat")
-        # A MetricCollection merges metrics whose states agree on the first batch; this one tells
-        # apart those that only happen to.
+        # A MetricCollection merges metrics whose states are equal after the first batch. This
+        # state differs between metrics with different options.
         setting = repr((self.plan, fill, id(classifier))).encode()
         self.add_state("setting", torch.tensor(zlib.crc32(setting)), dist_reduce_fx="max")
 
@@ -118,7 +117,7 @@ class Evaluation(_Gathered):
             progress=False,
             **self.options,
         )
-        for name in _STATES:
+        for name in ROWS:
             getattr(self, name).append(getattr(scores.answers, name).to(self.device))
 
     def _nothing(self) -> dict[str, Tensor]:
@@ -133,7 +132,7 @@ class Evaluation(_Gathered):
         }
 
     def compute(self) -> dict[str, Tensor]:
-        """Mean of each column, and alpha_min where it was searched for."""
+        """Return the mean of each column, and alpha_min if it was searched for."""
         scores = self.scores()
         means = {name: torch.tensor(value) for name, value in scores.mean().items()}
         if scores.search is not None:
@@ -141,10 +140,9 @@ class Evaluation(_Gathered):
         return means
 
     def scores(self) -> Scores:
-        """All that `evaluate` would give for the images this process has seen so far."""
-        state = self._rows(_STATES)
-        answers = Predictions(bands=self.plan.asks, weighed=self.plan.weighs, **state)
-        return read(answers, self.plan)
+        """Return what `evaluate` returns for the images this process has seen so far."""
+        state = self._rows(ROWS)
+        return read(Predictions(self.plan.asks, weighed=self.plan.weighs, **state), self.plan)
 
 
 class MSI(Evaluation):
@@ -166,12 +164,12 @@ class Fidelity(Evaluation):
     columns = ("fid_minus_pixel", "fid_plus_pixel", "fid_minus_percent", "fid_plus_percent")
 
 
-class Leakage(_Gathered):
-    """How far masks alone say their class: `compute` gives the means of the leak and its ratio.
+class Leakage(_RowMetric):
+    """The leak: `compute` returns the means of its columns and the ratio of leak to chance.
 
-    Donors, and the masks that stand for chance, come from the batch of each update, or from a pool
-    given beforehand. In a batch of one class there are no donors: its images are left out of
-    `leak` and the chances. The ratio is that of the means over all images.
+    Donors, and the masks behind the chance level, come from the batch of each update, or from a
+    given pool. A batch of one class has no donors: its images have NaN in `leak` and the chances.
+    The ratio is that of the means over all images.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
     >>> metric = Leakage(Classifier(model), donors=4)
@@ -198,18 +196,18 @@ class Leakage(_Gathered):
         super().__init__(**kwargs)
         check_fill_name(fill)
         self.classifier = classifier
-        self.setting = Setting(
-            alpha_from(alpha_min), donors, seed, fill=fill, batch_size=batch_size
-        )
+        alpha = alpha_from(alpha_min)
+        self.settings = LeakSettings(alpha, donors, seed, fill=fill, batch_size=batch_size)
         self._before = 0  # images of earlier batches that are not in the state
-        self.probe = None if pool is None else prepare(classifier, checked_pool(pool), self.setting)
-        for name in _LEAK_STATES:
+        known = None if pool is None else checked_pool(pool)
+        self.probe = None if known is None else prepare(classifier, known, self.settings)
+        for name in TENSORS:
             self.add_state(name, default=[], dist_reduce_fx="cat")
-        setting = repr((self.setting, id(pool), id(classifier))).encode()
+        setting = repr((self.settings, id(pool), id(classifier))).encode()
         self.add_state("key", torch.tensor(zlib.crc32(setting)), dist_reduce_fx="max")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Measure a batch, and give its own means: [N,C,H,W], [N,H,W], [N]."""
+        """Measure a batch, and return its means: [N,C,H,W], [N,H,W], [N]."""
         self._before = sum(len(part) for part in self.donors)  # the update below starts empty
         try:
             return super().forward(*args, **kwargs)
@@ -224,24 +222,24 @@ class Leakage(_Gathered):
             images,
             heatmaps,
             targets,
-            self.setting,
+            self.settings,
             self.probe,
-            first=first,
+            numbers=range(first, first + len(images)),
             strict=False,
         )
-        for name in _LEAK_STATES:
+        for name in TENSORS:
             getattr(self, name).append(getattr(found, name).to(self.device))
 
     def compute(self) -> dict[str, Tensor]:
-        """Mean of each column, and the ratio of leak to chance."""
+        """Return the mean of each column, and the ratio of leak to chance."""
         found = self.leaked()
         means = {name: torch.tensor(value) for name, value in found.mean().items()}
         return means | {"leak_ratio": torch.tensor(found.ratio)}
 
     def leaked(self) -> Leak:
-        """What `leak` gives for the images this process has seen so far."""
-        return Leak(**self._rows(_LEAK_STATES), alpha_min=self.setting.alpha_min)
+        """Return what `leak` returns for the images this process has seen so far."""
+        return Leak(**self._rows(TENSORS), alpha_min=self.settings.alpha_min)
 
     def _nothing(self) -> dict[str, Tensor]:
-        shares = {name: torch.empty(0, dtype=torch.float64) for name in _LEAK_STATES}
+        shares = {name: torch.empty(0, dtype=torch.float64) for name in TENSORS}
         return shares | {"calls": torch.empty(0, dtype=torch.long)}

@@ -1,1 +1,1 @@
-"""Masks as bands of a heatmap, fills for hidden pixels, and the loop that asks the model."""
+"""Masks as bands of a heatmap, fills for hidden pixels, and the loop that calls the model."""

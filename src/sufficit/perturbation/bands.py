@@ -7,33 +7,44 @@ rank bands are the same thing, and two masks are equal exactly when their runs a
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.perturbation.types import Band
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The pixels a mask keeps: low < value <= high, or low <= rank / HW < high."""
+
+    axis: Literal["value", "rank"]
+    low: float
+    high: float
+
 
 EVERYTHING = Band("rank", 0.0, 1.0)
 
 
 def show(alpha: float) -> Band:
-    """Show(>alpha): the pixels above alpha."""
+    """Return Show(>alpha): the pixels above alpha."""
     return Band("value", alpha, math.inf)
 
 
 def rest(alpha: float) -> Band:
-    """Show(<=alpha): the pixels at or below alpha."""
+    """Return Show(<=alpha): the pixels at or below alpha."""
     return Band("value", -math.inf, alpha)
 
 
 def hide(alpha_min: float, alpha: float) -> Band:
-    """Hide(>alpha): of the pixels above alpha_min, those that are not above alpha."""
+    """Return Hide(>alpha): the pixels above alpha_min that are not above alpha."""
     return Band("value", alpha_min, alpha)
 
 
 def at_least(alpha: float) -> Band:
-    """The pixels at or above alpha, which is what the mask penalty counts."""
+    """Return the pixels at or above alpha, which the mask penalty counts."""
     if alpha <= 0:
         return Band("value", -math.inf, math.inf)
     at = torch.tensor(alpha, dtype=torch.float32, device="cpu")
@@ -41,17 +52,17 @@ def at_least(alpha: float) -> Band:
 
 
 def top(share: float) -> Band:
-    """The first share of the pixels by rank."""
+    """Return the first share of the pixels by rank."""
     return Band("rank", 0.0, share)
 
 
 def all_but_top(share: float) -> Band:
-    """What is left when the first share of the pixels is gone."""
+    """Return the pixels after the first share by rank."""
     return Band("rank", share, 1.0)
 
 
 def grid(step: float) -> tuple[float, ...]:
-    """The points 0, step, 2 step, ..., 1.
+    """Return the points 0, step, 2 step, ..., 1.
 
     >>> grid(0.25)
     (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -69,7 +80,7 @@ def grid(step: float) -> tuple[float, ...]:
 
 
 def ranks(heatmaps: Tensor) -> Tensor:
-    """Rank of each pixel in its image, largest value first, ties in pixel order: [N,H,W] -> same.
+    """Return each pixel's rank, largest value first, ties in pixel order: [N,H,W] -> [N,H,W].
 
     Ranks are floats because comparing floats is what CPUs and GPUs do fastest; float32 counts
     exactly up to 2**24 pixels.
@@ -86,9 +97,9 @@ def ranks(heatmaps: Tensor) -> Tensor:
 
 
 def runs(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
-    """The run of ranks [start, stop) that each band keeps of each image: [N,H,W] -> [N,B,2].
+    """Return the run of ranks [start, stop) that each band keeps: [N,H,W] -> [N,B,2].
 
-    Every band that keeps nothing becomes (0, 0).
+    A band that keeps nothing is (0, 0).
 
     >>> runs(torch.tensor([[[0.1, 0.9], [0.9, 0.5]]]), [show(0.2), hide(0.2, 0.5), top(0.5)])
     tensor([[[0, 3],
@@ -101,10 +112,13 @@ def runs(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
     by_rank = [i for i, band in enumerate(bands) if band.axis == "rank"]
     if by_value:
         edges = [[bands[i].high, bands[i].low] for i in by_value]
-        wanted = torch.tensor(edges, dtype=torch.float32, device=heatmaps.device)
-        found[:, by_value] = _count_above(heatmaps, wanted)
+        values = heatmaps.flatten(1).sort(dim=1).values
+        wanted = torch.tensor(edges, dtype=torch.float32, device=heatmaps.device).to(values)
+        wanted = wanted.flatten().expand(n, -1).contiguous()
+        above = pixels - torch.searchsorted(values, wanted, right=True)
+        found[:, by_value] = above.view(n, -1, 2)
     if by_rank:
-        # To the nearest whole pixel, halves up; 0.29 * 50 is a half, whatever floats make of it.
+        # To the nearest whole pixel, halves up; round(..., 6) because 0.29 * 50 is below a half.
         edges = [[bands[i].low, bands[i].high] for i in by_rank]
         counts = [[math.floor(round(share * pixels, 6) + 0.5) for share in pair] for pair in edges]
         found[:, by_rank] = torch.tensor(counts, device=heatmaps.device)
@@ -113,7 +127,7 @@ def runs(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
 
 
 def inside(heatmaps: Tensor, band: Band) -> Tensor:
-    """Which pixels a band of values keeps, thresholds being float32 as heatmaps are.
+    """Return which pixels a band of values keeps; its edges are float32, as heatmaps are.
 
     >>> inside(torch.tensor([0.1, 0.5, 0.9]), show(0.5))
     tensor([False, False,  True])
@@ -121,11 +135,3 @@ def inside(heatmaps: Tensor, band: Band) -> Tensor:
     edges = torch.tensor([band.low, band.high], dtype=torch.float32, device=heatmaps.device)
     edges = edges.to(heatmaps.dtype)
     return (heatmaps > edges[0]).logical_and(heatmaps <= edges[1])
-
-
-def _count_above(heatmaps: Tensor, edges: Tensor) -> Tensor:
-    """How many pixels lie above each edge: [N,H,W], [...] -> [N,...]."""
-    values = heatmaps.flatten(1).sort(dim=1).values
-    wanted = edges.flatten().to(values).expand(len(values), -1).contiguous()
-    below = torch.searchsorted(values, wanted, right=True)
-    return (values.shape[1] - below).view(len(values), *edges.shape)

@@ -1,4 +1,4 @@
-"""What stands in for hidden pixels: images [N,C,H,W] in 0..1 -> what broadcasts to them."""
+"""Fills for hidden pixels: images [N,C,H,W] in 0..1 -> a tensor that broadcasts to them."""
 
 import math
 from collections.abc import Callable
@@ -13,26 +13,26 @@ NOISE_SEED = 0
 
 
 def black(images: Tensor) -> Tensor:
-    """Zero everywhere: [1,C,1,1]."""
+    """Return zeros: [1,C,1,1]."""
     return images.new_zeros(1, images.shape[1], 1, 1)
 
 
 def mean(images: Tensor) -> Tensor:
-    """Each image's own mean colour: [N,C,1,1]."""
+    """Return the mean colour of each image: [N,C,1,1]."""
     return images.mean((2, 3), keepdim=True)
 
 
 def blur(images: Tensor) -> Tensor:
-    """Each image under a Gaussian of a tenth of its shorter side: [N,C,H,W]."""
+    """Blur each image by a Gaussian of a tenth of its shorter side: [N,C,H,W]."""
     h, w = images.shape[2:]
     sigma = min(h, w) / 10
-    down, across = (_blur_matrix(s, sigma, images.device, images.dtype) for s in (h, w))
+    down, across = (blur_matrix(s, sigma, images.device, images.dtype) for s in (h, w))
     with torch.autocast(images.device.type, enabled=False):
         return down @ images @ across.mT
 
 
 def noise(images: Tensor) -> Tensor:
-    """One picture of uniform noise, the same for every image whatever the batch: [1,C,H,W]."""
+    """Return one image of uniform noise, the same in every batch: [1,C,H,W]."""
     generator = torch.Generator(device="cpu").manual_seed(NOISE_SEED)
     shape = (1, *images.shape[1:])
     return torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").to(images)
@@ -47,7 +47,7 @@ FILLS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def fill_for(images: Tensor, fill: str | Tensor, part: slice | list[int] = slice(None)) -> Tensor:
-    """The fill of a batch of images by name, or the part of one's own that goes with it."""
+    """Return the named fill of a batch, or the part of a given tensor that belongs to it."""
     if isinstance(fill, str):
         return FILLS[fill](images)
     if fill.ndim <= 1:
@@ -58,7 +58,7 @@ def fill_for(images: Tensor, fill: str | Tensor, part: slice | list[int] = slice
 
 
 def check_fill_name(fill: str | Tensor) -> None:
-    """Raise where a fill is given by a name that is not known."""
+    """Raise for an unknown name of a fill."""
     if isinstance(fill, str) and fill not in FILLS:
         raise unknown("fill", fill, FILLS)
 
@@ -70,7 +70,8 @@ def check_fill(fill: str | Tensor, images: Tensor) -> None:
         return
     if not isinstance(fill, Tensor):
         raise UserError(
-            f"fill must be one of {', '.join(FILLS)} or a tensor, got {type(fill).__name__}"
+            f"fill must be one of {', '.join(FILLS)} or a tensor, got {type(fill).__name__}: pass"
+            " such a name or tensor"
         )
     n, c, h, w = images.shape
     fits = (fill.ndim == 0 or fill.shape == (c,) or _broadcasts(fill, (c, h, w))) or (
@@ -78,15 +79,15 @@ def check_fill(fill: str | Tensor, images: Tensor) -> None:
     )
     if not fits:
         raise UserError(
-            f"a fill tensor must be a number, [C], [C,H,W] or [N,C,H,W] = {[n, c, h, w]}, "
-            f"got {list(fill.shape)}"
+            f"a fill tensor must be a number, [C], [C,H,W] or [N,C,H,W] = {[n, c, h, w]}, got"
+            f" {list(fill.shape)}: reshape it"
         )
     if not torch.isfinite(fill).all():
-        raise UserError("a fill tensor must be finite, got NaN or infinite values")
+        raise UserError("a fill tensor must be finite, got NaN or infinite values: replace them")
     if fill.min() < 0 or fill.max() > 1:
         raise UserError(
             f"a fill tensor must lie in 0..1 as images do, got {fill.min():.3g}..{fill.max():.3g}: "
-            "give it before normalisation"
+            "pass it before normalisation"
         )
 
 
@@ -94,10 +95,11 @@ def _broadcasts(fill: Tensor, shape: tuple[int, ...]) -> bool:
     return fill.ndim == 3 and all(a in (1, b) for a, b in zip(fill.shape, shape, strict=True))
 
 
-@lru_cache(maxsize=16)  # copying it to a GPU would wait for the GPU each time
+# Written by hand because torchvision's gaussian_blur is not separable, and slow at this width.
+@lru_cache(maxsize=16)  # each copy to a GPU would wait for the GPU
 @torch.inference_mode(False)
-def _blur_matrix(side: int, sigma: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """What a line of pixels is multiplied by, edges mirrored: [side,side]."""
+def blur_matrix(side: int, sigma: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the matrix that blurs a line of pixels, edges mirrored: [side,side]."""
     radius = min(math.ceil(3 * sigma), side - 1)
     offsets = torch.arange(-radius, radius + 1)
     weights = torch.exp(-0.5 * (offsets.double() / sigma) ** 2)
@@ -105,4 +107,5 @@ def _blur_matrix(side: int, sigma: float, device: torch.device, dtype: torch.dty
     place = torch.where(place < side, place, 2 * (side - 1) - place)
     found = torch.zeros(side, side, dtype=torch.float64)
     found.scatter_add_(1, place, weights.expand(side, -1))
-    return (found / weights.sum()).float().to(device, dtype)
+    found /= weights.sum()
+    return found.to(torch.promote_types(dtype, torch.float32)).to(device, dtype)

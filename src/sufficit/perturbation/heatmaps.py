@@ -1,4 +1,4 @@
-"""Heatmaps [N,H,W] in 0..1: brought to an image's size, stretched, and checked at the border."""
+"""Heatmaps [N,H,W] in 0..1: resize, normalise and check them."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from sufficit.errors import UserError
 
 
 def normalize(heatmaps: Tensor) -> Tensor:
-    """Stretch each map to 0..1; a map with no spread becomes zeros: [N,H,W] -> [N,H,W].
+    """Stretch each map to 0..1; a constant map becomes zeros: [N,H,W] -> [N,H,W].
 
     >>> import torch
     >>> normalize(torch.tensor([[[-1.0, 0.0], [2.0, 3.0]], [[7.0, 7.0], [7.0, 7.0]]]))
@@ -27,17 +27,17 @@ def normalize(heatmaps: Tensor) -> Tensor:
 
 
 def resize(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bilinear, corners not aligned: [N,h,w] -> [N,H,W]."""
+    """Resize maps, bilinear, corners not aligned: [N,h,w] -> [N,H,W]."""
     _check_maps(heatmaps)
     if tuple(heatmaps.shape[-2:]) == tuple(size):
         return heatmaps
-    # A GPU's kernel takes the images in turn, and channels at once.
+    # A GPU's kernel handles images one after the other, and channels at once.
     grow = _as_channels if heatmaps.is_cuda else _one_by_one
     return _bounded(grow(heatmaps.float(), size), heatmaps)
 
 
 def _bounded(grown: Tensor, heatmaps: Tensor) -> Tensor:
-    """Rounding may carry a value past the ends of its map, which bilinear weights never pass."""
+    """Clamp to the range of each map, which rounding may exceed and bilinear weights never do."""
     low, high = (edge[:, None, None].float() for edge in heatmaps.flatten(1).aminmax(dim=1))
     if grown.requires_grad or grown.is_contiguous():
         return grown.clamp(low, high).contiguous()
@@ -50,7 +50,7 @@ def _one_by_one(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _as_channels(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
-    """The same, all maps going as the channels of one image; the maps lie apart in memory."""
+    """Resize all maps as channels of one image; the result is not contiguous."""
     as_one = heatmaps[None].contiguous(memory_format=torch.channels_last)
     return F.interpolate(as_one, size=size, mode="bilinear")[0]
 
@@ -58,13 +58,14 @@ def _as_channels(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
 def _check_maps(heatmaps: Tensor) -> None:
     if not isinstance(heatmaps, Tensor) or heatmaps.ndim != 3:
         came = list(heatmaps.shape) if isinstance(heatmaps, Tensor) else type(heatmaps).__name__
-        raise UserError(f"heatmaps must be a tensor [N,h,w], got {came}")
+        raise UserError(f"heatmaps must be [N,h,w], got {came}: pass a tensor of three axes")
 
 
 def check_heatmaps(heatmaps: Tensor, images: Tensor) -> None:
-    """Raise unless the heatmaps are finite, in 0..1, and one for each image at its size."""
+    """Raise unless there is one heatmap per image, of its size, finite and in 0..1."""
     if not isinstance(heatmaps, Tensor):
-        raise UserError(f"heatmaps must be a torch.Tensor, got {type(heatmaps).__name__}")
+        came = type(heatmaps).__name__
+        raise UserError(f"heatmaps must be a torch.Tensor, got {came}: call torch.as_tensor")
     n, _, h, w = images.shape
     if tuple(heatmaps.shape) != (n, h, w):
         raise UserError(
@@ -77,19 +78,21 @@ def check_heatmaps(heatmaps: Tensor, images: Tensor) -> None:
 
 
 def check_range(heatmaps: Tensor, names: list[str] | None = None) -> None:
-    """Raise unless every value is finite and in 0..1, naming the first image where one is not."""
+    """Raise unless all values are finite and in 0..1, and name the images where they are not."""
     low, high = heatmaps.flatten(1).aminmax(dim=1)
     if heatmaps.shape[0] and not (low.isfinite() & high.isfinite()).all():
         broken = (~heatmaps.flatten(1).isfinite()).any(1).nonzero().flatten().tolist()
-        shown = _named(broken, names)
-        raise UserError(f"heatmaps must be finite, got NaN or infinite values in {shown}")
+        raise UserError(
+            "heatmaps must be finite, got NaN or infinite values: replace them, or leave out"
+            f" {_named(broken, names)}"
+        )
     outside = ((low < 0) | (high > 1)).nonzero().flatten().tolist()
     if outside:
         first = outside[0]
         raise UserError(
             f"heatmaps must lie in 0..1, got {low[first]:.9g}..{high[first]:.9g} in"
-            f" {_named(outside, names)}: stretch each map with sufficit.normalize(heatmaps), or"
-            " --normalize on the command line"
+            f" {_named(outside, names)}: call sufficit.normalize(heatmaps), or pass --normalize on"
+            " the command line"
         )
 
 
@@ -107,5 +110,5 @@ def _shape_advice(heatmaps: Tensor, wanted: tuple[int, int, int]) -> str:
     if heatmaps.ndim == 2 and wanted[0] == 1:
         return "add the batch axis with heatmaps[None]"
     if heatmaps.ndim == 3 and heatmaps.shape[0] == wanted[0]:
-        return f"bring them to size with sufficit.resize(heatmaps, {wanted[1:]})"
-    return "one heatmap for each image, at the image's size"
+        return f"call sufficit.resize(heatmaps, {wanted[1:]})"
+    return "pass one heatmap for each image, of the image's size"

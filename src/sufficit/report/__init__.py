@@ -1,14 +1,15 @@
-"""The report: how methods did on one classifier, as one HTML file that needs no network."""
+"""The report: a comparison of methods on one classifier, as one HTML file that works offline."""
 
 from pathlib import Path
 
-from sufficit.report.content import Content, Facts, Shown, pick_shown
+from sufficit.metrics.method_scores import MethodScores
+from sufficit.report.content import Content, Facts, Shown, choose, pick_shown
 
-__all__ = ["Content", "Facts", "Shown", "pick_shown", "write_report"]
+__all__ = ["Content", "Facts", "MethodScores", "Shown", "choose", "pick_shown", "write_report"]
 
 
 def write_report(path: Path | str, content: Content) -> Path:
-    """Write the report of a comparison, and return where it is."""
-    from sufficit.report import page  # only now: jinja2 is not there where models are trained
+    """Write the report of a comparison, and return its path."""
+    from sufficit.report import html  # imports jinja2, which may be absent where models are trained
 
-    return page.write_report(path, content)
+    return html.write_report(path, content)

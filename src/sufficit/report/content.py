@@ -1,23 +1,23 @@
 """What a report is made of."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.metrics.alpha_search import AlphaCurves
-from sufficit.metrics.compare_scores import Standing
-from sufficit.metrics.registry import Schedule
+from sufficit.metrics.method_scores import MethodScores
 from sufficit.metrics.scores import Scores
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
+from sufficit.statistics import Standing
 from sufficit.tables import Summaries, ranked
 
 MOST_SHOWN = 24
+REASONS = ("best", "worst", "most disputed", "drawn by seed")
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Facts:
     data: str
     seed: int
     n_skipped: int = 0
+    targets: str = ""  # label or prediction
     device: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     commit: str | None = None
@@ -36,44 +37,17 @@ class Facts:
     more: Mapping[str, str] = field(default_factory=dict)  # anything else worth a line
 
     @staticmethod
-    def of(
-        run: Mapping[str, Any],
-        *,
-        model: str,
-        data: str,
-        seed: int,
-        n_skipped: int = 0,
-        more: Mapping[str, str] | None = None,
-    ) -> "Facts":
-        """Facts from what `sufficit.results.provenance` returns."""
+    def of(run: Mapping[str, Any], **known: Any) -> "Facts":
+        """Facts from what `provenance` returns and run.json holds, and the other fields by name."""
         device = run["device"]
         return Facts(
-            model=model,
-            data=data,
-            seed=seed,
-            n_skipped=n_skipped,
             device=f"{device['type']}, {device['name']}, {device['dtype']}",
             versions=run["versions"],
             commit=run["commit"],
             command=run["command"],
             date=run["time"],
-            more=more or {},
+            **known,
         )
-
-
-@dataclass(frozen=True)
-class MethodScores:
-    """One method's scores as a run wrote them."""
-
-    columns: Mapping[str, Tensor]
-    targets: Tensor
-    clean: Tensor
-    calls: Tensor
-    alpha_min: float
-    schedule: Schedule
-    curves: Mapping[str, Any]
-    shown: Any
-    alphas: Mapping[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,101 +57,127 @@ class Shown:
     rows: Sequence[int]  # [n] which of the scored images they are
     images: Tensor  # [n,C,H,W] in 0..1
     heatmaps: Mapping[str, Tensor]  # method -> [n,H,W]
-    labels: Sequence[int] | None = None  # [n] where they may differ from the class scored for
+    labels: Sequence[int] | None = None  # [n] where they may differ from the targets
     chosen: str = ""  # how they were chosen, in words
+    reasons: Sequence[str] = ()  # [n] why each was chosen, of REASONS
 
 
 @dataclass(frozen=True)
 class Content:
-    """All that a report shows: methods, scored on the same N images."""
+    """All that a report shows: methods scored on the same N images."""
 
     title: str
     facts: Facts
-    scores: Mapping[str, Scores]
+    scores: Mapping[str, MethodScores]
     summaries: Summaries
     standing: Standing
     names: Sequence[str]  # [N] of all images
     shown: Shown
     classes: Sequence[str] | None = None  # names of the classes
-    fill: str | Tensor = "black"  # what stood in for hidden pixels; a tensor as for the shown
-    remarks: Sequence[str] = ()  # what a reader must know first, beside what the scores tell
-    alpha_curves: AlphaCurves | None = None  # MSI over alpha_min of some of the images
+    fill: str | Tensor = "black"  # of hidden pixels; a tensor is for the images shown
+    remarks: Sequence[str] = ()  # what a reader must know first and the scores do not say
+    alpha_curve: Mapping[str, Any] | None = None  # MSI over alpha_min on a sample, as in run.json
+    controls: Sequence[str] = ()  # methods outside the ranking that any method must beat
 
     @property
     def methods(self) -> list[str]:
-        """Best first, those outside the contest too."""
+        """All methods, best first."""
         return ranked(self.summaries, self.standing)
 
     @property
-    def first(self) -> Scores:
+    def first(self) -> MethodScores:
         """The scores of some method, for what is the same in all."""
         return next(iter(self.scores.values()))
 
-    def schedule(self, method: str) -> Schedule:
-        """Where a method's curves have their points, at the alpha_min of its scores."""
-        found = self.scores[method]
-        return replace(found.plan.schedules[0], alpha_min=found.alpha_min)
-
     def class_name(self, number: int) -> str:
-        """A class in words, or its number."""
+        """The name of a class, or its number."""
         known = self.classes or ()
         return known[number] if number < len(known) else f"class {number}"
 
     def check(self) -> None:
-        """Raise unless the parts belong together."""
+        """Raise unless the parts fit together."""
         _check_methods(self)
         _check_shown(self)
 
 
-def pick_shown(scores: Mapping[str, Scores], count: int = MOST_SHOWN) -> list[int]:
-    """Which images to show: in turn the best, the worst and the most disputed by MSI.
+def choose(
+    msi: Mapping[str, ArrayLike],
+    *,
+    most: int = MOST_SHOWN,
+    seed: int = 0,
+    allowed: Sequence[int] | None = None,
+) -> dict[int, str]:
+    """Rows to show and why, from each method's MSI per image: {method: [N]}.
 
-    Best and worst are by the mean over the methods, disputed by the spread between them.
+    A quarter each has the highest mean over the methods, the lowest, and the widest spread between
+    methods; the rest is drawn by the seed. Images without a value can only be drawn. `allowed` are
+    the rows to choose from, all by default.
+
+    >>> choose({"a": [0.9, 0.1, 0.5, -0.8], "b": [0.9, 0.1, -0.5, -0.9]}, most=4)
+    {0: 'best', 3: 'worst', 2: 'most disputed', 1: 'drawn by seed'}
     """
-    values = torch.stack([found.msi for found in scores.values()]).nan_to_num(0)  # [methods,N]
-    means, spreads = values.mean(0), values.amax(0) - values.amin(0)
-    orders = [
-        order.argsort(descending=True, stable=True).tolist() for order in (means, -means, spreads)
-    ]
-    in_turn = dict.fromkeys(chain.from_iterable(zip(*orders, strict=True)))
-    return sorted(list(in_turn)[:count])
+    values = np.stack([np.asarray(found, np.float64) for found in msi.values()])
+    rows = np.arange(values.shape[1]) if allowed is None else np.asarray(allowed)
+    known = rows[~np.isnan(values[:, rows]).any(axis=0)]
+    means, spread = values[:, known].mean(0), np.ptp(values[:, known], axis=0)
+    orders = [-means, means, *([-spread] if len(values) > 1 else [])]
+    chosen: dict[int, str] = {}
+    for reason, order in zip(REASONS, orders, strict=False):
+        in_order = known[np.argsort(order, kind="stable")].tolist()
+        free = [row for row in in_order if row not in chosen]
+        chosen |= dict.fromkeys(free[: most // 4], reason)
+    drawn = np.random.default_rng(seed).permutation(values.shape[1]).tolist()
+    permitted = {*rows.tolist()}
+    rest = [row for row in drawn if row in permitted and row not in chosen]
+    return chosen | dict.fromkeys(sorted(rest[: most - len(chosen)]), REASONS[-1])
+
+
+def pick_shown(scores: Mapping[str, Scores | MethodScores], count: int = MOST_SHOWN) -> list[int]:
+    """The rows of the images to show, as `choose` finds them, in ascending order."""
+    return sorted(choose({m: s.columns["msi"].numpy() for m, s in scores.items()}, most=count))
 
 
 def _check_methods(content: Content) -> None:
     if not content.scores:
-        raise UserError("a report needs the scores of one method at least, got none")
+        raise UserError("a report needs the scores of at least one method, got none")
     if set(content.scores) != set(content.summaries):
         raise UserError(
-            f"scores and summaries must be of the same methods, got {sorted(content.scores)} and"
+            f"scores and summaries must have the same methods, got {sorted(content.scores)} and"
             f" {sorted(content.summaries)}"
         )
-    outside = set(content.standing.ranking) - set(content.scores)
+    outside = {*content.standing.ranking, *content.controls} - set(content.scores)
     if outside:
-        raise UserError(f"the standing compares methods without scores: {sorted(outside)}")
+        raise UserError(f"standing and controls name methods without scores: {sorted(outside)}")
     for method, found in content.scores.items():
         if "msi" not in found.columns:
-            raise UserError(f"a report shows MSI, which {method} lacks: score it with that column")
+            raise UserError(f"{method} has no column msi, which a report shows: score it with msi")
         if len(found) != len(content.names):
             raise UserError(
-                f"names must be one an image: {method} has {len(found)} images, and there are"
+                f"names must have one name per image: {method} has {len(found)} images, got"
                 f" {len(content.names)} names"
             )
 
 
 def _check_shown(content: Content) -> None:
     shown, n = content.shown, len(content.names)
-    if not 1 <= len(shown.rows) <= MOST_SHOWN or len(shown.rows) != len(shown.images):
+    count = len(shown.rows)
+    if not 1 <= count <= MOST_SHOWN or count != len(shown.images):
         raise UserError(
-            f"the images shown must be 1 to {MOST_SHOWN} with a row of the scores each, got"
-            f" {len(shown.images)} images and {len(shown.rows)} rows: pick_shown chooses some"
+            f"a report shows 1 to {MOST_SHOWN} images with one row of the scores each, got"
+            f" {len(shown.images)} images and {count} rows: choose them with pick_shown"
         )
     if not all(0 <= row < n for row in shown.rows):
-        raise UserError(f"rows of images shown must lie in 0..{n - 1}, got {list(shown.rows)}")
+        raise UserError(f"rows of images shown must be in 0..{n - 1}, got {list(shown.rows)}")
     if set(shown.heatmaps) != set(content.scores):
         raise UserError(
             f"heatmaps shown must be of the methods scored, {sorted(content.scores)}, got"
             f" {sorted(shown.heatmaps)}"
         )
-    for maps in shown.heatmaps.values():
-        check_heatmaps(maps, shown.images)
+    for method, found in content.scores.items():
+        if len(found.shown.targets) != count:
+            raise UserError(
+                f"{method} has predictions of {len(found.shown.targets)} images for {count} images"
+                " shown: give MethodScores.of the rows that are shown"
+            )
+        check_heatmaps(shown.heatmaps[method], shown.images)
     check_fill(content.fill, shown.images)

@@ -1,4 +1,4 @@
-"""Images and heatmaps as text that a page can hold."""
+"""Images and heatmaps as data addresses for a page."""
 
 import base64
 import io
@@ -12,26 +12,28 @@ from torch.nn import functional as F
 
 from sufficit.perturbation.fills import fill_for
 
-IMAGE_ROOM = 900_000  # bytes of the page that all images may take together
+IMAGE_ROOM = 900_000  # bytes that all images of a page may take together
 MAP_ROOM = 1_200_000  # and all heatmaps
 QUALITIES = (88, 75, 60, 40, 20)
 SIDES = (112, 84, 56, 42)
-SMALL = 96  # images up to this side are kept exactly
-BLUR_SIDE = 64  # a blurred picture has no finer detail than this
+SMALL = 96  # images up to this side are stored without loss
+BLUR_SIDE = 64  # a blurred image has no finer detail than this
 
 
 def encode_images(images: Tensor) -> list[str]:
-    """Data addresses of WebP, as good as the room allows: [N,C,H,W] in 0..1 -> N."""
-    pictures = [_picture(image) for image in images]
+    """Data addresses of WebP, in the best quality that fits: [N,C,H,W] in 0..1 -> N."""
+    found = [_rgb(image) for image in images]
     if max(images.shape[-2:]) <= SMALL:
-        return [_webp(picture) for picture in pictures]
-    return _fitting(lambda quality: [_webp(p, quality) for p in pictures], QUALITIES, IMAGE_ROOM)
+        return [_webp(image) for image in found]
+    return _fitting(
+        lambda quality: [_webp(image, quality) for image in found], QUALITIES, IMAGE_ROOM
+    )
 
 
 def encode_heatmaps(
     heatmaps: Mapping[str, Tensor], grid: Sequence[float], sides: Sequence[int] = SIDES
 ) -> dict[str, list[str]]:
-    """Data addresses of 8-bit PNG that hold `steps` of the maps: each [N,H,W] -> N a method."""
+    """Data addresses of 8-bit PNG that hold `steps` of the maps: [N,H,W] -> N per method."""
     maps = torch.cat([found.detach().cpu().float() for found in heatmaps.values()])
     found = _fitting(lambda side: _steps_png(maps, side, grid), sides, MAP_ROOM)
     n = len(found) // len(heatmaps)
@@ -39,7 +41,7 @@ def encode_heatmaps(
 
 
 def steps(heatmaps: Tensor, grid: Sequence[float]) -> Tensor:
-    """How many points of the grid lie below each value, so that M > grid[i] where steps > i.
+    """The number of grid points below each value, so that M > grid[i] where steps > i.
 
     >>> steps(torch.tensor([0.0, 0.5, 0.51, 1.0]), (0.0, 0.5, 1.0))
     tensor([0, 1, 2, 2], dtype=torch.uint8)
@@ -49,7 +51,7 @@ def steps(heatmaps: Tensor, grid: Sequence[float]) -> Tensor:
 
 
 def encode_fill(images: Tensor, fill: str | Tensor) -> list[str]:
-    """What stands in for hidden pixels: a colour or a picture, one for all or one an image."""
+    """The fill of hidden pixels: a colour or an image, one for all images or one per image."""
     filled = fill_for(images.detach().cpu().float(), fill)
     if filled.shape[-2:] == (1, 1):
         colours = _three(filled)[:, :, 0, 0].clamp(0, 1).mul(255).round().int().tolist()
@@ -57,20 +59,20 @@ def encode_fill(images: Tensor, fill: str | Tensor) -> list[str]:
     filled = filled.expand(-1, -1, *images.shape[-2:])
     if isinstance(fill, str) and fill == "blur":
         filled = reduced(filled, BLUR_SIDE)
-    return [_webp(_picture(picture), 80) for picture in filled]
+    return [_webp(_rgb(image), 80) for image in filled]
 
 
-def reduced(pictures: Tensor, side: int) -> Tensor:
-    """Averaged down to at most this side, or as they are: [N,C,H,W] -> [N,C,h,w]."""
-    longest = max(pictures.shape[-2:])
+def reduced(images: Tensor, side: int) -> Tensor:
+    """Images averaged down to at most this side: [N,C,H,W] -> [N,C,h,w]."""
+    longest = max(images.shape[-2:])
     if longest <= side:
-        return pictures
-    size = [max(1, round(length * side / longest)) for length in pictures.shape[-2:]]
-    return F.interpolate(pictures, size, mode="area")
+        return images
+    size = [max(1, round(length * side / longest)) for length in images.shape[-2:]]
+    return F.interpolate(images, size, mode="area")
 
 
 def _fitting(make: Callable[[int], list[str]], tries: Sequence[int], room: int) -> list[str]:
-    """What is made of the first try that fits into the room, else of the last."""
+    """The result of the first try that fits into the room, else of the last try."""
     found: list[str] = []
     for attempt in tries:
         found = make(attempt)
@@ -84,19 +86,19 @@ def _steps_png(maps: Tensor, side: int, grid: Sequence[float]) -> list[str]:
     return [_address(Image.fromarray(code.numpy()), "png", optimize=True) for code in coded]
 
 
-def _webp(picture: Image.Image, quality: int | None = None) -> str:
+def _webp(image: Image.Image, quality: int | None = None) -> str:
     if quality is None:
-        return _address(picture, "webp", lossless=True, quality=80)
-    return _address(picture, "webp", quality=quality)
+        return _address(image, "webp", lossless=True, quality=80)
+    return _address(image, "webp", quality=quality)
 
 
-def _address(picture: Image.Image, kind: str, **options: int | bool) -> str:
+def _address(image: Image.Image, kind: str, **options: int | bool) -> str:
     file = io.BytesIO()
-    picture.save(file, kind, **options)
+    image.save(file, kind, **options)
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _picture(image: Tensor) -> Image.Image:
+def _rgb(image: Tensor) -> Image.Image:
     """[C,H,W] in 0..1 -> RGB."""
     pixels = _three(image.detach().cpu().float()[None])[0].clamp(0, 1).mul(255).round()
     return Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).to(torch.uint8).numpy()))

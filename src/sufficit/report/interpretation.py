@@ -1,24 +1,28 @@
-"""What the scores say in words, after the supplement of MSI's paper, and what to beware of."""
+"""What the scores mean in words, for the terminal and the report.
+
+How MSI is read follows the supplement of MSI's paper.
+"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-import torch
-from torch import Tensor
+from rich.table import Table
 
-from sufficit.metrics.areas import mean_height
-from sufficit.metrics.leakage import leak_warning
-from sufficit.metrics.registry import Schedule, hide_bands, show_bands
-from sufficit.metrics.scores import Scores
-from sufficit.perturbation import bands
-from sufficit.perturbation.types import Predictions
+from sufficit.metrics.curves import mean_height
+from sufficit.metrics.headings import heading
+from sufficit.metrics.leakage import LIMIT, leak_warning
+from sufficit.metrics.method_scores import MethodScores
 from sufficit.report.content import Content
+from sufficit.tables import MAIN, methods_table
 
 NEAR = 0.25  # how far from +1, 0 or -1 is still close to it
 FEW_IMAGES = 30
 LOW_ACCURACY = 0.7
 MANY_NAN = 0.05
+
+
+# One method's MSI
 
 
 @dataclass(frozen=True)
@@ -43,38 +47,56 @@ class Reading:
 
     method: str
     msi: float
-    place: str  # near which of the paper's three marks MSI lies
+    place: str  # which of the paper's three marks MSI is close to
     why: str
     losses: Losses
 
 
-def reading(method: str, scores: Scores, schedule: Schedule) -> Reading:
-    """What a method's mean MSI says, and which of its parts decides that."""
-    parts = scores.answers.by_piece(lambda some: {"all": _parts(some, schedule)})["all"]
-    size, kept, inner_mean, outside, weak = _present(parts).mean(0).tolist()
-    losses = Losses(size, 1 - (kept + inner_mean) / 2, outside / 2, weak / 2)
-    value = scores.msi.nanmean().item()
-    told = _Told(schedule.score == "accuracy", size, kept, inner_mean, outside, weak)
-    return Reading(method, value, place_of(value), _why(value, losses, told), losses)
+@dataclass(frozen=True)
+class MeanParts:
+    """The means that MSI is made of."""
+
+    accuracy: bool  # whether scores are accuracies; confidences otherwise
+    size: float  # share of the image that is marked
+    kept: float  # score of what is marked
+    inner: float  # mean score as the threshold rises from alpha_min to 1
+    outside: float  # score of what is not marked
+    weak: float  # mean score of what is marked, without its peak
+
+    def score(self, value: float) -> str:
+        """A score as a clause."""
+        if self.accuracy:
+            return f"the model is right on {value:.0%} of the images"
+        return f"the model gives the class {value:.0%} on average"
 
 
-def _parts(answers: Predictions, schedule: Schedule) -> Tensor:
-    """What MSI is made of: size, kept, kept on the way, outside, hidden on the way: [N,5]."""
-    show = answers.of(show_bands(schedule), schedule.score)
-    hide = answers.of(hide_bands(schedule), schedule.score)
-    rest = answers.of([bands.rest(schedule.alpha_min)], schedule.score)[:, 0]
-    inner, weaker = mean_height(show, schedule.alphas), mean_height(hide, schedule.alphas)
-    penalty = answers.share(bands.at_least(schedule.alpha_min)).double()
-    return torch.stack([penalty, show[:, 0], inner, rest, weaker], dim=1)
+def readings(content: Content) -> list[Reading]:
+    """Every method that has all columns of MSI, in words, best first."""
+    needed = {"msi", "base_score", "mask_penalty"}
+    known = {m: content.scores[m] for m in content.methods}
+    return [reading(m, found) for m, found in known.items() if needed <= set(found.columns)]
 
 
-def _present(parts: Tensor) -> Tensor:
-    """The images of which all parts are known: [N,5] -> [n,5]."""
-    return parts[~parts.isnan().any(1)]
+def reading(method: str, scores: MethodScores) -> Reading:
+    """What a method's mean MSI means, and which of its parts decides that.
+
+    The score of what is not marked follows from the mean base score, which is
+    1/2 [kept - outside + mean of Show - mean of Hide].
+    """
+    show, hide = scores.curves["show"], scores.curves["hide"]
+    kept = show.values[0].item()
+    inner, weak = (mean_height(curve.values[None], curve.grid).item() for curve in (show, hide))
+    msi, base, size = (
+        scores[column].nanmean().item() for column in ("msi", "base_score", "mask_penalty")
+    )
+    outside = kept + inner - weak - 2 * base
+    losses = Losses(size, 1 - (kept + inner) / 2, outside / 2, weak / 2)
+    parts = MeanParts(scores.schedule.score == "accuracy", size, kept, inner, outside, weak)
+    return Reading(method, msi, place_of(msi), _why(msi, losses, parts), losses)
 
 
 def place_of(msi: float) -> str:
-    """Where an MSI lies among the marks +1, 0 and -1.
+    """Which of the marks +1, 0 and -1 an MSI is close to.
 
     >>> [place_of(msi) for msi in (0.8, 0.5, 0.1, -0.5, -1.2)]
     ['close to +1', 'between 0 and +1', 'near 0', 'between 0 and -1', 'close to -1']
@@ -87,146 +109,230 @@ def place_of(msi: float) -> str:
     return f"close to {mark}" if abs(msi) >= 1 - NEAR else f"between 0 and {mark}"
 
 
-@dataclass(frozen=True)
-class _Told:
-    """Means that a sentence may name."""
-
-    accuracy: bool
-    size: float
-    kept: float
-    inner: float
-    outside: float
-    weak: float
-
-    def score(self, value: float) -> str:
-        if self.accuracy:
-            return f"the model is right on {value:.0%} of the images"
-        return f"the model gives the class {value:.0%} on average"
-
-
-def _why(msi: float, losses: Losses, told: _Told) -> str:
+def _why(msi: float, losses: Losses, parts: MeanParts) -> str:
     if math.isnan(msi):
         return "The model answered with NaN for every image."
     if msi >= 1 - NEAR:
         return (
-            f"A small region suffices: {told.size:.0%} of the image is marked, and with that alone"
-            f" {told.score(told.kept)}. It likely holds all the evidence there is."
+            f"A small region suffices: {parts.size:.0%} of the image is marked, and with that alone"
+            f" {parts.score(parts.kept)}. It likely holds all the evidence there is."
         )
     if losses.largest == "short":
-        return _short(msi, told)
+        return why_short(msi, parts)
     return {
         "size": (
-            f"The mask is too large: it marks {told.size:.0%} of the image. Look whether the object"
-            " is as large, or whether the explanation lacks focus."
+            f"The mask is too large: it marks {parts.size:.0%} of the image. Check whether the"
+            " object is as large, or whether the explanation lacks focus."
         ),
         "outside": (
-            "Other regions suffice too: with all that it marks taken away,"
-            f" {told.score(told.outside)}, so there is evidence it does not capture."
+            "Other regions suffice too: with all that it marks removed,"
+            f" {parts.score(parts.outside)}, so there is evidence that it does not capture."
         ),
         "weaker": (
-            "Its peak is not needed: with the peak taken away from the marked region,"
-            f" {told.score(told.weak)}."
+            "Its peak is not needed: with the peak removed from the marked region,"
+            f" {parts.score(parts.weak)}."
         ),
     }[losses.largest]
 
 
-def _short(msi: float, told: _Told) -> str:
-    """What is marked falls short: how much that means follows from where MSI lies."""
-    if msi > NEAR:
-        return (
-            "What keeps it from +1 is mostly that what it marks does not always suffice:"
-            f" {_shortfall(told)}."
+def why_short(msi: float, parts: MeanParts) -> str:
+    """What to say where the marked region does not suffice; how bad that is depends on MSI."""
+    if parts.kept <= parts.inner + NEAR:
+        found = f"with that alone {parts.score(parts.kept)}"
+    else:
+        found = (
+            f"with all that is marked {parts.score(parts.kept)}, and as the threshold rises from"
+            f" there, {parts.score(parts.inner)} on average"
         )
+    if msi > NEAR:
+        return f"It stays below +1 mostly because what it marks does not always suffice: {found}."
     if msi >= -NEAR:
-        found = _shortfall(told)
         return (
-            f"Not so much a large mask ({told.size:.0%} of the image) or evidence elsewhere"
-            f" (without what it marks {told.score(told.outside)}) keeps it near 0: what it marks"
-            f" does not suffice. {found[0].upper()}{found[1:]}."
+            f"It is near 0 because what it marks does not suffice: {found}. The size of the mask"
+            f" ({parts.size:.0%} of the image) and evidence elsewhere (without what it marks"
+            f" {parts.score(parts.outside)}) matter less."
         )
     poor = "A poor mask: what" if msi <= NEAR - 1 else "What"
-    return f"{poor} it marks does not suffice: {_shortfall(told)}."
+    return f"{poor} it marks does not suffice: {found}."
 
 
-def _shortfall(told: _Told) -> str:
-    """Whether all that is marked falls short, or only what is marked most."""
-    if told.kept <= told.inner + NEAR:
-        return f"with that alone {told.score(told.kept)}"
+# The comparison
+
+
+def results_table(content: Content) -> Table:
+    """The terminal's table: one row per method, best first, with marks and a legend."""
+    searched = bool(own_alphas(content))
+    title = f"Means over {len(content.names)} images, alpha_min {content.first.alpha_min:g}"
+    title += " (best for the mean of the methods)" if searched else ""
+    columns = (*MAIN, "msi_own_best" if searched else "leak_ratio")
+    return methods_table(content.summaries, content.standing, title, columns)
+
+
+def sentences(content: Content) -> Iterator[str]:
+    """What the table means."""
+    clean, best = content.first.clean.nanmean().item(), content.standing.best
+    if content.facts.targets == "label":
+        yield f"Targets: the labels. The model classifies {clean:.1%} of whole images correctly."
+    elif content.facts.targets:
+        yield "Targets: the model's own predictions."
+    summary = content.summaries[best]
+    yield (
+        "MSI is near +1 when a small region suffices and nothing else does. Best here:"
+        f" {best}, with MSI {summary['msi'].mean:.2f} and {summary['mask_penalty'].mean:.0%} of the"
+        f" image marked. {significance(content)}".rstrip()
+    )
+    if content.controls:
+        yield _controls_sentence(content)
+    if own := own_alphas(content):
+        listed = ", ".join(f"{m} {own[m]:g}" for m in content.methods if m in own)
+        yield (
+            "All methods are compared at one alpha_min. Column own has the MSI of each method at"
+            f" the alpha_min that is best for it alone ({listed}). It is chosen on the same images,"
+            " so this MSI is slightly too high."
+        )
+
+
+def significance(content: Content) -> str:
+    """Whether the best method differs significantly from the others; empty if it has none."""
+    standing = content.standing
+    if standing.tied:
+        plural = "s" if len(standing.tied) > 1 else ""
+        verb = "are" if plural else "is"
+        return (
+            f"The difference{plural} to {_listed(standing.tied)} {verb} not significant"
+            f" (n = {standing.n})."
+        )
+    if any(pair.n for pair in standing.pairs if pair.first == standing.best):
+        return f"It differs significantly from every other method (n = {standing.n})."
+    return ""
+
+
+def own_alphas(content: Content) -> dict[str, float]:
+    """The alpha_min that is best for each method alone, where it was searched for."""
+    found = {method: scores.own_alpha for method, scores in content.scores.items()}
+    return {method: alpha for method, alpha in found.items() if alpha is not None}
+
+
+def not_above_controls(content: Content) -> list[str]:
+    """The ranked methods whose mean MSI is not above that of every control."""
+    if not content.controls:
+        return []
+    bar = max(content.summaries[method]["msi"].mean for method in content.controls)
+    means = {method: content.summaries[method]["msi"].mean for method in content.standing.ranking}
+    return [method for method, mean in means.items() if not mean > bar]
+
+
+def _controls_sentence(content: Content) -> str:
+    means = {method: content.summaries[method]["msi"].mean for method in content.controls}
+    known = ", ".join(f"{method} {mean:.2f}" for method, mean in means.items())
+    if beaten := not_above_controls(content):
+        return f"Not above the controls in MSI ({known}): {_listed(beaten)}."
+    return f"All methods score above the controls in MSI ({known})."
+
+
+def alpha_note(content: Content) -> str:
+    """On which images and curves MSI over alpha_min was measured."""
+    curve, n = content.alpha_curve, len(content.names)
+    if curve is None or content.first.alphas is not None:
+        return "Mean MSI at every alpha_min tried; the dotted line is the one chosen."
+    count = len(curve["images"])
+    whole = "the one image" if n == 1 else f"all {n} images"
+    which = f"{count} of the {n:,} images, spread evenly" if count < n else whole
+    finer = content.first.schedule.value_step < curve["value_step"]
+    why = " and ".join(["fewer images"] * (count < n) + ["coarser steps"] * finer)
+    differs = f"; with {why}, MSI may differ slightly from the table" if why else ""
     return (
-        f"with all that is marked {told.score(told.kept)}, and as the threshold rises from there,"
-        f" {told.score(told.inner)} at the mean"
+        f"Mean MSI on {which}, from curves in steps of {curve['value_step']:g}. The dotted line is"
+        f" the alpha_min of the table{differs}."
     )
 
 
-def readings(content: Content) -> list[Reading]:
-    """Every method in words, best first."""
-    return [
-        reading(method, content.scores[method], content.schedule(method))
-        for method in content.methods
-    ]
+# Warnings
 
 
 @dataclass(frozen=True)
 class Caution:
-    """What a reader should know before believing the numbers, and the details on demand."""
+    """What a reader should know before trusting the numbers, with details on demand."""
 
     text: str
     details: tuple[str, ...] = ()
 
 
 def cautions(content: Content) -> list[Caution]:
-    """All that a reader should know before believing the numbers."""
-    plain = (*content.remarks, *_few(content), *_inaccurate(content), *_missing(content))
-    return [*map(Caution, plain), *_leaks(content)]
+    """All that a reader should know before trusting the numbers."""
+    return [*map(Caution, (*content.remarks, *_remarks(content))), *_leaks(content)]
 
 
-def _few(content: Content) -> Iterator[str]:
-    n = len(content.names)
+def run_remarks(n: int, empty: Mapping[str, int], *, random_weights: bool = False) -> list[str]:
+    """Remarks that only the run itself can make: of all-zero heatmaps, and of random weights."""
+    found = ["The model has random weights: its scores mean nothing."] if random_weights else []
+    zeros = [f"{method} {count}" for method, count in empty.items() if count]
+    if zeros:
+        found.append(f"All-zero heatmaps, which mark nothing, of {n} images: {', '.join(zeros)}.")
+    return found
+
+
+def _remarks(content: Content) -> Iterator[str]:
+    """What the scores say against themselves."""
+    n, right = len(content.names), content.first.clean.nanmean().item()
     if n < FEW_IMAGES:
         yield (
-            f"{n} image{'s are' if n > 1 else ' is'} few: intervals from fewer than {FEW_IMAGES}"
-            " are rough, and real differences between methods go unseen."
+            f"Only {n} image{'s' if n > 1 else ''}: with fewer than {FEW_IMAGES}, intervals are"
+            " rough and real differences between methods may not be significant."
         )
-
-
-def _inaccurate(content: Content) -> Iterator[str]:
-    right = content.first.clean.nanmean().item()
-    if right < LOW_ACCURACY:
+    if right < 0.5 and content.facts.targets == "label":
         yield (
-            f"The classifier gives only {right:.0%} of the whole images the class they are scored"
-            " for. Where it is wrong on the whole image, no mask can do well, and MSI says more of"
-            " the classifier than of the explanation."
+            f"The model classifies only {right:.0%} of the whole images correctly: check that these"
+            " are images and classes of its own task."
         )
-
-
-def _missing(content: Content) -> Iterator[str]:
+    elif right < LOW_ACCURACY:
+        yield (
+            f"The classifier gives only {right:.0%} of the whole images their target class. Where"
+            " it is wrong on the whole image, no mask can do well, and MSI says more about the"
+            " classifier than about the explanation."
+        )
     for method in content.methods:
-        counts = content.scores[method].nan_counts()
+        columns = content.scores[method].columns
+        counts = {column: int(values.isnan().sum()) for column, values in columns.items()}
         worst = max(counts, key=lambda column: counts[column])
-        if counts[worst] > MANY_NAN * len(content.names):
+        if counts[worst] > MANY_NAN * n:
             yield (
-                f"{method}: {counts[worst]} of {len(content.names)} images have no {worst}, because"
+                f"{method}: {counts[worst]} of {n} images have no {heading(worst).long}, because"
                 " the model answered NaN. Means leave them out."
             )
+    if not_above_controls(content):
+        yield _controls_sentence(content)
+
+
+def leaks(content: Content, method: str) -> bool:
+    """Whether the leak ratio of a method is far above 1, and significantly so."""
+    ratio = content.summaries[method].get("leak_ratio")
+    return ratio is not None and ratio.mean > LIMIT and ratio.low > 1
 
 
 def _leaks(content: Content) -> Iterator[Caution]:
-    """What is to say of the leak, the methods of one case together."""
+    """What there is to say about leaks, one caution for all methods of one case."""
     found = {
         method: sentence
-        for method, summary in content.summaries.items()
-        if "leak_ratio" in summary and (sentence := leak_warning(summary))
+        for method in content.methods
+        if method not in content.controls
+        and "leak_ratio" in (summary := content.summaries[method])
+        and (sentence := leak_warning(summary))
     }
-    leaking = [m for m in content.methods if m in found and found[m].startswith("the masks leak")]
-    unsure = [m for m in content.methods if m in found and m not in leaking]
-    if leaking:
-        yield Caution(
-            f"The masks of {', '.join(leaking)} leak: their shape itself tells the model the class,"
-            " whatever the image shows, so MSI flatters them.",
-            tuple(f"{method}: {found[method]}." for method in leaking),
-        )
-    if unsure:
-        yield Caution(
-            f"There are too few images to tell whether the masks of {', '.join(unsure)} leak.",
-            tuple(f"{method}: {found[method]}." for method in unsure),
-        )
+    leaking = [method for method in found if leaks(content, method)]
+    unsure = [method for method in found if method not in leaking]
+    for methods, text in (
+        (
+            leaking,
+            "The masks of {} leak: their shape alone tells the model the class, so MSI is too high"
+            " for them.",
+        ),
+        (unsure, "There are too few images to say whether the masks of {} leak."),
+    ):
+        if methods:
+            details = tuple(f"{method}: {found[method]}." for method in methods)
+            yield Caution(text.format(_listed(methods)), details)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

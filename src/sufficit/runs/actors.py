@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from sufficit import __version__
 from sufficit.data.loader import Entry, Unit
 from sufficit.errors import UserError
-from sufficit.runs.engine import Sample, Worker, quiet
+from sufficit.runs.engine import Worker
+from sufficit.runs.explanations import Sample, quiet
 from sufficit.runs.job import Job
 from sufficit.runs.store import KEY, UNITS, Store
 
@@ -36,7 +36,7 @@ class Outcome:
 
 
 def _versions() -> dict[str, str]:
-    return {"sufficit": __version__, "torch": version("torch")}
+    return {name: version(name) for name in ("sufficit", "torch")}
 
 
 @dataclass(frozen=True)

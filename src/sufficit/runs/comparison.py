@@ -15,7 +15,7 @@ from sufficit.classifier.classifier import (
 )
 from sufficit.data.images import ImageSource, open_images
 from sufficit.errors import UserError
-from sufficit.perturbation.types import Progress
+from sufficit.progress import Progress
 from sufficit.runs.config import METHODS, config_from
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job, sources_named, with_controls

@@ -16,23 +16,25 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest, fingerprint
-from sufficit.data.images import ImageSource, open_images
+from sufficit.classifier.loading import load_classifier
+from sufficit.data.images import BadImageError, ImageSource, open_images, read_image
 from sufficit.data.loader import Entry, Unit, labels_for
-from sufficit.errors import UserError
+from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, methods_for
 from sufficit.explainers.lax import Lax
+from sufficit.explainers.sources import HeatmapFileSource, sources_from
 from sufficit.files import safe_name
-from sufficit.metrics.leakage import POOL
-from sufficit.metrics.probe import check_classes, draw_pool
-from sufficit.metrics.scores import Plan, check_asking, make_plan
-from sufficit.parsing import classifier_from, fill_from, methods_from
+from sufficit.metrics.donors import draw_pool
+from sufficit.metrics.leakage import POOL, check_classes
+from sufficit.metrics.plan import Plan, check_asking, make_plan
+from sufficit.perturbation.fills import FILLS
 from sufficit.provenance import plain
+from sufficit.report.content import MOST_SHOWN
 from sufficit.runs.config import CONTROLS, RunConfig
 from sufficit.runs.maps import MapFile, MapTensor, Source
 from sufficit.runs.store import UNIT_SIZE, UNITS
 
 UNIT = 32  # images
-SHOWN = 24  # images that a report shows
 RESERVED = ("overlays", UNITS)  # folders of a run
 
 
@@ -87,7 +89,7 @@ class Job:
     def shown_by_seed(self) -> frozenset[int]:
         """Images that may be shown whatever they score; some more than are wanted."""
         order = np.random.default_rng(self.config.seed).permutation(len(self.entries))
-        return frozenset(order[: 2 * SHOWN].tolist())
+        return frozenset(order[: 2 * MOST_SHOWN].tolist())
 
     def for_class(self, target: int) -> "Job":
         """The same job with one target class for all images."""
@@ -129,8 +131,10 @@ def make_job(
     plan = make_plan(**config.plan_options())
     if classifier is None:
         classifier = load_model(config)
-    fill = fill_from(config.fill, classifier)
-    held_out = None if config.held_out_fill is None else fill_from(config.held_out_fill, classifier)
+    fill = fill_named(config.fill, classifier)
+    held_out = (
+        None if config.held_out_fill is None else fill_named(config.held_out_fill, classifier)
+    )
     check_asking(plan, fill, held_out, config.batch_size)
     images = open_images(Path(config.data)) if images is None else images
     labels = labels_for(classifier, images, config.targets)
@@ -149,25 +153,31 @@ def make_job(
 
 def load_model(config: RunConfig) -> Classifier:
     """The classifier that a config names."""
-    return classifier_from(
+    return load_classifier(
         config.model,
-        config.weights,
-        config.num_classes,
-        config.size,
-        config.device,
-        config.precision,
+        weights=config.weights,
+        num_classes=config.num_classes,
+        size=config.size,
+        device=config.device,
+        precision=config.precision,
     )
+
+
+def fill_named(word: str, classifier: Classifier) -> str | Tensor:
+    """A fill by name, or the image in a file as the classifier sees it: [C,H,W]."""
+    if word in FILLS:
+        return word
+    if not Path(word).is_file():
+        raise unknown("fill", word, [*FILLS, "an image file"])
+    try:
+        return read_image(Path(word), classifier.view)
+    except BadImageError as error:
+        raise UserError(f"--fill {word}: {error}. Give a readable image") from error
 
 
 def sources_named(config: RunConfig) -> dict[str, Source]:
     """The heatmap sources of a config by name, the controls last."""
-    found: dict[str, Any] = {}
-    for word in config.methods:  # TODO
-        name, _, rest = word.rpartition("=")
-        if rest.endswith((".npz", ".safetensors")):
-            found[name or Path(rest).stem] = MapFile(Path(rest))
-        else:
-            found |= {name or n: m for n, m in methods_from(rest).items()}
+    found = sources_from(config.methods)
     if not found:
         raise UserError(f"no method given: name one or more of {', '.join(EXPLAINERS)}")
     sources: dict[str, Source] = {}
@@ -176,8 +186,10 @@ def sources_named(config: RunConfig) -> dict[str, Source]:
             (".json", ".csv", ".html", ".png", ".toml")
         ):
             raise UserError(f"{name!r} is a file of every run: name the source, NAME={name}")
-        path = getattr(source, "path", None)
-        sources[name] = source if path is None else MapFile(path, config.normalize)
+        if isinstance(source, HeatmapFileSource):
+            sources[name] = MapFile(source.path, config.normalize)
+        else:
+            sources[name] = source
     return with_controls(sources, wanted=config.controls)
 
 
@@ -195,9 +207,9 @@ def _identity(source: Source) -> str:
         return digest(*source.state_dict().values())
     if isinstance(source, MapFile | MapTensor):
         return source.digest()
-    try:
-        return _digest(inspect.getsource(source))  # type: ignore[arg-type]  # refused below
-    except (OSError, TypeError):
+    try:  # all of the file: a function may call others beside it
+        return _digest(Path(inspect.getfile(inspect.unwrap(source))).read_text())  # type: ignore[arg-type]  # refused below
+    except (OSError, TypeError, ValueError):
         return getattr(source, "__qualname__", type(source).__name__)
 
 

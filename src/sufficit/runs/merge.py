@@ -15,25 +15,32 @@ from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.loader import Skipped, check_any
 from sufficit.errors import UserError
 from sufficit.files import make_folder, writing
-from sufficit.intervals import Estimate, estimates, ratio_estimate
 from sufficit.metrics.alpha_search import coarse
-from sufficit.metrics.compare_scores import Chance, Standing, compare_values
 from sufficit.metrics.curves import Curve
 from sufficit.metrics.leakage import TENSORS, Leak, leak_warning
-from sufficit.metrics.scores import ALPHA_GRID, AlphaSearch, Plan, Scores, read, with_leak
-from sufficit.perturbation.types import Predictions
+from sufficit.metrics.plan import ALPHA_GRID, Plan
+from sufficit.metrics.scores import AlphaSearch, Scores, read, summarise, with_leak
+from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain, provenance, save_json
-from sufficit.resampling import Floats
+from sufficit.report.content import choose
 from sufficit.runs.config import write_toml
-from sufficit.runs.job import SHOWN, Job
-from sufficit.runs.maps import finish
+from sufficit.runs.job import Job
+from sufficit.runs.maps import maps_from_file
 from sufficit.runs.results import OWN_BEST, PARTS, RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, Store, UnitFile
+from sufficit.statistics import (
+    Chance,
+    Estimate,
+    Floats,
+    Standing,
+    compare_values,
+    estimates,
+)
 
 if TYPE_CHECKING:
     import pyarrow
 
-REASONS = ("best", "worst", "most disputed", "drawn by seed")
+FACTS = ("clean_accuracy", "calls")  # columns of rows that are not scores
 ROWS = 1024  # of a row group of curves.parquet
 
 
@@ -67,7 +74,10 @@ def write_results(
         if job.config.save_heatmaps:
             write_heatmaps(place / "heatmaps.npz", heatmaps_of(job, store, name, merged.units))
     seed = job.config.seed
-    summaries = {n: summarise_columns(job.plan, found, seed) for n, found in columns.items()}
+    summaries = {
+        name: summarise({c: found[c] for c in found if c not in FACTS}, job.plan, seed=seed)
+        for name, found in columns.items()
+    }
     for name, search in searches.items():
         own = search.msi[:, search.alphas.index(search.best)].numpy()
         summaries[name] |= estimates({OWN_BEST: own}, {OWN_BEST: True}, seed=seed)
@@ -251,56 +261,9 @@ def heatmaps_of(
     """Every image's heatmap at the image's size, a unit at a time."""
     for unit in units:
         kept = store.read(HEATMAPS, unit)
-        drawn = finish(
-            None,
-            {name: job.sources[name]},
-            kept.tensors,
-            kept.facts["final"],
-            tuple(kept.facts["shape"]),
-            kept.facts["numbers"],
-            job.config.seed,
-        )
-        yield from zip(kept.facts["names"], drawn[name][1], strict=True)
-
-
-def summarise_columns(plan: Plan, columns: Mapping[str, Floats], seed: int) -> dict[str, Estimate]:
-    """Mean and interval of every column, and of the leakage ratio where it was measured."""
-    values = {n: v for n, v in columns.items() if n not in ("clean_accuracy", "calls")}
-    summary = estimates(values, {name: plan.higher_is_better(name) for name in values}, seed=seed)
-    if "leak" in values:
-        summary["leak_ratio"] = ratio_estimate(values["leak"], values["leak_chance"], seed=seed)
-    return summary
-
-
-def choose(
-    msi: Mapping[str, Floats],
-    *,
-    most: int = SHOWN,
-    seed: int = 0,
-    allowed: Sequence[int] | None = None,
-) -> dict[int, str]:
-    """Rows to show and why, from each source's MSI per image: {source: [N]}.
-
-    A quarter each has the highest mean over the sources, the lowest, and the widest spread; the
-    rest is drawn by seed. Images without a value can only be drawn.
-
-    >>> choose({"a": [0.9, 0.1, 0.5, -0.8], "b": [0.9, 0.1, -0.5, -0.9]}, most=4)
-    {0: 'best', 3: 'worst', 2: 'most disputed', 1: 'drawn by seed'}
-    """
-    values = np.stack([np.asarray(found, np.float64) for found in msi.values()])
-    rows = np.arange(values.shape[1]) if allowed is None else np.asarray(allowed)
-    known = rows[~np.isnan(values[:, rows]).any(axis=0)]
-    means, spread = values[:, known].mean(0), np.ptp(values[:, known], axis=0)
-    orders = [-means, means, *([-spread] if len(values) > 1 else [])]
-    chosen: dict[int, str] = {}
-    for reason, order in zip(REASONS, orders, strict=False):
-        ranked = known[np.argsort(order, kind="stable")].tolist()
-        free = [row for row in ranked if row not in chosen]
-        chosen |= dict.fromkeys(free[: most // 4], reason)
-    drawn = np.random.default_rng(seed).permutation(values.shape[1]).tolist()
-    permitted = {*rows.tolist()}
-    rest = [row for row in drawn if row in permitted and row not in chosen]
-    return chosen | dict.fromkeys(sorted(rest[: most - len(chosen)]), REASONS[-1])
+        _, h, w = kept.facts["shape"]
+        maps = maps_from_file(kept, job.config.seed)[name]
+        yield from zip(kept.facts["names"], maps.at((h, w)), strict=True)
 
 
 def _write_shown(
@@ -312,30 +275,23 @@ def _write_shown(
     kept = {n: k for k in merged.units for n in store.facts(PIXELS, k)["numbers"]}
     row_of = {number: row for row, number in enumerate(merged.numbers)}
     chosen = choose(msi, seed=job.config.seed, allowed=sorted(row_of[n] for n in kept))
+    numbers = [merged.numbers[row] for row in chosen]
     rows: dict[str, list[Tensor]] = {}
-    finals: dict[str, bool] = {}
-    for row in chosen:
-        number = merged.numbers[row]
+    for number in numbers:
         unit = kept[number]
         pixels, maps = store.read(PIXELS, unit), store.read(HEATMAPS, unit)
         scores = store.read(SCORES, unit, names=[f"{n}/{p}" for n in job.sources for p in PARTS])
-        at, place = (f.facts["numbers"].index(number) for f in (pixels, maps))
-        found = {"pixels": pixels.tensors["pixels"][at]}
-        found |= {f"maps/{name}": one[place] for name, one in maps.tensors.items()}
-        found |= {name: tensor[place] for name, tensor in scores.tensors.items()}
-        finals |= maps.facts["final"]
-        for name, tensor in found.items():
-            rows.setdefault(name, []).append(tensor)
+        rows.setdefault("pixels", []).append(
+            pixels.tensors["pixels"][pixels.facts["numbers"].index(number)]
+        )
+        place = maps.facts["numbers"].index(number)
+        for name, tensor in {**maps.tensors, **scores.tensors}.items():
+            rows.setdefault(name, []).append(tensor[place])
     tensors = {name: torch.stack(parts) for name, parts in rows.items()}
     if isinstance(job.fill, Tensor):
         tensors["fill"] = job.fill
-    facts = {
-        "rows": list(chosen),
-        "reasons": list(chosen.values()),
-        "numbers": [merged.numbers[row] for row in chosen],
-        "final": finals,
-        "shape": list(next(iter(merged.shapes))),
-    }
+    known = {name: maps.facts[name] for name in ("final", "controls", "shape")}
+    facts = {"rows": list(chosen), "reasons": list(chosen.values()), "numbers": numbers, **known}
     whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     with writing(store.folder / "shown.safetensors") as path:
         path.write_bytes(save(whole, metadata={"facts": json.dumps(facts)}))
@@ -363,12 +319,15 @@ def _record(
         "clean_accuracy": _mean(rows["clean_accuracy"]),
         "alpha_min": alpha_min,
         "methods": list(order),
-        "controls": [name for name in order if name not in job.ranked],
+        "controls": [name for name in order if name not in (*job.ranked, *job.references)],
+        "references": list(job.references),
         "model_calls": int(sum(found["calls"].sum() for found in columns.values())),
         "empty_heatmaps": merged.empty,
         "stretched_heatmaps": merged.stretched,
+        "leak_ratio": {n: s["leak_ratio"].mean for n, s in summaries.items() if "leak_ratio" in s},
         "leak_warnings": {name: words for name, words in leaks.items() if words},
         "skipped": [asdict(skipped) for skipped in merged.skipped],
+        "preprocessing": classifier.view and asdict(classifier.view),
         "class_folders": folders,
         "class_names": _class_names(job, folders),
         "seed": job.config.seed,

@@ -15,10 +15,11 @@ from sufficit.data.images import ImageFile, ImageSource, list_images, plain_name
 from sufficit.data.loader import Skipped, Unit, check_any
 from sufficit.errors import UserError, unknown
 from sufficit.files import make_folder, short_name, writing
-from sufficit.perturbation.types import Progress
+from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
 from sufficit.runs.config import Workers
-from sufficit.runs.engine import Sample, Worker, cluster_of, compute, quiet, run_key
+from sufficit.runs.engine import Worker, cluster_of, compute, run_key
+from sufficit.runs.explanations import Sample, quiet
 from sufficit.runs.job import Job
 from sufficit.runs.merge import heatmaps_of
 from sufficit.runs.store import HEATMAPS, store_in

@@ -14,22 +14,25 @@ from torch import Tensor
 from sufficit.data.images import open_images
 from sufficit.errors import UserError, unknown
 from sufficit.files import read_json, safe_name
-from sufficit.intervals import Estimate
-from sufficit.metrics.compare_scores import Chance, Pair, Standing, compare_values
 from sufficit.metrics.curves import MeanCurve
-from sufficit.metrics.scores import Plan, make_plan
-from sufficit.perturbation.types import Predictions
+from sufficit.metrics.method_scores import MethodScores
+from sufficit.metrics.plan import make_plan
+from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain
-from sufficit.report.content import Content, Facts, MethodScores, Shown
+from sufficit.report.content import Content, Facts, Shown
+from sufficit.report.interpretation import run_remarks
 from sufficit.runs.config import RunConfig, check_values
-from sufficit.runs.maps import finish, unpack
-from sufficit.runs.store import HEATMAPS, UNITS, Store
+from sufficit.runs.maps import maps_from_file, unpack
+from sufficit.runs.store import HEATMAPS, UNITS, Store, UnitFile
+from sufficit.statistics import Chance, Estimate, Pair, Standing, compare_values
 
 if TYPE_CHECKING:
     import pandas
 
 OWN_BEST = "msi_own_best"  # MSI of a source at the alpha_min that is best for it alone
 PARTS = ("named", "confidences", "shares", "targets", "calls")  # of Predictions, on disk
+_EMPTY = torch.zeros(0, 0)
+NONE_SHOWN = Predictions((), _EMPTY, _EMPTY, (), _EMPTY, _EMPTY.flatten(), _EMPTY.flatten())
 ORDERS = ("best", "worst", "disputed")
 MOST_RECORD = 2**28  # bytes of a run.json; it names every skipped image
 
@@ -79,8 +82,13 @@ class RunResults:
 
     @property
     def controls(self) -> tuple[str, ...]:
-        """The sources that are not ranked."""
+        """The controls, which are not ranked."""
         return tuple(self.record["controls"])
+
+    @property
+    def unranked(self) -> tuple[str, ...]:
+        """Controls and references."""
+        return (*self.controls, *self.record["references"])
 
     @property
     def alpha_min(self) -> float:
@@ -139,7 +147,7 @@ class RunResults:
             data=config.data,
             seed=config.seed,
             n_skipped=len(record["skipped"]),
-            more={"scored for": f"the {record['targets']}s"},
+            targets=record["targets"],
         )
         shown = self.shown
         return Content(
@@ -153,19 +161,44 @@ class RunResults:
                 shown.rows,
                 shown.images,
                 shown.heatmaps,
-                chosen="the best, the worst, the most disputed, and some by chance",
+                chosen="the best, the worst, the most disputed, and some drawn by the seed",
                 reasons=shown.reasons,
             ),
             classes=record["class_names"],
             fill=shown.fill,
-            remarks=(),
+            remarks=self.remarks(),
             alpha_curve=record.get("alpha_curve"),
             controls=self.controls,
         )
 
+    def remarks(self) -> list[str]:
+        """What only the run itself knows and a reader should."""
+        record, n = self.record, len(self.names)
+        random = self.config.weights == "none"
+        found = run_remarks(n, record["empty_heatmaps"], random_weights=random)
+        if stretched := record["stretched_heatmaps"]:
+            found.append(
+                f"{len(stretched)} heatmaps (first {stretched[0]}) have other proportions than the"
+                " model's input and are stretched to it: were they made on the uncropped image?"
+            )
+        if self.config.leak and "leak_ratio" not in self.summaries[self.methods[0]]:
+            found.append("Leakage was not measured: all images it could use are of one class.")
+        return found
+
+    @property
+    def fill(self) -> str | Tensor:
+        """What hidden pixels were filled with."""
+        return self.config.fill if self.shown is None else self.shown.fill
+
+    def class_names(self, rows: Sequence[int]) -> list[str]:
+        """The target classes of some images, by name where the run knows names."""
+        known = self.record["class_names"] or []
+        targets = self.rows[self.methods[0]]["target"].to_numpy()[list(rows)].tolist()
+        return [known[k] if k < len(known) else f"class {k}" for k in targets]
+
     def known(self, methods: Sequence[str] | None) -> list[str]:
         """Sources of the run by name; without any, those that are ranked."""
-        wanted = [m for m in self.methods if m not in self.controls] if methods is None else methods
+        wanted = [m for m in self.methods if m not in self.unranked] if methods is None else methods
         for method in wanted:
             if method not in self.methods:
                 raise unknown("method in this run", method, self.methods)
@@ -217,20 +250,12 @@ class RunResults:
             facts = store.facts(HEATMAPS, unit)
             if not wanted & {*facts["names"]}:
                 continue
-            kept = store.read(HEATMAPS, unit)
-            sources = {name: "center" if name == "center" else "random" for name in methods}
-            drawn = finish(
-                None,
-                sources,
-                kept.tensors,
-                facts["final"],
-                tuple(facts["shape"]),
-                facts["numbers"],
-                self.config.seed,
-            )
+            _, h, w = facts["shape"]
+            maps = maps_from_file(store.read(HEATMAPS, unit), self.config.seed)
+            drawn = {method: maps[method].at((h, w)) for method in methods}
             for i, name in enumerate(facts["names"]):
                 if name in wanted:
-                    found[name] = {method: drawn[method][1][i] for method in methods}
+                    found[name] = {method: drawn[method][i] for method in methods}
         missing = wanted - {*found}
         if missing:
             raise UserError(f"{self.folder} has no heatmaps of {min(missing)}: run it again")
@@ -255,7 +280,7 @@ class RunResults:
             alpha_min=self.alpha_min,
             schedule=schedule,
             curves=self.curves[name],
-            shown=None if self.shown is None else self.shown.predictions[name],
+            shown=NONE_SHOWN if self.shown is None else self.shown.predictions[name],
             alphas=tried,
         )
 
@@ -340,10 +365,11 @@ def _standing(found: Mapping[str, Any] | None) -> Standing | None:
     if found is None:
         return None
     nan = float("nan")
-    pairs = tuple(
-        Pair(**{key: nan if value is None else value for key, value in pair.items()})
+    read: list[dict[str, Any]] = [
+        {key: nan if value is None else value for key, value in pair.items()}
         for pair in found["pairs"]
-    )
+    ]
+    pairs = tuple(Pair(**pair) for pair in read)
     means = {name: nan if mean is None else mean for name, mean in found["means"].items()}
     lists = {key: tuple(found[key]) for key in ("ranking", "tied")}
     chance = Chance(**found["chance"])
@@ -358,12 +384,8 @@ def _shown(path: Path, config: RunConfig, record: Mapping[str, Any]) -> ShownIma
     with safe_open(path, framework="pt") as opened:
         facts = json.loads(opened.metadata()["facts"])
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    plan: Plan = make_plan(**config.plan_options())
-    methods = record["methods"]
-    maps = {name: tensors[f"maps/{name}"] for name in facts["final"]}
-    sources = {name: "center" if name == "center" else "random" for name in methods}
-    shape = tuple(facts["shape"])
-    drawn = finish(None, sources, maps, facts["final"], shape, facts["numbers"], config.seed)
+    plan, (_, h, w) = make_plan(**config.plan_options()), facts["shape"]
+    maps, methods = maps_from_file(UnitFile(tensors, facts), config.seed), record["methods"]
     predictions = {
         name: Predictions(
             bands=plan.asks,
@@ -376,7 +398,7 @@ def _shown(path: Path, config: RunConfig, record: Mapping[str, Any]) -> ShownIma
         tuple(facts["rows"]),
         tuple(facts["reasons"]),
         unpack(tensors["pixels"]),
-        {name: drawn[name][1] for name in methods},
+        {name: maps[name].at((h, w)) for name in methods},
         predictions,
         tensors.get("fill", config.fill),
     )

@@ -1,9 +1,14 @@
-"""Sanity checks of explanation methods: `sanity_check`, and what it reports."""
+"""Sanity checks of explanation methods: `sanity_check` and its report."""
 
-from sufficit.sanity.checking import sanity_check
-from sufficit.sanity.folder import FolderSanity, SanityOptions, check_folder, save_sanity
-from sufficit.sanity.randomising import LabelTraining
-from sufficit.sanity.report import THRESHOLD, Likeness, SanityReport
+from sufficit.sanity.checks import (
+    FolderSanity,
+    SanityOptions,
+    check_folder,
+    sanity_check,
+    save_sanity,
+)
+from sufficit.sanity.randomization import LabelTraining
+from sufficit.sanity.sanity_report import THRESHOLD, Likeness, SanityReport
 
 __all__ = [
     "THRESHOLD",

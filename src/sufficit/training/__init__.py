@@ -1,10 +1,9 @@
 """Train LAX: an adapter on a frozen classifier."""
 
-from sufficit.training.feeding import cache_features
-from sufficit.training.folders import FolderOptions, train_folder
-from sufficit.training.lax import TrainingError, train_lax
+from sufficit.training.feed import cache_features
+from sufficit.training.lax_training import TrainingError, repeatability, train_lax
 from sufficit.training.recipes import RECIPES, LaxRecipe
-from sufficit.training.repeating import repeatability
+from sufficit.training.train_folder import FolderOptions, train_folder
 
 __all__ = [
     "RECIPES",

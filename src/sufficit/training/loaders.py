@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.splits import Split
-from sufficit.training.steps import Batch
+from sufficit.training.step import Batch
 
 SHARE = 0.4  # of the memory that is free, for features
 MEMORY = 2 * 2**30  # of it where that is not known

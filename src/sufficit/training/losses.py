@@ -1,4 +1,4 @@
-"""The terms an adapter is trained by; each is a pure function of masks or logits."""
+"""The terms of the loss of an adapter; each is a pure function of masks or logits."""
 
 import math
 
@@ -10,7 +10,7 @@ from sufficit.errors import UserError
 
 
 def entropy(masks: Tensor, temperature: float) -> Tensor:
-    """Entropy of softmax(M / t) over the cells, mean over images: [N,h,w] -> a number.
+    """Entropy of softmax(M / t) over the cells, mean over images: [N,h,w] -> scalar.
 
     >>> entropy(torch.ones(1, 2, 2), 0.5)  # log 4
     tensor(1.3863)
@@ -20,24 +20,31 @@ def entropy(masks: Tensor, temperature: float) -> Tensor:
 
 
 def preferred_area(temperature: float) -> float:
-    """The share of ones at which the entropy of a binary mask is least.
+    """The share of ones at which the entropy of a binary mask is lowest.
+
+    With A = e^s, s = 1/t it is (A s / (A - 1) - 1) / (A - 1), written so that it does not overflow.
+    Near s = 0 that loses its digits, and the series 1/2 - s/6 replaces it.
 
     >>> [round(preferred_area(t), 4) for t in (0.25, 0.3, 0.4, 0.5, 0.8)]
     [0.0574, 0.0909, 0.1541, 0.2055, 0.3019]
     """
-    return _preferred(1 / temperature)
+    sharpness = 1 / temperature
+    if sharpness < 1e-3:
+        return 0.5 - sharpness / 6
+    small = math.exp(-sharpness)
+    return (sharpness / (1 - small) - 1) * small / (1 - small)
 
 
 def temperature_for(area: float) -> float:
-    """The temperature whose preferred area is the one given: the inverse, by halving.
+    """The temperature whose preferred area is `area`, by bisection.
 
     >>> round(temperature_for(0.2055), 3)
     0.5
     """
     if not 0 < area < 0.5:
         raise UserError(
-            f"the entropy term can prefer an area in 0..0.5, both excluded, got {area:g}: use the"
-            " recipe robust for another"
+            f"with the entropy term, area must be between 0 and 0.5, got {area:g}: use the recipe"
+            " robust for a larger one"
         )
     low, high = 1e-3, 1e4
     while high / low > 1 + 1e-9:
@@ -46,21 +53,10 @@ def temperature_for(area: float) -> float:
     return math.sqrt(low * high)
 
 
-def _preferred(sharpness: float) -> float:
-    """(A s / (A - 1) - 1) / (A - 1) with A = e^s, written so that it neither over- nor underflows.
-
-    Near s = 0 it is 1/2 - s/6 + ..., where the formula itself loses its digits.
-    """
-    if sharpness < 1e-3:
-        return 0.5 - sharpness / 6
-    small = math.exp(-sharpness)
-    return (sharpness / (1 - small) - 1) * small / (1 - small)
-
-
 def kept(logits: Tensor, targets: Tensor, power: float = 0.0) -> Tensor:
-    """(1 - p_y^q) / q, which is cross-entropy at q = 0, mean over images: [N,C], [N] -> a number.
+    """(1 - p_y^q) / q, cross-entropy at q = 0, mean over images: [N,C], [N] -> scalar.
 
-    At q > 0 it is bounded, so that images no mask can save do not outweigh the others (Zhang and
+    At q > 0 it is bounded, so images that no mask can save do not outweigh the others (Zhang and
     Sabuncu 2018, generalised cross-entropy).
 
     >>> kept(torch.zeros(1, 4), torch.tensor([0])), kept(torch.zeros(1, 4), torch.tensor([0]), 0.5)
@@ -73,7 +69,7 @@ def kept(logits: Tensor, targets: Tensor, power: float = 0.0) -> Tensor:
 def unlike(
     logits: Tensor, targets: Tensor, counted: Tensor | None = None, power: float = 0.0
 ) -> Tensor:
-    """The same of 1 - p_y, mean over the images (that are counted): [N,C], [N] -> a number.
+    """The same for 1 - p_y, mean over the images that are counted: [N,C], [N] -> scalar.
 
     >>> unlike(torch.zeros(1, 4), torch.tensor([0]))  # -log 3/4
     tensor(0.2877)
@@ -87,14 +83,14 @@ def unlike(
 
 
 def _bounded(logs: Tensor, power: float) -> Tensor:
-    """(1 - p^q) / q of log p, and -log p at q = 0."""
+    """(1 - p^q) / q for log p; -log p at q = 0."""
     return -(power * logs).expm1() / power if power else -logs
 
 
 def size(masks: Tensor, area: float | None = None) -> Tensor:
-    """The mean mask; with an area wanted, how far off it is: log(mean / area)^2.
+    """The mean mask; with a wanted area its distance, log(mean / area)^2: [N,h,w] -> scalar.
 
-    The mean is over all images, so each may take more or less.
+    The mean is over all images, so single images may differ.
 
     >>> size(torch.tensor([[[0.1, 0.2]]])), size(torch.tensor([[[0.1, 0.2]]]), area=0.1)
     (tensor(0.1500), tensor(0.1644))

@@ -1,10 +1,9 @@
-"""The devices and machines a run uses, and one voice where it runs in several processes."""
+"""The devices and machines of a training run; of several processes only the first one prints."""
 
 import gc
 import logging
 import os
 import time
-import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,18 +11,36 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sufficit.crews import Crew, FirstGoneError, by_torchrun, is_first
 from sufficit.errors import UserError
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-WAIT = 3.0  # seconds in which the first process can tell an error that all of them met
+
+WAIT = 3.0  # seconds in which the first process can print an error that all of them meet
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed"}
 
 
+def by_torchrun() -> bool:
+    """Whether torchrun has started this process, and so decides how many there are."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def leads(devices: int, nodes: int) -> bool:
+    """Whether this process is the first of the run, or the only one."""
+    if devices * nodes == 1 and not by_torchrun():
+        return True
+    env = os.environ
+    if "RANK" in env:
+        return env["RANK"] == "0"
+    if "LOCAL_RANK" in env:
+        node = env.get("NODE_RANK", env.get("GROUP_RANK", "0"))
+        return env["LOCAL_RANK"] == "0" and node == "0"
+    return env.get("NODE_RANK", env.get("SLURM_PROCID", "0")) == "0"
+
+
 def places(devices: int, nodes: int) -> tuple[int, int]:
-    """Devices a machine, and machines: as asked, or, under torchrun, as many as it has started."""
+    """Devices per machine, and machines: as asked or, under torchrun, as it has started."""
     if not by_torchrun():
         return devices, nodes
     devices = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -31,49 +48,32 @@ def places(devices: int, nodes: int) -> tuple[int, int]:
 
 
 def own_rank(devices: int) -> int:
-    """Which of all processes this one is, of which each machine has so many."""
+    """The rank of this process, with so many processes per machine."""
     local, node = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "NODE_RANK"))
     return int(os.environ.get("RANK", node * devices + local))
-
-
-@contextmanager
-def crew_for(device: torch.device, devices: int = 1, nodes: int = 1) -> Iterator[Crew]:
-    """The place of this process among all that share a run; starts the others.
-
-    Under torchrun they are there already, and its numbers hold.
-    """
-    devices, nodes = places(devices, nodes)
-    if devices * nodes == 1:
-        yield Crew()
-        return
-    with one_voice(is_first(), own_rank(devices)):
-        fabric = fabric_for(device, devices, nodes=nodes)
-        launch(fabric)
-        run = fabric.broadcast(uuid.uuid4().hex)
-        yield Crew(fabric.global_rank, fabric.world_size, run, str(fabric.device))
-        part()
 
 
 def fabric_for(
     device: torch.device, devices: int = 1, precision: str = "fp32", nodes: int = 1
 ) -> "Fabric":
-    """A Fabric over one device, or over the first so many of its kind, a process each."""
+    """A Fabric over one device, or over the first `devices` of its kind with a process each."""
     from lightning.fabric import Fabric
 
     if devices * nodes > 1 and (device.index is not None or device.type == "mps"):
         raise UserError(
-            f"--devices {devices} takes the first {devices} of a kind, cuda or cpu, got --device"
-            f" {device}"
+            f"--devices {devices} takes the first {devices} devices of a kind, but --device is"
+            f" {device}: use --device cuda or --device cpu"
         )
     if device.type == "cuda" and devices > torch.cuda.device_count():
-        raise UserError(f"--devices {devices}, but there are {torch.cuda.device_count()} GPUs here")
+        count = torch.cuda.device_count()
+        raise UserError(f"--devices is {devices}, but this machine has {count} GPUs: use fewer")
     chosen = [device.index or 0] if device.type == "cuda" and devices == 1 else devices
     words = PRECISIONS[precision]
     return Fabric(accelerator=device.type, devices=chosen, num_nodes=nodes, precision=words)  # type: ignore[arg-type]  # one of its words
 
 
 def launch(fabric: "Fabric") -> None:
-    """Start the processes, without Lightning's word of ranks and ports."""
+    """Start the processes, without Lightning's log lines about ranks and ports."""
     loggers = [logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch")]
     levels = [logger.level for logger in loggers]
     try:
@@ -85,23 +85,23 @@ def launch(fabric: "Fabric") -> None:
             logger.setLevel(level)
 
 
-def part() -> None:
-    """Leave the other processes, where there are any; nothing that uses the group may be held.
+def leave() -> None:
+    """Leave the process group, if there is one; nothing that uses it may be alive.
 
-    Gloo's threads drop their last tensors when they come to it. In an interpreter that is about to
-    end they abort the process, so they are ended here, which happens once nothing holds the group.
+    Gloo's threads abort an interpreter that ends before they do. They end here, once nothing
+    refers to the group.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-        gc.collect()  # wrapped modules hold it in cycles
+        gc.collect()  # wrapped modules refer to it in cycles
 
 
 @contextmanager
-def one_voice(first: bool, rank: int) -> Iterator[None]:
-    """Only the first process speaks; another one speaks of an error if the first does not.
+def only_first_prints(first: bool, rank: int) -> Iterator[None]:
+    """Only the first process prints; another one reports its error if the first does not.
 
-    What goes wrong in all processes, or in the first alone, is told by the first, which ends. So
-    the others wait a little, and are silent where it is gone.
+    An error in all processes, or in the first alone, is printed by the first, which then ends. So
+    the others wait a little, and end silently if it is gone.
     """
     if first:
         yield
@@ -112,8 +112,6 @@ def one_voice(first: bool, rank: int) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         os._exit(130)
-    except FirstGoneError:
-        os._exit(1)
     except Exception as error:
         time.sleep(WAIT)
         if os.getppid() != parent:

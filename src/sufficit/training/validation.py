@@ -1,7 +1,7 @@
-"""How good an adapter is on a few fixed images: MSI, and whether its masks leak."""
+"""The images that an adapter is validated on after each epoch, and its scores there."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,46 +9,62 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
-from sufficit.explainers import explain
-from sufficit.explainers.lax import Lax
-from sufficit.metrics.leakage import leak
+from sufficit.explainers import Method, explain
 from sufficit.metrics.scores import evaluate
 
-VALUE_STEP = 0.05  # coarser than a final score: this is asked after every epoch
+VALUE_STEP = 0.05  # coarser than a final score: it is computed after every epoch
 DONORS = 8
 
 
 @dataclass(frozen=True)
-class Report:
-    """Means over the validation images."""
+class ValidationScores:
+    """Means over the validation images, and what they are means of."""
 
     msi: float
     base_score: float
     mask_penalty: float
     leak: float
     leak_chance: float
+    scores: Any = None  # Scores, per image
+    heatmaps: Any = None  # Tensor [N,H,W]
 
     @property
     def worth(self) -> float:
-        """What adapters are chosen by: MSI, less what leaks above chance."""
+        """What the best epoch has most of: MSI minus the leakage above chance."""
         excess = max(0.0, self.leak - self.leak_chance)
         return self.msi if math.isnan(excess) else self.msi - excess
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON knows it."""
-        return asdict(self)
+    @property
+    def row(self) -> dict[str, Any]:
+        """The means, for the history."""
+        names = ("msi", "base_score", "mask_penalty", "leak", "leak_chance", "worth")
+        return {name: getattr(self, name) for name in names}
 
 
-@dataclass(frozen=True)
-class Examination:
-    """The images an adapter is judged on after every epoch, and the classes they are for."""
+@dataclass
+class ValidationSet:
+    """Images and the classes to explain them for."""
 
     images: Tensor  # [N,C,H,W]
     targets: Tensor  # [N]
+    best: ValidationScores | None = None  # scores of the best epoch, if it was trained here
 
-    def report(self, classifier: Classifier, lax: Lax, alpha_min: float) -> Report:
-        """MSI and leak of the adapter's heatmaps."""
-        heatmaps = explain(classifier, self.images, self.targets, lax, progress=False)
+    @classmethod
+    def of(cls, classifier: Classifier, images: Tensor, labels: Tensor | None) -> "ValidationSet":
+        """Images with their labels, or else with the classifier's predictions."""
+        targets = predictions(classifier, images) if labels is None else labels
+        classes = targets.unique()
+        if len(classes) < 2:
+            raise UserError(
+                f"All {len(targets)} validation images have class {int(classes[0])}, but an adapter"
+                " learns what separates classes: shuffle the loader, or take another --seed or a"
+                " larger --validation-share on the command line"
+            )
+        return cls(images, targets)
+
+    def score(self, classifier: Classifier, method: Method, alpha_min: float) -> ValidationScores:
+        """MSI and leakage of a method's heatmaps."""
+        heatmaps = explain(classifier, self.images, self.targets, method, progress=False)
         scores = evaluate(
             classifier,
             self.images,
@@ -57,27 +73,15 @@ class Examination:
             alpha_min=alpha_min,
             value_step=VALUE_STEP,
             columns=("base_score", "mask_penalty", "msi"),
+            leak_donors=DONORS,
             progress=False,
-        ).mean()
-        found = leak(
-            classifier, self.images, heatmaps, self.targets, alpha_min=alpha_min, donors=DONORS
-        ).mean()
-        return Report(**scores, leak=found["leak"], leak_chance=found["leak_chance"])
-
-
-def examination_of(classifier: Classifier, images: Tensor, labels: Tensor | None) -> Examination:
-    """Images to judge an adapter on, for their labels or for what the classifier says."""
-    targets = labels
-    if targets is None:
-        with torch.no_grad():
-            batches = [classifier(part).argmax(1).cpu() for part in images.split(64)]
-        targets = torch.cat(batches)
-    classes = targets.unique()
-    if len(classes) < 2:
-        raise UserError(
-            f"all of the {len(targets)} images that judge the adapter have class"
-            f" {int(classes[0])}: an explanation says what tells classes apart, so there must be"
-            " two or more (shuffle the loader; on the command line take another --seed or a larger"
-            " --validation-share)"
         )
-    return Examination(images, targets)
+        names = ("msi", "base_score", "mask_penalty", "leak", "leak_chance")
+        means = {name: value for name, value in scores.mean().items() if name in names}
+        return ValidationScores(**means, scores=scores, heatmaps=heatmaps.cpu())
+
+
+def predictions(classifier: Classifier, images: Tensor) -> Tensor:
+    """The classifier's own classes: [N,C,H,W] -> [N], on the CPU."""
+    with torch.no_grad():
+        return torch.cat([classifier(batch).argmax(1).cpu() for batch in images.split(64)])

@@ -1,8 +1,8 @@
-"""The page: the report's viewer, live, for one model; and its JSON endpoints."""
+"""The page of one model: the report's viewer, live, and its JSON endpoints."""
 
 from sufficit.web.app import make_app
-from sufficit.web.limits import Limits
+from sufficit.web.schemas import Limits
 from sufficit.web.server import serve
-from sufficit.web.studio import Studio, open_studio
+from sufficit.web.service import Service, open_service
 
-__all__ = ["Limits", "Studio", "make_app", "open_studio", "serve"]
+__all__ = ["Limits", "Service", "make_app", "open_service", "serve"]

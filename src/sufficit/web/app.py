@@ -1,42 +1,50 @@
-"""The endpoints: receive, wait in line, ask the studio."""
+"""The app: refuse what is not allowed, read the form, wait for the model, answer."""
 
 import asyncio
-from collections.abc import Callable, Collection
-from functools import partial
-from typing import Any, TypeVar
+import io
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine
+from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Form, Request, Response
 from fastapi.responses import HTMLResponse
-from pydantic import BaseModel
+from fastapi.routing import APIRoute
+from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from torch import Tensor
+from torchvision.transforms.v2.functional import to_pil_image
 
 from sufficit import __version__
-from sufficit.errors import UserError
+from sufficit.data.digits import synthetic_digits
 from sufficit.perturbation.fills import FILLS
-from sufficit.perturbation.types import Progress
-from sufficit.web import pages
-from sufficit.web.guard import Guard
-from sufficit.web.limits import Limits
-from sufficit.web.line import Line
-from sufficit.web.refusals import MEANINGS, GoneError, RefusedError, failure
+from sufficit.progress import Progress
+from sufficit.report.html import asset, environment, look_and_feel
+from sufficit.report.viewer_data import script_safe
+from sufficit.web.guard import HANDLED, MEANINGS, Guard, capped, failed, read_form
 from sufficit.web.schemas import (
     Explained,
     ExplainForm,
     Failure,
     Health,
-    LimitFacts,
-    MethodFacts,
+    ImageAnswer,
+    ImageForm,
+    Limits,
     ModelFacts,
     Scored,
     ScoreForm,
-    form_body,
 )
-from sufficit.web.studio import Studio
-from sufficit.web.uploads import Upload, check_picture, decode, receive
+from sufficit.web.service import (
+    FORMAT_NAMES,
+    ModelQueue,
+    Service,
+    check_image,
+    read_image_bytes,
+)
 
-Form = TypeVar("Form", bound=BaseModel)
-Answer = TypeVar("Answer")
+HOME = "sufficit.web"
+STEPS = (0.01, 0.02, 0.05, 0.1)
+EXAMPLE_SEED = 20  # a digit on which the methods differ
 FAILURES: dict[int | str, dict[str, Any]] = {
     status: {"model": Failure, "description": text} for status, text in MEANINGS.items()
 }
@@ -44,162 +52,173 @@ FAILURES[503]["headers"] = {
     "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}
 }
 ALWAYS: dict[int | str, dict[str, Any]] = {status: FAILURES[status] for status in (400, 403)}
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+AnyForm = TypeVar("AnyForm", bound=ImageForm)
+Answer = TypeVar("Answer", bound=ImageAnswer)
 
 
 def make_app(
-    studio: Studio,
+    service: Service,
     limits: Limits | None = None,
     *,
     example: bytes | None = None,
     names: Collection[str] = (),
     loopback: bool = True,
 ) -> FastAPI:
-    """The page of a studio, its endpoints and their schema.
+    """The page of a model, its endpoints and their schema.
 
-    `names` are further hosts that it may be asked for; `example` is a picture to begin with.
+    `names` are host names that requests may use besides localhost, `loopback` says whether only
+    this machine can reach the server, `example` is the PNG behind the button Try an example.
     """
-    limits = limits or Limits()
-    line = Line(limits.places)
+    limits = Limits() if limits is None else limits
+    queue = ModelQueue(limits.places)
     app = FastAPI(
         title="Sufficit",
         version=__version__,
         description="Heatmaps of an image classifier and their scores.",
-        docs_url=None,  # FastAPI's own fetches its script from elsewhere
+        docs_url=None,  # FastAPI's own pages load scripts from a CDN
         redoc_url=None,
+        exception_handlers=dict.fromkeys(HANDLED, failed),
     )
     app.add_middleware(Guard, names=names, loopback=loopback)
-    _add_failures(app)
-    _add_facts(app, studio, limits, line)
-    _add_work(app, studio, limits, line)
-    _add_pages(app, studio, limits, example or pages.example_picture())
-    return app
 
-
-def _add_failures(app: FastAPI) -> None:
-    @app.exception_handler(RefusedError)
-    async def refused(request: Request, error: RefusedError) -> Response:
-        return failure(error.status, str(error))
-
-    @app.exception_handler(UserError)
-    async def wrong(request: Request, error: UserError) -> Response:
-        return failure(422, str(error))
-
-    @app.exception_handler(GoneError)
-    async def gone(request: Request, error: GoneError) -> Response:
-        return failure(408, "the request was given up")
-
-    @app.exception_handler(HTTPException)
-    async def plain(request: Request, error: HTTPException) -> Response:
-        return failure(error.status_code, str(error.detail), error.headers)
-
-    @app.exception_handler(Exception)  # it goes on to the terminal after this answer
-    async def failed(request: Request, error: Exception) -> Response:
-        return failure(500, "something failed here; the terminal of the server says what")
-
-
-def _add_facts(app: FastAPI, studio: Studio, limits: Limits, line: Line) -> None:
     @app.get("/api/health", responses=ALWAYS)
     async def health() -> Health:
-        """Whether the server lives, and how busy it is."""
-        return Health(taken=line.taken, places=line.places)
+        """Whether the server runs, and its load."""
+        return Health(taken=queue.taken, places=queue.places)
 
     @app.get("/api/model", responses=ALWAYS)
     async def model() -> ModelFacts:
         """The model, its classes, the methods and the limits."""
-        return _facts(studio, limits)
+        return service.facts(limits)
+
+    app.include_router(_work(service, limits, queue))
+    _add_pages(app, service, limits, example or example_image())
+    forms = app.openapi()["components"]["schemas"]
+    forms["ExplainForm"]["properties"]["methods"]["items"]["enum"] = list(service.methods)
+    forms["ScoreForm"]["properties"]["method"]["enum"] = list(service.methods)
+    return app
 
 
-def _facts(studio: Studio, limits: Limits) -> ModelFacts:
-    classifier = studio.classifier
-    return ModelFacts(
-        name=studio.name,
-        classes=None if classifier.classes is None else list(classifier.classes),
-        n_classes=studio.n_classes,
-        height=studio.size[0],
-        width=studio.size[1],
-        channels=classifier.view.channels if classifier.view else 3,
-        device=str(classifier.device),
-        methods=[
-            MethodFacts(name=name, about=studio.about(name), usual=name in studio.usual)
-            for name in studio.methods
-        ],
-        fills=list(FILLS),
-        value_step=studio.value_step,
-        limits=LimitFacts(
-            bytes=limits.bytes,
-            pixels=limits.pixels,
-            places=limits.places,
-            seconds=limits.seconds,
-        ),
-    )
+def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
+    """The endpoints that read an image and wait for the model."""
+
+    class LimitedRoute(APIRoute):
+        """Takes a place in the queue before it reads the form, and reads no more than allowed."""
+
+        def get_route_handler(self) -> Handler:
+            """FastAPI's handler, which finds the form that was read within the limits."""
+            handle = super().get_route_handler()
+
+            async def limited(request: Request) -> Response:
+                with queue.place():
+                    request = Request(request.scope, capped(request.receive, limits))
+                    await read_form(request, limits)
+                    return await handle(request)
+
+            return limited
+
+    async def answer(
+        request: Request, form: AnyForm, work: Callable[[Tensor, AnyForm, Progress], Answer]
+    ) -> Answer:
+        content = await form.file.read()
+        if not content:
+            raise HTTPException(400, "the file is empty: choose another")
+        await asyncio.to_thread(check_image, content, limits)
+
+        def job(progress: Progress) -> Answer:
+            progress(0, 1)  # raises if the client disconnected while it waited
+            started = time.monotonic()
+            images = read_image_bytes(content, service.classifier.view, limits)
+            found = work(images, form, progress)
+            found.seconds = round(time.monotonic() - started, 3)
+            return found
+
+        return await queue.run(job, _disconnected(request))
+
+    router = APIRouter(prefix="/api", route_class=LimitedRoute, responses=FAILURES)
+    multipart = Form(media_type="multipart/form-data")
+
+    @router.post("/explain")
+    async def explain(request: Request, form: Annotated[ExplainForm, multipart]) -> Explained:
+        """The prediction and the heatmaps of an image, without scores: fast."""
+        return await answer(request, form, service.explain)
+
+    @router.post("/score")
+    async def score(request: Request, form: Annotated[ScoreForm, multipart]) -> Scored:
+        """The scores and curves of one method on an image: one model call per mask."""
+        return await answer(request, form, service.score)
+
+    return router
 
 
-def _add_work(app: FastAPI, studio: Studio, limits: Limits, line: Line) -> None:
-    names = list(studio.methods)
-    work = partial(_work, studio, limits, line)
-
-    @app.post("/api/explain", responses=FAILURES, openapi_extra=form_body(ExplainForm, names))
-    async def explain(request: Request) -> Explained:
-        """Prediction and heatmaps of an image, without scores: quick."""
-        return await work(
-            request, ExplainForm, lambda images, form, _: studio.explain(images, form)
-        )
-
-    @app.post("/api/score", responses=FAILURES, openapi_extra=form_body(ScoreForm, names))
-    async def score(request: Request) -> Scored:
-        """The scores and curves of one method on an image: a model call for each mask."""
-        return await work(request, ScoreForm, studio.score)
-
-
-async def _work(
-    studio: Studio,
-    limits: Limits,
-    line: Line,
-    request: Request,
-    kind: type[Form],
-    answer: Callable[[Tensor, Form, Progress], Answer],
-) -> Answer:
-    """Take a place, receive, wait for the model, answer."""
-    try:
-        with line.place():
-            upload: Upload = await receive(request, limits)
-            form = upload.read(kind)
-            await asyncio.to_thread(check_picture, upload.file, limits)
-
-            def job(progress: Progress) -> Answer:
-                progress(0, 1)  # whoever went away while waiting is not worked for
-                images = decode(upload.file, studio.classifier.view, limits)
-                return answer(images, form, progress)
-
-            return await line.work(job, _left(request))
-    finally:
-        line.rest()
-
-
-async def _left(request: Request) -> None:
-    """Returns when whoever asked has gone; the request must have been received."""
+async def _disconnected(request: Request) -> None:
+    """Return when the client disconnects; the whole request must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _add_pages(app: FastAPI, studio: Studio, limits: Limits, example: bytes) -> None:
-    page = pages.page(studio, limits)
-    content = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
+def _add_pages(app: FastAPI, service: Service, limits: Limits, example: bytes) -> None:
+    text, policy = _page(service, limits)
+    png = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
 
     @app.get(
         "/api/example",
         response_class=Response,
-        responses={200: {"content": content, "description": "A picture."}, **ALWAYS},
+        responses={200: {"content": png, "description": "A PNG file."}, **ALWAYS},
     )
-    async def picture() -> Response:
-        """A picture to begin with."""
+    async def example_file() -> Response:
+        """An image to try the page with."""
         return Response(example, media_type="image/png")
 
     @app.get("/", include_in_schema=False)
     async def home() -> HTMLResponse:
-        return HTMLResponse(page.text, headers={"Content-Security-Policy": page.policy})
+        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        found = pages.endpoints(app.openapi())
-        return HTMLResponse(found.text, headers={"Content-Security-Policy": found.policy})
+        template = environment(HOME).get_template("endpoints.html")
+        page = template.render(schema=app.openapi(), **look_and_feel(HOME))
+        allowed = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+        policy = f"{allowed}; frame-ancestors 'none'"
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+
+
+def _page(service: Service, limits: Limits) -> tuple[str, str]:
+    """The HTML of the page, and what a browser may load and run for it."""
+    feel = look_and_feel(HOME)
+    names = [service.class_name(number) for number in range(service.n_classes)]
+    count = Counter(names)  # classes that share a name get their number as well
+    options = [f"{name} ({i})" if count[name] > 1 else name for i, name in enumerate(names)]
+    targets = {option: number for number, option in enumerate(options)}
+    template = environment(HOME).get_template("page.html")
+    text = template.render(
+        service=service,
+        megabytes=limits.bytes / 1e6,
+        formats=FORMAT_NAMES,
+        fills=list(FILLS),
+        steps=sorted({*STEPS, service.value_step}),
+        options=options,
+        data=Markup(script_safe({"bytes": limits.bytes, "targets": targets})),
+        more=Markup(asset("live.css", HOME)),
+        **feel,
+    )
+    policy = (
+        "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; connect-src 'self';"
+        f" script-src 'sha256-{feel['script_digest']}'; base-uri 'none'; form-action 'none';"
+        " frame-ancestors 'none'"
+    )
+    return text, policy
+
+
+def example_image(content: bytes | None = None, limits: Limits | None = None) -> bytes:
+    """An image file within the limits as PNG; without one, a synthetic digit."""
+    if content is None:
+        pixels = synthetic_digits(1, seed=EXAMPLE_SEED).images[0]
+    else:
+        limits = limits or Limits()
+        check_image(content, limits)
+        pixels = read_image_bytes(content, None, limits)[0]
+    file = io.BytesIO()
+    to_pil_image(pixels).save(file, "png")
+    return file.getvalue()

@@ -1,15 +1,33 @@
-"""What stands before every request: whose host it names, whose page it comes from."""
+"""What a request must pass: host, origin and size; and the JSON that says why it does not."""
 
-from collections.abc import Collection
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
 from ipaddress import ip_address
-from urllib.parse import urlsplit
 
+from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sufficit.web.refusals import failure
+from sufficit.errors import UserError
+from sufficit.web.schemas import Limits
 
-HEADERS = {
+MOST_FIELDS, FIELD_BYTES = 40, 1000
+MEANINGS = {
+    400: "The request or its image cannot be read, or its Host header is not allowed.",
+    403: "The request comes from a page of another site.",
+    408: "The request takes too long to arrive.",
+    413: "The request or its image is larger than the limit.",
+    415: "The file is not an image of a known format, or the request is not multipart/form-data.",
+    422: "A field is missing, unknown or invalid.",
+    500: "Internal server error; see the server log.",
+    503: "Queue full; retry after the time in Retry-After.",
+}
+SECURITY = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -17,13 +35,15 @@ HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
+HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s/?#@:\\\[\]]+))(?::\d{1,5})?")
 
 
 class Guard:
-    """Refuses requests that a page of another site made the browser send.
+    """Refuses requests that a page of another site makes a browser send; adds security headers.
 
-    Such a page may let its own name point at this machine (DNS rebinding): then Host is that name.
-    Or it may send a form straight here: then Origin is that page's.
+    Such a page can point its own host name at this machine (DNS rebinding): then Host is that name.
+    Or it can send a form here: then Origin is that page. Starlette's TrustedHostMiddleware cannot
+    allow every IP address, which no site can rebind, and answers in plain text instead of JSON.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str], loopback: bool) -> None:
@@ -32,26 +52,37 @@ class Guard:
         self.loopback = loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI application around the other."""
+        """Pass the request on, or answer with 400 or 403."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if not self.known(host):
-            answer = failure(400, "this server does not go by the name in the Host header")
-            await answer(scope, receive, _with_headers(send))
-        elif _foreign(headers, host):
-            answer = failure(403, "pages of other sites may not use this server")
-            await answer(scope, receive, _with_headers(send))
-        else:
-            await self.app(scope, receive, _with_headers(send))
+        answer: ASGIApp = self.app
+        if not self.knows(host):
+            answer = failure(
+                400, "the Host header is not a name of this server: add the name with --allow-host"
+            )
+        elif _from_another_site(headers, host):
+            answer = failure(
+                403, "pages of other sites may not use this server: open its own page instead"
+            )
 
-    def known(self, host: str) -> bool:
-        """Whether a Host header is this machine's: an address can't be rebound, a name can."""
-        name = _name(host)
-        if name is None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                found = MutableHeaders(scope=message)
+                for name, value in SECURITY.items():
+                    found.setdefault(name, value)
+            await send(message)
+
+        await answer(scope, receive, send_with_headers)
+
+    def knows(self, host: str) -> bool:
+        """Whether a Host header is an IP address of this machine or a name that it allows."""
+        match = HOST.fullmatch(host)
+        if match is None:
             return False
+        name = (match[1] or match[2]).lower()
         try:
             address = ip_address(name)
         except ValueError:
@@ -59,19 +90,8 @@ class Guard:
         return address.is_loopback or not self.loopback
 
 
-def _name(host: str) -> str | None:
-    """The name or address in HOST or HOST:PORT, None where it is neither."""
-    try:
-        parts = urlsplit(f"//{host}")
-        _ = parts.port  # refuses what is no port
-    except ValueError:
-        return None
-    plain = parts.netloc == host and parts.username is None
-    return parts.hostname if plain else None
-
-
-def _foreign(headers: Headers, host: str) -> bool:
-    """Whether a browser says that another site's page asks; other clients say nothing."""
+def _from_another_site(headers: Headers, host: str) -> bool:
+    """Whether a browser says that another site's page sends this; other clients say nothing."""
     if (
         headers.get("sec-fetch-site") == "cross-site"
         and headers.get("sec-fetch-mode") != "navigate"
@@ -81,12 +101,80 @@ def _foreign(headers: Headers, host: str) -> bool:
     return origin is not None and origin.partition("://")[2] != host
 
 
-def _with_headers(send: Send) -> Send:
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
-                headers.setdefault(name, value)
-        await send(message)
+def failure(status: int, text: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """A failure as JSON, with whatever characters the request put into its text."""
+    safe = text.encode("utf-8", "replace").decode()
+    return JSONResponse({"error": safe}, status, {**SECURITY, **(headers or {})})
 
-    return sending
+
+async def failed(request: Request, error: Exception) -> Response:
+    """What a client gets for any exception; starlette logs those that answer 500."""
+    if isinstance(error, HTTPException):
+        return failure(error.status_code, str(error.detail), error.headers)
+    if isinstance(error, RequestValidationError):
+        return failure(422, _first_error(error))
+    if isinstance(error, UserError):
+        return failure(422, str(error))
+    if isinstance(error, ClientDisconnect):
+        return failure(408, "the client disconnected: send the request again")
+    return failure(500, "internal server error: see the server log")
+
+
+HANDLED = (HTTPException, RequestValidationError, UserError, ClientDisconnect, Exception)
+
+
+def _first_error(error: RequestValidationError) -> str:
+    """The first invalid field of a form, in a sentence."""
+    first = error.errors()[0]
+    field = str(first["loc"][-1] if isinstance(first["loc"][-1], str) else first["loc"][1])[:40]
+    if first["type"] == "extra_forbidden":
+        return f"unknown field {field!r}: remove it"
+    if field == "file":
+        return "the field 'file' must be an uploaded file: send the image in it"
+    came = f", got {first['input'][:40]!r}" if isinstance(first["input"], str) else ""
+    return f"{field}: {first['msg'].removeprefix('Value error, ')}{came}"
+
+
+def capped(receive: Receive, limits: Limits) -> Receive:
+    """The same messages; 413 as soon as the body is longer than the limit."""
+    total = 0
+
+    async def count() -> Message:
+        nonlocal total
+        message = await receive()
+        total += len(message.get("body", b""))
+        if total > limits.bytes:
+            raise _too_large(limits)
+        return message
+
+    return count
+
+
+async def read_form(request: Request, limits: Limits) -> None:
+    """Read the form within the limits; the request keeps it."""
+    kind = request.headers.get("content-type", "")
+    if kind.partition(";")[0].strip().lower() != "multipart/form-data":
+        raise HTTPException(415, "send multipart/form-data, with the image in the field file")
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > limits.bytes:
+        raise _too_large(limits)
+    try:
+        async with asyncio.timeout(limits.seconds):
+            form = await request.form(
+                max_files=1, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES
+            )
+    except TimeoutError as error:
+        text = f"the request did not arrive within {limits.seconds:g} seconds: send it again"
+        raise HTTPException(408, text) from error
+    except ValueError as error:  # python-multipart and codecs raise it for broken headers
+        raise HTTPException(400, f"the form is corrupt ({error}): send it again") from error
+    given = Counter(name for name, _ in form.multi_items() if name != "methods")
+    for name, count in given.items():
+        if count > 1:
+            await form.close()
+            raise HTTPException(422, f"field {name[:40]!r} is given {count} times: give it once")
+
+
+def _too_large(limits: Limits) -> HTTPException:
+    most = f"the limit is {limits.bytes / 1e6:g} MB: send a smaller one"
+    return HTTPException(413, f"the file is too large, {most}")

@@ -1,4 +1,4 @@
-/* The page: an image goes to the server; heatmaps come back at once, then scores, method by method. */
+/* The page: send an image to the server, show the heatmaps, then the scores method by method. */
 const data = JSON.parse($("data").textContent);
 const TRIES = 24, PAUSE = 350;
 let file = null, name = "", run = null, explained = null, chosen = null, pause = 0;
@@ -7,22 +7,22 @@ const scored = new Map();
 const signed = (value) => (value === null ? "–" : (value >= 0 ? "+" : "−") + Math.abs(value).toFixed(2));
 const plain = (value) => (value === null ? "–" : value.toFixed(2).replace("-", "−"));
 const make = (tag, more = {}, ...inside) => { const found = Object.assign(document.createElement(tag), more); found.append(...inside); return found; };
-const tell = (text) => { $("status").textContent = text; };
-const complain = (text) => { $("problem").textContent = text; $("problem").hidden = !text; if (text) tell(""); };
+const inform = (text) => { $("status").textContent = text; };
+const complain = (text) => { $("problem").textContent = text; $("problem").hidden = !text; if (text) inform(""); };
 const wait = (seconds, signal) => new Promise((done, fail) => { const timer = setTimeout(done, 1000 * seconds); signal.addEventListener("abort", () => { clearTimeout(timer); fail(signal.reason); }); });
 
-/* Asking the server; where it is busy, again. */
+/* One request; retried while the server is busy. */
 const ask = async (address, fields, signal) => {
   for (let attempt = 1; ; attempt++) {
     const form = new FormData();
     fields.forEach(([key, value]) => form.append(key, value));
     form.append("file", file, "image");
-    const answer = await fetch(address, { method: "POST", body: form, signal }).catch((error) => { throw signal.aborted ? error : new Error("The server does not answer: is it still running?"); });
+    const answer = await fetch(address, { method: "POST", body: form, signal }).catch((error) => { throw signal.aborted ? error : new Error("The server does not answer: check that it still runs."); });
     const said = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
     if (answer.ok) return said;
     if (answer.status !== 503 || attempt === TRIES) throw new Error(said.error);
     const seconds = Number(answer.headers.get("Retry-After")) || 5;
-    tell(`Others are being served first; asking again in ${seconds} seconds.`);
+    inform(`The server is busy; retrying in ${seconds} seconds.`);
     await wait(seconds, signal);
   }
 };
@@ -32,16 +32,16 @@ const settings = () => {
 };
 const methods = () => [...document.querySelectorAll('[name="methods"]:checked')].map((box) => box.value);
 
-/* One run: the heatmaps, then each method's scores. */
+/* One run: the heatmaps, then the scores of each method. */
 const start = async () => {
   run?.abort();
   complain("");
   if (!file) return;
   if (!$("settings").checkValidity()) { $("settings").reportValidity(); return; }
-  if (!methods().length) { complain("Choose one method at least."); return; }
+  if (!methods().length) { complain("Choose at least one method."); return; }
   const mine = (run = new AbortController()), fields = settings();
   $("found").dataset.state = "explaining";
-  tell("Drawing the heatmaps…");
+  inform("Computing the heatmaps…");
   try {
     const found = await ask("/api/explain", [...fields, ...methods().map((method) => ["methods", method])], mine.signal);
     known.clear();
@@ -55,31 +55,31 @@ const start = async () => {
 const keyOf = (method) => JSON.stringify([method, $("score").value, explained.fields]);
 const scoresOf = (method) => scored.get(keyOf(method));
 const scoreAll = async (signal) => {
-  const all = explained.maps.map((map) => map.method), begun = performance.now();
+  const all = explained.maps.map((map) => map.method), started = performance.now();
   $("found").dataset.state = "scoring";
   for (let left = all; (left = all.filter((method) => !scoresOf(method))).length;) {
     const method = left.includes(chosen) ? chosen : left[0];
-    tell(`Scoring ${method} (${all.length - left.length + 1} of ${all.length}), curves in steps of ${explained.value_step}…`);
+    inform(`Scoring ${method} (${all.length - left.length + 1} of ${all.length}), curve step ${explained.value_step}…`);
     const key = keyOf(method);
     scored.set(key, await ask("/api/score", [...explained.fields, ["method", method], ["score", $("score").value]], signal));
     showScores(method);
   }
   $("found").dataset.state = "done";
-  tell(`Done: ${all.length} ${all.length > 1 ? "methods" : "method"} scored in ${((performance.now() - begun) / 1000).toFixed(1)} seconds, curves in steps of ${explained.value_step}.`);
+  inform(`Done: ${all.length} ${all.length > 1 ? "methods" : "method"} scored in ${((performance.now() - started) / 1000).toFixed(1)} seconds, curve step ${explained.value_step}.`);
 };
 
-/* What came back. */
+/* Show the answers. */
 const showExplained = () => {
   const { target, prediction } = explained, first = prediction[0];
   $("found").hidden = false;
-  $("found-title").textContent = `The model says ${first.name}${first.probability === null ? "" : ` (${percent(first.probability)})`}`;
+  $("found-title").textContent = `Prediction: ${first.name}${first.probability === null ? "" : ` (${percent(first.probability)})`}`;
   const others = prediction.some((one) => one.number === target.number) ? [] : [target];
   $("likeliest").replaceChildren(...[...prediction, ...others].map((one) => {
     const bar = make("i");
     bar.style.width = `${100 * (one.probability ?? 0)}%`;
     return make("li", { className: one.number === target.number ? "wanted" : "" }, make("span", { className: "name", textContent: one.name + (one.number === target.number ? ", explained" : "") }), make("span", { className: "bar", ariaHidden: "true" }, bar), make("span", { className: "value", textContent: one.probability === null ? "–" : percent(one.probability) }));
   }));
-  const whole = make("figure", { className: "thumb" }, make("img", { src: explained.image, alt: `${name}, as the model sees it`, width: explained.width, height: explained.height }), make("figcaption", { textContent: "as the model sees it" }));
+  const whole = make("figure", { className: "thumb" }, make("img", { src: explained.image, alt: `${name}, the model's input`, width: explained.width, height: explained.height }), make("figcaption", { textContent: "model input" }));
   $("maps").replaceChildren(whole, ...explained.maps.map(thumb));
   if (!explained.maps.some((map) => map.method === chosen)) chosen = explained.maps[0].method;
   explained.maps.forEach((map) => showScores(map.method));
@@ -97,16 +97,16 @@ const thumbOf = (method) => [...$("maps").querySelectorAll("button")].find((one)
 const showScores = (method) => {
   const map = explained.maps.find((one) => one.method === method), found = scoresOf(method), button = thumbOf(method);
   button.querySelector("b").textContent = `MSI ${found ? signed(found.msi) : "…"}`;
-  button.querySelector("small").textContent = map.empty ? "found nothing" : `${found ? plain(found.base_score) : "…"} − ${plain(map.mask_penalty)}`;
+  button.querySelector("small").textContent = map.empty ? "empty heatmap" : `${found ? plain(found.base_score) : "…"} − ${plain(map.mask_penalty)}`;
   button.ariaLabel = `${method}, ${found ? `MSI ${signed(found.msi)}, base score ${plain(found.base_score)}` : "not scored yet"}, mask penalty ${plain(map.mask_penalty)}`;
   const values = explained.maps.map((one) => scoresOf(one.method)?.msi ?? -Infinity), top = Math.max(...values);
   explained.maps.forEach((one, i) => thumbOf(one.method).classList.toggle("top-one", values[i] === top && top > -Infinity));
   if (method === chosen && now.scene && now.scene.key === method) choose(method, now.step);
 };
 const sceneOf = (map) => ({
-  key: map.method, title: `${name}, seen through ${map.method}`, target: explained.target.name, width: explained.width, height: explained.height,
+  key: map.method, title: `${name}, ${map.method}`, target: explained.target.name, width: explained.width, height: explained.height,
   image: explained.image, map: map.map, fill: explained.fill, grid: explained.grid, start: explained.start, shares: map.shares,
-  curves: scoresOf(map.method)?.curves ?? null, classes: scoresOf(map.method)?.classes ?? {}, waiting: "not asked yet",
+  curves: scoresOf(map.method)?.curves ?? null, classes: scoresOf(map.method)?.classes ?? {}, waiting: "not computed yet",
 });
 const choose = (method, step) => {
   chosen = method;
@@ -114,9 +114,9 @@ const choose = (method, step) => {
   return present(sceneOf(explained.maps.find((map) => map.method === method)), Math.min(step, explained.grid.length - 1));
 };
 
-/* Where images come from. */
+/* Images: chosen, dropped, pasted, or the example. */
 const take = (found, called) => {
-  if (found.size > data.bytes) { run?.abort(); complain(`The file is too large: the limit is ${data.megabytes} MB.`); return; }
+  if (found.size > data.bytes) { run?.abort(); complain(`The file is too large, the limit is ${data.bytes / 1e6} MB: choose a smaller one.`); return; }
   if (!found.size) { run?.abort(); complain("The file is empty: choose another."); return; }
   file = found; name = called || "the image";
   scored.clear();
@@ -125,7 +125,7 @@ const take = (found, called) => {
 };
 $("file").addEventListener("change", () => { const [found] = $("file").files; if (found) take(found, found.name); });
 $("example").addEventListener("click", async () => {
-  try { take(await (await fetch("/api/example")).blob(), "The example"); } catch { complain("The server does not answer: is it still running?"); }
+  try { take(await (await fetch("/api/example")).blob(), "The example"); } catch { complain("The server does not answer: check that it still runs."); }
 });
 document.addEventListener("paste", (event) => { const [found] = event.clipboardData.files; if (found) { event.preventDefault(); take(found, "The pasted image"); } });
 document.addEventListener("dragover", (event) => { event.preventDefault(); $("drop").classList.add("over-it"); });

@@ -1,26 +1,38 @@
-"""What the endpoints take and give."""
+"""The requests that the endpoints accept and the answers that they return, each field once."""
 
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import UploadFile
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
 
-PICTURES = "image/png, image/jpeg, image/webp, image/gif, image/bmp, image/tiff"
-Fill = Literal["black", "mean", "blur", "noise"]
-Name = Field(max_length=200)
+from sufficit.errors import unknown
+from sufficit.perturbation.fills import FILLS
+from sufficit.perturbation.predictions import ScoreKind
+
+
+class Limits(BaseModel):
+    """What a request may send, and how many requests the server holds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    bytes: int = Field(default=10_000_000, description="Largest request.")
+    pixels: int = Field(default=25_000_000, description="Largest image, before it is resized.")
+    places: int = Field(default=17, description="Requests that run, wait or upload at once.")
+    seconds: float = Field(default=30.0, description="Longest time for a request to arrive.")
 
 
 class Failure(BaseModel):
-    """Why a request was not served."""
+    """Why a request failed."""
 
-    error: str = Field(description="One sentence: what was wanted, what came, what to do.")
+    error: str = Field(description="What failed, what was expected, what to do.")
 
 
 class Health(BaseModel):
-    """That the server lives, and how busy it is."""
+    """The server runs, and this is its load."""
 
     status: Literal["ok"] = "ok"
-    taken: int = Field(description="Requests that are worked on, wait or arrive.")
-    places: int = Field(description="How many there may be; more are answered with 503.")
+    taken: int = Field(description="Requests that run, wait or upload now.")
+    places: int = Field(description="Their limit; further requests get 503.")
 
 
 class MethodFacts(BaseModel):
@@ -28,130 +40,137 @@ class MethodFacts(BaseModel):
 
     name: str
     about: str
-    usual: bool = Field(description="Whether it is drawn where no methods are named.")
-
-
-class LimitFacts(BaseModel):
-    """What a request may bring."""
-
-    bytes: int
-    pixels: int
-    places: int
-    seconds: float
+    usual: bool = Field(description="Whether it runs if the request names no methods.")
 
 
 class ModelFacts(BaseModel):
-    """The model, and what can be asked of it."""
+    """The model, and what a request can ask for."""
 
     name: str
-    classes: list[str] | None = Field(description="Null where the model names none.")
+    classes: list[str] | None = Field(description="Null if the model does not name its classes.")
     n_classes: int
-    height: int = Field(description="Of what the model sees.")
+    height: int = Field(description="Of the model's input.")
     width: int
     channels: int
     device: str
     methods: list[MethodFacts]
     fills: list[str]
-    value_step: float = Field(description="The step of the curves where none is asked for.")
-    limits: LimitFacts
+    value_step: float = Field(description="Default step of the curves.")
+    limits: Limits
 
 
-class Settings(BaseModel):
-    """What both forms hold."""
+def _known_fill(name: str) -> str:
+    if name not in FILLS:
+        raise unknown("fill", name, FILLS)
+    return name
+
+
+class ImageForm(BaseModel):
+    """The fields of every request with an image."""
 
     model_config = ConfigDict(extra="forbid")
 
+    file: UploadFile = Field(description="The image.", json_schema_extra={"format": "binary"})
     target: str = Field(
         "", max_length=200, description="A class by number or name; empty: the model's prediction."
     )
-    alpha_min: float = Field(0.5, ge=0, le=1, allow_inf_nan=False)
-    fill: Fill = Field("black", description="What stands in for hidden pixels.")
+    alpha_min: float = Field(
+        0.5, ge=0, le=1, allow_inf_nan=False, description="Pixels above it count as marked."
+    )
+    fill: Annotated[str, AfterValidator(_known_fill)] = Field(
+        "black", description="Replaces hidden pixels.", json_schema_extra={"enum": list(FILLS)}
+    )
     value_step: float | None = Field(
         None,
         ge=0.01,
         le=0.5,
         allow_inf_nan=False,
-        description="Of the curves; the tables of the package have 0.01.",
+        description="Step of the curves; the tables of the package use 0.01.",
     )
 
 
-class ExplainForm(Settings):
-    """Fields beside the file."""
+class ExplainForm(ImageForm):
+    """A request for heatmaps."""
 
     methods: list[str] = Field(
-        [], max_length=20, description="Repeated, one a method; none: the usual ones."
+        [], max_length=20, description="One field per method; none: the usual ones."
     )
 
 
-class ScoreForm(Settings):
-    """Fields beside the file."""
+class ScoreForm(ImageForm):
+    """A request for the scores of one method."""
 
     method: str = Field(max_length=200)
-    score: Literal["accuracy", "confidence"] = "accuracy"
+    score: ScoreKind = Field("accuracy", description="What a masked image scores.")
 
 
 class ClassFacts(BaseModel):
-    """A class, and how likely the model finds it on the whole image."""
+    """A class and its probability for the whole image."""
 
     number: int
     name: str
-    probability: float | None = Field(description="Null where the model says NaN.")
+    probability: float | None = Field(description="Null if the model returns NaN.")
 
 
-class Map(BaseModel):
-    """A method's heatmap M."""
+class Heatmap(BaseModel):
+    """The heatmap M of one method."""
 
     method: str
-    map: str = Field(description="PNG as a data address; M > grid[i] where a pixel is above i.")
+    map: str = Field(description="PNG as a data URL; M > grid[i] where a pixel is above i.")
     shares: list[float] = Field(description="Share of the pixels above each alpha of the grid.")
     mask_penalty: float = Field(description="Share of the pixels at or above alpha_min.")
-    empty: bool = Field(description="Whether the method found nothing for the class.")
+    empty: bool = Field(description="Whether the heatmap is 0 everywhere.")
 
 
-class Explained(BaseModel):
-    """An image as the model sees it, what the model says of it, and the heatmaps."""
+Alpha = Annotated[float, PlainSerializer(lambda alpha: round(alpha, 4), return_type=float)]
 
-    width: int
-    height: int
-    image: str = Field(description="What the model sees, as a data address.")
-    fill: str = Field(description="What stands in for hidden pixels: a colour or a data address.")
-    prediction: list[ClassFacts] = Field(description="The likeliest classes, five at most.")
+
+class ImageAnswer(BaseModel):
+    """What every answer about an image says."""
+
     target: ClassFacts
     alpha_min: float
     value_step: float
-    grid: list[float] = Field(description="The alphas, alpha_min among them.")
-    start: int = Field(description="Where in the grid alpha_min is.")
-    maps: list[Map]
-    seconds: float
+    grid: list[Alpha] = Field(description="The alphas of the curves, with alpha_min among them.")
+    start: int = Field(description="The index of alpha_min in the grid.")
+    seconds: float = Field(default=0.0, description="Computing time.")
+
+
+class Explained(ImageAnswer):
+    """The model's input, its prediction and the heatmaps."""
+
+    width: int
+    height: int
+    image: str = Field(description="The model's input, as a data URL.")
+    fill: str = Field(description="What replaces hidden pixels: a colour or a data URL.")
+    prediction: list[ClassFacts] = Field(description="The most likely classes, at most five.")
+    maps: list[Heatmap]
 
 
 class Curves(BaseModel):
-    """The model's answers along the grid: probabilities of the target, and where it came first."""
+    """The model's predictions along the grid, for the pixels kept, hidden and left."""
 
-    kept: list[float | None] = Field(description="With M > alpha alone; null: not asked.")
-    hidden: list[float | None] = Field(description="With alpha_min < M <= alpha alone.")
-    rest: list[float | None] = Field(description="With M <= alpha alone.")
-    kept_hits: str = Field(description="A character an alpha: 1, 0, or ? for not asked.")
+    kept: list[float | None] = Field(
+        description="Probability of the target with only M > alpha visible; null: not computed."
+    )
+    hidden: list[float | None] = Field(description="The same with alpha_min < M <= alpha.")
+    rest: list[float | None] = Field(description="The same with M <= alpha.")
+    kept_hits: str = Field(
+        description="One character per alpha: 1 if the target is predicted, else 0; ?: unknown."
+    )
     hidden_hits: str
     rest_hits: str
-    kept_said: list[int | None] = Field(
-        description="The number of the class that came first, where it is not the target."
-    )
+    kept_said: list[int | None] = Field(description="The predicted class if not the target.")
     hidden_said: list[int | None]
     rest_said: list[int | None]
 
 
-class Scored(BaseModel):
-    """One method's scores on one image; null where the model said NaN."""
+class Scored(ImageAnswer):
+    """The scores of one method on one image; null if the model returns NaN."""
 
     method: str
-    target: ClassFacts
     score: str
     fill: str
-    alpha_min: float
-    value_step: float
-    grid: list[float]
-    start: int
     msi: float | None
     base_score: float | None
     mask_penalty: float | None
@@ -159,17 +178,4 @@ class Scored(BaseModel):
     deletion_pixel: float | None
     curves: Curves
     classes: dict[int, str] = Field(description="Names of the classes in the curves.")
-    calls: int = Field(description="How often the model was asked.")
-    seconds: float
-
-
-def form_body(form: type[BaseModel], methods: list[str]) -> dict[str, Any]:
-    """The form as OpenAPI describes a request's body, with the methods that there are."""
-    schema = form.model_json_schema()
-    fields = schema["properties"]
-    named = fields["methods"]["items"] if "methods" in fields else fields["method"]
-    named["enum"] = methods
-    schema["properties"] = {"file": {"type": "string", "format": "binary"}, **fields}
-    schema["required"] = ["file", *schema.get("required", [])]
-    content = {"schema": schema, "encoding": {"file": {"contentType": PICTURES}}}
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": content}}}
+    calls: int = Field(description="Number of masked images that the model classified.")

@@ -1,0 +1,116 @@
+"""Heatmap sources by word: a method's name, an adapter, a Python function, a heatmap file."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+
+from torch import Tensor
+
+from sufficit.classifier.classifier import Classifier
+from sufficit.classifier.loading import python_function, run_user_code
+from sufficit.errors import UserError, unknown
+from sufficit.explainers.explanation import Method, OwnMethod
+from sufficit.explainers.lax import OURS, Lax, name_of
+from sufficit.explainers.registry import EXPLAINERS
+from sufficit.files import safe_name
+
+FILE_SUFFIXES = (".npz", ".safetensors")
+PYTHON = "python:"
+
+
+@dataclass(frozen=True)
+class HeatmapFileSource:
+    """A file of heatmaps that were drawn elsewhere."""
+
+    path: Path
+
+
+Source = Method | HeatmapFileSource
+
+
+def sources_from(words: str | Iterable[str]) -> dict[str, Source]:
+    """Heatmap sources by name, from words or from one text with commas between them.
+
+    A word is the name of a method; the folder of a LAX adapter, or `sufficit:digits`;
+    `python:FILE.py:FUNCTION`, a function (classifier, images, targets) -> [N,H,W]; or a heatmap
+    file. Each has its own name, and `NAME=WORD` gives it another.
+
+    >>> sources_from("gradcam, old=maps/gradcam.npz")
+    {'gradcam': 'gradcam', 'old': HeatmapFileSource(path=PosixPath('maps/gradcam.npz'))}
+    """
+    listed = words.split(",") if isinstance(words, str) else words
+    given: dict[str, str] = {}
+    found: dict[str, Source] = {}
+    for word in dict.fromkeys(filter(None, map(str.strip, listed))):
+        name, source = source_from(word)
+        if name in found:
+            raise UserError(
+                f"two methods are called {name} ({given[name]}, {word}): write NAME={word} to give"
+                " one of them another name"
+            )
+        given[name], found[name] = word, source
+    return found
+
+
+def methods_from(words: str | Iterable[str]) -> dict[str, Method]:
+    """The same for commands that draw heatmaps, which take no heatmap file.
+
+    >>> methods_from("gradcam, layercam")
+    {'gradcam': 'gradcam', 'layercam': 'layercam'}
+    """
+    found: dict[str, Method] = {}
+    for name, source in sources_from(words).items():
+        if isinstance(source, HeatmapFileSource):
+            raise UserError(
+                f"{source.path} holds finished heatmaps, but a method that draws them was expected:"
+                " score the file with sufficit evaluate or sufficit compare"
+            )
+        found[name] = source
+    return found
+
+
+def source_from(word: str) -> tuple[str, Source]:
+    """The name and the heatmap source of one word."""
+    name, equals, rest = word.partition("=")
+    if not equals or any(sign in name for sign in ("/", "\\", ":")) or Path(word).exists():
+        name, rest = "", word  # the sign is part of a path
+    if not rest.strip():
+        raise UserError(f"{word} names no source: write NAME=SOURCE, such as mine=gradcam")
+    usual, source = _unnamed(rest)
+    chosen = safe_name(name if rest != word else usual)
+    if chosen in EXPLAINERS and source != chosen:
+        raise UserError(
+            f"{chosen!r} is the name of another method: write NAME={rest} to give {rest} its own"
+        )
+    return chosen, source
+
+
+def _unnamed(word: str) -> tuple[str, Source]:
+    if word in EXPLAINERS:
+        return word, word
+    if word.startswith(PYTHON):
+        return word.rpartition(":")[2], _python_method(word.removeprefix(PYTHON))
+    if Path(word).is_dir() or word.startswith(OURS):
+        return name_of(word), Lax.from_pretrained(word)
+    if Path(word).suffix in FILE_SUFFIXES:
+        return Path(word).stem, HeatmapFileSource(Path(word))
+    if word == "lax":
+        raise UserError(
+            "lax is trained for each model: give the folder of its adapter, --method PATH. Make one"
+            " with sufficit train-lax; sufficit:digits ships for the model of that name"
+        )
+    places = ["the folder of a LAX adapter", "python:FILE.py:FUNCTION", "a heatmap file"]
+    raise unknown("method", word, [*EXPLAINERS, *places])
+
+
+def _python_method(name: str) -> OwnMethod:
+    """The user's function as a method whose errors name the function and the line."""
+    function = python_function(name)
+
+    @wraps(function)
+    def draw(classifier: Classifier, images: Tensor, targets: Tensor) -> Tensor:
+        heatmaps: Tensor = run_user_code(name, lambda: function(classifier, images, targets))
+        return heatmaps
+
+    return draw

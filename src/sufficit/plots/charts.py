@@ -1,0 +1,305 @@
+"""Charts of scores: mean curves, MSI over alpha_min, base score over mask penalty."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sufficit.errors import UserError, unknown
+from sufficit.metrics.headings import ALPHA, heading
+from sufficit.metrics.method_scores import MethodScores
+from sufficit.metrics.scores import Scores
+from sufficit.plots.style import (
+    GRID,
+    HIDE,
+    INK,
+    LINES,
+    PAPER,
+    QUIET,
+    REST,
+    SHOW,
+    USUAL,
+    Look,
+    axes_for,
+    dress,
+)
+from sufficit.statistics import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STROKES = ("-", (0, (6, 1.5)), (0, (4, 1, 1, 1)))  # where there are more methods than colours
+CURVES = ("insertion_pixel", "deletion_pixel", "insertion_percent", "deletion_percent")
+PAPER_CURVES = ("show", "hide", "insertion_percent", "deletion_percent")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart of lines, one per method: (x, y); `mark` is a dotted vertical line."""
+
+    title: str
+    across: str
+    up: str
+    lines: Mapping[str, tuple[Sequence[float], Any]]
+    mark: float | None = None
+    unit: bool = True  # y is in 0..1
+    colours: Mapping[str, str] = field(default_factory=dict)  # of lines that are no methods
+
+
+def curves_figure(scores: MethodScores | Scores, title: str = "") -> "Figure":
+    """Every mean curve of one method, and MSI over alpha_min where it was searched for."""
+    scores = MethodScores.of(scores)
+    groups: list[tuple[str, ...]] = [(name,) for name in CURVES if name in scores.curves]
+    groups += [("show", "hide")] if "hide" in scores.curves else []
+    figure, axes = axes_for(len(groups) + (scores.alphas is not None))
+    for axis, names in zip(axes, groups, strict=False):
+        for name in names:
+            curve, colour = scores.curves[name], SHOW if name[0] in "is" else HIDE
+            label = heading(name).long
+            axis.plot(curve.grid, curve.values, color=colour, label=label, linewidth=1.6)
+            axis.fill_between(curve.grid, curve.values, color=colour, alpha=0.12, linewidth=0)
+        words = heading(names[0]).long
+        if len(names) > 1:
+            words = f"MSI's curves from alpha_min {scores.alpha_min:g}"
+            axis.legend(frameon=False, fontsize=8)
+        dress(axis, words, _across(names[0]), scores.schedule.score)
+    if scores.alphas is not None:
+        axis, alphas = axes[len(groups)], scores.alphas
+        axis.plot([*alphas], [*alphas.values()], color=INK, marker="o", markersize=3, linewidth=1.4)
+        axis.axvline(scores.alpha_min, color=QUIET, linestyle=":", linewidth=1)
+        words = f"MSI over alpha_min, best at {scores.alpha_min:g}"
+        dress(axis, words, "alpha_min", "mean MSI", unit=False)
+    mean = f"mean over {len(scores)} images"
+    words = f"{title}: {mean}" if title else mean.capitalize()
+    figure.suptitle(words, fontsize=10, color=INK)
+    return figure
+
+
+def methods_figure(
+    scores: Mapping[str, MethodScores | Scores],
+    quiet: Sequence[str] = (),
+    names: Sequence[str] | None = None,
+    look: Look = USUAL,
+) -> "Figure":
+    """Mean curves, one line per method; quiet ones are grey and dashed.
+
+    `names` chooses curves; without it all are drawn, and MSI over alpha_min if it was searched.
+    """
+    known = {method: MethodScores.of(found) for method, found in scores.items()}
+    first = next(iter(known.values()))
+    wanted = [c for c in (*CURVES, "show", "hide") if c in first.curves] if names is None else names
+    panels = [curve_panel(name, known) for name in wanted]
+    if names is None and first.alphas is not None:
+        panels.append(alpha_panel(alpha_lines(known) or {}, first.alpha_min))
+    words = f"Mean over {len(first)} images" if names is None else ""
+    return lines_figure(panels, quiet, look, words)
+
+
+def curve_panel(name: str, scores: Mapping[str, MethodScores], title: str | None = None) -> Panel:
+    """One mean curve by its name, one line per method."""
+    lines = {}
+    for method, found in scores.items():
+        if name not in found.curves:
+            raise unknown("curve in this run", name, found.curves)
+        lines[method] = (found.curves[name].grid, found.curves[name].values)
+    kind = next(iter(scores.values())).schedule.score
+    return Panel(heading(name).long if title is None else title, _across(name), kind, lines)
+
+
+def parts_panel(scores: MethodScores) -> Panel:
+    """The mean score of what is kept, hidden and left by one method, over the threshold."""
+    curves = scores.curves
+    wanted = {"kept": ("insertion_pixel", "show"), "complement": ("deletion_pixel",)}
+    lines = {
+        name: (curves[found].grid, curves[found].values)
+        for name, sources in (wanted | {"hidden": ("hide",)}).items()
+        if (found := next((c for c in sources if c in curves), None))
+    }
+    colours = {"kept": SHOW, "complement": REST, "hidden": HIDE}
+    return Panel("", ALPHA, scores.schedule.score, lines, mark=scores.alpha_min, colours=colours)
+
+
+def alpha_lines(
+    scores: Mapping[str, MethodScores], alpha_curve: Mapping[str, Any] | None = None
+) -> dict[str, tuple[Sequence[float], Any]] | None:
+    """Mean MSI over alpha_min: of all images where it was searched, else of the sample in
+    `alpha_curve` (as run.json has it); None where there is neither.
+    """
+    found: dict[str, tuple[Sequence[float], Any]] = {
+        m: ([*s.alphas], [*s.alphas.values()]) for m, s in scores.items() if s.alphas
+    }
+    if found or alpha_curve is None:
+        return found or None
+    means = alpha_curve["mean_msi"]
+    return {m: (alpha_curve["alphas"], means[m]) for m in scores if m in means}
+
+
+def alpha_panel(
+    means: Mapping[str, tuple[Sequence[float], Any]], alpha: float, images: int | None = None
+) -> Panel:
+    """Mean MSI over alpha_min, one line per method, and where the methods are compared.
+
+    `images` is the size of the sample, where these are not all images.
+    """
+    title = f"MSI over alpha_min, compared at {alpha:g}"
+    title += "" if images is None else f" ({images} image{'' if images == 1 else 's'})"
+    return Panel(title, "alpha_min", "mean MSI", means, mark=alpha, unit=False)
+
+
+def alpha_figure(
+    scores: Mapping[str, MethodScores],
+    alpha_curve: Mapping[str, Any] | None = None,
+    quiet: Sequence[str] = (),
+    look: Look = PAPER,
+) -> "Figure":
+    """Mean MSI over alpha_min, one line per method."""
+    lines = alpha_lines(scores, alpha_curve)
+    if lines is None:
+        raise UserError(
+            "this run has MSI at one alpha_min only: run compare again without --no-alpha-curve, or"
+            " with --alpha-min search"
+        )
+    first = next(iter(scores.values()))
+    sample = len(alpha_curve["images"]) if alpha_curve and first.alphas is None else None
+    return lines_figure([alpha_panel(lines, first.alpha_min, sample)], quiet, look)
+
+
+def lines_figure(
+    panels: Sequence[Panel], quiet: Sequence[str] = (), look: Look = USUAL, words: str = ""
+) -> "Figure":
+    """Panels side by side, with one legend of the methods."""
+    figure, axes = axes_for(len(panels), look)
+    methods = list(panels[0].lines)
+    styles = _styles(methods, [method for method in quiet if method in methods])
+    for axis, panel in zip(axes, panels, strict=False):
+        for name, (x, y) in panel.lines.items():
+            style = {"color": panel.colours[name]} if panel.colours else styles[name]
+            axis.plot(x, y, label=name, linewidth=look.font / 6, **style)
+        if panel.mark is not None:
+            axis.axvline(panel.mark, color=QUIET, linestyle=":", linewidth=1)
+        dress(axis, panel.title, panel.across, panel.up, look.font, unit=panel.unit)
+    _legend(figure, axes[0], look)
+    if words:
+        figure.suptitle(words, fontsize=look.font + 1, color=INK)
+    return figure
+
+
+def _legend(figure: "Figure", axis: "Axes", look: Look) -> None:
+    """The methods' names below all panels, as many per row as fit."""
+    lines, names = axis.get_legend_handles_labels()
+    if not look.legend or not names:
+        return
+    letters = max(len(name) for name in names) + 6
+    fits = int(figure.get_figwidth() * 72 / (0.6 * (look.font - 1) * letters))
+    figure.legend(
+        lines, names, loc="outside lower center", ncols=max(1, min(len(names), fits)),
+        frameon=False, fontsize=look.font - 1, columnspacing=1.2, handlelength=1.8,
+    )  # fmt: skip
+
+
+def sizes_figure(
+    summaries: Mapping[str, Mapping[str, Estimate]],
+    quiet: Sequence[str] = (),
+    look: Look = USUAL,
+) -> "Figure":
+    """Base score over mask penalty, one point per method with its intervals; lines of equal MSI.
+
+    Without a legend every point has its name next to it.
+    """
+    figure, (axis, *_) = axes_for(1, look)
+    styles, points = _styles(list(summaries), quiet), {}
+    for number, (method, summary) in enumerate(summaries.items()):
+        size, base = summary["mask_penalty"], summary["base_score"]
+        if math.isnan(size.mean) or math.isnan(base.mean):
+            continue
+        colour, marker = styles[method]["color"], "osD^vPX<>h"[number % 10]
+        axis.plot([size.low, size.high], [base.mean] * 2, color=colour, linewidth=1)
+        axis.plot([size.mean] * 2, [base.low, base.high], color=colour, linewidth=1)
+        axis.plot(
+            [size.mean], [base.mean], marker, color=colour, markersize=look.font / 1.8, label=method
+        )
+        points[method] = (size.mean, base.mean)
+    across = "mask penalty: share of pixels \u2265 alpha_min"
+    dress(axis, "", across, "base score", look.font)
+    axis.set_ylim(auto=True)
+    axis.autoscale()
+    _equal_msi(axis, look)
+    if look.legend:
+        _legend(figure, axis, look)
+    else:
+        _name_points(axis, points, {m: styles[m]["color"] for m in points}, look)
+    return figure
+
+
+def _equal_msi(axis: "Axes", look: Look) -> None:
+    """Lines along which base score minus mask penalty is the same, labelled at their ends."""
+    (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
+    left = min(left, 0)
+    for tenth in range(-20, 11, 2):
+        msi = tenth / 10
+        above = right + msi > high
+        x, y = (high - msi, high) if above else (right, right + msi)
+        if x <= left or y <= low:
+            continue
+        axis.plot([left, x], [left + msi, y], color=GRID, linewidth=0.6, zorder=0)
+        axis.annotate(
+            f"MSI {msi:+.1f}" if msi else "MSI 0",
+            (x, y),
+            (0, 2) if above else (2, 0),
+            textcoords="offset points",
+            ha="center" if above else "left",
+            va="bottom" if above else "center",
+            fontsize=look.font - 3,
+            color=QUIET,
+            annotation_clip=False,
+        )
+    axis.set_xlim(left, right)
+    axis.set_ylim(low, high)
+
+
+def _name_points(
+    axis: "Axes", points: Mapping[str, tuple[float, float]], colours: Mapping[str, str], look: Look
+) -> None:
+    """Every name next to its point, on the free side, and lower where it would cover another."""
+    (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
+    figure = axis.get_figure(root=True)
+    assert figure is not None
+    width, height = (float(inches) * 72 * 0.77 for inches in figure.get_size_inches())  # the axes'
+    at = {
+        name: ((x - left) / (right - left) * width, (y - low) / (high - low) * height)
+        for name, (x, y) in points.items()
+    }
+    taken = [(x - 5, x + 5, y - look.font / 3) for x, y in at.values()]
+    for name, (x, y) in sorted(at.items(), key=lambda item: -item[1][1]):
+        length = 0.55 * look.font * len(name)
+        others = [other for key, other in at.items() if key != name]
+        near = min(others, key=lambda p: math.dist(p, (x, y)), default=(x - 1, y))
+        side = -1 if x + length > width or near[0] > x > length else 1
+        start, line = x + 6 if side > 0 else x - 6 - length, y - look.font / 3
+        for first, last, other in sorted(taken, key=lambda place: -place[2]):
+            if first < start + length and start < last and abs(other - line) < look.font:
+                line = other - look.font
+        taken.append((start, start + length, line))
+        label = axis.annotate(
+            name, points[name], (7 * side, line - y), textcoords="offset points",
+            color=colours[name], fontsize=look.font - 1, ha="left" if side > 0 else "right",
+        )  # fmt: skip
+        label.set_in_layout(False)  # a long name must not squeeze the chart
+
+
+def _styles(methods: Sequence[str], quiet: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The colour and line style of each method."""
+    loud = [method for method in methods if method not in quiet]
+    styles: dict[str, dict[str, Any]] = {
+        method: {"color": LINES[k % len(LINES)], "linestyle": STROKES[k // len(LINES) % 3]}
+        for k, method in enumerate(loud)
+    }
+    dashes = ((0, (4, 2)), (0, (1, 1.5)))
+    for number, method in enumerate(quiet):
+        styles[method] = {"color": QUIET, "linestyle": dashes[number % 2]}
+    return styles
+
+
+def _across(curve: str) -> str:
+    return "share of pixels" if curve.endswith("percent") else ALPHA

@@ -1,0 +1,127 @@
+"""Sheets: one row per image, one column per method."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sufficit.metrics.headings import heading
+from sufficit.perturbation.fills import fill_for
+from sufficit.plots.style import INK, USUAL, Look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def overlay(image: Tensor, heatmap: Tensor) -> Tensor:
+    """A heatmap over its image: [C,H,W], [H,W] -> [H,W,3] in 0..1."""
+    from matplotlib import colormaps
+
+    grey = image.detach().cpu().float().mean(0, keepdim=True).expand(3, -1, -1).permute(1, 2, 0)
+    values = heatmap.detach().cpu().float()
+    coloured = torch.from_numpy(np.asarray(colormaps["inferno"](values.numpy())[..., :3])).float()
+    weight = 0.7 * values[..., None]
+    return (grey * (1 - weight) + coloured * weight).clamp(0, 1)
+
+
+def score_captions(columns: Mapping[str, Sequence[float]]) -> list[str]:
+    r"""What is written under each of n heatmaps, one line per column: {column: [n]} -> n.
+
+    >>> score_captions({"base_score": [0.5, 0.75], "msi": [0.25, -0.5]})
+    ['base 0.50\nMSI +0.25', 'base 0.75\nMSI -0.50']
+    """
+    lines = [
+        [f"{heading(name).short} {v:{'+.2f' if name == 'msi' else '.2f'}}" for v in values]
+        for name, values in columns.items()
+    ]
+    return ["\n".join(row) for row in zip(*lines, strict=True)]
+
+
+def masked_images(
+    images: Tensor,
+    heatmaps: Mapping[str, Tensor],
+    fill: str | Tensor,
+    alpha: float,
+    *,
+    kept: bool,
+    rest: bool,
+) -> dict[str, Mapping[str, Tensor]]:
+    """The images through each mask and through its complement, as the model sees them:
+    [n,C,H,W], each [n,H,W] -> {title: {method: [n,C,H,W]}}.
+    """
+    hidden = fill_for(images, fill)
+    masks = {method: (maps > alpha).float()[:, None] for method, maps in heatmaps.items()}
+    wanted = {f"above {alpha:g}": masks} if kept else {}
+    wanted |= {"the rest": {method: 1 - mask for method, mask in masks.items()}} if rest else {}
+    return {
+        title: {m: images * mask + hidden * (1 - mask) for m, mask in found.items()}
+        for title, found in wanted.items()
+    }
+
+
+def sheet_figure(
+    images: Tensor,
+    heatmaps: Mapping[str, Tensor],
+    row_titles: Sequence[str],
+    captions: Mapping[str, Sequence[str]] | None = None,
+    *,
+    under: Mapping[str, Mapping[str, Tensor]] | None = None,
+    look: Look = USUAL,
+) -> "Figure":
+    """One row per image, one column per method, captions under the heatmaps: [N,C,H,W], [N,H,W].
+
+    `under` has further images under each heatmap: {title: {method: [N,C,H,W]}}.
+    """
+    deep, further = 1 + len(under or {}), list((under or {}).items())
+    lines = max(1 + title.count("\n") for title in row_titles)
+    figure, grid = _sheet_axes(images, 1 + len(heatmaps), deep, lines, look)
+    small = {"fontsize": look.font - 2, "color": INK}
+    for i, image in enumerate(images):
+        first, last = grid[deep * i], grid[deep * (i + 1) - 1]
+        _show(first[0], image)
+        first[0].set_xlabel(row_titles[i], **small)
+        for j, (name, maps) in enumerate(heatmaps.items(), 1):
+            first[j].imshow(overlay(image, maps[i]).numpy())
+            for k, (_, masked) in enumerate(further, 1):
+                _show(grid[deep * i + k][j], masked[name][i])
+            if captions and captions.get(name):
+                last[j].set_xlabel(captions[name][i], **small)
+        for k, (title, _) in enumerate(further, 1):
+            axis = grid[deep * i + k][0]
+            place = {"ha": "right", "va": "center", "transform": axis.transAxes}
+            axis.text(0.95, 0.5, title, **small, **place)
+    for axis, title in zip(grid[0], ["image", *heatmaps], strict=True):
+        axis.set_title(title, fontsize=look.font, color=INK)
+    return figure
+
+
+def _sheet_axes(
+    images: Tensor, columns: int, deep: int, lines: int, look: Look
+) -> tuple["Figure", Any]:
+    """Empty panels, `deep` per image, with room for some lines of text under each image."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    rows = deep * len(images)
+    width = 1.75 * columns if look.width is None else look.width
+    side = width / columns * images.shape[2] / images.shape[3]
+    height = rows * side + len(images) * lines * 1.3 * (look.font - 2) / 72 + 0.3
+    near = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
+    figure = Figure(figsize=(width, height), layout=near)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axis in grid.flatten():
+        axis.set_xticks([])
+        axis.set_yticks([])
+        axis.spines[:].set_visible(False)
+    return figure, grid
+
+
+def _show(axis: "Axes", image: Tensor) -> None:
+    shown = image.detach().cpu().float()
+    if shown.shape[0] == 3:
+        axis.imshow(shown.permute(1, 2, 0).numpy())
+    else:
+        axis.imshow(shown.mean(0).numpy(), cmap="gray", vmin=0, vmax=1)

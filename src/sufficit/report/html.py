@@ -1,0 +1,281 @@
+"""`write_report`: content -> one HTML file. The web page shares templates, styles and viewer."""
+
+import base64
+import hashlib
+import math
+import re
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from sufficit import plots
+from sufficit.files import writing
+from sufficit.metrics.headings import HEADINGS, heading
+from sufficit.perturbation.bands import EVERYTHING
+from sufficit.report import interpretation as words
+from sufficit.report.content import Content
+from sufficit.report.encoding import SIDES, encode_images
+from sufficit.report.viewer_data import downloads, script_safe, viewer_data
+from sufficit.statistics import Estimate
+
+HOME = "sufficit.report"
+MAIN = (
+    "msi",
+    "base_score",
+    "mask_penalty",
+    "insertion_percent",
+    "deletion_percent",
+    "leak_ratio",
+)
+CHART, SMALL_CHART = plots.Look(4.2, 10, legend=False), plots.Look(2.4, 9.5, legend=False)
+
+
+def write_report(path: Path | str, content: Content) -> Path:
+    """Write the report of a comparison, and return its path."""
+    content.check()
+    page = render(content)
+    path = Path(path)
+    with writing(path) as part:
+        # A file name may hold bytes that are no text; they become character references.
+        part.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
+    return path
+
+
+def render(content: Content) -> str:
+    """The page as text."""
+    readings = words.readings(content)
+    return (
+        _report_environment()
+        .get_template("page.html")
+        .render(
+            content=content,
+            facts=facts_list(content),
+            columns=columns_of(content),
+            main=(content.standing.column, *MAIN),
+            heading=heading,
+            alphas=_alphas(content),
+            leaks=lambda method: words.leaks(content, method),
+            significance=words.significance(content),
+            styles=styles_of(content),
+            readings=readings,
+            longest=max([1.0, *(1 - r.msi for r in readings if not math.isnan(r.msi))]),
+            cautions=words.cautions(content),
+            place=_scale(content),
+            charts=charts_of(content),
+            method_charts=method_charts(content),
+            images=encode_images(content.shown.images),
+            rows=rows_of(content),
+            reduced=max(content.shown.images.shape[-2:]) > SIDES[0],
+            data=Markup(script_safe(viewer_data(content))),
+            downloads=downloads(content),
+            **look_and_feel(),
+        )
+    )
+
+
+# The page's parts
+
+
+def columns_of(content: Content) -> list[str]:
+    """The columns of the table: the ranked one, the main ones, then all others."""
+    known = dict.fromkeys(name for found in content.summaries.values() for name in found)
+    first = [name for name in (content.standing.column, *MAIN) if name in known]
+    return list(dict.fromkeys([*first, *(name for name in HEADINGS if name in known), *known]))
+
+
+def styles_of(content: Content) -> dict[str, str]:
+    """The CSS class of each method's colour, as the charts have it; grey outside the ranking."""
+    ranking = content.standing.ranking
+    found = {method: f"m{k % len(plots.LINES)}" for k, method in enumerate(ranking)}
+    return dict.fromkeys(content.methods, "grey") | found
+
+
+def charts_of(content: Content) -> list[dict[str, Any]]:
+    """The charts of all methods: base score over penalty, MSI over alpha_min, and curves."""
+    order = [*content.standing.ranking]
+    quiet = [method for method in content.methods if method not in order]
+    scores = {method: content.scores[method] for method in (*order, *quiet)}
+    kind = content.first.schedule.score
+    found = []
+    sizes = {m: s for m, s in content.summaries.items() if {"base_score", "mask_penalty"} <= set(s)}
+    sizes = {m: sizes[m] for m in scores if m in sizes}
+    if any(not math.isnan(s["base_score"].mean) for s in sizes.values()):
+        figure = plots.sizes_figure(sizes, [m for m in quiet if m in sizes], CHART)
+        note = "Higher is better, further left is better. Means with 95 % intervals."
+        found.append(_chart("sizes", "Base score over mask penalty", note, figure))
+    lines = plots.alpha_lines(scores, content.alpha_curve)
+    if lines:
+        panel = plots.Panel(
+            "", "alpha_min", "mean MSI", lines, mark=content.first.alpha_min, unit=False
+        )
+        figure = plots.lines_figure([panel], quiet, CHART)
+        found.append(_chart("alpha", "MSI over alpha_min", words.alpha_note(content), figure))
+    for name, what in (("insertion_percent", "shown"), ("deletion_percent", "removed")):
+        known = {method: s for method, s in scores.items() if name in s.curves}
+        if known:
+            figure = plots.lines_figure([plots.curve_panel(name, known, "")], quiet, CHART)
+            note = f"Mean {kind} with this share of the top-ranked pixels {what}."
+            found.append(_chart(name, heading(name).long, note, figure))
+    return found
+
+
+def method_charts(content: Content) -> list[dict[str, Any]]:
+    """One chart per method of what is kept, hidden and left."""
+    found = []
+    for number, method in enumerate(content.methods):
+        panel = plots.parts_panel(content.scores[method])
+        if panel.lines:
+            note = f"MSI {content.summaries[method]['msi'].mean:.3f}"
+            figure = plots.lines_figure([panel], look=SMALL_CHART)
+            found.append(_chart(f"parts{number}", method, note, figure))
+    return found
+
+
+def _chart(name: str, title: str, note: str, figure: Any) -> dict[str, Any]:
+    label = f"{title}. {note}"
+    return {
+        "name": name,
+        "title": title,
+        "note": note,
+        "svg": Markup(plots.svg(figure, name, label)),
+    }
+
+
+def _scale(content: Content) -> Any:
+    """From a value of the ranked column to its place on the axis of the intervals, in percent."""
+    found = [content.summaries[method][content.standing.column] for method in content.methods]
+    ends = [0.0, *(v for e in found for v in (e.low, e.mean, e.high) if math.isfinite(v))]
+    low, width = min(ends), (max(ends) - min(ends)) or 1.0
+    return lambda value: round(4 + 92 * (value - low) / width, 2)
+
+
+def rows_of(content: Content) -> list[dict[str, Any]]:
+    """The words for each image shown."""
+    shown, found = content.shown, []
+    some = content.first.shown
+    whole, right = (some.of([EVERYTHING], kind)[:, 0] for kind in ("confidence", "accuracy"))
+    named = some.classes_of([EVERYTHING])[:, 0].tolist()
+    for i, row in enumerate(shown.rows):
+        target = int(content.first.targets[row])
+        label = target if shown.labels is None else int(shown.labels[i])
+        found.append(
+            {
+                "name": content.names[row],
+                "target": content.class_name(target),
+                "label": None if label == target else content.class_name(label),
+                "whole": whole[i].item(),
+                "right": bool(right[i] == 1),
+                "said": content.class_name(named[i]) if named[i] >= 0 else "another class",
+                "msi": [content.scores[method]["msi"][row].item() for method in content.methods],
+            }
+        )
+    return found
+
+
+def facts_list(content: Content) -> list[tuple[str, str]]:
+    """What ran, line by line; empty lines are left out."""
+    facts, n = content.facts, len(content.names)
+    searched = " (searched)" if content.first.alphas is not None else ""
+    skipped = f"{facts.n_skipped:,} skipped" if facts.n_skipped else "none skipped"
+    lines = {
+        "Model": facts.model,
+        "Data": facts.data,
+        "Images": f"{n:,} scored, {skipped}",
+        "Targets": {"label": "labels", "prediction": "the model's own predictions"}.get(
+            facts.targets, facts.targets
+        ),
+        "Score": content.first.schedule.score,
+        "alpha_min": _alphas(content) + searched,
+        "Fill of hidden pixels": content.fill if isinstance(content.fill, str) else "custom",
+        "Seed": str(facts.seed),
+        **facts.more,
+        "Command": facts.command,
+        "Date": facts.date,
+        "Device": facts.device,
+        "Versions": ", ".join(f"{name} {number}" for name, number in facts.versions.items()),
+        "Commit": facts.commit or "",
+    }
+    return [(name, value) for name, value in lines.items() if value]
+
+
+def _alphas(content: Content) -> str:
+    """Every alpha_min; there is more than one only where each method has its own."""
+    return ", ".join(f"{a:g}" for a in sorted({s.alpha_min for s in content.scores.values()}))
+
+
+# Numbers in the page
+
+
+def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
+    """A number with a true minus sign; a dash for none.
+
+    >>> number(-0.5), number(float("nan")), number(float("inf")), number(0.25, 2, sign=True)
+    ('\u22120.500', '\u2013', '\u221e', '+0.25')
+    """
+    if value is None or math.isnan(value):
+        return "\u2013"
+    if math.isinf(value):
+        return "\u221e" if value > 0 else "\u2212\u221e"
+    return typeset(f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}")
+
+
+def typeset(text: str) -> str:
+    """Text with true minus signs before numbers, and a space that does not break before %.
+
+    >>> typeset("from -2 to -0.5, well-known")
+    'from \u22122 to \u22120.5, well-known'
+    """
+    text = re.sub(r"(?<![\w-])-(?=\d)", "\u2212", text)
+    return re.sub(r"(?<=\d) ?%", "\u00a0%", text)
+
+
+def interval(estimate: Estimate, digits: int = 3) -> str:
+    """The ends of an interval; empty where there is none."""
+    if math.isnan(estimate.low):
+        return ""
+    return f"{number(estimate.low, digits)} to {number(estimate.high, digits)}"
+
+
+# Templates, styles and scripts
+
+
+def asset(name: str, package: str = HOME) -> str:
+    """A file of a package as text, else the report's file of that name."""
+    found = files(package).joinpath(name)
+    found = found if found.is_file() else files(HOME).joinpath(name)
+    return found.read_text(encoding="utf-8")
+
+
+@cache
+def environment(package: str = HOME) -> Environment:
+    """The templates of a package; all that they print is escaped."""
+    return Environment(
+        loader=FunctionLoader(lambda name: asset(name, package)),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@cache
+def _report_environment() -> Environment:
+    found = environment().overlay()
+    found.filters = found.filters | {"number": number, "interval": interval, "typeset": typeset}
+    return found
+
+
+def look_and_feel(package: str = HOME) -> dict[str, Markup | str]:
+    """The styles, the script after the viewer's, and the script's digest for the policy."""
+    inner = asset("viewer.js") + "\n" + asset("page.js", package)
+    script = f'"use strict";\n(() => {{\n{inner}}})();\n'
+    return {
+        "style": Markup(asset("page.css")),
+        "dark": Markup(asset("dark.css")),
+        "script": Markup(script),
+        "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    }

@@ -1,0 +1,95 @@
+"""The tables of paper.toml: data, network, training, and the numbers that the paper prints.
+
+Imports no torch.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sufficit.errors import unknown
+
+PAPER_CAMS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
+TITLES = {  # in the order of a table's rows
+    "gradcam": "Grad-CAM",
+    "gradcam++": "Grad-CAM++",
+    "layercam": "Layer-CAM",
+    "kpca-cam": "KPCA-CAM",
+    "finer-cam": "Finer-CAM",
+    "rollout": "Attention rollout",
+    "lax-paper": "LAX, paper's recipe",
+    "lax-robust": "LAX, robust recipe",
+    "random": "random (control)",
+    "center": "center (control)",
+}
+
+
+@dataclass(frozen=True)
+class NetTraining:
+    """How the classifier is trained."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    fine_lr: float  # from trained weights
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    weight_decay: float = 5e-4
+    augment: bool = True  # flips and crops
+
+
+@dataclass(frozen=True)
+class AdapterTraining:
+    """How adapters are trained; lr, entropy and upsample are those of the recipe `paper`."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    entropy: float
+    upsample: int = 1
+    images: int | None = None  # per epoch; None: all
+    augment: bool = True
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table of the paper."""
+
+    title: str
+    data: str
+    model: str
+    side: int  # of the model's input
+    alpha_min: float
+    training: NetTraining
+    adapter: AdapterTraining
+    printed: Mapping[str, Mapping[str, float]]  # the paper's numbers: method -> column -> value
+    quick_model: str = "small-net"
+    quick_side: int = 64
+
+    def printed_row(self, method: str) -> Mapping[str, float] | None:
+        """The paper's numbers for a method; its LAX is the recipe `paper`."""
+        return self.printed.get("lax" if method == "lax-paper" else method)
+
+
+def _read() -> dict[str, PaperTable]:
+    found: dict[str, Any] = tomllib.loads(Path(__file__).with_name("paper.toml").read_text())
+    columns = found.pop("columns")
+    tables = {}
+    for name, table in found.items():
+        rows = table.pop("rows", {})
+        printed = {m: dict(zip(columns, row, strict=True)) for m, row in rows.items()}
+        training = NetTraining(**table.pop("training"))
+        adapter = AdapterTraining(**table.pop("adapter"))
+        tables[name] = PaperTable(training=training, adapter=adapter, printed=printed, **table)
+    return tables
+
+
+TABLES = _read()
+
+
+def table_named(name: str) -> PaperTable:
+    """A table by its name on the command line."""
+    if name not in TABLES:
+        raise unknown("table", name, TABLES)
+    return TABLES[name]

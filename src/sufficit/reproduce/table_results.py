@@ -1,0 +1,273 @@
+"""The results of a table: read from its runs without data, weights or GPU, and written as files."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from sufficit import plots
+from sufficit.classifier.checkpoint import View
+from sufficit.data.images import list_images
+from sufficit.data.splits import evenly
+from sufficit.errors import UserError
+from sufficit.files import make_folder, read_json, writing
+from sufficit.metrics.plan import make_plan
+from sufficit.metrics.scores import summarise
+from sufficit.provenance import plain, save_json
+from sufficit.report import write_report
+from sufficit.reproduce.paper_tables import TITLES, table_named
+from sufficit.reproduce.plan import SECONDS, TRAINED, TablePlan, read_plan
+from sufficit.runs.config import CONTROLS
+from sufficit.runs.results import RunResults
+from sufficit.similarity import region_overlap
+from sufficit.statistics import Estimate, Floats, estimates
+
+TRUTH = ("iou", "pointing")  # columns where the object's pixels are known
+SHEET, DRAWN = 6, 12  # images on the sheet, of those drawn for it
+ROWS = 64  # images whose heatmaps are in memory at a time
+CLASSIFIER_FACTS = ("test_accuracy", "test_images", "train_images", "random_at_first", "data")
+FACTS = ("command", "time", "commit", "versions", "device")  # of the run that scored the table
+MOST_NAMES = 2**28  # bytes of the list of test images
+HEADINGS = {
+    "insertion_pixel": "ins. px ↑",
+    "deletion_pixel": "del. px ↓",
+    "insertion_percent": "ins. % ↑",
+    "deletion_percent": "del. % ↓",
+    "fid_minus_pixel": "Fid- px ↓",
+    "fid_plus_pixel": "Fid+ px ↑",
+    "fid_minus_percent": "Fid- % ↓",
+    "fid_plus_percent": "Fid+ % ↑",
+    "base_score": "base ↑",
+    "mask_penalty": "penalty ↓",
+    "msi": "MSI ↑",
+}
+FURTHER = {"leak_ratio": "leak / chance", "iou": "IoU ↑", "pointing": "pointing ↑"}
+Columns = Mapping[str, Floats]  # column -> [N]
+Summary = dict[str, dict[str, Any]]  # column -> Estimate, as JSON has it
+
+
+@dataclass(frozen=True)
+class TableResults:
+    """A finished table: what its two runs found, and the overlap with known objects."""
+
+    folder: Path
+    plan: TablePlan
+    compared: RunResults
+    searched: RunResults
+    columns: Mapping[str, Columns]  # method -> column -> [N]
+    trained: Mapping[str, Any]  # the classifier: test accuracy, numbers of images, data
+
+    @staticmethod
+    def read(out: Path) -> "TableResults":
+        """The results of a folder in which every stage is done."""
+        plan = read_plan(out)
+        compared, searched = (RunResults.read(out / stage) for stage in ("compare", "search"))
+        try:
+            known = read_json(out / "classifier" / TRAINED)
+            trained = {fact: known[fact] for fact in CLASSIFIER_FACTS}
+            truth = _truth(out, plan, compared)
+            columns: dict[str, Columns] = {}
+            for name in plan.methods:
+                found = {**compared.scores[name].columns, **truth[name]}
+                columns[name] = {column: values.numpy() for column, values in found.items()}
+        except (KeyError, TypeError, IndexError, AttributeError, SafetensorError) as error:
+            raise UserError(
+                f"{out} is incomplete or corrupt ({error!r}): copy it again, or use --overwrite"
+            ) from error
+        return TableResults(out, plan, compared, searched, columns, trained)
+
+    @cached_property
+    def pooled(self) -> dict[str, Columns]:
+        """The columns per method; an adapter's are the mean over the seeds of its recipe."""
+        found = {name: self.columns[name] for name in self.plan.peers}
+        for recipe in self.plan.recipes if self.plan.seeds else ():
+            own = [self.columns[name] for name in self._of(recipe)]
+            found[f"lax-{recipe}"] = {c: np.mean([one[c] for one in own], axis=0) for c in own[0]}
+        return found | {name: self.columns[name] for name in CONTROLS}
+
+    def _of(self, recipe: str) -> list[str]:
+        """The adapters of a recipe."""
+        return [name for name, (own, _) in self.plan.adapters.items() if own == recipe]
+
+    def summary(self, columns: Columns) -> dict[str, Estimate]:
+        """Mean and interval of every column of a method, and of its leakage ratio."""
+        seed, plan = self.plan.seed, make_plan(**self.compared.config.plan_options())
+        known = {name: values for name, values in columns.items() if name in TRUTH}
+        scored = {name: values for name, values in columns.items() if name not in TRUTH}
+        found = summarise(scored, plan, seed=seed)
+        return found | (estimates(known, dict.fromkeys(known, True), seed=seed) if known else {})
+
+    def write(self, folder: Path, *, report: bool = True) -> None:
+        """Write table.md, summary.json, rows.parquet, alpha.json, figures, run.json, report."""
+        import pandas
+
+        make_folder(folder)
+        pooled, own = (
+            {name: plain(self.summary(columns)) for name, columns in methods.items()}
+            for methods in (self.pooled, self.columns)
+        )
+        seeds = {recipe: self._spread(recipe) for recipe in self.plan.recipes if self.plan.seeds}
+        save_json(folder / "summary.json", {"methods": pooled, "runs": own, "seeds": seeds})
+        with writing(folder / "table.md") as path:
+            path.write_text("\n".join(table_lines(self.plan.table, pooled)) + "\n")
+        images = self.compared.rows[CONTROLS[0]][["image", "target", "clean_accuracy"]]
+        frames = []
+        for name, columns in self.columns.items():
+            frames.append(images.assign(**columns))
+            frames[-1].insert(0, "method", name)
+        with writing(folder / "rows.parquet") as path:
+            pandas.concat(frames).to_parquet(path, index=False)
+        curves = self.alpha_curves()
+        save_json(folder / "alpha.json", curves)
+        plots.save(self._alpha_figure(curves), folder / "alpha.png")
+        plots.save(self._sheet(), folder / "sheet.png", dpi=80)
+        save_json(folder / "run.json", self.record())
+        if report:
+            self._report(folder / "report.html")
+
+    def record(self) -> dict[str, Any]:
+        """What run.json holds: plan, provenance, accuracy and the seconds of each stage."""
+        record, plan = self.compared.record, self.plan
+        return {
+            "config": asdict(plan),
+            **{name: record[name] for name in FACTS},
+            "table": plan.table,
+            "n": record["n"],
+            "alpha_min": self.compared.alpha_min,
+            "seed": plan.seed,
+            "clean_accuracy": record["clean_accuracy"],
+            "empty_heatmaps": record["empty_heatmaps"],
+            "model_calls": record["model_calls"],
+            "classifier": dict(self.trained),
+            "seconds": seconds_in(self.folder),
+        }
+
+    def alpha_curves(self) -> dict[str, Any]:
+        """Mean MSI of every method over alpha_min, and where it is highest."""
+        search = self.searched.record["search"]
+        found = {name: np.array(v, np.float64) for name, v in search["mean_msi"].items()}
+        means = {name: found[name] for name in self.pooled if name in found}
+        for recipe in self.plan.recipes if self.plan.seeds else ():
+            means[f"lax-{recipe}"] = np.mean([found[name] for name in self._of(recipe)], axis=0)
+        return {
+            "alphas": search["alphas"],
+            "n": self.searched.record["n"],
+            "best": {name: search["alphas"][int(np.nanargmax(v))] for name, v in means.items()},
+            "mean_msi": {name: values.tolist() for name, values in means.items()},
+        }
+
+    def _spread(self, recipe: str) -> dict[str, Any]:
+        """The mean MSI of each seed of a recipe, and their standard deviation."""
+        means = [float(np.nanmean(self.columns[name]["msi"])) for name in self._of(recipe)]
+        return {"msi": means, "sd": float(np.std(means, ddof=1)) if means[1:] else None}
+
+    def _alpha_figure(self, curves: Mapping[str, Any]) -> Any:
+        lines = {name: (curves["alphas"], means) for name, means in curves["mean_msi"].items()}
+        panel = plots.alpha_panel(lines, self.plan.paper.alpha_min)
+        words = f"{self.plan.paper.title}: mean over {curves['n']} images"
+        return plots.lines_figure([panel], CONTROLS, words=words)
+
+    def _sheet(self) -> Any:
+        """Some images drawn by the seed, with the heatmap of every method; one seed per recipe."""
+        names, side, seed = self.compared.names, self.plan.side, self.plan.seed
+        rows = evenly(self.compared.scores[CONTROLS[0]].targets, DRAWN, seed)[:SHEET].tolist()
+        files = {image.name: image for image in list_images(self.folder / "test")}
+        images = torch.stack([files[names[row]].read(View((side, side))) for row in rows])
+        first = [f"lax-{recipe}-{seed}" for recipe in self.plan.recipes if self.plan.seeds]
+        maps = self.compared.heatmaps(rows, [*self.plan.peers, *first, *CONTROLS])
+        captions = {m: [f"MSI {self.columns[m]['msi'][row]:+.2f}" for row in rows] for m in maps}
+        titles = [_class_name(names[row]) for row in rows]
+        return plots.sheet_figure(images, maps, titles, captions)
+
+    def _report(self, path: Path) -> None:
+        """The report of the comparison, with the table's title and the searched alpha_min."""
+        content, search = self.compared.content(), self.searched
+        curve = search.record["search"] | {
+            "images": search.names,
+            "value_step": search.config.value_step,
+            "model_calls": search.record["model_calls"],
+        }
+        right = f"{self.trained['test_accuracy']:.1%} of {self.trained['test_images']} images"
+        more = {**content.facts.more, "test accuracy": right}
+        facts = replace(content.facts, model=self.plan.model, data=self.trained["data"], more=more)
+        title = f"{self.plan.paper.title}: {self.plan.model}"
+        write_report(path, replace(content, title=title, facts=facts, alpha_curve=curve))
+
+
+def table_lines(table: str, summaries: Mapping[str, Summary]) -> list[str]:
+    """The table as markdown, each of our rows followed by the paper's; summaries as in JSON."""
+    shown = {k: v for k, v in FURTHER.items() if any(k in s for s in summaries.values())}
+    heads = ["method", *HEADINGS.values(), "95 % of MSI", *shown.values()]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    for method in [name for name in TITLES if name in summaries]:
+        summary = summaries[method]
+        cells = [number(summary[name]["mean"]) for name in HEADINGS]
+        cells.append(f"{number(summary['msi']['low'], 2)} .. {number(summary['msi']['high'], 2)}")
+        cells += [number(summary.get(name, {}).get("mean"), 2) for name in shown]
+        lines.append(f"| {TITLES[method]} | {' | '.join(cells)} |")
+        if printed := table_named(table).printed_row(method):
+            cells = [f"*{number(printed[name])}*" for name in HEADINGS] + [""] * (1 + len(shown))
+            lines.append(f"| *paper* | {' | '.join(cells)} |")
+    return lines
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number of a table, or a dash if there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def pointing(heatmaps: Tensor, truth: Tensor) -> Tensor:
+    """Share of a map's highest pixels that are on the object: [N,H,W], [N,H,W] bool -> [N].
+
+    >>> pointing(torch.tensor([[[0.9, 0.9, 0.1]]]), torch.tensor([[[True, False, False]]]))
+    tensor([0.5000], dtype=torch.float64)
+    """
+    flat = heatmaps.flatten(1)
+    highest = flat == flat.amax(1, keepdim=True)
+    return (highest & truth.flatten(1)).sum(1).double() / highest.sum(1)
+
+
+def seconds_in(out: Path) -> dict[str, float]:
+    """The seconds of each stage so far; nothing where the file is missing or corrupt."""
+    try:
+        return {str(stage): float(took) for stage, took in read_json(out / SECONDS).items()}
+    except (UserError, AttributeError, TypeError, ValueError, OverflowError):
+        return {}
+
+
+def _truth(out: Path, plan: TablePlan, compared: RunResults) -> dict[str, dict[str, Tensor]]:
+    """IoU at alpha_min and the pointing game, where the object's pixels are known."""
+    from safetensors.torch import load_file
+
+    if not (out / "masks.safetensors").exists():
+        return {method: {} for method in plan.methods}
+    listed = read_json(out / "test.json", MOST_NAMES)["names"]
+    where = {name: row for row, name in enumerate(listed)}
+    masks = load_file(out / "masks.safetensors")["masks"][
+        [where[name] for name in compared.names]
+    ].bool()
+    found: dict[str, dict[str, list[Tensor]]] = {m: {c: [] for c in TRUTH} for m in plan.methods}
+    for start in range(0, len(masks), ROWS):
+        rows = range(start, min(start + ROWS, len(masks)))
+        for method, maps in compared.heatmaps(rows, plan.methods).items():
+            truth = masks[rows.start : rows.stop]
+            iou = region_overlap(maps, truth.float(), compared.alpha_min, empty=0.0)
+            found[method]["iou"].append(iou)
+            found[method]["pointing"].append(pointing(maps, truth))
+    return {m: {c: torch.cat(parts) for c, parts in own.items()} for m, own in found.items()}
+
+
+def _class_name(name: str) -> str:
+    """An image's class folder, without the number of CUB-200.
+
+    >>> _class_name("011.Rusty_Blackbird/00003.png"), _class_name("cat/00001.png")
+    ('Rusty_Blackbird', 'cat')
+    """
+    folder = name.partition("/")[0]
+    return folder.partition(".")[2] or folder

@@ -1,0 +1,194 @@
+"""Does a method's heatmap depend on what the model has learned? (Adebayo et al. 2018.)"""
+
+import warnings
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from sufficit import plots
+from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
+from sufficit.data.images import ImageSource, list_images
+from sufficit.data.loader import labels_for
+from sufficit.data.pixels import ignore_image_warnings
+from sufficit.data.splits import Part
+from sufficit.errors import EmptyHeatmapWarning
+from sufficit.explainers import CAMS, Methods, explain_all, methods_for
+from sufficit.files import make_folder, writing
+from sufficit.progress import bar
+from sufficit.provenance import provenance, save_json
+from sufficit.sanity.randomization import (
+    EPOCHS,
+    STEPS,
+    Pairs,
+    cascade,
+    copied,
+    randomise,
+    train_on_random_labels,
+)
+from sufficit.sanity.sanity_report import THRESHOLD, Likeness, SanityReport
+from sufficit.seeds import seeded
+from sufficit.similarity import rank_correlation, structural_similarity
+from sufficit.training.train_folder import ReadImages, read_part
+from sufficit.training.validation import predictions
+
+BATCH = 32  # images per step of training on random labels
+
+
+def sanity_check(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor | None = None,
+    methods: Methods = CAMS,
+    *,
+    steps: int = STEPS,
+    random_labels: Pairs | None = None,
+    epochs: int = EPOCHS,
+    threshold: float = THRESHOLD,
+    layer: str | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> SanityReport:
+    """Compare each method's heatmaps with those for a randomised copy of the model.
+
+    The copy's layers are re-initialised from the output downwards, in at most `steps` blocks. The
+    targets stay those given, or the original model's predictions. `random_labels`, a loader of
+    (images, labels), adds a copy trained on permuted labels. The model itself does not change. An
+    adapter must belong to the model; it then reads the features of the copies.
+    """
+    check_classifier(classifier)
+    check_images(images)
+    known = check_targets(targets, len(images))
+    goals = predictions(classifier, images) if known is None else known
+    used = methods_for(methods, classifier)
+    options = {"layer": layer, "batch_size": batch_size, "seed": seed, "progress": False}
+
+    def maps_of(model: Classifier) -> dict[str, Tensor]:
+        """Heatmaps of every method; stochastic methods use the same seed for every model."""
+        with seeded(seed):
+            return explain_all(model, images, goals, used, **options)  # type: ignore[arg-type]  # by name
+
+    def likenesses(model: Classifier, step: int | None, layer: str) -> list[Likeness]:
+        with warnings.catch_warnings():
+            # Heatmaps that became empty count as NaN.
+            warnings.simplefilter("ignore", EmptyHeatmapWarning)
+            pairs = [(name, original[name], found) for name, found in maps_of(model).items()]
+        return [
+            Likeness(name, step, layer, rank_correlation(a, b), structural_similarity(a, b))
+            for name, a, b in pairs
+        ]
+
+    original = maps_of(classifier)
+    copy = copied(classifier)
+    blocks = cascade(copy, images, steps)
+    found: list[Likeness] = []
+    with bar("randomising layers", progress) as tick:
+        for step, block in enumerate(blocks, 1):
+            randomise(copy.bare, block, seed)
+            found += likenesses(copy, step, block.name)
+            if tick:
+                tick(step, len(blocks))
+    labelled: list[Likeness] = []
+    training = None
+    if random_labels is not None:
+        student, training = train_on_random_labels(
+            classifier, random_labels, epochs=epochs, seed=seed, progress=progress
+        )
+        labelled = likenesses(student, None, "all, trained on random labels")
+    return SanityReport(tuple(found), tuple(labelled), training, goals.cpu(), threshold, seed)
+
+
+@dataclass(frozen=True)
+class SanityOptions:
+    """How to check methods on a folder of images."""
+
+    methods: Methods = CAMS
+    images: int = 64
+    steps: int = STEPS
+    random_labels: bool = False
+    epochs: int = EPOCHS
+    train_images: int = 1000
+    targets: Literal["auto", "label", "prediction"] = "auto"
+    layer: str | None = None
+    on_error: Literal["skip", "stop"] = "skip"
+    seed: int = 0
+    progress: bool | None = None
+
+
+@dataclass(frozen=True)
+class FolderSanity:
+    """The report on a folder, and the images it is about."""
+
+    report: SanityReport
+    names: tuple[str, ...]
+    target_kind: str
+    skipped: dict[str, str]  # name -> why
+
+
+def check_folder(
+    classifier: Classifier, data: Path, options: SanityOptions | None = None
+) -> FolderSanity:
+    """Check methods on images drawn by seed from those below a folder."""
+    options = options or SanityOptions()
+    methods = methods_for(options.methods, classifier)
+    found = list_images(data)
+    labels = labels_for(classifier, ImageSource.of(found), options.targets)
+
+    def draw(n: int) -> tuple[ReadImages, Tensor]:
+        """At most n images by seed, in the folder's order, with labels or predictions."""
+        generator = torch.Generator().manual_seed(options.seed)
+        rows = torch.randperm(len(found), generator=generator)[:n].sort().values.tolist()
+        images = tuple(found[i] for i in rows)
+        numbers = [number for i in images if (number := labels.number(i)) is not None]
+        with ignore_image_warnings():
+            read = read_part(Part(images, tuple(numbers) or None), classifier, options.on_error)
+        return read, predictions(classifier, read.images) if read.labels is None else read.labels
+
+    sample, targets = draw(options.images)
+    loader, skipped = None, sample.skipped
+    if options.random_labels:
+        learnt, known = draw(options.train_images)
+        loader = zip(learnt.images.split(BATCH), known.split(BATCH), strict=True)
+        skipped = skipped | learnt.skipped
+    same = ("steps", "epochs", "layer", "seed", "progress")
+    report = sanity_check(
+        classifier,
+        sample.images,
+        targets,
+        methods,
+        random_labels=loader,
+        **{name: getattr(options, name) for name in same},
+    )
+    return FolderSanity(report, sample.names, labels.kind, skipped)
+
+
+def save_sanity(
+    folder: Path,
+    result: FolderSanity,
+    classifier: Classifier,
+    config: dict[str, Any],
+    options: SanityOptions,
+) -> None:
+    """Write sanity.csv, sanity.png and, last, run.json."""
+    report = result.report
+    make_folder(folder)
+    with writing(folder / "sanity.csv") as path:
+        report.frame().to_csv(path, index=False)
+    plots.save(report.figure(), folder / "sanity.png")
+    named = asdict(replace(options, methods=tuple(options.methods)))
+    run = provenance(config | {"options": named}, classifier.device, classifier.dtype)
+    run |= {
+        "n": len(result.names),
+        "images": list(result.names),
+        "targets": result.target_kind,
+        "threshold": report.threshold,
+        "seed": report.seed,
+        "verdicts": report.verdicts(),
+        "sentences": report.sentences(),
+        "training": report.training and asdict(report.training),
+        "skipped": result.skipped,
+    }
+    save_json(folder / "run.json", run)

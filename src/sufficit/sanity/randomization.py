@@ -1,0 +1,262 @@
+"""Copies of a classifier: with random weights block by block from the output, or random labels."""
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sufficit.classifier.classifier import Classifier, check_images, check_range, check_targets
+from sufficit.errors import UserError
+from sufficit.seeds import seeded
+from sufficit.training.processes import fabric_for
+from sufficit.training.trainer import Trainer
+from sufficit.training.validation import predictions
+
+STEPS = 8  # most blocks of a cascade
+EPOCHS = 30
+RATE = 1e-3  # Adam's
+Pairs = Iterable[tuple[Tensor, Tensor]]
+"""A loader: batches of images in 0..1 [B,C,H,W] and their labels [B]."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Modules that are re-initialised in one step, and their common name."""
+
+    name: str
+    modules: tuple[str, ...]  # as in model.named_modules(), last used first
+
+
+@dataclass(frozen=True)
+class LabelTraining:
+    """How well a copy learned labels that were permuted among the images."""
+
+    images: int
+    epochs: int
+    accuracy: float  # on the permuted labels it was trained on
+    chance: float  # share of the most frequent label
+
+    @property
+    def learned(self) -> bool:
+        """Whether the accuracy is at least halfway from chance to 1."""
+        return self.accuracy >= (1 + self.chance) / 2
+
+
+def copied(classifier: Classifier) -> Classifier:
+    """The same classifier over a copy of its bare model."""
+    try:
+        model = copy.deepcopy(classifier.bare)
+    except Exception as error:
+        raise UserError(
+            f"Cannot copy the model ({error}), and only a copy may be randomised: make"
+            " copy.deepcopy(model) work"
+        ) from error
+    return Classifier(
+        model,
+        classifier.layer,
+        classifier.mean,
+        classifier.std,
+        classes=classifier.classes,
+        view=classifier.view,
+        reshape=classifier.reshape,
+    )
+
+
+def cascade(classifier: Classifier, images: Tensor, steps: int = STEPS) -> list[Block]:
+    """The blocks to re-initialise, from the output to the input, at most `steps`.
+
+    Neighbouring blocks are merged if there are too many, but the one at the output stays alone.
+    """
+    if steps < 1:
+        raise UserError(f"steps must be 1 or more, got {steps}")
+    units = _units(classifier, images)
+    if not units:
+        raise UserError("The model has no weights to randomise: a sanity check needs some")
+    blocks = _blocks(units)
+    if steps == 1:
+        return [_joined(blocks)]
+    if len(blocks) > steps:
+        return [blocks[0], *_merged(blocks[1:], steps - 1)]
+    return blocks
+
+
+def randomise(model: nn.Module, block: Block, seed: int) -> None:
+    """Re-initialise a block's modules in place.
+
+    The new weights depend on the seed and the module's name, not on the device or the block.
+    """
+    for name in block.modules:
+        with seeded(crc32(f"{seed} {name}".encode())):  # the CPU's generator reads 32 bits
+            _reset(model.get_submodule(name))
+
+
+def train_on_random_labels(
+    classifier: Classifier,
+    loader: Pairs,
+    *,
+    epochs: int = EPOCHS,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> tuple[Classifier, LabelTraining]:
+    """A copy with random weights, trained by Adam on labels permuted among the loader's images.
+
+    The images are read once and kept in memory, since each must keep its label.
+    """
+    if epochs < 1:
+        raise UserError(f"epochs must be 1 or more, got {epochs}")
+    images, labels, size = _read(loader)
+    generator = torch.Generator().manual_seed(seed)
+    labels = labels[torch.randperm(len(labels), generator=generator)]
+    student = copied(classifier).to(dtype=torch.float32)
+    (everything,) = cascade(student, images, steps=1)
+    randomise(student.bare, everything, seed)
+    for weight in student.bare.parameters():
+        weight.requires_grad_(weight.is_floating_point())
+    with torch.no_grad():
+        check_range(labels, student(images[:1]).shape[1])
+    total = (len(labels) + size - 2) // size  # without a batch of one: it has no batch norm
+
+    def batches(epoch: int) -> Sequence[Tensor]:
+        order = torch.randperm(len(labels), generator=generator)
+        return order.split(size)[:total]  # type: ignore[no-any-return]  # torch has no type for it
+
+    def step(batch: Tensor, done: float) -> dict[str, Tensor]:
+        logits = student.logits_of(student.normalize(images[batch])).float()
+        return {"loss": F.cross_entropy(logits, labels[batch].to(logits.device))}
+
+    weights, fabric = student.bare.parameters(), fabric_for(student.device)
+    with seeded(seed), torch.inference_mode(False), torch.enable_grad():
+        optimizer = torch.optim.Adam(weights, lr=RATE)
+        given = (student.bare, optimizer, fabric, batches, step)
+        trainer = Trainer(*given, total=total, epochs=epochs, rate=lambda _: RATE)
+        trainer.fit("training on random labels", progress)
+    student.bare.eval().zero_grad()
+    accuracy = float((predictions(student, images) == labels).double().mean())
+    student.to(dtype=classifier.dtype)
+    chance = float(labels.bincount().max()) / len(labels)
+    return student, LabelTraining(len(labels), epochs, accuracy, chance)
+
+
+def _read(loader: Pairs) -> tuple[Tensor, Tensor, int]:
+    """All images and labels of a loader, and its batch size."""
+    images, labels = [], []
+    for batch in loader:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise UserError(
+                f"random_labels must yield (images, labels), got {type(batch).__name__}: give a"
+                " DataLoader of pairs"
+            )
+        check_images(batch[0])
+        found = check_targets(batch[1], len(batch[0]))
+        assert found is not None
+        images.append(batch[0].cpu())
+        labels.append(found.cpu())
+    if sum(map(len, labels)) < 2:
+        raise UserError("random_labels must yield two images or more: is the loader exhausted?")
+    return torch.cat(images), torch.cat(labels), max(2, len(labels[0]))
+
+
+def _units(classifier: Classifier, images: Tensor) -> dict[str, list[str]]:
+    """Modules with weights of their own by the module that calls them, last used first.
+
+    A module that is never called itself, as the projection inside nn.MultiheadAttention, belongs to
+    the nearest parent that is called.
+    """
+    model = classifier.bare
+    order = _order_of_use(classifier, images)
+    homes: dict[str, list[str]] = {name: [] for name in order}
+    for name, module in model.named_modules():
+        if any(True for _ in module.parameters(recurse=False)) or _has_statistics(module):
+            home = name
+            while home not in homes:
+                home = home.rpartition(".")[0]
+            homes[home].append(name)
+    return {home: found for home, found in homes.items() if found}
+
+
+def _order_of_use(classifier: Classifier, images: Tensor) -> list[str]:
+    """Names of the modules called in a forward pass, last called first; the model itself last."""
+    last: dict[str, int] = {}
+    calls = 0
+
+    def listen(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
+        def note(_: nn.Module, __: object) -> None:
+            nonlocal calls
+            calls += 1
+            last[name] = calls
+
+        return module.register_forward_pre_hook(note)
+
+    handles = [listen(name, module) for name, module in classifier.bare.named_modules()]
+    try:
+        with torch.no_grad(), classifier.in_eval_mode():
+            classifier.plain_logits_of(classifier.normalize(images[:1]))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sorted(last, key=lambda name: -last[name])
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "running_mean", None), Tensor)
+
+
+def _blocks(units: dict[str, list[str]]) -> list[Block]:
+    """Modules grouped by the first parts of their names, as few as leave no group over half."""
+    deepest = max(name.count(".") + 1 for name in units)
+    for depth in range(1, deepest + 1):
+        cut = lambda name, depth=depth: ".".join(name.split(".")[:depth])  # noqa: E731  # a key
+        runs = [(name, list(run)) for name, run in groupby(units, key=cut)]
+        if max(len(run) for _, run in runs) <= len(units) / 2:
+            break
+    return [Block(name or "(model)", tuple(m for u in run for m in units[u])) for name, run in runs]
+
+
+def _merged(blocks: list[Block], groups: int) -> list[Block]:
+    """Neighbouring blocks merged into `groups`, the larger groups nearer the input.
+
+    >>> [block.name for block in _merged([Block(name, ()) for name in "edcba"], 3)]
+    ['e', 'd to c', 'b to a']
+    """
+    small, more = divmod(len(blocks), groups)
+    sizes = [small] * (groups - more) + [small + 1] * more
+    rest = iter(blocks)
+    return [_joined([next(rest) for _ in range(size)]) for size in sizes]
+
+
+def _joined(blocks: list[Block]) -> Block:
+    """One block of several.
+
+    >>> _joined([Block("encoder.layer_2", ()), Block("encoder.layer_1", ())]).name
+    'encoder.layer_2 to layer_1'
+    """
+    first, last = blocks[0].name, blocks[-1].name
+    place = first.rpartition(".")[0]
+    if place and last.rpartition(".")[0] == place:
+        last = last.removeprefix(f"{place}.")
+    name = first if len(blocks) == 1 else f"{first} to {last}"
+    return Block(name, tuple(module for block in blocks for module in block.modules))
+
+
+def _reset(module: nn.Module) -> None:
+    """Call the module's reset_parameters, or else permute the values of each weight; on the CPU."""
+    reset = getattr(module, "reset_parameters", None)
+    with torch.inference_mode(False), torch.no_grad():
+        if callable(reset):
+            tensors = (module.parameters(recurse=False), module.buffers(recurse=False))
+            device = next(chain(*tensors)).device
+            module.to("cpu")
+            reset()
+            module.to(device)
+            return
+        for weight in module.parameters(recurse=False):
+            order = torch.randperm(weight.numel()).to(weight.device)
+            weight.copy_(weight.flatten()[order].view_as(weight))
+        if _has_statistics(module):
+            module.get_buffer("running_mean").zero_()
+            module.get_buffer("running_var").fill_(1)

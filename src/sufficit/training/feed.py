@@ -1,0 +1,230 @@
+"""From anyone's loader of images to batches with targets and features, the same on every run."""
+
+import math
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+
+from sufficit.classifier.classifier import Classifier, check_images, check_range, check_targets
+from sufficit.errors import UserError
+from sufficit.seeds import unmoved
+from sufficit.training.step import Batch
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+Target = Literal["label", "prediction"]
+Loader = Iterable[Any]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A loader, the classifier that gives the features, and the seed of the order."""
+
+    classifier: Classifier
+    loader: Loader
+    target: Target
+    seed: int
+    rank: int = 0
+
+    def __len__(self) -> int:
+        """Batches per epoch, or 0 if the loader has no length."""
+        try:
+            return len(self.loader)  # type: ignore[arg-type]  # the error says so
+        except TypeError:
+            return 0
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch, in an order that seed and epoch alone decide."""
+        self.reseed(epoch)
+        set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+        seen = 0
+        for given in self.loader:
+            first = not seen and epoch == 0
+            batch = self.batch(given, look=first)
+            if first:
+                check_images(batch.images)  # not every batch: a GPU would wait
+            seen += 1
+            yield batch
+        if not seen:
+            raise UserError(
+                "The loader gave no batches: it must start again at each epoch, as a DataLoader"
+                " does"
+            )
+
+    def first_images(self, n: int) -> tuple[Tensor, Tensor | None]:
+        """The first n images and their labels, checked, on the CPU."""
+        self.reseed(-1)
+        images: list[Tensor] = []
+        labels: list[Tensor] = []
+        for given in self.loader:
+            some, known = self.split(given)
+            check_images(some)
+            images.append(some.cpu())
+            labels += [] if known is None else [known.cpu()]
+            if sum(map(len, images)) >= n:
+                break
+        if not images:
+            raise UserError("The loader gave no images: check what it reads")
+        return torch.cat(images)[:n], torch.cat(labels)[:n] if labels else None
+
+    def reseed(self, epoch: int) -> None:
+        """Seed every generator the loader may draw from, its own included."""
+        value = mixed_seed(self.seed, epoch, self.rank)
+        random.seed(value)
+        np.random.seed(value % 2**32)  # noqa: NPY002  # augmentations draw from it
+        torch.manual_seed(value)
+        sampler, batches = (getattr(self.loader, key, None) for key in ("sampler", "batch_sampler"))
+        for owner in (self.loader, sampler, batches, getattr(batches, "sampler", None)):
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(value)
+
+    def batch(self, given: object, *, look: bool = True) -> Batch:
+        """What a loader gave, with targets and features, on the classifier's device.
+
+        Labels on a GPU are checked only with `look`, because the check makes the GPU wait.
+        """
+        device = self.classifier.device
+        if isinstance(given, Batch):
+            return given.to(device)
+        images, labels = self.split(given, look=look)
+        dtype = torch.float32 if images.is_floating_point() else images.dtype
+        images = images.to(device, dtype, non_blocking=True)
+        with torch.no_grad():
+            features, logits = self.classifier.features(images)
+        if labels is None:
+            return Batch(images, logits.argmax(1), features.float())
+        if look or not labels.is_cuda:
+            check_range(labels, logits.shape[1])
+        return Batch(images, labels.to(device, non_blocking=True), features.float())
+
+    def split(self, given: object, *, look: bool = True) -> tuple[Tensor, Tensor | None]:
+        """The images and, if labels are the targets, the labels of what a loader gave."""
+        if isinstance(given, Batch):
+            return given.images, given.targets
+        several: list[Any] = (
+            [*given, None] if isinstance(given, tuple | list) and given else [given, None]
+        )
+        images, labels = several[:2]
+        if not isinstance(images, Tensor):
+            raise UserError(
+                f"The loader gave {type(given).__name__} of {type(images).__name__}: give tensors,"
+                " (images, labels) or images alone"
+            )
+        if self.target == "prediction":
+            return images, None
+        if labels is None:
+            raise UserError(
+                'target="label" needs a loader of (images, labels), but it gave images alone: use'
+                ' target="prediction" to explain the classifier\'s own predictions'
+            )
+        if isinstance(labels, Tensor) and labels.is_cuda and not look:
+            return images, labels.long()
+        return images, check_targets(labels, len(images))
+
+
+def feed_of(
+    classifier: Classifier, loader: Loader, target: Target, seed: int, fabric: "Fabric"
+) -> Feed:
+    """A feed over this process's share of the loader."""
+    if target not in ("label", "prediction"):
+        raise UserError(f'target must be "label" or "prediction", got {target!r}')
+    if isinstance(loader, Tensor | str | bytes) or not isinstance(loader, Iterable):
+        raise UserError(
+            f"loader must give batches of (images, labels), got {type(loader).__name__}: use a"
+            " torch.utils.data.DataLoader"
+        )
+    if iter(loader) is loader:  # a generator has no second epoch
+        raise UserError(
+            f"loader must start again at each epoch, got {type(loader).__name__}: give a list or a"
+            " DataLoader"
+        )
+    return Feed(classifier, _share(loader, fabric, seed), target, seed, fabric.global_rank)
+
+
+def _share(loader: Loader, fabric: "Fabric", seed: int) -> Loader:
+    """The part of a loader that this process reads.
+
+    Fabric.setup_dataloaders would take the seed of the order from the environment.
+    """
+    if fabric.world_size == 1 or isinstance(getattr(loader, "sampler", None), DistributedSampler):
+        return loader
+    if not isinstance(loader, DataLoader):
+        raise UserError(
+            f"With {fabric.world_size} processes the loader must be a torch DataLoader, got"
+            f" {type(loader).__name__}: only that can be split among them"
+        )
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        loader.dataset,
+        fabric.world_size,
+        fabric.global_rank,
+        shuffle=isinstance(loader.sampler, RandomSampler),
+        seed=seed,
+        drop_last=loader.drop_last,
+    )
+    names = ("batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last", "worker_init_fn")
+    options = {name: getattr(loader, name) for name in names}
+    return DataLoader(loader.dataset, sampler=sampler, **options)
+
+
+class CachedLoader:
+    """Batches with stored features, in a new order each epoch."""
+
+    def __init__(self, whole: Batch, batch_size: int) -> None:
+        self.whole, self.batch_size = whole, batch_size
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.whole.targets) / self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = torch.randperm(len(self.whole.targets)).to(self.whole.targets.device)
+        for rows in order.split(self.batch_size):
+            yield Batch(*(part[rows] for part in self.whole.tensors))
+
+
+def cache_features(
+    classifier: Classifier,
+    loader: Loader,
+    target: Target = "label",
+    *,
+    device: torch.device | str = "cpu",
+) -> CachedLoader:
+    """A loader for `train_lax` with features that are computed once, for images that never change.
+
+    It keeps everything in the memory of `device`. Do not cache a loader that augments images.
+    """
+    feed = Feed(classifier, loader, target, seed=0)
+    with keeping_randomness(), torch.no_grad():
+        found = [batch.to(device) for batch in feed.batches(0)]
+    joined = (torch.cat(parts) for parts in zip(*(one.tensors for one in found), strict=True))
+    return CachedLoader(Batch(*joined), len(found[0].targets))
+
+
+@contextmanager
+def keeping_randomness() -> Iterator[None]:
+    """Restore the random state of Python, numpy and torch after the block, also after an error.
+
+    Lightning's isolate_rng does not restore it after an error.
+    """
+    plain, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with unmoved():
+            yield
+    finally:
+        random.setstate(plain)
+        np.random.set_state(numbers)  # noqa: NPY002
+
+
+def mixed_seed(seed: int, epoch: int, rank: int) -> int:
+    """One seed from three numbers."""
+    return int(np.random.SeedSequence([seed, epoch + 1, rank]).generate_state(1, np.uint64)[0] >> 1)

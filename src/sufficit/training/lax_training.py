@@ -1,0 +1,314 @@
+"""`train_lax`: a classifier and images in, an adapter that explains the classifier out."""
+
+import copy
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from sufficit.classifier.classifier import Classifier, check_classifier
+from sufficit.classifier.fingerprint import digest
+from sufficit.errors import NotFiniteError, UserError
+from sufficit.explainers import explain
+from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
+from sufficit.files import CHECKPOINT, check_output, read_json
+from sufficit.progress import Progress, Tick
+from sufficit.provenance import surroundings
+from sufficit.similarity import Agreement, agreement
+from sufficit.training.feed import (
+    Feed,
+    Loader,
+    Target,
+    feed_of,
+    keeping_randomness,
+    mixed_seed,
+)
+from sufficit.training.processes import fabric_for
+from sufficit.training.recipes import LaxRecipe, recipe_of
+from sufficit.training.step import Batch, take_step
+from sufficit.training.trainer import LossError, Trainer, weights_of
+from sufficit.training.validation import ValidationSet
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+VALIDATION_IMAGES = 256
+PATIENCE = 5
+
+
+class TrainingError(UserError):
+    """Training stopped; `lax` is the best adapter of the finished epochs, if there is one."""
+
+    lax: Lax | None = None
+
+
+def train_lax(
+    classifier: Classifier,
+    loader: Loader,
+    *,
+    recipe: str | LaxRecipe = "robust",
+    target: Target = "label",
+    epochs: int | None = None,
+    area: float | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    validation: Loader | ValidationSet | None = None,
+    validation_images: int = VALIDATION_IMAGES,
+    net: nn.Module | None = None,
+    alpha_min: float | None = None,
+    patience: int | None = PATIENCE,
+    overwrite: bool = False,
+    fabric: "Fabric | None" = None,
+    about: Mapping[str, Any] | None = None,
+    progress: bool | Progress | None = None,
+) -> Lax:
+    """Train an adapter that draws the classifier's heatmap in its own forward pass.
+
+    `loader` gives batches of (images in 0..1, labels), or images alone with target="prediction",
+    and starts again at each epoch. The first `validation_images` of `validation`, or else of
+    `loader`, select the epoch. `out` gets a checkpoint per epoch and the best adapter: the
+    same call resumes an interrupted run. `area` is the wanted mean of a heatmap. `patience` is how
+    many epochs without improvement end the training; None trains all epochs. `net` replaces the
+    convnet. `fabric` brings several devices or bfloat16. `about` is stored with the adapter and,
+    like all settings, must be the same on resume. The classifier does not change.
+    """
+    check_classifier(classifier)
+    chosen = recipe_of(recipe, epochs, area, alpha_min)
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise UserError(f"seed must be a whole number, 0 or more, got {seed!r}")
+    if patience is not None and patience < 1:
+        raise UserError(f"patience must be 1 epoch or more, or None for no limit, got {patience}")
+    if validation_images < 2:
+        raise UserError(f"validation_images must be 2 or more, got {validation_images}")
+    fabric = fabric or fabric_for(classifier.device)
+    place = None if out is None else Path(out)
+    # Gradients are on inside, also if the caller has turned them off.
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        keeping_randomness(),
+        _frozen(classifier, fabric),
+    ):
+        feed = feed_of(classifier, loader, target, seed, fabric)
+        if not isinstance(validation, ValidationSet):
+            source = feed if validation is None else Feed(classifier, validation, target, seed)
+            validation = ValidationSet.of(classifier, *source.first_images(validation_images))
+        lax = _new(classifier, validation.images, chosen, net, seed)
+        if place is not None and fabric.is_global_zero:
+            check_output(place)
+        trainer = LaxTrainer(
+            feed, validation, chosen, lax, fabric, place, patience, overwrite, dict(about or {})
+        )
+        trainer.fit("training", progress)
+        trainer.keep(last=True)
+        return trainer.result()
+
+
+@contextmanager
+def _frozen(classifier: Classifier, fabric: "Fabric") -> Iterator[None]:
+    """The classifier frozen, in eval mode and on this process's device; afterwards as before."""
+    device = classifier.device
+    current = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    learning = [p for p in classifier.model.parameters() if p.requires_grad]
+    try:
+        if fabric.device != device:
+            classifier.to(fabric.device)
+        for parameter in learning:
+            parameter.requires_grad_(False)
+        with classifier.in_eval_mode():
+            yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+        classifier.to(device)
+        if current is not None:
+            torch.cuda.set_device(current)
+
+
+def _new(
+    classifier: Classifier, images: Tensor, recipe: LaxRecipe, net: nn.Module | None, seed: int
+) -> Lax:
+    """An untrained adapter for the classifier's features."""
+    with torch.no_grad():
+        features, _ = classifier.features(images[:2])
+    _, channels, h, w = features.shape
+    if h * w < 2:
+        raise UserError(
+            f"The features of layer {classifier.layer!r} are {h} x {w}, too small for a heatmap:"
+            " give Classifier an earlier layer"
+        )
+    torch.manual_seed(seed)
+    own = copy.deepcopy(net)  # the caller's net stays as it is
+    lax = Lax(channels, upsample=recipe.upsample, bias=recipe.bias, net=own)
+    lax.belong_to(classifier, str(classifier.layer))
+    return lax
+
+
+class LaxTrainer(Trainer):
+    """Trains an adapter and keeps the one of the best epoch."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        validation: ValidationSet,
+        recipe: LaxRecipe,
+        lax: Lax,
+        fabric: "Fabric",
+        out: Path | None,
+        patience: int | None,
+        overwrite: bool,
+        about: dict[str, Any],
+    ) -> None:
+        self.feed, self.validation, self.recipe, self.lax = feed, validation, recipe, lax
+        self.classifier, self.patience = feed.classifier, patience
+        self._surroundings: dict[str, Any] | None = None
+        recipe_values = asdict(recipe).items()
+        settings = {
+            "recipe": {k: list(v) if isinstance(v, tuple) else v for k, v in recipe_values},
+            "target": feed.target,
+            "seed": feed.seed,
+            "batches": len(feed),
+            "processes": fabric.world_size,
+            "about": about,
+            "validation": digest(validation.images),
+            "adapter": {k: v for k, v in lax.config.items() if k != "trained"},
+        }
+        super().__init__(
+            lax,
+            torch.optim.Adam(lax.parameters(), lr=recipe.lr),
+            fabric,
+            self._batches,
+            self._step,
+            total=len(feed),
+            epochs=recipe.epochs,
+            rate=recipe.rate,
+            out=out,
+            settings=settings,
+            overwrite=overwrite,
+        )
+        if self.state.history and self.state.best is None:
+            raise UserError(f"The {CHECKPOINT} in {out} has no best adapter: remove it")
+
+    def over(self) -> bool:
+        """Whether all epochs are done, or `patience` epochs brought no improvement."""
+        return super().over() or (self.patience is not None and self.state.stale >= self.patience)
+
+    def _batches(self, epoch: int) -> Iterable[Batch]:
+        seed = mixed_seed(self.feed.seed, epoch, self.fabric.global_rank)
+        self._generator = Generator(self.fabric.device).manual_seed(seed)
+        return self.feed.batches(epoch)
+
+    def _step(self, batch: Batch, done: float) -> dict[str, Tensor]:
+        found = take_step(self.classifier, self.module, batch, self.recipe, self._generator, done)
+        numbers = {"loss": found.loss, "accuracy": found.accuracy}
+        return numbers | {"area": found.area, "share": found.share}
+
+    def run_epoch(self, tick: Tick | None) -> None:
+        """As any trainer; losses that are not finite become an error with the best adapter."""
+        try:
+            super().run_epoch(tick)
+        except LossError as error:
+            raise self._stopped(str(error)) from error
+        except NotFiniteError as error:
+            raise self._stopped(
+                "The adapter, or the classifier on masked images, gives NaN after the last batch of"
+                " an epoch: check its images, or lower the learning rate"
+            ) from error
+        except torch.OutOfMemoryError as error:
+            raise self._stopped("Out of memory: use smaller batches") from error
+
+    def validate(self) -> dict[str, Any]:
+        """The adapter's scores; the first process computes them for all."""
+        found = None
+        if self.fabric.is_global_zero:
+            self.lax.eval()
+            found = self.validation.score(self.classifier, self.lax, self.recipe.alpha_min)
+        row = self.fabric.broadcast(found.row if found else {})
+        state, worth = self.state, row["worth"]
+        if math.isnan(worth):
+            raise self._stopped("The classifier gives NaN for masked images: it can't be explained")
+        state.stale = 0 if worth > state.best_worth else state.stale + 1
+        self._better = worth >= state.best_worth  # of equal epochs the later one
+        if self._better:
+            state.best_worth, state.best = worth, weights_of(self.lax)
+            self.validation.best = found
+            state.made = self._made()
+        return row
+
+    def _made(self) -> dict[str, Any]:
+        """When, where and with which versions this epoch was made; versions are read once."""
+        if self._surroundings is None:
+            self._surroundings = surroundings(self.fabric.device, self.classifier.dtype)
+        return self._surroundings | {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+
+    def keep(self, *, last: bool = False) -> None:
+        """Write the best adapter to `out` if it is new or not there; at last with all history."""
+        if self.out is not None and self.fabric.is_global_zero:
+            there = _epochs_in(self.out)
+            if there != len(self.state.history) if last else self._better or there is None:
+                self.result().save_pretrained(self.out)
+        self.fabric.barrier()
+
+    def result(self) -> Lax:
+        """The best adapter, with the history of its training."""
+        best = copy.deepcopy(self.lax)
+        best.load_state_dict(self.state.best or {})
+        keys = ("recipe", "target", "seed", "batches", "processes", "about")
+        best.trained = {key: self.settings[key] for key in keys}
+        best.trained |= {**self.state.made, "history": list(self.state.history)}
+        return best.to(self.fabric.device).eval()
+
+    def _stopped(self, reason: str) -> TrainingError:
+        """An error that says what is left of the run."""
+        if self.state.best is None:
+            return TrainingError(f"{reason}. No epoch was finished.")
+        where = f"in {self.out}" if self.out else "in this error's .lax"
+        epoch = best_of(self.state.history)["epoch"]
+        error = TrainingError(f"{reason}. The adapter of epoch {epoch} is kept {where}.")
+        error.lax = self.result()
+        return error
+
+
+def best_of(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The row of the epoch whose adapter is kept: the highest worth, of equals the later."""
+    return max(history, key=lambda row: (float(row["worth"]), row["epoch"]))
+
+
+def _epochs_in(folder: Path) -> int | None:
+    """How many epochs the adapter in a folder has in its history; None if there is no adapter."""
+    if not (folder / WEIGHTS).exists() or not (folder / CONFIG).exists():
+        return None
+    try:
+        return len(read_json(folder / CONFIG)["trained"]["history"])
+    except (UserError, KeyError, TypeError):
+        return None
+
+
+def repeatability(
+    classifier: Classifier,
+    loader: Loader,
+    images: Tensor,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    alpha_min: float = 0.5,
+    **options: Any,
+) -> tuple[Agreement, list[Lax]]:
+    """Train an adapter per seed and compare their heatmaps; options are those of `train_lax`.
+
+    Rank correlation, SSIM and overlap at alpha_min, each the mean over pairs of seeds.
+    """
+    if len(set(seeds)) < 2:
+        raise UserError(f"seeds must hold two different seeds or more, got {list(seeds)}")
+    if "out" in options or "seed" in options:
+        raise UserError("repeatability trains once per seed and saves nothing: drop out= and seed=")
+    trained = [
+        train_lax(classifier, loader, seed=seed, alpha_min=alpha_min, **options) for seed in seeds
+    ]
+    maps = [explain(classifier, images, method=lax).cpu() for lax in trained]
+    return agreement(torch.stack(maps), alpha_min), trained

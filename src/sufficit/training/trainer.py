@@ -1,0 +1,255 @@
+"""The one training loop: epochs, batches, learning rate, checkpoints."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sufficit.errors import UserError
+from sufficit.files import CHECKPOINT, make_folder, writing
+from sufficit.progress import Progress, Tick, bar
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+EVERY = 20  # steps between two looks at the loss: a look makes a GPU wait
+
+
+class LossError(UserError):
+    """A loss is NaN or infinite; the message names the batch."""
+
+
+@dataclass
+class TrainingState:
+    """What a checkpoint holds besides weights."""
+
+    epoch: int = 0  # finished epochs
+    history: list[dict[str, Any]] = field(default_factory=list)  # a row per epoch
+    stale: int = 0  # epochs since the best one
+    best_worth: float = float("-inf")
+    best: dict[str, Tensor] | None = None  # weights of the best epoch
+    made: dict[str, Any] = field(default_factory=dict)  # where and with what the best was made
+
+
+class Trainer:
+    """Trains a module in place on `batches(epoch)` by the loss that `step(batch, done)` returns.
+
+    `step` returns "loss", with its gradient, and other numbers to average; `done` is the finished
+    share of the training. `total` is the number of batches per epoch, 0 if unknown. With `out` each
+    epoch writes a checkpoint, from which the same settings resume. Every process calls the same
+    methods; the first one writes.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        fabric: "Fabric",
+        batches: Callable[[int], Iterable[Any]],
+        step: Callable[[Any, float], dict[str, Tensor]],
+        *,
+        total: int,
+        epochs: int,
+        rate: Callable[[float], float],
+        out: Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        self.bare, self.fabric, self.batches, self.step = module, fabric, batches, step
+        self.total, self.epochs, self.rate = total, epochs, rate
+        self.out, self.settings, self.state = out, dict(settings or {}), TrainingState()
+        saved = None
+        if fabric.is_global_zero and out is not None and not overwrite:
+            saved = read_checkpoint(out, self.settings)
+        saved = fabric.broadcast(saved)
+        self.module, self.optimizer = fabric.setup(module, optimizer)
+        if saved:
+            self._restore(saved)
+
+    def validate(self) -> dict[str, Any]:
+        """Numbers of the module after an epoch, for the history."""
+        return {}
+
+    def keep(self) -> None:
+        """Called after each epoch, before the checkpoint is written."""
+
+    def over(self) -> bool:
+        """Whether training ends here."""
+        return self.state.epoch >= self.epochs
+
+    def fit(self, title: str, progress: bool | Progress | None = None) -> None:
+        """Train until it is over."""
+        with bar(title, progress if self.fabric.is_global_zero else False) as tick:
+            while not self.over():
+                self.run_epoch(tick)
+
+    def run_epoch(self, tick: Tick | None) -> None:
+        """Train for one epoch, validate, save."""
+        start = time.monotonic()
+        self.module.train()
+        row = {"epoch": self.state.epoch + 1, **self._train(tick), **self.validate()}
+        self.state.epoch += 1
+        self.state.history.append(row | {"seconds": time.monotonic() - start})
+        self.keep()
+        if self.out is not None and self.fabric.is_global_zero:
+            self._save(make_folder(self.out) / CHECKPOINT)
+        self.fabric.barrier()
+
+    def _train(self, tick: Tick | None) -> dict[str, float]:
+        epoch, total = self.state.epoch, self.total
+        means = EpochMeans(epoch, total)
+        for number, batch in enumerate(self.batches(epoch)):
+            done = (epoch + (number / total if total else 0)) / self.epochs
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.rate(done)
+            with self.fabric.autocast():
+                numbers = self.step(batch, done)
+            self.optimizer.zero_grad()
+            self.fabric.backward(numbers["loss"])
+            self.optimizer.step()
+            means.add(numbers)
+            if tick:
+                whole = total or number + 1
+                tick(epoch * whole + number + 1, self.epochs * whole, means.note)
+        return means.mean()
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        state = TrainingState(**saved["state"])
+        with _in_words(f"The {CHECKPOINT} in {self.out} does not fit"):
+            for weights in (state.best, saved["model"]):
+                if weights is not None:
+                    self.bare.load_state_dict(weights)
+            self.optimizer.load_state_dict(saved["optimizer"])
+        self.state = state
+
+    def _save(self, path: Path) -> None:
+        """Write the checkpoint, whole or not at all.
+
+        Fabric.save writes by way of the system's temporary folder: on another disk that is a copy,
+        which a killed process leaves half done. torch.save hides that a disk is full.
+        """
+        content = {
+            "settings": self.settings,
+            "state": vars(self.state),
+            "model": weights_of(self.bare),
+            "optimizer": self.optimizer.state_dict(),
+        }
+        written = BytesIO()
+        torch.save(content, written)
+        with writing(path) as part:
+            part.write_bytes(written.getvalue())
+
+
+class EpochMeans:
+    """The means of an epoch's numbers; raises LossError for a loss that is not finite.
+
+    Numbers stay on the device for some steps. torchmetrics.MeanMetric can't name the bad batch.
+    """
+
+    def __init__(self, epoch: int, total: int) -> None:
+        self.epoch, self.total, self.count, self.note = epoch, total, 0, ""
+        self._waiting: list[Tensor] = []
+        self._names: tuple[str, ...] = ()
+        self._sums: Tensor | float = 0.0
+
+    def add(self, numbers: Mapping[str, Tensor]) -> None:
+        """Add the numbers of one step."""
+        self._names = tuple(numbers)
+        values = [value.detach().float() for value in numbers.values()]
+        self._waiting.append(torch.stack(values))
+        if len(self._waiting) >= EVERY:
+            self._look()
+
+    def mean(self) -> dict[str, float]:
+        """The mean of each number."""
+        self._look()
+        found = (torch.as_tensor(self._sums) / max(1, self.count)).tolist()
+        return dict(zip(self._names, found if self._names else (), strict=True))
+
+    def _look(self) -> None:
+        if not self._waiting:
+            return
+        values = torch.stack(self._waiting).cpu().double()  # [steps,numbers]
+        self._waiting.clear()
+        bad = (~values[:, self._names.index("loss")].isfinite()).nonzero().flatten().tolist()
+        if bad:
+            batch = f"{self.count + bad[0] + 1}" + (f" of {self.total}" if self.total else "")
+            raise LossError(
+                f"the loss became {values[bad[0], 0].item():g} in epoch {self.epoch + 1}, batch"
+                f" {batch}: check its images, the precision and the learning rate"
+            )
+        self._sums = self._sums + values.sum(0)
+        self.count += len(values)
+        last = zip(self._names, values[-1].tolist(), strict=True)
+        self.note = ", ".join(f"{name} {value:.2f}" for name, value in last)
+
+
+def read_checkpoint(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The checkpoint in a folder, or None; raise unless it has the same settings.
+
+    Only tensors and plain values are read, so an untrusted file runs no code.
+    """
+    path = out / CHECKPOINT
+    if not path.exists():
+        return None
+    with _in_words(f"Cannot read {path}"):
+        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        before, state = dict(saved["settings"]), TrainingState(**saved["state"])
+        if [row["epoch"] for row in state.history] != list(range(1, state.epoch + 1)):
+            raise ValueError(f"{len(state.history)} rows for {state.epoch} epochs")
+        worths = [float(row["worth"]) for row in state.history if "worth" in row]
+        if state.stale < 0 or (worths and state.best is None):
+            raise ValueError("its best epoch is missing")
+        float(state.best_worth)
+    found = _difference(before, settings)
+    if found is not None:
+        raise cannot_resume(out, *found)
+    return saved
+
+
+def cannot_resume(out: Path, name: str, before: object, now: object) -> UserError:
+    """The error for a run that was started with other settings."""
+    return UserError(
+        f"Cannot resume {out}: `{name}` was {before}, now {now}. Use the original settings, another"
+        " --out, or --overwrite."
+    )
+
+
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """The first setting that differs: its name, its value before and its value now.
+
+    >>> _difference({"seed": 0, "recipe": {"epochs": 5}}, {"seed": 0, "recipe": {"epochs": 6}})
+    ('recipe.epochs', '5', '6')
+    """
+    for key in {**before, **now}:
+        known, value = before.get(key), now.get(key)
+        if isinstance(known, dict) and isinstance(value, dict):
+            inner = _difference(known, value)
+            if inner is not None:
+                return f"{key}.{inner[0]}", *inner[1:]
+        elif known != value:
+            return key, repr(known)[:40], repr(value)[:40]
+    return None
+
+
+@contextmanager
+def _in_words(failure: str) -> Iterator[None]:
+    """Any error inside becomes a UserError that names the remedy."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{failure} ({reason}): remove it, or start again with overwrite"
+        ) from error
+
+
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of a module's weights, on the CPU."""
+    return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}

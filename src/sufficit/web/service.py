@@ -1,0 +1,327 @@
+"""One model: decode one image, explain it, score the explanation; nothing is kept between calls."""
+
+import asyncio
+import io
+import math
+import threading
+import warnings
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from PIL import Image, UnidentifiedImageError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from torch import Tensor
+
+from sufficit.classifier.checkpoint import View
+from sufficit.classifier.classifier import Classifier
+from sufficit.data.images import FORMATS, BadImageError, decode_image
+from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
+from sufficit.explainers import (
+    CAMS,
+    EXPLAINERS,
+    Explainer,
+    Methods,
+    OwnMethod,
+    explain_all,
+    methods_for,
+)
+from sufficit.metrics.registry import Schedule
+from sufficit.metrics.scores import evaluate
+from sufficit.perturbation import bands
+from sufficit.perturbation.fills import FILLS
+from sufficit.progress import Progress
+from sufficit.report.encoding import encode_fill, encode_heatmaps, encode_images
+from sufficit.report.viewer_data import answers_along, classes_in, rounded, shares_of, stops
+from sufficit.runs.overlays import class_number
+from sufficit.web.schemas import (
+    ClassFacts,
+    Curves,
+    Explained,
+    ExplainForm,
+    Heatmap,
+    ImageAnswer,
+    ImageForm,
+    Limits,
+    MethodFacts,
+    ModelFacts,
+    Scored,
+    ScoreForm,
+)
+
+COLUMNS = ("insertion_pixel", "deletion_pixel", "base_score", "mask_penalty", "msi")
+VALUE_STEP = 0.05  # the tables use 0.01, which takes five times as long
+MAP_SIDES = (512,)  # a page with one image can hold its maps at full size
+LIKELIEST = 5
+RETRY_SECONDS = 5
+FORMAT_NAMES = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Service:
+    """A classifier and the methods that work on it."""
+
+    classifier: Classifier
+    name: str
+    methods: Mapping[str, Explainer | OwnMethod]
+    usual: tuple[str, ...]  # the methods that run if a request names none
+    size: tuple[int, int]  # height and width of the model's input
+    n_classes: int
+    value_step: float = VALUE_STEP
+
+    def explain(self, images: Tensor, form: ExplainForm, progress: Progress) -> Explained:
+        """The prediction and the heatmaps of one image [1,C,H,W], without masked images."""
+        common, probabilities, heatmaps = self._look(images, form, form.methods, progress)
+        likeliest = probabilities.nan_to_num(-1).topk(min(LIKELIEST, self.n_classes)).indices
+        return Explained(
+            **dict(common),
+            height=images.shape[2],
+            width=images.shape[3],
+            image=encode_images(images)[0],
+            fill=encode_fill(images, form.fill)[0],
+            prediction=[self._class(number, probabilities) for number in likeliest.tolist()],
+            maps=_encoded(heatmaps, common.grid, form.alpha_min),
+        )
+
+    def score(self, images: Tensor, form: ScoreForm, progress: Progress) -> Scored:
+        """The scores of one method on one image [1,C,H,W], as `evaluate` returns them."""
+        common, _, heatmaps = self._look(images, form, [form.method], progress)
+        scores = evaluate(
+            self.classifier,
+            images,
+            heatmaps[form.method],
+            torch.tensor([common.target.number]),
+            alpha_min=form.alpha_min,
+            score=form.score,
+            fill=form.fill,
+            value_step=common.value_step,
+            columns=COLUMNS,
+            progress=progress,
+        )
+        curves = answers_along(scores.answers, form.alpha_min, common.grid)[0]
+        values = {name: scores[name].item() for name in COLUMNS}
+        columns: dict[str, Any] = {n: None if math.isnan(v) else v for n, v in values.items()}
+        return Scored(
+            **dict(common),
+            **columns,
+            method=form.method,
+            score=form.score,
+            fill=form.fill,
+            curves=Curves(**curves),
+            classes={number: self.class_name(number) for number in sorted(classes_in(curves))},
+            calls=int(scores.calls[0]),
+        )
+
+    def facts(self, limits: Limits) -> ModelFacts:
+        """The model, and what a request can ask for."""
+        classes, view = self.classifier.classes, self.classifier.view
+        return ModelFacts(
+            name=self.name,
+            classes=None if classes is None else list(classes),
+            n_classes=self.n_classes,
+            height=self.size[0],
+            width=self.size[1],
+            channels=view.channels if view else 3,
+            device=str(self.classifier.device),
+            methods=[
+                MethodFacts(name=name, about=self.about(name), usual=name in self.usual)
+                for name in self.methods
+            ],
+            fills=list(FILLS),
+            value_step=self.value_step,
+            limits=limits,
+        )
+
+    def about(self, name: str) -> str:
+        """One line that describes a method."""
+        method = self.methods[name]
+        if isinstance(method, Explainer):
+            return method.description
+        return (method.__doc__ or "your own function").strip().splitlines()[0]
+
+    def class_name(self, number: int) -> str:
+        """The name of a class, or its number."""
+        classes = self.classifier.classes
+        return classes[number] if classes else f"class {number}"
+
+    def _look(
+        self, images: Tensor, form: ImageForm, names: Sequence[str], progress: Progress
+    ) -> tuple[ImageAnswer, Tensor, dict[str, Tensor]]:
+        """What both answers say, the probabilities [classes], the heatmaps by method [1,H,W]."""
+        for name in names:
+            if name not in self.methods:
+                raise unknown("method", name, self.methods)
+        with torch.no_grad():
+            probabilities = self.classifier(images).float().softmax(1).cpu()[0]
+        target = self._target(form.target.strip(), probabilities)
+        progress(0, 1)
+        methods = {name: self.methods[name] for name in names or self.usual}
+        heatmaps = _heatmaps(self.classifier, images, torch.tensor([target]), methods)
+        step = self.value_step if form.value_step is None else form.value_step
+        grid = stops(Schedule(form.alpha_min, value_step=step).values, [form.alpha_min])
+        common = ImageAnswer(
+            target=self._class(target, probabilities),
+            alpha_min=form.alpha_min,
+            value_step=step,
+            grid=list(grid),
+            start=grid.index(form.alpha_min),
+        )
+        return common, probabilities, heatmaps
+
+    def _target(self, wanted: str, probabilities: Tensor) -> int:
+        if not wanted:
+            return int(probabilities.argmax())
+        number = class_number(wanted, self.classifier.classes)
+        if number >= self.n_classes:
+            raise UserError(
+                f"target must be a class of the model, 0..{self.n_classes - 1}, got {number}"
+            )
+        return number
+
+    def _class(self, number: int, probabilities: Tensor) -> ClassFacts:
+        value = rounded(probabilities[number : number + 1])[0]
+        return ClassFacts(number=number, name=self.class_name(number), probability=value)
+
+
+def open_service(
+    classifier: Classifier,
+    name: str,
+    methods: Methods | None = None,
+    value_step: float = VALUE_STEP,
+) -> Service:
+    """A service whose usual methods are `methods`, which must work; others that work follow.
+
+    Without `methods` the usual ones are the CAMs and rollout, as far as they work on the model.
+    """
+    if classifier.view is None or classifier.view.crop is None:
+        raise UserError(f"{name} has no input size of its own: give --size, as in --size 224")
+    bands.grid(value_step)  # raises if the step makes no grid
+    h, w = classifier.view.crop
+    grey = torch.full((1, classifier.view.channels, h, w), 0.5)
+    with torch.no_grad():
+        n_classes = classifier(grey).shape[1]
+    own = methods_for(methods, classifier) if methods else {}
+    if own:
+        _heatmaps(classifier, grey, None, own)  # raises if one of them does not work
+    others = {n: m for n, m in EXPLAINERS.items() if n not in own and _works(classifier, grey, n)}
+    usual = tuple(own) or tuple(n for n in (*CAMS, "rollout") if n in others) or tuple(others)
+    return Service(classifier, name, own | others, usual, (h, w), n_classes, value_step)
+
+
+def _works(classifier: Classifier, images: Tensor, method: str) -> bool:
+    try:
+        _heatmaps(classifier, images, None, [method])
+    except UserError:
+        return False
+    return True
+
+
+def _heatmaps(
+    classifier: Classifier, images: Tensor, targets: Tensor | None, methods: Methods
+) -> dict[str, Tensor]:
+    """The heatmaps of each method, without warnings for empty ones: answers say so themselves."""
+    with warnings.catch_warnings():  # safe: one thread alone runs the model
+        warnings.simplefilter("ignore", EmptyHeatmapWarning)
+        return explain_all(classifier, images, targets, methods, progress=False)
+
+
+def _encoded(
+    heatmaps: Mapping[str, Tensor], grid: Sequence[float], alpha_min: float
+) -> list[Heatmap]:
+    maps, marked = encode_heatmaps(heatmaps, grid, MAP_SIDES), bands.at_least(alpha_min)
+    return [
+        Heatmap(
+            method=name,
+            map=maps[name][0],
+            shares=[share or 0.0 for share in shares_of(found, grid)[0]],
+            mask_penalty=bands.inside(found.cpu(), marked).double().mean().item(),
+            empty=not bool(found.any()),
+        )
+        for name, found in heatmaps.items()
+    ]
+
+
+def check_image(content: bytes, limits: Limits) -> None:
+    """Raise unless the header is that of an image of a known format within the limits."""
+    most = f"the limit is {limits.pixels / 1e6:g} million pixels: send a smaller one"
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
+            width, height = opened.size
+    except UnidentifiedImageError as error:
+        raise HTTPException(415, f"the file is not an image: send {FORMAT_NAMES}") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise HTTPException(413, f"the image is too large, {most}") from error
+    except Exception as error:  # Pillow raises nearly anything for a corrupt header
+        raise _corrupt() from error
+    if width * height > limits.pixels:
+        raise HTTPException(413, f"the image is too large ({width} x {height}), {most}")
+
+
+def read_image_bytes(content: bytes, view: View | None, limits: Limits) -> Tensor:
+    """The model's input for an image that `check_image` accepts: [1,C,H,W] in 0..1."""
+    try:
+        return decode_image(io.BytesIO(content), view, FORMATS, limits.pixels)[None]
+    except BadImageError as error:
+        if error.__cause__ is None:  # a refusal of ours, in plain words
+            raise HTTPException(400, f"the image can't be used: {error}") from error
+        raise _corrupt() from error
+
+
+def _corrupt() -> HTTPException:
+    return HTTPException(400, "the image is corrupt or cut off: send it again, or another one")
+
+
+class ModelQueue:
+    """A bounded number of requests, of which one at a time uses the model.
+
+    All jobs run in one thread: each thread that calls torch keeps a pool of threads of its own.
+    """
+
+    def __init__(self, places: int) -> None:
+        self.places, self.taken = places, 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sufficit-model")
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Hold one of the places, or refuse with 503 if all are taken."""
+        if self.taken >= self.places:
+            raise HTTPException(
+                503,
+                f"the queue is full ({self.taken} requests): retry in {RETRY_SECONDS} seconds",
+                {"Retry-After": str(RETRY_SECONDS)},
+            )
+        self.taken += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1
+
+    async def run(self, job: Callable[[Progress], T], gone: Awaitable[None]) -> T:
+        """The result of the job, which calls its argument often; cancelled once `gone` is done."""
+        cancelled = threading.Event()
+
+        def check(done: float, total: float) -> None:
+            if cancelled.is_set():
+                raise ClientDisconnect
+
+        work, leaving = self._thread.submit(job, check), asyncio.ensure_future(gone)
+        result = asyncio.wrap_future(work)
+        try:
+            either: set[asyncio.Future[Any]] = {result, leaving}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if result.done():
+                return result.result()
+            cancelled.set()
+            if not work.cancel():  # it runs: the place is free once the model is
+                await asyncio.wait({result})
+                result.exception()  # read, or asyncio logs it
+            raise ClientDisconnect
+        finally:
+            cancelled.set()
+            work.cancel()
+            leaving.cancel()

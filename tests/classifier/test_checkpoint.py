@@ -1,0 +1,120 @@
+"""A classifier on disk: saved and loaded without loss, and never trusted."""
+
+import errno
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from sufficit import Classifier, Recipe, UserError, View
+from sufficit.classifier.digit_net import SmallNet
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"crop": 64}, {"crop": (64,)}, {"crop": (0, 0)}, {"crop": (64.5, 64)}, {"resize": -1}],
+)
+def test_a_view_is_made_of_pixels(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="a View's crop"):
+        View(**options)
+
+
+def test_a_saved_classifier_is_loaded_without_loss(tmp_path: Path) -> None:
+    classifier = Classifier(
+        SmallNet(num_classes=3, width=4),
+        layer="features",
+        mean=(0.1, 0.2, 0.3),
+        std=(1.0, 2.0, 3.0),
+        classes=["a", "b", "c"],
+        view=View((20, 30), 25),
+        recipe=Recipe("sufficit:digits", {"num_classes": 3, "width": 4}),
+    )
+    loaded = Classifier.load(classifier.save(tmp_path / "saved"))
+    images = torch.rand(2, 3, 20, 30)
+    assert torch.equal(loaded(images), classifier(images))
+    for name in ("layer", "mean", "std", "classes", "view", "recipe"):
+        assert getattr(loaded, name) == getattr(classifier, name)
+
+
+@pytest.mark.parametrize("which", ["write_bytes", "write_text"])
+def test_a_full_disk_leaves_what_was_saved_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    classifier = Classifier.load("sufficit:digits")
+    classifier.save(tmp_path / "saved")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
+    for weights in classifier.model.parameters():
+        weights.data.zero_()
+    classifier.classes = tuple("abcdefghij")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, which, full)
+    for place in ("saved", "new"):
+        with pytest.raises(UserError, match="could not be written: No space left on device"):
+            classifier.save(tmp_path / place)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()} == before
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_a_folder_without_write_permission_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(UserError, match="can't be a folder of results: no right to write there"):
+        Classifier.load("sufficit:digits").save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_options_that_load_rejects_are_not_saved(tmp_path: Path) -> None:
+    recipe = Recipe("torchvision:resnet18", {"num_classes": 4, "norm_layer": "x"})
+    odd = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), layer="0", recipe=recipe)
+    with pytest.raises(UserError, match=r"cannot save the option 'norm_layer'.*Classifier\.load"):
+        odd.save(tmp_path / "odd")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_without_a_recipe_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="recipe="):
+        Classifier(nn.Flatten()).save(tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_the_users_weights_fill_a_named_architecture(tmp_path: Path, suffix: str) -> None:
+    model = SmallNet(num_classes=4)
+    path = tmp_path / f"w{suffix}"
+    if suffix == ".pt":
+        state = {f"module.{key}": value for key, value in model.state_dict().items()}
+        torch.save({"state_dict": state}, path)
+    else:
+        save_file(model.state_dict(), path)
+    loaded = Classifier.load("sufficit:digits", weights=path, num_classes=4)
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.equal(loaded(images), Classifier(model)(images))
+
+
+def test_weights_that_do_not_fit_say_how(tmp_path: Path) -> None:
+    save_file(SmallNet(num_classes=4).state_dict(), tmp_path / "w.safetensors")
+    with pytest.raises(UserError, match=r"2 of another shape .*head.*number of classes"):
+        Classifier.load("sufficit:digits", weights=tmp_path / "w.safetensors", num_classes=5)
+    with pytest.raises(UserError, match="no weights file"):
+        Classifier.load("sufficit:digits", weights=tmp_path / "absent.pt", num_classes=5)
+
+
+def test_pickles_are_not_run(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return Path.write_text, (tmp_path / "sprung", "x")
+
+    (tmp_path / "w.pt").write_bytes(pickle.dumps(Trap()))
+    torch.save({"x": Trap()}, tmp_path / "v.pt")
+    for name in ("w.pt", "v.pt"):
+        with pytest.raises(UserError, match="could not be read as weights"):
+            Classifier.load("sufficit:digits", weights=tmp_path / name, num_classes=5)
+    assert not (tmp_path / "sprung").exists()

@@ -1,0 +1,253 @@
+"""Models by name: torchvision, timm, transformers, this package, Python files, folders."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import transformers
+from PIL import Image
+from torch import Tensor
+from torchvision import models
+
+from small_models import (
+    transformers_vit,
+)
+from sufficit import Classifier, Recipe, UserError
+from sufficit.data.images import read_image
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    """An oblong image with some content."""
+    noise = torch.rand(5, 7, 3, generator=torch.Generator().manual_seed(0))
+    small = Image.fromarray((noise * 255).byte().numpy())
+    small.resize((331, 247), Image.Resampling.BICUBIC).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+def seen_by(classifier: Classifier, photo: Path) -> Tensor:
+    return classifier.normalize(read_image(photo, classifier.view)[None])[0]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "efficientnet_b0", "swin_t"])
+def test_torchvision_models_see_what_torchvision_shows_them(name: str, photo: Path) -> None:
+    classifier = Classifier.load(f"torchvision:{name}", weights=None)
+    transforms = models.get_model_weights(name).DEFAULT.transforms()
+    expected = transforms(Image.open(photo).convert("RGB"))
+    assert torch.allclose(seen_by(classifier, photo), expected, atol=1e-5)
+
+
+def test_torchvision_models_know_their_classes() -> None:
+    classifier = Classifier.load("torchvision:resnet18", weights=None)
+    assert classifier.classes is not None
+    assert classifier.classes[1] == "goldfish"
+    own = Classifier.load("torchvision:resnet18", weights=None, num_classes=7)
+    assert own.classes is None
+    assert own(torch.rand(1, 3, 32, 32)).shape == (1, 7)
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224", "convnext_atto"])
+def test_timm_models_see_what_timm_shows_them(name: str, photo: Path) -> None:
+    classifier = Classifier.load(f"timm:{name}", weights=None)
+    config = timm.data.resolve_model_data_config(classifier.model)
+    expected = timm.data.create_transform(**config)(Image.open(photo).convert("RGB"))
+    assert torch.allclose(seen_by(classifier, photo), expected, atol=1e-5)
+
+
+def processors() -> dict[str, Any]:
+    return {
+        "stretched": transformers.ViTImageProcessor(size={"height": 32, "width": 40}),
+        "cropped": transformers.CLIPImageProcessor(
+            size={"shortest_edge": 40}, crop_size={"height": 32, "width": 32}
+        ),
+        "by share": transformers.ConvNextImageProcessor(size={"shortest_edge": 32}),
+        "by share, large": transformers.ConvNextImageProcessor(size={"shortest_edge": 384}),
+    }
+
+
+@pytest.mark.parametrize("kind", list(processors()))
+def test_transformers_models_see_what_their_processor_shows_them(
+    kind: str, photo: Path, tmp_path: Path
+) -> None:
+    processor = processors()[kind]
+    transformers_vit().save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    classifier = Classifier.load(f"transformers:{tmp_path}")
+    image = Image.open(photo).convert("RGB")
+    expected = processor(image, return_tensors="pt")["pixel_values"][0]
+    found = seen_by(classifier, photo)
+    assert found.shape == expected.shape
+    # They resize tensors or PIL images, which round differently.
+    assert (found - expected).abs().mean() < 0.02
+
+
+def test_transformers_models_are_read_from_a_folder(tmp_path: Path) -> None:
+    model = transformers_vit()
+    model.save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    classifier = Classifier.load(f"transformers:{tmp_path}")
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = model.eval()((images - 0.5) / 0.5).logits
+        assert torch.allclose(classifier(images), expected, atol=1e-6)
+    own = Classifier.load(f"transformers:{tmp_path}", weights=None, num_classes=3)
+    assert own(images).shape == (2, 3)
+
+
+def test_transformers_classes_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """Configurations on disk have their numbers sorted as text: 0, 1, 10, 11, 2."""
+    config = transformers_vit(12).config
+    config.id2label = {i: f"class {i}" for i in sorted(range(12), key=str)}
+    config.save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    classifier = Classifier.load(f"transformers:{tmp_path}", weights=None)
+    assert classifier.classes == tuple(f"class {i}" for i in range(12))
+
+
+def test_code_in_a_transformers_repository_is_never_run(tmp_path: Path) -> None:
+    sprung = tmp_path / "sprung"
+    (tmp_path / "evil.py").write_text(f"from pathlib import Path\nPath({str(sprung)!r}).touch()\n")
+    code = {"AutoConfig": "evil.Config", "AutoModelForImageClassification": "evil.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}))
+    for options in ({}, {"weights": None}):
+        with pytest.raises(UserError, match=r"cannot get .*contains custom code"):
+            Classifier.load(f"transformers:{tmp_path}", **options)
+    with pytest.raises(UserError, match=r"is not run: build the model in a function of your own"):
+        Classifier.load(f"transformers:{tmp_path}", trust_remote_code=True)
+    assert not sprung.exists()
+
+
+@pytest.mark.parametrize("source", ["torchvision:resnet18", "timm:resnet10t", "sufficit:digits"])
+def test_random_weights_must_be_asked_for(source: str) -> None:
+    with pytest.raises(UserError, match=r"no published weights for 7 classes.*weights=FILE"):
+        Classifier.load(source, num_classes=7)
+
+
+def test_a_saved_classifier_takes_no_options(tmp_path: Path) -> None:
+    Classifier.load("sufficit:digits").save(tmp_path)
+    for options in ({"weights": None}, {"num_classes": 3}):
+        with pytest.raises(UserError, match="takes no options and no weights"):
+            Classifier.load(tmp_path, **options)
+
+
+def test_unknown_models_are_named_with_their_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Unknown torchvision model 'resnet19'. Did you mean"):
+        Classifier.load("torchvision:resnet19")
+    with pytest.raises(UserError, match=r"Unknown timm model 'vit_tiny'"):
+        Classifier.load("timm:vit_tiny")
+    with pytest.raises(UserError, match=r"Unknown model 'torchvison:resnet18'"):
+        Classifier.load("torchvison:resnet18")
+    with pytest.raises(UserError, match=r"has no classifier\.json"):
+        Classifier.load(tmp_path)
+    with pytest.raises(UserError, match="does not take these options"):
+        Classifier.load("torchvision:resnet18", weights=None, depth=3)
+
+
+def test_a_corrupt_description_is_a_clear_error(tmp_path: Path) -> None:
+    Classifier.load("sufficit:digits").save(tmp_path)
+    path = tmp_path / "classifier.json"
+    saved = json.loads(path.read_text())
+    del saved["mean"]
+    path.write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=r"classifier\.json is corrupt .*mean"):
+        Classifier.load(tmp_path)
+    path.write_text("{")
+    with pytest.raises(UserError, match=r"classifier\.json could not be read"):
+        Classifier.load(tmp_path)
+
+
+OWN = """
+from torch import nn
+from sufficit import Classifier
+
+def model(width=2):
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, width))
+
+def classifier():
+    return Classifier(model(), mean=(0.1,) * 3, std=(2.0,) * 3, classes=["a", "b"])
+
+def nothing():
+    return 3
+"""
+
+
+def test_the_users_reshape_is_used_but_not_saved(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        OWN
+        + """
+def reshaped():
+    return Classifier(model(), layer="0", reshape=lambda out: out.view(-1, 3, 2, 2))
+"""
+    )
+    loaded = Classifier.load(f"python:{tmp_path}/own.py:reshaped")
+    images = torch.rand(1, 3, 2, 2)
+    assert torch.equal(loaded.features(images)[0], images)
+    loaded.recipe = Recipe("sufficit:digits")
+    with pytest.raises(UserError, match="cannot save reshape, a function"):
+        loaded.save(tmp_path / "saved")
+
+
+def test_a_users_function_makes_a_classifier(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    images = torch.rand(2, 3, 2, 2)
+    assert Classifier.load(f"python:{path}:model", width=5)(images).shape == (2, 5)
+    loaded = Classifier.load(f"python:{path}:classifier")
+    assert (loaded.mean, loaded.classes) == ((0.1,) * 3, ("a", "b"))
+    for name, message in [
+        (f"{path}:absent", "has no function 'absent'"),
+        (f"{path}:nothing", "must return an nn.Module or a Classifier, got int"),
+        (f"{tmp_path}/absent.py:model", "no Python file"),
+        ("absent_module:model", "absent_module raised ModuleNotFoundError"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            Classifier.load(f"python:{name}")
+
+
+def test_a_users_file_may_import_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_own.py").write_text("WIDTH = 4")
+    (tmp_path / "own_with_neighbour.py").write_text("""
+from __future__ import annotations
+from dataclasses import dataclass
+from torch import nn
+from neighbour_of_own import WIDTH
+
+@dataclass
+class Settings:
+    width: int = WIDTH
+
+def model():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, Settings().width))
+""")
+    loaded = Classifier.load(f"python:{tmp_path}/own_with_neighbour.py:model")
+    assert loaded(torch.rand(1, 3, 2, 2)).shape == (1, 4)
+
+
+def test_a_saved_classifier_runs_no_code(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    own = Classifier.load(f"python:{tmp_path}/own.py:model")
+    with pytest.raises(UserError, match="no name to save"):
+        own.save(tmp_path / "saved")
+    Classifier.load("sufficit:digits").save(tmp_path)
+    path = tmp_path / "classifier.json"
+    saved = json.loads(path.read_text())
+    for recipe in (
+        {"source": f"python:{tmp_path}/own.py:model", "options": {}},
+        {"source": f"transformers:{tmp_path}", "options": {"trust_remote_code": True}},
+        {"source": str(tmp_path), "options": {}},
+    ):
+        path.write_text(json.dumps(saved | {"recipe": recipe}))
+        with pytest.raises(UserError, match="names code to run, or no known architecture"):
+            Classifier.load(tmp_path)
+
+
+def test_the_shipped_net_reads_held_out_digits() -> None:
+    from sufficit.data.digits import synthetic_digits
+
+    digits = synthetic_digits(200, seed=11)
+    with torch.no_grad():
+        right = Classifier.load("sufficit:digits")(digits.images).argmax(1) == digits.labels
+    assert right.float().mean() > 0.95

@@ -1,0 +1,490 @@
+"""A run scores every source on every image, once, and its numbers are those of the library."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from own_model import MODEL
+from reference import COLUMNS, one_at_a_time, reference_columns
+from small_models import Traces
+from small_runs import (
+    CLASSES,
+    STEPS,
+    assert_same_rows,
+    config_for,
+    interrupted,
+    rows,
+    run_small,
+    write_photos,
+)
+from sufficit import Classifier, Lax, UserError, evaluate, explain, leak
+from sufficit.data import images as image_files
+from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
+from sufficit.data.images import list_images, read_image
+from sufficit.runs import engine, job, maps
+from sufficit.runs.engine import run
+from sufficit.runs.job import make_job
+from sufficit.runs.maps import MapFile, noise
+from sufficit.runs.results import OWN_BEST, RunResults
+from sufficit.runs.store import Store
+
+LEAKS = ("leak", "leak_chance", "leak_grey", "leak_grey_chance", "leak_noise", "leak_noise_chance")
+
+
+def model_of(photos: Path) -> Classifier:
+    return Classifier.load(f"python:{photos.parent / 'model.py'}:make")
+
+
+def inputs_of(photos: Path, names: list[str]) -> tuple[Tensor, Tensor]:
+    """Images and labels in the order of the names."""
+    images = torch.stack([read_image(photos / name, None) for name in names])
+    return images, torch.tensor([CLASSES.index(name[:3]) for name in names])
+
+
+def heatmaps_of(
+    photos: Path, names: list[str], seed: int = 0, methods: tuple[str, ...] = ("gradcam",)
+) -> dict[str, Tensor]:
+    """The heatmaps of methods and controls, drawn without a run."""
+    images, labels = inputs_of(photos, names)
+    found = {m: explain(model_of(photos), images, labels, m) for m in (*methods, "center")}
+    return found | {"random": noise(images, seed, range(len(names)))}
+
+
+# Numbers
+
+
+def test_rows_are_what_explain_evaluate_and_leak_return(photos: Path, tmp_path: Path) -> None:
+    results = run_small(config_for(photos, seed=3, held_out_fill="blur"), tmp_path / "out")
+    names = [image.name for image in list_images(photos)]
+    assert results.names == names
+    assert set(results.methods) == {"gradcam", "layercam", "random", "center"}
+    classifier, (images, labels) = model_of(photos), inputs_of(photos, names)
+    for method, found in heatmaps_of(photos, names, 3, ("gradcam", "layercam")).items():
+        expected = evaluate(classifier, images, found, labels, held_out_fill="blur", **STEPS)
+        leaked = leak(classifier, images, found, labels, donors=3, seed=3)
+        frame = rows(tmp_path / "out", method)
+        assert frame["image"].tolist() == names
+        assert frame["target"].tolist() == labels.tolist()
+        for name, values in {**expected.columns, **leaked.columns}.items():
+            assert frame[name].to_numpy() == pytest.approx(values.numpy(), abs=1e-6), name
+        assert frame["calls"].tolist() == (expected.calls + leaked.calls).tolist()
+        assert results.summaries[method]["msi"].mean == pytest.approx(expected.mean()["msi"])
+        assert results.record["leak_ratio"][method] == pytest.approx(leaked.ratio)
+    assert results.record["model_calls"] == sum(f["calls"].sum() for f in results.rows.values())
+
+
+@pytest.mark.parametrize("score", ["accuracy", "confidence"])
+def test_columns_are_those_computed_one_mask_at_a_time(
+    photos: Path, tmp_path: Path, score: str
+) -> None:
+    results = run_small(config_for(photos, score=score, leak=False), tmp_path / "out")
+    names = results.names
+    images, labels = inputs_of(photos, names)
+    drawn = heatmaps_of(photos, names, methods=("gradcam", "layercam"))
+    logits_of = one_at_a_time(model_of(photos).model)
+    for method, number in (("gradcam", 0), ("layercam", 4), ("random", 10)):
+        expected = reference_columns(
+            logits_of, images[number], drawn[method][number], int(labels[number]),
+            score=score, **STEPS,
+        )  # fmt: skip
+        row = results.rows[method].iloc[number]
+        for name in COLUMNS:
+            assert row[name] == pytest.approx(expected[name], abs=1e-5), (method, name)
+
+
+def test_the_leak_of_more_images_than_the_pool_is_that_of_the_library_with_that_pool(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sufficit import Pool
+
+    monkeypatch.setattr(job, "POOL", 5)
+    made = make_job(config_for(photos, seed=2), unit=3)
+    results = run(made, tmp_path / "out", progress=False)
+    assert len(made.pool) == 5
+    images, labels = inputs_of(photos, results.names)
+    for method, found in heatmaps_of(photos, results.names, 2).items():
+        pool = Pool(images[made.pool], found[made.pool], labels[made.pool])
+        expected = leak(model_of(photos), images, found, labels, donors=3, seed=2, pool=pool)
+        for name, values in expected.columns.items():
+            assert results.rows[method][name].to_numpy() == pytest.approx(values.numpy()), name
+
+
+def test_a_searched_alpha_min_is_best_for_the_mean_of_the_ranked_sources(
+    photos: Path, tmp_path: Path
+) -> None:
+    results = run_small(config_for(photos, alpha_min="search", leak=False), tmp_path / "out")
+    images, labels = inputs_of(photos, results.names)
+    tried = [i / 20 for i in range(1, 20)]
+    drawn = heatmaps_of(photos, results.names, methods=("gradcam", "layercam"))
+    own = {
+        method: [
+            evaluate(
+                model_of(photos), images, drawn[method], labels, alpha_min=a, columns=["msi"],
+                **STEPS,
+            ).mean()["msi"]
+            for a in tried
+        ]
+        for method in ("gradcam", "layercam")
+    }  # fmt: skip
+    together = np.mean([own["gradcam"], own["layercam"]], axis=0)
+    assert results.alpha_min == tried[int(together.argmax())]
+    assert results.record["own_alpha_min"]["gradcam"] == tried[int(np.argmax(own["gradcam"]))]
+    assert results.summaries["gradcam"][OWN_BEST].mean == pytest.approx(max(own["gradcam"]))
+    at_best = own["layercam"][int(together.argmax())]
+    assert results.summaries["layercam"]["msi"].mean == pytest.approx(at_best)
+    assert results.record["search"]["mean_msi"]["layercam"] == pytest.approx(own["layercam"])
+
+
+def test_the_leak_at_a_searched_alpha_min_is_that_of_the_library_there(
+    photos: Path, tmp_path: Path
+) -> None:
+    results = run_small(config_for(photos, alpha_min="search", seed=1), tmp_path / "out")
+    assert results.alpha_min != 0.5
+    images, labels = inputs_of(photos, results.names)
+    for method, found in heatmaps_of(photos, results.names, 1, ("gradcam", "layercam")).items():
+        expected = leak(
+            model_of(photos), images, found, labels, donors=3, seed=1, alpha_min=results.alpha_min
+        )
+        for name, values in expected.columns.items():
+            assert results.rows[method][name].to_numpy() == pytest.approx(values.numpy()), name
+
+
+@pytest.mark.parametrize("options", [{"value_step": 0.05, "fill": "mean"}, {"batch_size": 5}])
+@pytest.mark.parametrize("score", ["accuracy", "confidence"])
+def test_msi_over_alpha_min_is_that_of_a_search_on_the_sample(
+    tmp_path: Path, score: str, options: dict[str, Any]
+) -> None:
+    photos = write_photos(tmp_path, 19)
+    config = config_for(photos, score=score, leak=False, seed=3, **options)
+    results = run_small(config, tmp_path / "out", unit=5)
+    saved = results.record["alpha_curve"]
+    sample = [0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17]
+    assert saved["images"] == [results.names[row] for row in sample]
+    assert saved["value_step"] == config.value_step
+    images, labels = inputs_of(photos, saved["images"])
+    drawn = heatmaps_of(photos, results.names, 3, ("gradcam", "layercam"))
+    calls = 0
+    for method in ("gradcam", "layercam", "random"):
+        expected = evaluate(
+            model_of(photos), images, drawn[method][sample], labels, alpha_min="search",
+            value_step=config.value_step, fill=config.fill, columns=["msi"], score=score,
+        )  # fmt: skip
+        assert expected.search is not None
+        assert saved["alphas"] == list(expected.search.alphas)
+        wanted = expected.search.means.tolist()
+        assert saved["mean_msi"][method] == pytest.approx(wanted, abs=1e-6)
+        calls += int(expected.calls.sum())
+    assert calls < saved["model_calls"] < 2 * calls
+    searched = config_for(photos, alpha_min="search", leak=False)
+    assert "alpha_curve" not in run_small(searched, tmp_path / "searched").record
+
+
+def test_without_labels_the_models_predictions_are_scored(photos: Path, tmp_path: Path) -> None:
+    results = run_small(config_for(photos, targets="prediction", leak=False), tmp_path / "out")
+    images, _ = inputs_of(photos, results.names)
+    predicted = model_of(photos)(images).argmax(1)
+    assert results.rows["gradcam"]["target"].tolist() == predicted.tolist()
+    assert results.rows["gradcam"]["clean_accuracy"].tolist() == [1.0] * 11
+    assert results.record["targets"] == "prediction"
+
+
+def test_only_the_columns_that_are_asked_for_are_computed(photos: Path, tmp_path: Path) -> None:
+    whole = run_small(config_for(photos, leak=False), tmp_path / "whole")
+    config = config_for(photos, leak=False, columns=["mask_penalty", "insertion_pixel"])
+    some = run_small(config, tmp_path / "some")
+    frame = some.rows["gradcam"]
+    facts = ["image", "target", "clean_accuracy", "calls"]
+    assert list(frame) == [*facts, "mask_penalty", "insertion_pixel"]
+    assert frame["insertion_pixel"].equals(whole.rows["gradcam"]["insertion_pixel"])
+    assert frame["calls"].sum() < whole.rows["gradcam"]["calls"].sum()
+    assert some.standing is None
+    with pytest.raises(UserError, match="a report shows MSI"):
+        some.content()
+
+
+# Units
+
+
+@pytest.mark.parametrize("unit", [1, 2, 64])
+@pytest.mark.parametrize("alpha_min", [0.5, "search"])
+def test_the_size_of_the_units_changes_no_row(
+    photos: Path, tmp_path: Path, unit: int, alpha_min: Any
+) -> None:
+    config = config_for(photos, alpha_min=alpha_min, held_out_fill="mean")
+    whole = run_small(config, tmp_path / "whole", unit=4)
+    other = run_small(config, tmp_path / "other", unit=unit)
+    assert other.record["alpha_min"] == whole.record["alpha_min"]
+    assert other.record["shown"] == whole.record["shown"]
+    for method in whole.methods:
+        pandas.testing.assert_frame_equal(other.rows[method], whole.rows[method], atol=1e-6, rtol=0)
+
+
+def test_the_order_of_the_units_changes_no_row(photos: Path, tmp_path: Path) -> None:
+    config = config_for(photos)
+    run_small(config, tmp_path / "whole", unit=3)
+    made = make_job(config, unit=3)
+    made.units.reverse()
+    store = Store(tmp_path / "out")
+    store.start(made.key(), made.entries, 4)
+    engine.compute(made, store, "scores", progress=False)
+    run_small(config, tmp_path / "out", unit=3)
+    assert_same_rows(tmp_path / "whole", tmp_path / "out", ("gradcam", "layercam", "random"))
+
+
+def test_corrupt_images_are_named_and_change_no_other_row(photos: Path, tmp_path: Path) -> None:
+    whole = run_small(config_for(photos, leak=False), tmp_path / "whole")
+    (photos / "bee" / "04.png").write_bytes(b"")
+    (photos / "bee" / "07.png").write_bytes(b"nonsense")
+    results = run_small(config_for(photos, leak=False), tmp_path / "out")
+    assert {name: why[:17] for name, why in results.skipped.items()} == {
+        "bee/04.png": "the file is empty",
+        "bee/07.png": "not a readable im",
+    }
+    assert (results.record["n"], results.record["n_skipped"]) == (9, 2)
+    for method in whole.methods:
+        before = whole.rows[method].set_index("image").loc[results.names].reset_index()
+        pandas.testing.assert_frame_equal(results.rows[method], before, atol=1e-6, rtol=0)
+    with pytest.raises(UserError, match=r"Cannot read bee/04\.png: the file is empty\. Fix it"):
+        run_small(config_for(photos, on_error="stop"), tmp_path / "stopped")
+    assert not (tmp_path / "stopped").exists()
+
+
+NO_NUMBERS = """
+class Fragile(torch.nn.Module):
+    def forward(self, images):
+        return images.masked_fill(images.amax((1, 2, 3), keepdim=True) == 0, torch.nan)
+
+def fragile():
+    made = make()
+    return Classifier(nn.Sequential(Fragile(), *made.model), layer="2", classes=made.classes)
+"""
+
+
+def test_images_the_model_gives_nan_for_are_skipped_and_change_no_other_row(
+    photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "model.py").write_text(MODEL + NO_NUMBERS)
+    config = config_for(photos, model=f"python:{tmp_path / 'model.py'}:fragile", fill="mean")
+    whole = run_small(config, tmp_path / "whole")
+    black = ("cat/11.png", "cat/12.png", "cat/13.png")
+    for name in black:  # the last ones, so that the others keep their numbers
+        Image.new("RGB", (10, 12)).save(photos / name)
+    results = run_small(config, tmp_path / "out")
+    assert results.skipped == dict.fromkeys(black, "the model gives NaN or infinite values for it")
+    assert results.names == whole.names
+    for method in whole.methods:
+        now, then = (one.rows[method].drop(columns=[*LEAKS]) for one in (results, whole))
+        pandas.testing.assert_frame_equal(
+            now.drop(columns="calls"), then.drop(columns="calls"), atol=1e-6, rtol=0
+        )
+    stopping = config_for(photos, model=config.model, fill="mean", on_error="stop")
+    with pytest.raises(UserError, match=r"cat/1\d\.png: the model gives NaN.*--precision"):
+        run_small(stopping, tmp_path / "stopped")
+
+
+def test_a_run_without_any_good_image_is_one_error(photos: Path, tmp_path: Path) -> None:
+    for path in (photos / "ant").iterdir():
+        path.write_bytes(b"")
+    results = run_small(config_for(photos), tmp_path / "out")  # a whole unit is skipped
+    assert {name.split("/")[0] for name in results.names} == {"bee", "cat"}
+    assert "leak" in results.rows["gradcam"]
+    for path in photos.rglob("*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match=r"all 11 images were skipped; the first, ant/00\.png"):
+        run_small(config_for(photos), tmp_path / "none")
+
+
+def test_images_of_several_sizes_need_a_size(photos: Path, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(photos / "cat" / "08.png")
+    with pytest.raises(UserError, match=r"images differ in size .*cat/08.* give --size"):
+        run_small(config_for(photos), tmp_path / "out")
+    assert len(run_small(config_for(photos, size="12"), tmp_path / "sized").names) == 11
+    apart = config_for(photos, leak=False)  # alone in its unit it is scored at its own size
+    assert len(run_small(apart, tmp_path / "apart", unit=1).names) == 11
+
+
+def test_one_image_is_scored_without_leakage(photos: Path, tmp_path: Path) -> None:
+    for path in sorted(photos.rglob("*.png"))[1:]:
+        path.unlink()
+    results = run_small(config_for(photos, targets="prediction"), tmp_path / "out")
+    assert len(results.names) == 1
+    assert "leak" not in results.rows["gradcam"]
+    assert any("Leakage was not measured" in remark for remark in results.remarks())
+
+
+def test_controls_alone_are_ranked(photos: Path, tmp_path: Path) -> None:
+    results = run_small(config_for(photos, methods=["center"], leak=False), tmp_path / "out")
+    assert results.standing is not None
+    assert set(results.standing.ranking) == {"random", "center"}
+    assert results.controls == ()
+
+
+# Every image is decoded once, and explained once by each source
+
+
+class Counts:
+    """How often each image is decoded, and explained by each source."""
+
+    def __init__(self, photos: Path, patch: pytest.MonkeyPatch) -> None:
+        self.decoded, self.explained = Counter[str](), Counter[tuple[str, str]]()
+        self.names: dict[bytes, str] = {}
+        for path in photos.rglob("*.png"):
+            key = read_image(path, None).numpy().tobytes()
+            self.names[key] = path.relative_to(photos).as_posix()
+        patch.setattr(image_files, "read_image", self.decoding(photos, image_files.read_image))
+        patch.setattr(maps, "draw_all", self.explaining(maps.draw_all))
+
+    def decoding(self, photos: Path, whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def read(path: Path, view: Any) -> Tensor:
+            self.decoded[path.relative_to(photos).as_posix()] += 1
+            return whole(path, view)
+
+        return read
+
+    def explaining(self, whole: Callable[..., Any]) -> Callable[..., Any]:
+        def draw(
+            classifier: Classifier, images: Tensor, targets: Tensor, methods: Any, **more: Any
+        ) -> Any:
+            names = [self.names[image.numpy().tobytes()] for image in images]
+            self.explained.update((method, name) for method in methods for name in names)
+            return whole(classifier, images, targets, methods, **more)
+
+        return draw
+
+    def check(self, names: list[str], methods: tuple[str, ...]) -> None:
+        """These images were decoded, and explained by each source, once; no others at all."""
+        assert self.decoded == Counter(dict.fromkeys(names, 1))
+        every = [(method, name) for method in methods for name in names]
+        assert self.explained == Counter(dict.fromkeys(every, 1))
+
+
+ALL = ("gradcam", "kpca-cam", "adapter", "own", "file", "random", "center")
+
+
+DRAWN = tuple(name for name in ALL if name != "file")
+
+
+def every_source(photos: Path, **more: Any) -> Any:
+    """A config with a source of each kind, and everything that a run may do beside."""
+    place = photos.parent
+    torch.manual_seed(0)
+    adapter = Lax(6)
+    adapter.belong_to(model_of(photos), "1")
+    adapter.save_pretrained(place / "adapter")
+    (place / "mine.py").write_text("def own(model, images, targets): return images.mean(1)")
+    maps = {image.name: torch.rand(4, 5) for image in list_images(photos)}
+    write_heatmaps(place / "file.npz", maps)
+    words = ["gradcam", "kpca-cam", str(place / "adapter"), f"python:{place / 'mine.py'}:own"]
+    methods = [*words, str(place / "file.npz")]
+    return config_for(photos, methods=methods, save_heatmaps=True, held_out_fill="blur", **more)
+
+
+@pytest.mark.parametrize("pool", [256, 4], ids=["all are donors", "few are donors"])
+@pytest.mark.parametrize("alpha_min", [0.5, "search"])
+def test_each_image_is_decoded_once_and_explained_once_by_each_source(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: int, alpha_min: Any
+) -> None:
+    for module in (job, engine):
+        monkeypatch.setattr(module, "POOL", pool)
+    config = every_source(photos, alpha_min=alpha_min)
+    counts = Counts(photos, monkeypatch)
+    results = run_small(config, tmp_path / "out", unit=3)
+    assert results.shown is not None
+    assert set(results.methods) == set(ALL)
+    assert ("alpha_curve" in results.record) == (alpha_min == 0.5)
+    assert set(LEAKS) <= set(results.rows["own"])
+    with HeatmapFile(tmp_path / "out" / "adapter" / "heatmaps.npz") as kept:
+        assert set(kept.keys) == set(results.names)
+    counts.check(results.names, DRAWN)
+
+
+@pytest.mark.parametrize("pool", [256, 4], ids=["all are donors", "few are donors"])
+@pytest.mark.parametrize(
+    ("stage", "after", "alpha_min"), [("scores", 0, 0.5), ("scores", 2, 0.5), ("leak", 1, "search")]
+)
+def test_a_resumed_run_decodes_and_explains_only_what_is_missing(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: int, stage: str,
+    after: int, alpha_min: Any,
+) -> None:  # fmt: skip
+    for module in (job, engine):
+        monkeypatch.setattr(module, "POOL", pool)
+    config, out = every_source(photos, alpha_min=alpha_min), tmp_path / "out"
+    whole = run_small(config, tmp_path / "whole", unit=3)
+    interrupted(lambda: run_small(config, out, unit=3), stage, after)
+    donors = {whole.names[number] for number in make_job(config, unit=3).pool}
+    done = whole.names if stage == "leak" else whole.names[: 3 * after]
+    missing = [name for name in whole.names if name not in donors | {*done}]
+    counts = Counts(photos, monkeypatch)
+    run_small(config, out, unit=3)
+    counts.check(missing, DRAWN)
+    assert_same_rows(tmp_path / "whole", out, ALL)
+
+
+# What a run leaves
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_nothing_is_left_on_the_model(photos: Path, tmp_path: Path, training: bool) -> None:
+    classifier = model_of(photos)
+    model = classifier.model.train(training)
+    model[0].weight.requires_grad_(False)
+    model[4].bias.grad = torch.ones(3)
+    traces = Traces(model)
+    config = every_source(photos, alpha_min="search")
+    run_small(config, tmp_path / "out", classifier=classifier)
+    traces.check()
+    interrupted(lambda: run_small(config, tmp_path / "stopped", classifier=classifier))
+    traces.check()
+    bad = config_for(photos, size="12", methods=["gradcam", "rollout"])
+    with pytest.raises(UserError, match="rollout needs a transformer"):
+        run_small(bad, tmp_path / "bad", classifier=classifier)
+    traces.check()
+
+
+def test_precision_reaches_the_model_and_the_record(photos: Path, tmp_path: Path) -> None:
+    columns = ["fid_minus_percent"]
+    full, half = (
+        run_small(
+            config_for(photos, precision=precision, columns=columns, leak=False),
+            tmp_path / precision,
+        )
+        for precision in ("fp32", "bf16")
+    )
+    means = [one.summaries["gradcam"]["fid_minus_percent"].mean for one in (full, half)]
+    assert means[0] != means[1]
+    assert means[0] == pytest.approx(means[1], abs=0.05)
+    assert half.record["device"]["dtype"] == "torch.bfloat16"
+
+
+def test_the_folder_of_a_run_holds_what_the_docs_say(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    results = run_small(config_for(photos, save_heatmaps=True), out)
+    written = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    kinds = ("scores.parquet", "curves.parquet", "heatmaps.npz")
+    each = {f"{method}/{kind}" for method in results.methods for kind in kinds}
+    units = {f"heatmaps/heatmaps-{k:06d}.safetensors" for k in range(3)}
+    top = {"RUN.toml", "summary.json", "pairs.csv", "run.json", "shown.safetensors"}
+    assert written == each | units | top
+    record = results.record
+    assert (record["n"], record["n_skipped"], record["targets"]) == (11, 0, "label")
+    assert record["class_folders"] == {"ant": 0, "bee": 1, "cat": 2}
+    assert RunResults.read(out).names == results.names
+
+
+def test_progress_counts_images_times_methods(photos: Path, tmp_path: Path) -> None:
+    ticks: list[tuple[float, float]] = []
+    made = make_job(config_for(photos, leak=False), unit=4)
+    run(made, tmp_path / "out", progress=lambda done, total, *_: ticks.append((done, total)))
+    done = [share for share, _ in ticks]
+    assert done == sorted(done)
+    assert ticks[-1] == (44, 44)
+    assert len(done) > 3

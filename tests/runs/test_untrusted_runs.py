@@ -1,0 +1,171 @@
+"""Untrusted RUN.toml files and results: one clear error."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sufficit import Classifier, Lax, UserError
+from sufficit.provenance import save_json
+from sufficit.runs.config import RunConfig, config_from, read_toml, write_toml
+from sufficit.runs.job import sources_named
+from sufficit.runs.results import RunResults
+from untrusted_files import (
+    ANY,
+    CHANGES,
+    CUT,
+    DEEP,
+    DEEP_JSON,
+    FUZZ,
+    HUGE,
+    bent,
+    described,
+    npy,
+    npz,
+    reads,
+    resnet,
+)
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    Lax(4, widths=(4, 2)).save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    Classifier.load("sufficit:digits").save(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+BASE = {"model": "m", "data": "d"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("methods = " + "[" * DEEP + "]" * DEEP, "is not valid TOML"),
+        ("seed = " + HUGE, "is not valid TOML"),
+        ("seed = 0x" + "F" * 9000, "seed must be a whole number, got a value too large"),
+        ("seed = 9223372036854775808", "seed must be 9223372036854775807 or less"),
+        ("donors = 1_000_000_000", "donors must be 1000000 or less"),
+        ("alpha_min = 0x" + "F" * 9000, "alpha_min must be"),
+        ("seed." + ".".join("a" * 3000) + " = 1", "seed must be a whole number"),
+        ("x" * 100_000 + " = 1", r"Unknown option in RUN.toml 'x+'\.\.\."),
+        ("# " + "x" * 2**20, "more than 1048576 bytes"),
+        ("model = 'a'\0", "is not valid TOML"),
+        ('model = "\udcff"', "is not valid TOML"),
+    ],
+)
+def test_an_untrusted_run_file_is_one_short_line(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "RUN.toml").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(UserError, match=words) as told:
+        read_toml(tmp_path / "RUN.toml")
+    assert len(str(told.value)) < 1500
+
+
+def test_no_reader_waits_for_a_pipe(tmp_path: Path, adapter: Path, saved: Path) -> None:
+    for path in (tmp_path / "RUN.toml", adapter / "config.json", saved / "classifier.json"):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    for read, path in (
+        (read_toml, tmp_path / "RUN.toml"),
+        (Lax.from_pretrained, adapter),
+        (Classifier.load, saved),
+    ):
+        with pytest.raises(UserError):
+            read(path)
+
+
+@pytest.mark.parametrize("methods", [["../../x"], ["/etc"], [3], 7])
+def test_the_methods_of_a_finished_run_lie_inside_it(tmp_path: Path, methods: object) -> None:
+    save_json(tmp_path / "run.json", {"methods": methods, "flat": False, "config": BASE})
+    save_json(tmp_path / "summary.json", {})
+    with pytest.raises(UserError, match=r"can't be the name|is not complete"):
+        RunResults.read(tmp_path)
+    (tmp_path / "run.json").write_text(DEEP_JSON)
+    with pytest.raises(UserError, match=r"run\.json could not be read"):
+        RunResults.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["units", "run.json", "RUN.toml", "report.html", "summary.json"])
+def test_no_adapter_takes_the_place_of_a_result(tmp_path: Path, adapter: Path, name: str) -> None:
+    shutil.copytree(adapter, tmp_path / name)
+    config = config_from({**BASE, "methods": [str(tmp_path / name)]})
+    with pytest.raises(UserError, match=rf"'{name}' is a file of every run: name the source"):
+        sources_named(config)
+
+
+def test_run_files_with_any_bytes_are_read_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "RUN.toml"
+    write_toml(path, RunConfig(model="m", data="d", methods=("a", "b"), size="64", batch_size=3))
+    whole = path.read_bytes()
+
+    @FUZZ
+    @given(CHANGES, CUT)
+    def bend(changes: list[tuple[int, int]], cut: int | None) -> None:
+        path.write_bytes(bent(whole, changes, cut))
+        reads(lambda: config_from(read_toml(path)))
+
+    bend()
+
+
+@FUZZ
+@given(st.sampled_from([*vars(RunConfig(model="m", data="d")), "x"]), ANY)
+def test_settings_with_anything_in_a_place_are_taken_or_refused(name: str, value: object) -> None:
+    reads(lambda: config_from(BASE | {name: value}))
+
+
+def test_all_of_them_stay_within_little_memory(tmp_path: Path, adapter: Path, saved: Path) -> None:
+    npz(tmp_path / "large.npz", npy("(8000, 16000)"))
+    npz(tmp_path / "bomb.npz", npy("(2, 2)", content=bytes(2**26)))
+    (tmp_path / "RUN.toml").write_text("methods = " + "[" * DEEP)
+    config = json.loads((adapter / "config.json").read_text())
+    (adapter / "config.json").write_text(json.dumps(config | {"channels": 60_000, "widths": [200]}))
+    described(saved, recipe=resnet(num_classes=10**6))
+    script = """
+        import resource
+        from pathlib import Path
+        from sufficit import Classifier, Lax, UserError
+        from sufficit.runs.config import read_toml
+        from sufficit.data.heatmap_files import HeatmapFile
+        import torchvision.models
+
+        def read_maps(path):
+            with HeatmapFile(path) as maps:
+                return maps.read("a")
+
+        def used(what):
+            line = next(l for l in Path("/proc/self/status").open() if l.startswith(what))
+            return int(line.split()[1]) * 1024
+
+        limit = used("VmSize") + 40 * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        for read, path in (
+            (read_maps, "large.npz"), (read_maps, "bomb.npz"), (read_toml, "RUN.toml"),
+            (Lax.from_pretrained, "adapter"), (Classifier.load, "saved"),
+        ):
+            try:
+                read(Path(path))
+            except UserError as error:
+                print(path, len(str(error)) < 500)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    told = ["large.npz", "bomb.npz", "RUN.toml", "adapter", "saved"]
+    assert done.stdout.split() == [word for name in told for word in (name, "True")], done.stderr

@@ -1,0 +1,62 @@
+"""Progress bars: when they are drawn, and what they count."""
+
+import math
+import sys
+
+import pytest
+
+from sufficit.progress import bar, stage
+
+
+def test_a_bar_without_a_total_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    with bar("images", wanted=True) as tick:
+        assert tick is not None
+        tick(7, math.inf)
+    assert "images: 7it" in capsys.readouterr().err
+
+
+def test_a_bar_counts_whole_images_and_shows_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    with bar("images", wanted=True) as tick:
+        assert tick is not None
+        tick(3.7, 8, "loss 0.5")
+    last = capsys.readouterr().err.split("\r")[-1]
+    assert "3/8" in last
+    assert "loss 0.5" in last
+
+
+@pytest.mark.parametrize("wanted", [None, False])
+def test_without_a_terminal_no_bar_is_drawn(capsys, wanted) -> None:
+    with bar("images", wanted) as tick:
+        assert tick is None
+    assert capsys.readouterr().err == ""
+
+
+def test_in_a_terminal_a_bar_appears_only_when_it_takes_long(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with bar("short") as tick:
+        assert tick is not None
+        tick(1, 2)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sufficit.progress.DELAY", 1e-9)
+    with bar("long") as tick:
+        tick(1, 2)
+    assert "long" in capsys.readouterr().err
+
+
+def test_a_function_of_the_caller_is_called_instead() -> None:
+    told = []
+    with bar("images", lambda done, total: told.append((done, total))) as tick:
+        assert tick is not None
+        tick(1.5, 4, "a note")
+    assert told == [(1.5, 4)]
+
+
+def test_stages_are_parts_of_the_whole() -> None:
+    told = []
+    for which in range(3):
+        part = stage(lambda done, total: told.append(done / total), which, 3)
+        assert part is not None
+        part(5, 10)
+        part(10, 10)
+    assert told == pytest.approx([1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1])
+    assert stage(None, 0, 2) is None

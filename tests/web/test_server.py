@@ -1,0 +1,134 @@
+"""`sufficit serve`: its options, its messages, and a server in a process of its own."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from sufficit import Lax
+from sufficit.classifier.classifier import Classifier
+from sufficit.web.server import bind
+
+DIGITS = ("serve", "--model", "sufficit:digits", "--port", "0")
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The app and the address that the command would serve."""
+    found: dict[str, Any] = {}
+
+    def serve(app: Any, listening: Any) -> None:
+        found.update(app=app, name=listening.getsockname())
+
+    def show(page: str, wanted: bool | None) -> None:
+        found.update(page=page, open=wanted)
+
+    monkeypatch.setattr("sufficit.web.serve", serve)
+    monkeypatch.setattr("sufficit.cli.serve.show_page", show)
+    return found
+
+
+def test_flags_reach_the_page(sufficit, served: dict[str, Any], tmp_path: Path) -> None:
+    Image.new("RGB", (9, 7), (1, 2, 3)).save(tmp_path / "own.bmp")
+    classifier = Classifier.load("sufficit:digits")
+    lax = Lax(96)
+    lax.belong_to(classifier, "features")
+    lax.save_pretrained(tmp_path / "mine")
+    run = sufficit(
+        *DIGITS, "--methods", f"{tmp_path / 'mine'},layercam", "--example", tmp_path / "own.bmp",
+        "--max-mb", 2, "--max-waiting", 3, "--max-megapixels", 4, "--value-step", 0.1, "--size", 32,
+        "--allow-host", "models.example",
+    )  # fmt: skip
+    assert run.code == 0, run.err
+    assert served["name"][0] == "127.0.0.1"
+    assert f"sufficit:digits at http://127.0.0.1:{served['name'][1]}" in run.words
+    assert "password" not in run.err
+    assert served["open"] is None
+    assert served["page"] == f"http://127.0.0.1:{served['name'][1]}"
+    with TestClient(served["app"], base_url="http://models.example") as client:
+        facts = client.get("/api/model").json()
+        example = client.get("/api/example").content
+        assert client.get("/api/model", headers={"host": "10.0.0.1"}).status_code == 400
+    assert facts["limits"] | {"seconds": 0} == {
+        "bytes": 2_000_000, "pixels": 4_000_000, "places": 4, "seconds": 0
+    }  # fmt: skip
+    assert (facts["width"], facts["value_step"]) == (32, 0.1)
+    assert [one["name"] for one in facts["methods"] if one["usual"]] == ["mine", "layercam"]
+    assert len(facts["methods"]) == 8
+    (tmp_path / "example.png").write_bytes(example)
+    with Image.open(tmp_path / "example.png") as opened:
+        assert opened.size == (9, 7)
+
+
+def test_a_port_open_to_the_network_prints_a_warning(sufficit, served: dict[str, Any]) -> None:
+    run = sufficit(*DIGITS, "--host", "0.0.0.0", "--open")
+    assert run.code == 0
+    assert "anyone who can reach this port can use it" in run.err
+    assert served["open"]
+    with TestClient(served["app"], base_url="http://10.0.0.1") as client:
+        assert client.get("/api/health").status_code == 200
+        assert client.get("/api/health", headers={"host": "evil.example"}).status_code == 400
+
+
+def test_without_the_extra_an_error_names_what_to_install(
+    sufficit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        "sufficit.cli.serve.find_spec", lambda name: None if name == "uvicorn" else real(name)
+    )
+    run = sufficit(*DIGITS)
+    assert run.code == 2
+    assert run.err == "Error: the page needs uvicorn: pip install 'sufficit[web]'"
+
+
+def test_wrong_options_get_one_clear_line(sufficit, served: dict[str, Any], tmp_path: Path) -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        run = sufficit("serve", "--model", "sufficit:digits", "--port", port)
+        assert run.code == 2
+        assert f"cannot listen at 127.0.0.1 port {port}" in run.err
+    (tmp_path / "bad.png").write_text("no image")
+    for words, sentence in (
+        (("--host", "no such host"), "cannot listen at"),
+        (("--example", tmp_path / "bad.png"), "the file is not an image"),
+        (("--example", tmp_path / "absent.png"), "No such file"),
+        (("--methods", tmp_path / "absent"), "Unknown method"),
+        (("--value-step", "2"), "a step must lie in 0..1"),
+        (("--port", "70000"), "Invalid value"),
+    ):
+        run = sufficit(*DIGITS, *words)
+        assert run.code == 2, words
+        assert sentence in run.err
+        assert "Traceback" not in run.err
+    assert served == {}
+
+
+@pytest.mark.processes
+def test_it_answers_until_it_is_interrupted() -> None:
+    command = [sys.executable, "-m", "sufficit.cli", *DIGITS]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=os.environ | {"COLUMNS": "200"},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        address = re.findall(r"http://\S+\d", process.stdout.readline())[0]
+        with urlopen(f"{address}/api/health", timeout=20) as answer:
+            assert json.load(answer)["status"] == "ok"
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=20)
+        assert process.returncode == 0
+        assert "Traceback" not in rest
+    finally:
+        process.kill()

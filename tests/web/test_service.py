@@ -1,0 +1,227 @@
+"""The answers about one image are those of the package; the queue runs one job at a time."""
+
+import asyncio
+import io
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.testclient import TestClient
+from torch import Tensor, nn
+
+from report_content import decoded
+from sufficit import Classifier, Lax, View, evaluate, explain
+from sufficit.errors import UserError
+from sufficit.web import Service, open_service
+from sufficit.web.schemas import Limits
+from sufficit.web.service import ModelQueue, read_image_bytes
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"alpha_min": 0.33, "fill": "mean", "score": "confidence", "value_step": 0.1},
+        {"target": "3", "fill": "blur"},
+    ],
+)
+def test_scores_equal_those_of_evaluate(
+    client: TestClient, service: Service, digit: bytes, images: Tensor, case: dict[str, Any]
+) -> None:
+    data = {"method": "layercam"} | case
+    found = client.post("/api/score", files={"file": digit}, data=data).json()
+    target = torch.tensor([int(case.get("target", 5))])
+    heatmaps = explain(service.classifier, images, target, method="layercam")
+    options = {"value_step": 0.05} | {k: v for k, v in case.items() if k != "target"}
+    scores = evaluate(service.classifier, images, heatmaps, target, **options)
+    for column in ("msi", "base_score", "mask_penalty", "insertion_pixel", "deletion_pixel"):
+        assert found[column] == scores[column].item(), column
+    assert found["target"]["number"] == target.item()
+    curves, start = scores.curves(), found["start"]
+    assert found["grid"][start] == found["alpha_min"] == options.get("alpha_min", 0.5)
+    assert found["seconds"] > 0
+    for view, name in (("kept", "show"), ("hidden", "hide")):
+        expected = curves[name].confidence[0].tolist()
+        assert found["curves"][view][start:] == pytest.approx(expected, abs=5e-5)
+        hits = "".join(str(int(hit)) for hit in curves[name].accuracy[0])
+        assert found["curves"][f"{view}_hits"][start:] == hits
+
+
+def test_heatmaps_and_prediction_equal_those_of_the_package(
+    client: TestClient, service: Service, digit: bytes, images: Tensor
+) -> None:
+    names = ["gradcam", "center", "random"]
+    found = client.post("/api/explain", files={"file": digit}, data={"methods": names}).json()
+    probabilities = service.classifier(images).softmax(1)[0]
+    for one in found["prediction"]:
+        assert one["probability"] == pytest.approx(probabilities[one["number"]].item(), abs=5e-5)
+        assert one["name"] == str(one["number"])
+    order = [one["number"] for one in found["prediction"]]
+    assert order == probabilities.argsort(descending=True)[:5].tolist()
+    assert found["target"]["number"] == order[0] == 5
+    assert np.array_equal(decoded(found["image"]), np.asarray(Image.open(io.BytesIO(digit))))
+    assert [one["method"] for one in found["maps"]] == names
+    for one in found["maps"]:
+        heatmap = explain(service.classifier, images, method=one["method"])[0]
+        coded = decoded(one["map"])
+        for step, alpha in enumerate(found["grid"]):
+            above = heatmap > torch.tensor(alpha, dtype=torch.float32)
+            assert np.array_equal(coded > step, above.numpy())
+            assert one["shares"][step] == pytest.approx(above.double().mean().item(), abs=5e-5)
+        assert one["mask_penalty"] == (heatmap >= 0.5).double().mean().item()
+        assert not one["empty"]
+
+
+def test_without_methods_a_request_gets_the_usual_ones(client: TestClient, digit: bytes) -> None:
+    found = client.post("/api/explain", files={"file": digit}).json()
+    usual = [one["name"] for one in client.get("/api/model").json()["methods"] if one["usual"]]
+    assert [one["method"] for one in found["maps"]] == usual
+    assert usual == ["gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam"]
+
+
+class Bright(nn.Module):
+    """Class 1 if the image is bright, class 0 if it is dark."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(3, 1, 1, bias=False)
+        nn.init.ones_(self.features.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        light = self.features(images).mean((2, 3))
+        return torch.cat([-light, light], 1)
+
+
+def test_an_empty_heatmap_is_marked(client_of: Callable[..., TestClient], digit: bytes) -> None:
+    bright = Classifier(Bright(), "features", view=View(crop=(16, 16)))
+    client = client_of(open_service(bright, "bright"))
+    for target, empty in (("0", True), ("1", False)):
+        data = {"target": target, "methods": "gradcam"}
+        found = client.post("/api/explain", files={"file": digit}, data=data).json()
+        assert [one["empty"] for one in found["maps"]] == [empty]
+        assert found["target"]["name"] == f"class {target}"
+
+
+def test_a_model_that_returns_nan_answers_null(
+    client_of: Callable[..., TestClient], digit: bytes
+) -> None:
+    class Nothing(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images.mean((2, 3)) * torch.nan
+
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), Nothing())
+    client = client_of(open_service(Classifier(model, view=View(crop=(16, 16))), "nan"))
+    data = {"methods": "center"}
+    found = client.post("/api/explain", files={"file": digit}, data=data).json()
+    assert [one["probability"] for one in found["prediction"]] == [None] * 3
+    scored = client.post("/api/score", files={"file": digit}, data={"method": "center"})
+    assert scored.json()["msi"] is None
+
+
+def saliency(classifier: Classifier, images: Tensor, targets: Tensor) -> Tensor:
+    """Bright pixels.
+
+    Nobody shows this second paragraph.
+    """
+    return images.mean(1)
+
+
+def test_adapters_and_functions_are_methods_too(
+    client_of: Callable[..., TestClient], digit: bytes, images: Tensor
+) -> None:
+    classifier = Classifier.load("sufficit:digits")
+    lax = Lax(classifier.features(images)[0].shape[1])
+    lax.belong_to(classifier, classifier.layer or "")
+    service = open_service(classifier, "digits", {"mine": lax, "own": saliency, "cam": "gradcam"})
+    assert service.usual == ("mine", "own", "cam")
+    assert service.about("own") == "Bright pixels."
+    assert {"layercam", "gradcam", "random"} < {*service.methods}
+    client = client_of(service)
+    found = client.post("/api/explain", files={"file": digit}).json()["maps"]
+    assert [one["method"] for one in found] == ["mine", "own", "cam"]
+    grid = client.post("/api/explain", files={"file": digit}).json()["grid"]
+    expected = torch.bucketize(images.mean(1)[0], torch.tensor(grid))
+    assert np.array_equal(decoded(found[1]["map"]), expected.numpy())
+    for name in service.usual:
+        scored = client.post("/api/score", files={"file": digit}, data={"method": name})
+        assert scored.is_success
+
+
+def test_a_method_that_does_not_work_on_the_model_is_refused_at_the_start() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    other = Classifier(model, view=View(crop=(8, 8)))
+    assert "rollout" not in open_service(other, "other").methods
+    with pytest.raises(UserError):
+        open_service(other, "other", ["rollout"])
+    lax = Lax(4)
+    lax.belong_to(Classifier.load("sufficit:digits"), "features")
+    with pytest.raises(UserError, match="another classifier"):
+        open_service(other, "other", {"mine": lax})
+    with pytest.raises(UserError):
+        open_service(other, "other", {"flat": lambda c, images, targets: images})
+
+
+def test_a_model_without_an_input_size_is_refused() -> None:
+    classifier = Classifier(nn.Sequential(nn.Conv2d(3, 3, 1), nn.Flatten()))
+    with pytest.raises(UserError, match="--size 224"):
+        open_service(classifier, "mine")
+
+
+def test_the_model_is_left_as_it_was(service: Service, client: TestClient, digit: bytes) -> None:
+    before = {name: value.clone() for name, value in service.classifier.model.state_dict().items()}
+    client.post("/api/score", files={"file": digit}, data={"method": "gradcam"})
+    after = service.classifier.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(parameter.grad is None for parameter in service.classifier.model.parameters())
+
+
+def test_images_without_a_known_range_are_refused_in_plain_words(tmp_path: Path) -> None:
+    Image.fromarray(np.ones((4, 4), dtype=np.float32)).save(tmp_path / "deep.tiff")
+    with pytest.raises(HTTPException) as refused:
+        read_image_bytes((tmp_path / "deep.tiff").read_bytes(), View(), Limits())
+    assert refused.value.status_code == 400
+    assert "mode F" in refused.value.detail
+
+
+def test_a_job_stops_when_its_client_disconnects() -> None:
+    queue, ticks = ModelQueue(1), []
+
+    def job(progress: Any) -> None:
+        for i in range(1000):
+            progress(i, 1000)
+            ticks.append(i)
+            time.sleep(0.005)
+
+    async def story() -> None:
+        with pytest.raises(ClientDisconnect):
+            await queue.run(job, asyncio.sleep(0.05))
+
+    asyncio.run(story())
+    assert 1 <= len(ticks) < 100
+    with queue.place(), pytest.raises(HTTPException, match="retry in 5 seconds"), queue.place():
+        pass
+    assert queue.taken == 0
+
+
+def test_one_job_runs_at_a_time() -> None:
+    queue, running, most = ModelQueue(8), [], []
+
+    def job(progress: Any) -> None:
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.01)
+        running.pop()
+
+    async def story() -> None:
+        never = [asyncio.Event().wait() for _ in range(8)]
+        await asyncio.gather(*(queue.run(job, gone) for gone in never))
+
+    asyncio.run(story())
+    assert most == [1] * 8
