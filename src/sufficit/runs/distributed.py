@@ -182,12 +182,8 @@ class Dispatch:
 
     def finish(self, units: Sequence[Unit]) -> None:
         """Return when every unit is done; raise at the end if some failed three times."""
-        self.left, done, asked = (
-            {unit.number: unit for unit in units},
-            self.images,
-            time.monotonic(),
-        )
-        limit = self.cluster.workers.unit_timeout
+        self.left = {unit.number: unit for unit in units}
+        limit, done, asked = self.cluster.workers.unit_timeout, self.images, time.monotonic()
         while self.left or any(slot.unit is not None for slot in self.slots):
             self._grow()
             for slot in self.slots:
@@ -330,6 +326,7 @@ def _import_ray(*, here: bool) -> ModuleType:
     """Ray without usage statistics; what it starts here listens on the loopback alone."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # keep CUDA_VISIBLE_DEVICES
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else it prints deaths to stdout
     if here:
         # Ray replaces a loopback address given to `init` by the machine's own, but for this.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
