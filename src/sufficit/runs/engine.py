@@ -5,7 +5,7 @@ Read this file first. `run` starts or resumes a run; `Worker.score` computes one
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -73,7 +73,7 @@ def run(
     units; the numbers are the same.
     """
     searching = job.config.leak and job.plan.searching  # masks are known only after the search
-    with quiet(), store_in(out) as store, cluster_of(job, workers) as cluster:
+    with quiet(), closing(job), store_in(out) as store, cluster_of(job, workers) as cluster:
         if overwrite:
             store.clear()
         stages = (SCORES, LEAK) if searching else (SCORES,)
