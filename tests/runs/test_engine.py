@@ -32,7 +32,7 @@ from sufficit.data.images import list_images, read_image
 from sufficit.runs import engine, job, maps
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
-from sufficit.runs.maps import MapFile, noise
+from sufficit.runs.maps import noise
 from sufficit.runs.results import OWN_BEST, RunResults
 from sufficit.runs.store import Store
 

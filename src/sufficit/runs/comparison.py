@@ -15,6 +15,7 @@ from sufficit.classifier.classifier import (
 )
 from sufficit.data.images import ImageSource, open_images
 from sufficit.errors import UserError
+from sufficit.files import check_output
 from sufficit.progress import Progress
 from sufficit.runs.config import METHODS, config_from
 from sufficit.runs.engine import run
@@ -41,8 +42,9 @@ def compare(
 
     `images` is a tensor [N,C,H,W] in 0..1, or a folder or tar shards as the command line takes
     them. A source is a method's name, a trained Lax, a function (classifier, images, targets) ->
-    [N,H,W], a word as in `--methods`, or heatmaps [N,H,W]. `out` keeps the run: called again it
-    resumes. Further options are those of `sufficit compare`, such as alpha_min, fill or leak=False.
+    [N,H,W], a word as in `--methods`, or heatmaps [N,H,W]. `out` keeps the run: after an
+    interruption, call it again to resume. Further options are those of `sufficit compare`, such as
+    alpha_min, fill or leak=False.
     """
     check_classifier(classifier)
     if isinstance(images, Tensor):
@@ -64,8 +66,11 @@ def compare(
         )
     else:
         sources = sources_named(config)
-    job = make_job(config, classifier=classifier, images=source, sources=sources)
     place = None if out is None else Path(out)
+    if place is not None:
+        folders = [] if isinstance(images, Tensor) else [Path(images)]
+        check_output(place, folders, overwrite=overwrite, command="compare")
+    job = make_job(config, classifier=classifier, images=source, sources=sources)
     return run(job, place, overwrite=overwrite, progress=progress)
 
 

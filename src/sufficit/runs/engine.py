@@ -4,7 +4,7 @@ Read this file first. `run` starts or resumes a run; `Worker.score` computes one
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,7 +59,7 @@ def run(
     units; the numbers are the same.
     """
     searching = job.config.leak and job.plan.searching  # masks are known only after the search
-    with quiet(), store_in(out) as store, cluster_of(job, workers) as cluster:
+    with quiet(), closing(job), store_in(out) as store, cluster_of(job, workers) as cluster:
         if overwrite:
             store.clear()
         stages = (SCORES, LEAK) if searching else (SCORES,)

@@ -17,7 +17,13 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest, fingerprint
 from sufficit.classifier.loading import load_classifier
-from sufficit.data.images import BadImageError, ImageSource, open_images, read_image
+from sufficit.data.images import (
+    BadImageError,
+    ImageSource,
+    ImageTensor,
+    open_images,
+    read_image,
+)
 from sufficit.data.loader import Entry, Unit, labels_for
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, methods_for
@@ -96,12 +102,19 @@ class Job:
         entries = tuple(replace(entry, label=target) for entry in self.entries)
         return replace(self, entries=entries, targets="label")
 
+    def close(self) -> None:
+        """Close the heatmap files."""
+        for source in self.sources.values():
+            if isinstance(source, MapFile):
+                source.close()
+
     def key(self) -> dict[str, Any]:
         """All that must be the same to resume. Model, data and sources count by their content."""
         config = asdict(self.config)
         for name in ("model", "data", "methods", "controls", "save_heatmaps", "weights"):
             del config[name]
         fills = [fill for fill in (self.fill, self.held_out_fill) if isinstance(fill, Tensor)]
+        pixels = [e.image.pixels for e in self.entries if isinstance(e.image, ImageTensor)]
         classifier = self.classifier
         return config | {
             "methods": {name: _identity(source) for name, source in self.sources.items()},
@@ -110,6 +123,7 @@ class Job:
             "layer": self.config.layer or classifier.layer,
             "preprocessing": classifier.view and asdict(classifier.view),
             "values of fills": digest(*fills),
+            "images in memory": digest(*pixels),  # files are checked by name and size
             UNIT_SIZE: self.unit,
             "torch": version("torch"),
         }

@@ -1,6 +1,7 @@
 """Heatmap sources: methods, adapters, functions and heatmap files, drawn and stored alike."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,15 +41,22 @@ class MapFile:
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "normalize": self.normalize, "_opened": None}
 
+    def close(self) -> None:
+        """Close the file; it opens again when it is read."""
+        if self._opened is not None:
+            self._opened.__exit__()
+        self._opened = None
+
     def check(self, names: Sequence[str]) -> None:
         """Raise where no image has a map, or a key fits two images."""
-        keys = [self.file.key(name) for name in names]
-        if not any(key is not None for key in keys):
-            raise UserError(
-                f"{self.path} has a heatmap for none of the {len(names)} images. Images are named"
-                f" like {names[0]!r}, its keys like {(self.file.keys or ['(none)'])[0]!r}: use the"
-                " image names as keys"
-            )
+        with closing(self):
+            keys = [self.file.key(name) for name in names]
+            if not any(key is not None for key in keys):
+                raise UserError(
+                    f"{self.path} has a heatmap for none of the {len(names)} images. Images are"
+                    f" named like {names[0]!r}, its keys like"
+                    f" {(self.file.keys or ['(none)'])[0]!r}: use the image names as keys"
+                )
 
     def read(self, entry: Entry) -> Tensor:
         """The map of an image: [h,w] in 0..1."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def explain_run(
 
     Return the record. Run again after an interruption, it draws only the units that are missing.
     """
-    with quiet(), store_in(out) as store, cluster_of(job, workers) as cluster:
+    with quiet(), closing(job), store_in(out) as store, cluster_of(job, workers) as cluster:
         if overwrite:
             store.clear()
             _clear(out)

@@ -242,12 +242,15 @@ def _check_images(out: Path, path: Path, entries: Sequence[Entry]) -> None:
 
     known = parquet.read_table(path).to_pydict()
     for i, entry in enumerate(entries):
-        if i >= len(known["image"]) or entry.image.name not in (known["image"][i],):
+        if i >= len(known["image"]) or entry.image.name != known["image"][i]:
             was = known["image"][i] if i < len(known["image"]) else None
             raise cannot_resume(out, f"image {i}", was, entry.image.name)
         if (size := _bytes(entry)) != known["bytes"][i]:
             change = f"{known['bytes'][i]} bytes", f"{size} bytes"
             raise cannot_resume(out, entry.image.name, *change)
+        if entry.label != known["label"][i]:
+            name = f"label of {entry.image.name}"
+            raise cannot_resume(out, name, known["label"][i], entry.label)
     if len(known["image"]) > len(entries):
         raise cannot_resume(out, "number of images", len(known["image"]), len(entries))
 

@@ -1,0 +1,362 @@
+"""A run resumes where it is the same run, computes what is missing, and loses nothing."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from own_model import MODEL
+from small_runs import assert_same_rows, config_for, interrupted, run_small
+from sufficit import Classifier, Lax, UserError
+from sufficit.data.images import ImageSource, list_images
+from sufficit.runs.engine import run
+from sufficit.runs.job import make_job
+from sufficit.runs.store import FORMAT, Store
+
+METHODS = ("gradcam", "layercam", "random", "center")
+
+
+def same_files(one: Path, other: Path) -> bool:
+    names = ("summary.json", "pairs.csv", "RUN.toml", "shown.safetensors")
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+@pytest.mark.parametrize(
+    ("stage", "after", "alpha_min"),
+    [("donors", 0, 0.5), ("scores", 0, 0.5), ("scores", 2, 0.5), ("leak", 1, "search")],
+)
+def test_an_interrupted_run_resumes_and_ends_with_the_same_files(
+    photos: Path, tmp_path: Path, stage: str, after: int, alpha_min: Any
+) -> None:
+    config = config_for(photos, alpha_min=alpha_min, held_out_fill="blur")
+    run_small(config, tmp_path / "whole")
+    interrupted(lambda: run_small(config, tmp_path / "out"), stage, after)
+    assert not (tmp_path / "out" / "run.json").exists()
+    assert len(Store(tmp_path / "out").done(stage)) == after
+    run_small(config, tmp_path / "out")
+    assert_same_rows(tmp_path / "whole", tmp_path / "out", METHODS)
+    assert same_files(tmp_path / "whole", tmp_path / "out")
+    assert not (tmp_path / "out" / "units").exists()
+
+
+def test_a_run_whose_end_failed_only_merges(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out = config_for(photos), tmp_path / "out"
+    with monkeypatch.context() as broken:
+        broken.setattr("sufficit.runs.merge._record", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_small(config, out)
+    with monkeypatch.context() as asked:
+        asked.setattr("sufficit.runs.engine.Worker", lambda *_: pytest.fail("computed again"))
+        run_small(config, out)
+    run_small(config, tmp_path / "whole")
+    assert_same_rows(tmp_path / "whole", out, METHODS)
+    assert same_files(tmp_path / "whole", out)
+
+
+def refused(config: Any, out: Path, words: str, **more: Any) -> None:
+    with pytest.raises(UserError, match=rf"^Cannot resume .*{words}"):
+        run_small(config, out, **more)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"alpha_min": 0.4}, r"`alpha_min` was 0\.5, now 0\.4\. Use the original settings"),
+        ({"seed": 1}, "`seed` was 0, now 1"),
+        ({"methods": ["gradcam"]}, "`methods` was"),
+        ({"methods": ["layercam", "gradcam"]}, None),
+        ({"controls": False}, "`methods` was"),
+        ({"fill": "mean"}, "`fill` was 'black', now 'mean'"),
+        ({"leak": False}, "`leak` was True, now False"),
+        ({"columns": ["msi"]}, r"`columns` was None, now \['msi'\]"),
+        ({"layer": "0"}, "`layer` was '1', now '0'"),
+        ({"size": "8x8"}, "`size` was None, now '8x8'"),
+        ({"on_error": "stop"}, "`on_error` was 'skip', now 'stop'"),
+        ({"save_heatmaps": True}, None),
+    ],
+)
+def test_other_settings_are_another_run(
+    photos: Path, tmp_path: Path, change: dict[str, Any], words: str | None
+) -> None:
+    interrupted(lambda: run_small(config_for(photos), tmp_path / "out"))
+    if words is None:
+        assert run_small(config_for(photos, **change), tmp_path / "out").names
+    else:
+        refused(config_for(photos, **change), tmp_path / "out", words)
+        assert run_small(config_for(photos), tmp_path / "out").names
+
+
+def test_a_run_that_stopped_at_an_error_may_go_on_and_skip(photos: Path, tmp_path: Path) -> None:
+    stopping = config_for(photos, on_error="stop", leak=False)
+    (photos / "cat" / "08.png").write_bytes(b"")  # in the last unit
+    with pytest.raises(UserError, match=r"Cannot read cat/08\.png"):
+        run_small(stopping, tmp_path / "out")
+    assert len(Store(tmp_path / "out").done("scores")) == 2
+    results = run_small(replace(stopping, on_error="skip"), tmp_path / "out")
+    assert results.skipped == {"cat/08.png": "the file is empty"}
+
+
+def test_another_unit_size_is_another_run(photos: Path, tmp_path: Path) -> None:
+    interrupted(lambda: run_small(config_for(photos), tmp_path / "out"))
+    refused(config_for(photos), tmp_path / "out", "`images per unit` was 4, now 5", unit=5)
+
+
+def test_another_model_is_another_run(photos: Path, tmp_path: Path) -> None:
+    config, out = config_for(photos), tmp_path / "out"
+    interrupted(lambda: run_small(config, out))
+    (tmp_path / "model.py").write_text(MODEL.replace("manual_seed(0)", "manual_seed(1)"))
+    refused(config, out, "`model` was")
+    (tmp_path / "other.py").write_text(MODEL)
+    moved = replace(config, model=f"python:{tmp_path / 'other.py'}:make")
+    assert run_small(moved, out).names, "the weights count, not where they are"
+
+
+def test_other_weights_of_an_adapter_are_another_run(photos: Path, tmp_path: Path) -> None:
+    for name, seed in (("lax", 0), ("other", 1)):
+        torch.manual_seed(seed)
+        adapter = Lax(6)
+        adapter.belong_to(Classifier.load(config_for(photos).model), "1")
+        adapter.save_pretrained(tmp_path / name)
+    config, out = config_for(photos, methods=[str(tmp_path / "lax")], leak=False), tmp_path / "out"
+    interrupted(lambda: run_small(config, out))
+    refused(config_for(photos, methods=[f"lax={tmp_path / 'other'}"], leak=False), out, "`methods`")
+    shutil.copytree(tmp_path / "lax", tmp_path / "moved" / "lax")
+    config = config_for(photos, methods=[str(tmp_path / "moved" / "lax")], leak=False)
+    assert run_small(config, out).names
+
+
+def test_another_source_of_a_function_is_another_run(photos: Path, tmp_path: Path) -> None:
+    text = "def own(model, images, targets): return images.mean(1)\n"
+    (tmp_path / "mine.py").write_text(text)
+    config = config_for(photos, methods=[f"python:{tmp_path / 'mine.py'}:own"], leak=False)
+    interrupted(lambda: run_small(config, tmp_path / "out"))
+    (tmp_path / "mine.py").write_text(text.replace("mean", "amax"))
+    refused(config, tmp_path / "out", "`methods` was")
+    (tmp_path / "mine.py").write_text(text)
+    assert run_small(config, tmp_path / "out").names
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_other_values_in_a_heatmap_file_are_another_run(
+    photos: Path, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / f"maps.{kind}"
+
+    def write(seed: int) -> None:
+        names = [image.name for image in list_images(photos)]
+        maps = torch.rand(len(names), 6, 5, generator=torch.Generator().manual_seed(seed))
+        named = dict(zip(names, maps, strict=True))
+        if kind == "npz":
+            np.savez(path, **{name: one.numpy() for name, one in named.items()})
+        else:
+            save_file({name: one.clone() for name, one in named.items()}, path)
+
+    write(0)
+    size = path.stat().st_size
+    config = config_for(photos, methods=[str(path)], leak=False)
+    interrupted(lambda: run_small(config, tmp_path / "out"))
+    write(1)
+    assert path.stat().st_size == size
+    refused(config, tmp_path / "out", "`methods` was")
+    refused(replace(config, normalize=True), tmp_path / "out", "`normalize` was")
+    write(0)
+    assert len(run_small(config, tmp_path / "out").names) == 11
+
+
+def test_another_image_as_fill_is_another_run(photos: Path, tmp_path: Path) -> None:
+    fill = tmp_path / "fill.png"
+    Image.new("RGB", (10, 12), "red").save(fill)
+    config = config_for(photos, fill=str(fill), leak=False)
+    interrupted(lambda: run_small(config, tmp_path / "out"))
+    Image.new("RGB", (10, 12), "blue").save(fill)
+    refused(config, tmp_path / "out", "`values of fills` was")
+
+
+def added(photos: Path) -> None:
+    shutil.copy(photos / "ant" / "00.png", photos / "ant" / "0.png")
+
+
+def changed(photos: Path) -> None:
+    with (photos / "cat" / "08.png").open("ab") as file:
+        file.write(b" ")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (added, r"`image 0` was 'ant/00\.png', now 'ant/0\.png'"),
+        (lambda photos: shutil.copy(photos / "ant" / "00.png", photos / "cat" / "z.png"),
+         r"`image 11` was None, now 'cat/z\.png'"),
+        (lambda photos: (photos / "bee" / "04.png").unlink(), r"`image 5` was 'bee/04\.png', now"),
+        (lambda photos: (photos / "cat" / "08.png").unlink(), "`number of images` was 11, now 10"),
+        (changed, r"`cat/08\.png` was '\d+ bytes', now '\d+ bytes'"),
+    ],
+    ids=["added first", "added last", "removed", "removed last", "another size"],
+)  # fmt: skip
+def test_other_images_are_another_run(
+    photos: Path, tmp_path: Path, change: Callable[[Path], object], words: str
+) -> None:
+    interrupted(lambda: run_small(config_for(photos), tmp_path / "out"))
+    change(photos)
+    refused(config_for(photos), tmp_path / "out", words)
+
+
+def test_other_pixels_or_labels_in_memory_are_another_run(photos: Path, tmp_path: Path) -> None:
+    classifier = Classifier.load(config_for(photos).model)
+    images = torch.rand(6, 3, 12, 10, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+
+    def go(images: torch.Tensor, labels: torch.Tensor) -> Any:
+        source = ImageSource.from_tensors(images, None, labels)
+        job = make_job(config_for(photos), classifier=classifier, images=source, unit=4)
+        return run(job, tmp_path / "out", progress=False)
+
+    interrupted(lambda: go(images, labels))
+    with pytest.raises(UserError, match=r"^Cannot resume .*`images in memory` was"):
+        go(images.flip(0), labels)
+    with pytest.raises(UserError, match=r"^Cannot resume .*`label of .*` was 0, now 1"):
+        go(images, labels.flip(0) * 0 + 1)
+    assert len(go(images, labels).names) == 6
+
+
+def test_a_run_of_an_older_format_is_refused(photos: Path, tmp_path: Path) -> None:
+    config, out = config_for(photos), tmp_path / "out"
+    interrupted(lambda: run_small(config, out))
+    note = out / "units" / "key.json"
+    key = json.loads(note.read_text())
+    for older in ({"format": FORMAT - 1}, {"format": None}):
+        note.write_text(json.dumps(key | older))
+        refused(config, out, "another version of Sufficit started it.*--overwrite")
+
+
+def test_a_machine_may_merge_what_another_has_computed(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out, half = config_for(photos), tmp_path / "out", tmp_path / "half"
+    run_small(config, tmp_path / "whole")
+    with monkeypatch.context() as broken:
+        broken.setattr("sufficit.runs.merge._record", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_small(config, out)
+    interrupted(lambda: run_small(config, half))
+    for place in (out, half):
+        note = place / "units" / "key.json"
+        key = json.loads(note.read_text()) | {"device": "cuda:0", "torch": "2.11.0"}
+        note.write_text(json.dumps(key))
+    refused(config, half, "`device` was 'cuda:0', now 'cpu'")
+    moved = tmp_path / "moved" / "photos"
+    shutil.copytree(photos, moved)
+    run_small(replace(config, data=str(moved)), out)
+    assert_same_rows(tmp_path / "whole", out, METHODS)
+
+
+# Files
+
+
+@pytest.mark.parametrize("content", [b"", b"no tensors", None], ids=["empty", "other", "cut"])
+def test_a_corrupt_unit_is_named_and_can_be_deleted(
+    photos: Path, tmp_path: Path, content: bytes | None
+) -> None:
+    config, out = config_for(photos), tmp_path / "out"
+    run_small(config, tmp_path / "whole")
+    interrupted(lambda: run_small(config, out), after=2)
+    unit = Store(out).path("scores", 0)
+    unit.write_bytes(unit.read_bytes()[:100] if content is None else content)
+    with pytest.raises(UserError, match=r"cannot read .*scores-000000\.safetensors .*: delete it"):
+        run_small(config, out)
+    unit.unlink()
+    run_small(config, out)
+    assert_same_rows(tmp_path / "whole", out, METHODS)
+
+
+def test_a_unit_file_returns_what_was_written(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run")
+    whole = torch.arange(6.0).view(2, 3)
+    tensors = {"a": whole, "b": whole[:, 1], "c": whole}  # shared memory
+    facts = {"names": ["名\udcff"], "nan": float("nan"), "path": tmp_path}
+    store.write("scores", 7, tensors, facts)
+    assert store.done("scores") == {7}
+    assert store.has("scores", 7)
+    assert not store.has("scores", 6)
+    found = store.read("scores", 7)
+    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in tensors.items())
+    assert found.facts == {"names": ["名\udcff"], "nan": None, "path": str(tmp_path)}
+    assert list(store.read("scores", 7, names=["b"]).tensors) == ["b"]
+
+
+def test_the_state_of_a_run_says_how_far_it_is(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="holds no run: give the --out of one"):
+        Store(out).state()
+    interrupted(lambda: run_small(config_for(photos, alpha_min="search"), out), after=2)
+    state = Store(out).state()
+    assert state.done == {"scores": 2, "leak": 0}
+    assert (state.units, state.done_images, state.images, state.failed) == (3, 8, 11, [])
+
+
+def test_an_error_before_the_first_unit_leaves_no_folder(photos: Path, tmp_path: Path) -> None:
+    (photos / "ant" / "00.png").write_bytes(b"")
+    for out in (tmp_path / "new", tmp_path / "mine"):
+        if out.name == "mine":
+            out.mkdir()
+            (out / "notes.txt").write_text("mine")
+        with pytest.raises(UserError, match="Cannot read"):
+            run_small(config_for(photos, on_error="stop"), out)
+    assert not (tmp_path / "new").exists()
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_overwriting_removes_the_earlier_run_and_nothing_else(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run_small(config_for(photos, save_heatmaps=True), out)
+    mine = [out / "notes.txt", out / "gradcam" / "notes.txt", out / "maps" / "heatmaps.npz"]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    job = make_job(config_for(photos, methods=["kpca-cam"], controls=False, leak=False), unit=4)
+    interrupted(lambda: run(job, out, overwrite=True, progress=False))
+    assert [path.read_text() for path in mine] == ["mine"] * 3
+    left = {path.name for path in out.iterdir()}
+    assert left == {"notes.txt", "gradcam", "maps", "units", "heatmaps"}
+    assert [path.name for path in (out / "gradcam").iterdir()] == ["notes.txt"]
+    assert run(job, out, progress=False).methods == ("kpca-cam",)
+
+
+# Data that vanishes
+
+
+@pytest.mark.parametrize(("units", "empty"), [(1, False), (1, True), (2, False)])
+def test_a_run_whose_images_vanish_stops_and_resumes(
+    photos: Path, tmp_path: Path, units: int, empty: bool
+) -> None:
+    config, out, away = config_for(photos, leak=False), tmp_path / "out", tmp_path / "away"
+    run_small(config, tmp_path / "whole", unit=2)
+    whole = Store.write
+
+    def write(self: Store, stage: str, *given: Any) -> None:
+        whole(self, stage, *given)
+        if stage == "scores" and len(self.done("scores")) == units:
+            photos.rename(away)
+            if empty:
+                photos.mkdir()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Store, "write", write)
+        with pytest.raises(UserError, match=r"photos can't be read any more \(.*same command"):
+            run_small(config, out, unit=2)
+    if empty:
+        photos.rmdir()
+    away.rename(photos)
+    results = run_small(config, out, unit=2)
+    assert not results.skipped
+    assert_same_rows(tmp_path / "whole", out, METHODS)
