@@ -67,7 +67,8 @@ def test_explain_and_compare_accept_it_by_name(sufficit, digits: Path, tmp_path:
 
 
 def test_an_unknown_shipped_adapter_is_refused(sufficit, digits: Path, tmp_path: Path) -> None:
-    run = sufficit("explain", digits, *MODEL, "--methods", "sufficit:birds", "--out", tmp_path / "x")
+    words = ("--methods", "sufficit:birds", "--out", tmp_path / "x")
+    run = sufficit("explain", digits, *MODEL, *words)
     assert run.code == 2
     assert "Unknown adapter 'sufficit:birds'. Did you mean 'sufficit:digits'?" in run.err
     assert not (tmp_path / "x").exists()

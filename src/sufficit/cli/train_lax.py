@@ -145,7 +145,7 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
     out.print(table)
     weights = config.weights if config.weights != RunConfig.weights else None
     known = {"--model": config.model, "--weights": weights, "--num-classes": config.num_classes}
-    known |= {"--size": config.size, "--methods": folder}
+    known |= {"--size": config.size, "--methods": str(folder)}
     words = ["sufficit", "explain", config.data]
     words += [str(part) for name, value in known.items() if value for part in (name, value)]
     for text in (
