@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,11 @@ def write_results(
     job: Job, store: Store, alpha_min: float, *, flat: bool, temporary: bool
 ) -> RunResults:
     """Merge the units into rows, curves, summary and record; the units are deleted at the end."""
+    if find_spec("pyarrow") is None:
+        raise UserError(
+            "every unit is done, but writing the results needs pyarrow, which is not installed:"
+            " install it and run the same command again, here or where you copy the folder"
+        )
     out, merged = store.folder, _merged(job, store)
     check_any(len(merged.names), merged.skipped)
     write_toml(out / "RUN.toml", job.config)

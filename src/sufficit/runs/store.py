@@ -18,13 +18,14 @@ from sufficit.provenance import plain, save_json
 
 UNITS = "units"
 SCORES, HEATMAPS, PIXELS, LEAK, DONORS = "scores", "heatmaps", "pixels", "leak", "donors"  # stages
-KEY, MANIFEST, UNIT_SIZE = "key.json", "manifest.parquet", "images per unit"
+KEY, MANIFEST, UNIT_SIZE = "key.json", "manifest.json", "images per unit"
 ROW_FILES = ("scores.parquet", "curves.parquet", "heatmaps.npz")  # of each source
 FILES = (
     *ROW_FILES,
     *("summary.json", "pairs.csv", "shown.safetensors", "run.json", "RUN.toml"),
     *("report.html", "sheet.png", "curves.png"),
 )
+MOST_MANIFEST = 2**32  # bytes
 FORMAT = 3  # of the files below units/; a run of another format is not resumed
 MACHINE = ("device", "torch")  # may differ when every unit is there: the rest is merging
 
@@ -208,16 +209,13 @@ def cannot_resume(out: Path, name: str, before: object, now: object) -> UserErro
 
 def write_manifest(path: Path, entries: Sequence[Entry]) -> None:
     """Write the images of a run in order: name, size of the file, label."""
-    import pyarrow
-    from pyarrow import parquet
-
-    columns: dict[str, list[Any]] = {
+    # JSON and not parquet, because scoring must work where pyarrow is not installed.
+    columns = {
         "image": [entry.image.name for entry in entries],
         "bytes": [_bytes(entry) for entry in entries],
         "label": [entry.label for entry in entries],
     }
-    with writing(path) as part:
-        parquet.write_table(pyarrow.table(columns), part)
+    save_json(path, columns)
 
 
 def _check_same(
@@ -238,9 +236,7 @@ def _check_same(
 
 def _check_images(out: Path, path: Path, entries: Sequence[Entry]) -> None:
     """Raise where images were added, removed or changed since the run started."""
-    from pyarrow import parquet
-
-    known = parquet.read_table(path).to_pydict()
+    known = read_json(path, MOST_MANIFEST)
     for i, entry in enumerate(entries):
         if i >= len(known["image"]) or entry.image.name != known["image"][i]:
             was = known["image"][i] if i < len(known["image"]) else None
