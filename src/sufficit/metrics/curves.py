@@ -28,17 +28,14 @@ class MeanCurve:
 
 def averaged(pieces: Iterable[dict[str, Curve]], kind: ScoreKind) -> dict[str, MeanCurve]:
     """Return each curve's mean over the images of all pieces, NaN ignored."""
-    grids: dict[str, tuple[float, ...]] = {}
-    sums: dict[str, Tensor] = {}
-    counts: dict[str, Tensor] = {}
+    sums: dict[str, tuple[tuple[float, ...], Tensor, Tensor]] = {}
     for curves in pieces:
         for name, curve in curves.items():
             values: Tensor = getattr(curve, kind)
-            total, count = values.nansum(0), (~values.isnan()).sum(0)
-            grids[name] = curve.grid
-            sums[name] = sums[name] + total if name in sums else total
-            counts[name] = counts[name] + count if name in counts else count
-    return {name: MeanCurve(grids[name], sums[name] / counts[name]) for name in sums}
+            _, total, count = sums.get(name, ((), torch.tensor(0.0), torch.tensor(0)))
+            total, count = total + values.nansum(0), count + (~values.isnan()).sum(0)
+            sums[name] = (curve.grid, total, count)
+    return {name: MeanCurve(grid, total / count) for name, (grid, total, count) in sums.items()}
 
 
 def area(values: Tensor, grid: Sequence[float]) -> Tensor:

@@ -1,7 +1,7 @@
 """`evaluate`: predict all bands in one pass, compute every column from them."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
+from sufficit.classifier.classifier import Classifier, check_classifier
 from sufficit.errors import UserError, unknown
 from sufficit.metrics.curves import Curve, MeanCurve, averaged
-from sufficit.metrics.leakage import Leak, LeakSettings, check_classes, measure
+from sufficit.metrics.leakage import Leak, LeakSettings, check_classes, checked, measure
 from sufficit.metrics.plan import ALPHA_GRID, Plan, ask, check_asking, make_plan
 from sufficit.metrics.registry import Metric, Schedule, curves_of, msi
 from sufficit.perturbation.bands import EVERYTHING
-from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.perturbation.predictions import Predictions, ScoreKind
 from sufficit.progress import Progress, bar, stage
 from sufficit.statistics import Estimate, Floats, estimates, ratio_estimate
@@ -115,13 +114,11 @@ class Scores:
         """Return the curves behind the columns, by name."""
         return curves_of(self.answers, self._schedule())
 
-    def curve_pieces(self) -> Iterator[dict[str, Curve]]:
-        """Yield the curves of some images at a time, so that little memory is needed."""
-        return (curves_of(some, self._schedule()) for some in self.answers.pieces())
-
     def mean_curves(self) -> dict[str, MeanCurve]:
         """Return each curve of the chosen score, averaged over the images, NaN ignored."""
-        return averaged(self.curve_pieces(), self._schedule().score)
+        schedule = self._schedule()
+        pieces = (curves_of(some, schedule) for some in self.answers.pieces())  # saves memory
+        return averaged(pieces, schedule.score)
 
     def frame(self) -> "pandas.DataFrame":
         """Return one row per image: target, whether it is predicted, calls, all columns."""
@@ -172,9 +169,7 @@ def evaluate(
     (tensor([0.9275], dtype=torch.float64), tensor([32]))
     """
     check_classifier(classifier)
-    check_images(images)
-    check_heatmaps(heatmaps, images)
-    targets = check_targets(targets, len(images))
+    targets = checked(images, heatmaps, targets)
     plan = make_plan(alpha_min, score, value_step, percent_step, columns, alphas, metrics)
     check_asking(plan, fill, held_out_fill, batch_size)
     settings = LeakSettings(0, leak_donors, seed, fill=fill, batch_size=batch_size)
@@ -193,16 +188,13 @@ def evaluate(
             warnings.warn("no leak: the model's predictions are all of one class", stacklevel=2)
             return scores
         settings = replace(settings, alpha_min=scores.alpha_min)
-        last = stage(tick, stages - 1, stages)
-        return with_leak(
-            scores, measure(classifier, images, heatmaps, scores.targets, settings, tick=last)
-        )
+        asked = (classifier, images, heatmaps, scores.targets, settings)
+        return with_leak(scores, measure(*asked, tick=stage(tick, stages - 1, stages)))
 
 
 def read(predictions: Predictions, plan: Plan, held_out: Predictions | None = None) -> Scores:
     """Return every column of a plan, from its predictions and those with the held-out fill."""
-    search = None
-    schedule = plan.schedules[0]
+    search, schedule = None, plan.schedules[0]
     if plan.searching:
         tried = predictions.by_piece(
             lambda some: {"msi": torch.stack([msi(some, s) for s in plan.schedules], dim=1)}
@@ -231,24 +223,3 @@ def summarise(columns: Mapping[str, Floats], plan: Plan, *, seed: int = 0) -> di
 def with_leak(scores: Scores, leaked: Leak) -> Scores:
     """Return scores with the columns of the leak added."""
     return replace(scores, columns={**scores.columns, **leaked.columns}, leaked=leaked)
-
-
-def join(parts: Iterable[Scores]) -> Scores:
-    """Return the scores of several batches as one; alpha_min is searched again over all images."""
-    listed = list(parts)
-    held_out = [part.held_out for part in listed if part.held_out is not None]
-    leaked = [part.leaked for part in listed if part.leaked is not None]
-    scores = read(
-        Predictions.join([part.answers for part in listed]),
-        listed[0].plan,
-        Predictions.join(held_out) if held_out else None,
-    )
-    if not leaked:
-        return scores
-    same = all(part.alpha_min == scores.alpha_min for part in leaked)
-    if len(leaked) < len(listed) or not same:
-        raise UserError(
-            f"the leak was not measured in all of these parts at alpha_min {scores.alpha_min:g}:"
-            " score them at one alpha_min, or measure the leak after joining"
-        )
-    return with_leak(scores, Leak.join(leaked))

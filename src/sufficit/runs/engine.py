@@ -221,7 +221,6 @@ class Worker(ImageWorker):
             batch.images,
             batch.heatmaps,
             batch.targets,
-            batch.numbers,
             step=coarse(config.value_step),
             score=config.score,
             fill=self.job.fill,

@@ -24,8 +24,7 @@ from sufficit.explainers import EXPLAINERS, methods_for
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.sources import HeatmapFileSource, sources_from
 from sufficit.files import safe_name
-from sufficit.metrics.donors import draw_pool
-from sufficit.metrics.leakage import POOL, check_classes
+from sufficit.metrics.leakage import POOL, check_classes, draw_pool
 from sufficit.metrics.plan import Plan, check_asking, make_plan
 from sufficit.perturbation.fills import FILLS
 from sufficit.provenance import plain
