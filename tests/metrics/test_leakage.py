@@ -10,12 +10,11 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from reference import COLUMNS, SmallMemory, Spy, leak_case, one_at_a_time, small_net
+from reference import COLUMNS, SmallMemory, Spy, join_leaks, leak_case, one_at_a_time, small_net
 from sufficit import Classifier, Leak, Pool, UserError, evaluate, explain, leak
 from sufficit.data.digits import synthetic_digits
 from sufficit.metrics.leakage import (
     POOL,
-    TENSORS,
     LeakSettings,
     canvases,
     draw,
@@ -270,8 +269,7 @@ def test_images_read_in_groups_give_what_they_give_together(classifier, group) -
         measure(classifier, *part, setting, probe, numbers=numbers.tolist())
         for *part, numbers in zip(*(tensor.split(group) for tensor in given), strict=True)
     ]
-    joined = {name: torch.cat([getattr(part, name) for part in found]) for name in TENSORS}
-    assert_same(Leak(**joined, alpha_min=0.4), wanted)
+    assert_same(join_leaks(found), wanted)
 
 
 def test_a_pool_is_a_seeded_draw_of_two_classes() -> None:

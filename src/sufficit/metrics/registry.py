@@ -3,14 +3,14 @@
 To add a metric, add a line to METRICS, or pass your own to `evaluate(metrics={name: Metric(...)})`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.metrics.curves import Curve, area, mean_height
 from sufficit.perturbation import bands
 from sufficit.perturbation.bands import Band
 from sufficit.perturbation.predictions import Predictions, ScoreKind
@@ -24,6 +24,23 @@ class Heading(NamedTuple):
     short: str  # in a terminal and under a heatmap
     long: str  # in the report and over a figure
     meaning: str  # one sentence
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The score of each image along a grid."""
+
+    grid: tuple[float, ...]  # [P]
+    accuracy: Tensor  # [N,P]
+    confidence: Tensor  # [N,P]
+
+
+@dataclass(frozen=True)
+class MeanCurve:
+    """The score along a grid, averaged over images."""
+
+    grid: tuple[float, ...]  # [P]
+    values: Tensor  # [P]
 
 
 @dataclass(frozen=True)
@@ -89,6 +106,23 @@ def alpha_from(value: object, wanted: str = "a number in 0..1") -> float:
     if not 0 <= alpha <= 1:
         raise UserError(f"alpha_min must lie in 0..1, got {alpha:g}: the default is 0.5")
     return alpha
+
+
+def area(values: Tensor, grid: Sequence[float]) -> Tensor:
+    """Return the trapezoid area under each curve: [N,P] -> [N].
+
+    >>> area(torch.tensor([[0.0, 1.0, 1.0]]), (0.0, 0.5, 1.0))
+    tensor([0.7500], dtype=torch.float64)
+    """
+    widths = torch.tensor(grid, dtype=torch.float64, device=values.device).diff()
+    middles = (values[:, 1:] + values[:, :-1]).double() / 2
+    return (middles * widths).sum(1)
+
+
+def mean_height(values: Tensor, grid: Sequence[float]) -> Tensor:
+    """Return area over width, or the height at the only point of a grid: [N,P] -> [N]."""
+    width = grid[-1] - grid[0]
+    return area(values, grid) / width if width > 0 else values[:, 0].double()
 
 
 def show_bands(schedule: Schedule) -> list[Band]:

@@ -3,7 +3,8 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from math import isnan
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -11,10 +12,9 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier, check_classifier
 from sufficit.errors import UserError, unknown
-from sufficit.metrics.curves import Curve, MeanCurve, averaged
 from sufficit.metrics.leakage import Leak, LeakSettings, check_classes, checked, measure
 from sufficit.metrics.plan import ALPHA_GRID, Plan, ask, check_asking, make_plan
-from sufficit.metrics.registry import Metric, Schedule, curves_of, msi
+from sufficit.metrics.registry import Curve, MeanCurve, Metric, Schedule, curves_of, msi
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predictions import Predictions, ScoreKind
 from sufficit.progress import Progress, bar, stage
@@ -116,9 +116,14 @@ class Scores:
 
     def mean_curves(self) -> dict[str, MeanCurve]:
         """Return each curve of the chosen score, averaged over the images, NaN ignored."""
-        schedule = self._schedule()
-        pieces = (curves_of(some, schedule) for some in self.answers.pieces())  # saves memory
-        return averaged(pieces, schedule.score)
+        schedule, sums = self._schedule(), dict[str, tuple[tuple[float, ...], Tensor, Tensor]]()
+        for some in self.answers.pieces():  # the curves of all images at once need much memory
+            for name, curve in curves_of(some, schedule).items():
+                values: Tensor = getattr(curve, schedule.score)
+                _, total, count = sums.get(name, ((), torch.tensor(0.0), torch.tensor(0)))
+                total, count = total + values.nansum(0), count + (~values.isnan()).sum(0)
+                sums[name] = (curve.grid, total, count)
+        return {name: MeanCurve(grid, total / count) for name, (grid, total, count) in sums.items()}
 
     def frame(self) -> "pandas.DataFrame":
         """Return one row per image: target, whether it is predicted, calls, all columns."""
@@ -223,3 +228,97 @@ def summarise(columns: Mapping[str, Floats], plan: Plan, *, seed: int = 0) -> di
 def with_leak(scores: Scores, leaked: Leak) -> Scores:
     """Return scores with the columns of the leak added."""
     return replace(scores, columns={**scores.columns, **leaked.columns}, leaked=leaked)
+
+
+class AlphaCurves(NamedTuple):
+    """MSI over alpha_min of every method."""
+
+    searches: Mapping[str, AlphaSearch]  # by method
+    calls: int  # of the model, in all
+
+
+def spread(n: int, most: int = 16) -> tuple[int, ...]:
+    """Return up to `most` of n rows, evenly spaced.
+
+    >>> spread(3), spread(10, 4)
+    ((0, 1, 2), (0, 2, 5, 7))
+    """
+    count = min(n, most)
+    return tuple(i * n // count for i in range(count))
+
+
+def coarse(value_step: float) -> float:
+    """Return the step of a sample's curves: 0.05, or the run's step where it is larger."""
+    return max(0.05, value_step)
+
+
+def alpha_curves(
+    classifier: Classifier,
+    images: Tensor,
+    heatmaps: Mapping[str, Tensor],
+    targets: Tensor,
+    *,
+    step: float,
+    score: ScoreKind = "accuracy",
+    **options: Any,
+) -> AlphaCurves:
+    """Return MSI of each method at every alpha_min: [n,C,H,W], each [n,H,W], [n].
+
+    `options` are those of `ask`: fill, batch_size, tick.
+    """
+    plan = make_plan("search", score, step, columns=["msi"])
+    maps, n = torch.cat(list(heatmaps.values())), len(images)
+    found, _ = ask(classifier, images, maps, targets, plan, **options)
+    searches: dict[str, AlphaSearch] = {}
+    for k, method in enumerate(heatmaps):
+        search = read(found.rows(slice(k * n, (k + 1) * n)), plan).search
+        assert search is not None  # the plan searches
+        searches[method] = search
+    return AlphaCurves(searches, int(found.calls.sum()))
+
+
+@dataclass(frozen=True)
+class MethodScores:
+    """One method's scores as a run wrote them: the predictions are of the images shown only."""
+
+    columns: Mapping[str, Tensor]  # each [N] float64
+    targets: Tensor  # [N]
+    clean: Tensor  # [N] 1 where the model gives the whole image its target, NaN where it said NaN
+    calls: Tensor  # [N] model calls
+    alpha_min: float
+    schedule: Schedule  # at this alpha_min
+    curves: Mapping[str, MeanCurve]  # by name, as far as they are known
+    shown: Predictions  # of the images shown, in their order
+    alphas: Mapping[float, float] | None = None  # alpha_min -> mean MSI, where it was searched for
+
+    @staticmethod
+    def of(scores: "Scores | MethodScores", shown_rows: Sequence[int] = ()) -> "MethodScores":
+        """The same scores, with the predictions of these rows only."""
+        if isinstance(scores, MethodScores):
+            return scores
+        search = scores.search
+        return MethodScores(
+            columns=scores.columns,
+            targets=scores.targets,
+            clean=scores.clean,
+            calls=scores.calls,
+            alpha_min=scores.alpha_min,
+            schedule=replace(scores.plan.schedules[0], alpha_min=scores.alpha_min),
+            curves=scores.mean_curves(),
+            shown=scores.answers.rows(list(shown_rows)),
+            alphas=dict(zip(search.alphas, search.means.tolist(), strict=True)) if search else None,
+        )
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, column: str) -> Tensor:
+        if column not in self.columns:
+            raise unknown("column", column, self.columns)
+        return self.columns[column]
+
+    @property
+    def own_alpha(self) -> float | None:
+        """The alpha_min with the highest mean MSI of this method, where it was searched for."""
+        known = {a: msi for a, msi in (self.alphas or {}).items() if not isnan(msi)}
+        return max(known, key=lambda alpha: known[alpha]) if known else None

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from sufficit.data.loader import Unit
-from sufficit.metrics.alpha_search import alpha_curves, coarse
 from sufficit.metrics.leakage import (
     POOL,
     TENSORS,
@@ -25,7 +24,7 @@ from sufficit.metrics.leakage import (
     prepare,
 )
 from sufficit.metrics.plan import ask
-from sufficit.metrics.scores import read
+from sufficit.metrics.scores import alpha_curves, coarse, read
 from sufficit.perturbation.predictions import Predictions
 from sufficit.progress import Progress, bar
 from sufficit.report.content import choose

@@ -71,7 +71,7 @@ class Job:
     @cached_property
     def alpha_sample(self) -> frozenset[int]:
         """The images that MSI over alpha_min is measured on."""
-        from sufficit.metrics.alpha_search import spread
+        from sufficit.metrics.scores import spread
 
         wanted = self.config.alpha_curve and not self.plan.searching and "msi" in self.plan.columns
         return frozenset(spread(len(self.entries)) if wanted else ())
