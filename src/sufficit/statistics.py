@@ -237,8 +237,8 @@ def compare_values(
 
 def check_equal(what: str, found: Mapping[str, object]) -> None:
     """Raise unless all methods have the same value of something."""
-    first = next(iter(found))
-    for other in found:
+    first, *others = found
+    for other in others:
         if found[other] != found[first]:
             raise UserError(
                 "methods to compare must be scored on the same images in the same way:"
@@ -273,13 +273,12 @@ def _pairs_of(columns: Mapping[str, Floats], chance: Chance) -> tuple[Pair, ...]
     low, high = bootstrap(differences, resamples=chance.resamples, seed=chance.seed)
     tests = [sign_flip(column, draws=chance.draws, seed=chance.seed) for column in differences.T]
     corrected = holm(np.array([p for p, _ in tests]))
+    parts = (differences.T, low.tolist(), high.tolist(), tests, corrected.tolist())
     pairs = []
-    for i, (first, second) in enumerate(couples):
-        mean, (p, exact), missing = _mean(differences[:, i]), tests[i], np.isnan(differences[:, i])
-        interval, n_nan = (float(low[i]), float(high[i])), int(missing.sum())
-        n = len(differences) - n_nan
-        found = (mean, *interval, p, float(corrected[i]), n, n_nan, exact)
-        pairs.append(Pair(first, second, *found))
+    for (one, two), found, a, b, (p, exact), p_corrected in zip(couples, *parts, strict=True):
+        n_nan = int(np.isnan(found).sum())
+        n = len(found) - n_nan
+        pairs.append(Pair(one, two, _mean(found), a, b, p, p_corrected, n, n_nan, exact))
     return tuple(pairs)
 
 

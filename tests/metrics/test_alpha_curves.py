@@ -32,7 +32,7 @@ def test_the_curves_are_those_of_a_search_per_method(score: str) -> None:
     maps = {kind: heatmaps_like(kind, 5, SIZE) for kind in ("random", "tied", "saturated")}
     classifier, told = Classifier(small_net(seed=2)), []
     options = {"score": score, "fill": "mean"}
-    found = alpha_curves(
+    found, spent = alpha_curves(
         classifier, images, maps, targets, step=0.1, batch_size=7,
         tick=lambda done, total: told.append(done / total), **options,
     )  # fmt: skip
@@ -42,9 +42,9 @@ def test_the_curves_are_those_of_a_search_per_method(score: str) -> None:
             classifier, images, heatmaps, targets, alpha_min="search", value_step=0.1,
             columns=["msi"], **options,
         )  # fmt: skip
-        assert found.searches[method].alphas == wanted.search.alphas
-        torch.testing.assert_close(found.searches[method].msi, wanted.search.msi, rtol=0, atol=1e-6)
+        assert found[method].alphas == wanted.search.alphas
+        torch.testing.assert_close(found[method].msi, wanted.search.msi, rtol=0, atol=1e-6)
         calls += int(wanted.calls.sum())
-    assert found.calls == calls
+    assert spent == calls
     assert told == sorted(told)
     assert told[-1] == 1

@@ -17,7 +17,7 @@ from sufficit.metrics.registry import alpha_from, higher_is_better
 from sufficit.perturbation.bands import rest, show
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
-from sufficit.perturbation.predict import Views, check_batch_size, predict_views
+from sufficit.perturbation.predict import check_batch_size, predict_views
 from sufficit.perturbation.predictions import hits
 from sufficit.progress import Progress, bar, stage
 from sufficit.statistics import Estimate, estimates, ratio, ratio_estimate
@@ -134,10 +134,12 @@ class LeakProbe:
         shape, settings = tuple(self.pool.images.shape[1:]), self.settings
         blank = canvases(shape, settings.seed, settings.noises)
         every = torch.arange(len(heatmaps) * len(blank), device="cpu")
-        views = Views(every % len(blank), every // len(blank))
+        views = (every % len(blank), every // len(blank))
         return self._classes(blank, heatmaps, views).view(-1, len(blank))
 
-    def _classes(self, images: Tensor, heatmaps: Tensor, views: Views, **more: Any) -> Tensor:
+    def _classes(
+        self, images: Tensor, heatmaps: Tensor, views: tuple[Tensor, Tensor], **more: Any
+    ) -> Tensor:
         """Return the class predicted for each view through the mask M > alpha_min: [T]."""
         how = {"fill": self.settings.fill, "batch_size": self.settings.batch_size, **more}
         band = show(self.settings.alpha_min)
@@ -166,7 +168,7 @@ class LeakProbe:
         def donor_share(maps: Tensor, masks: Tensor, part: int) -> Tensor:
             """Return the share of each image's donors predicted as its target: [MN]."""
             more = {"targets": goals, "progress": stage(tick, part, 2)}
-            named = self._classes(pool.images, maps, Views(donors, masks), **more)
+            named = self._classes(pool.images, maps, (donors, masks), **more)
             sums = torch.zeros(len(goals), dtype=torch.float64, device="cpu")
             return sums.index_add_(0, owners, hits(named, goals[owners])) / counts
 
@@ -260,7 +262,7 @@ def measure(
     if known is None:  # the classes predicted for the whole images
         every = torch.arange(len(images), device="cpu")
         zeros = torch.zeros(1, *images.shape[2:], dtype=torch.float32, device="cpu")
-        views, size = Views(every, torch.zeros_like(every)), settings.batch_size
+        views, size = (every, torch.zeros_like(every)), settings.batch_size
         goals = predict_views(classifier, images, zeros, rest(math.inf), views, batch_size=size)
     else:
         goals = known.cpu()

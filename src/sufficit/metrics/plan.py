@@ -41,8 +41,9 @@ class Plan:
 
     def higher_is_better(self, name: str) -> bool | None:
         """Return the direction of a column, None where it has none."""
-        own = name in self.own
-        return self.own[name].higher_is_better if own else registry.higher_is_better(name)
+        if name in self.own:
+            return self.own[name].higher_is_better
+        return registry.higher_is_better(name)
 
     @cached_property
     def asks(self) -> tuple[Band, ...]:

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -230,13 +230,6 @@ def with_leak(scores: Scores, leaked: Leak) -> Scores:
     return replace(scores, columns={**scores.columns, **leaked.columns}, leaked=leaked)
 
 
-class AlphaCurves(NamedTuple):
-    """MSI over alpha_min of every method."""
-
-    searches: Mapping[str, AlphaSearch]  # by method
-    calls: int  # of the model, in all
-
-
 def spread(n: int, most: int = 16) -> tuple[int, ...]:
     """Return up to `most` of n rows, evenly spaced.
 
@@ -261,10 +254,10 @@ def alpha_curves(
     step: float,
     score: ScoreKind = "accuracy",
     **options: Any,
-) -> AlphaCurves:
-    """Return MSI of each method at every alpha_min: [n,C,H,W], each [n,H,W], [n].
+) -> tuple[dict[str, AlphaSearch], int]:
+    """Return MSI of each method at every alpha_min, and the model calls they took.
 
-    `options` are those of `ask`: fill, batch_size, tick.
+    [n,C,H,W], each [n,H,W], [n]. `options` are those of `ask`: fill, batch_size, tick.
     """
     plan = make_plan("search", score, step, columns=["msi"])
     maps, n = torch.cat(list(heatmaps.values())), len(images)
@@ -274,7 +267,7 @@ def alpha_curves(
         search = read(found.rows(slice(k * n, (k + 1) * n)), plan).search
         assert search is not None  # the plan searches
         searches[method] = search
-    return AlphaCurves(searches, int(found.calls.sum()))
+    return searches, int(found.calls.sum())
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,6 @@ _STEP_ELEMENTS = 2**25  # of heatmaps copied to the device at a time
 _MASK_ELEMENTS = 2**32  # of masks, one byte each, kept on the device
 
 
-@dataclass(frozen=True)
-class Views:
-    """Which image is seen through which heatmap's mask."""
-
-    images: Tensor  # [T]
-    heatmaps: Tensor  # [T]
-
-
 def predict(
     classifier: Classifier,
     images: Tensor,
@@ -74,7 +66,7 @@ def predict_views(
     images: Tensor,
     heatmaps: Tensor,
     band: Band,
-    views: Views,
+    views: tuple[Tensor, Tensor],
     *,
     targets: Tensor | None = None,
     fill: str | Tensor = "black",
@@ -83,12 +75,13 @@ def predict_views(
 ) -> Tensor:
     """Return the predicted class of each view, NO_CLASS where the model returned NaN: [T].
 
-    A view is any of the images [N,C,H,W] through the value band of any of the heatmaps [M,H,W].
-    Targets are only checked: the model must have these classes.
+    `views` are the numbers of the image and of the heatmap of each view: any of the images
+    [N,C,H,W] is seen through the value band of any of the heatmaps [M,H,W]. Targets are only
+    checked: the model must have these classes.
     """
     loop = _Loop(classifier, images, batch_size)
     loop.highest = -1 if targets is None else int(targets.max())
-    used, place = views.images.unique(return_inverse=True)
+    used, place = views[0].unique(return_inverse=True)
     order = place.argsort(stable=True)
     ends = place.bincount().cumsum(0).tolist()
     masks = masks_of(heatmaps, band, classifier.device)
@@ -99,8 +92,7 @@ def predict_views(
             inputs = loop.normalized(images[used[start : start + count]], fill)
             here = order[done : ends[start + count - 1]]
             loop.reports = (progress, done, len(here), len(order))
-            rows = Views(place[here] - start, views.heatmaps[here])
-            named[here] = loop.views(*inputs, masks, rows)
+            named[here] = loop.views(*inputs, masks, place[here] - start, views[1][here])
             start, done = start + count, done + len(here)
     return named
 
@@ -220,13 +212,15 @@ class _Loop:
             calls=owners.bincount(minlength=len(maps)).cpu(),
         )
 
-    def views(self, inputs: Tensor, hidden: Tensor, masks: Tensor, views: Views) -> Tensor:
+    def views(
+        self, inputs: Tensor, hidden: Tensor, masks: Tensor, seen: Tensor, through: Tensor
+    ) -> Tensor:
         """Return the predicted class of each view of a group on the device, on the CPU: [T]."""
-        named = torch.empty(len(views.images), dtype=torch.long, device=inputs.device)
+        named = torch.empty(len(seen), dtype=torch.long, device=inputs.device)
 
         def one(start: int, stop: int) -> None:
-            rows = views.images[start:stop].to(inputs.device)
-            mask = masks[views.heatmaps[start:stop].to(masks.device)].to(inputs)[:, None]
+            rows = seen[start:stop].to(inputs.device)
+            mask = masks[through[start:stop].to(masks.device)].to(inputs)[:, None]
             # At weights 0 and 1 lerp returns its ends to the bit.
             batch = torch.lerp(hidden[rows] if len(hidden) > 1 else hidden, inputs[rows], mask)
             batch = batch.contiguous(memory_format=self.classifier.memory_format)

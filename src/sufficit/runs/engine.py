@@ -215,7 +215,7 @@ class Worker(ImageWorker):
     def _alpha_curves(self, batch: Batch, facts: dict[str, Any]) -> dict[str, Tensor]:
         """MSI of some images at every alpha_min."""
         config = self.job.config
-        found = alpha_curves(
+        searches, calls = alpha_curves(
             self.job.classifier,
             batch.images,
             batch.heatmaps,
@@ -225,8 +225,8 @@ class Worker(ImageWorker):
             fill=self.job.fill,
             batch_size=config.batch_size,
         )
-        facts |= {"alpha_images": batch.names, "alpha_calls": found.calls}
-        return {f"{name}/alphas": search.msi for name, search in found.searches.items()}
+        facts |= {"alpha_images": batch.names, "alpha_calls": calls}
+        return {f"{name}/alphas": search.msi for name, search in searches.items()}
 
     def _keep(self, unit: Unit, batch: Batch, predictions: Mapping[str, Predictions]) -> None:
         """Store the maps, and the pixels of images that may be shown."""
