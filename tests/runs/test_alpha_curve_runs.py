@@ -20,8 +20,7 @@ from own_model import MODEL
 from report_content import make
 from sufficit import UserError, evaluate, explain
 from sufficit.data.images import read_image
-from sufficit.metrics.alpha_search import AlphaCurves
-from sufficit.metrics.scores import AlphaSearch
+from sufficit.metrics.scores import AlphaCurves, AlphaSearch
 from sufficit.report import charts
 
 N, CLASSES = 19, ("ant", "bee", "cat")

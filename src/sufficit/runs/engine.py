@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from sufficit.data.loader import Unit
-from sufficit.metrics.alpha_search import alpha_curves, coarse
 from sufficit.metrics.leakage import (
     POOL,
     TENSORS,
@@ -25,7 +24,7 @@ from sufficit.metrics.leakage import (
     prepare,
 )
 from sufficit.metrics.plan import ask
-from sufficit.metrics.scores import read
+from sufficit.metrics.scores import alpha_curves, coarse, read
 from sufficit.perturbation.predictions import Predictions
 from sufficit.progress import Progress, bar
 from sufficit.report.content import choose
@@ -216,19 +215,18 @@ class Worker(ImageWorker):
     def _alpha_curves(self, batch: Batch, facts: dict[str, Any]) -> dict[str, Tensor]:
         """MSI of some images at every alpha_min."""
         config = self.job.config
-        found = alpha_curves(
+        searches, calls = alpha_curves(
             self.job.classifier,
             batch.images,
             batch.heatmaps,
             batch.targets,
-            batch.numbers,
             step=coarse(config.value_step),
             score=config.score,
             fill=self.job.fill,
             batch_size=config.batch_size,
         )
-        facts |= {"alpha_images": batch.names, "alpha_calls": found.calls}
-        return {f"{name}/alphas": search.msi for name, search in found.searches.items()}
+        facts |= {"alpha_images": batch.names, "alpha_calls": calls}
+        return {f"{name}/alphas": search.msi for name, search in searches.items()}
 
     def _keep(self, unit: Unit, batch: Batch, predictions: Mapping[str, Predictions]) -> None:
         """Store the maps, and the pixels of images that may be shown."""
