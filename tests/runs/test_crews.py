@@ -14,11 +14,11 @@ import numpy as np
 import pandas
 import pytest
 from PIL import Image
+from sufficit.compare import compare_folder
+from sufficit.comparing.settings import settings_from
 
 from own_model import MODEL
 from sufficit import UserError, crews
-from sufficit.compare import compare_folder
-from sufficit.comparing.settings import settings_from
 from sufficit.crews import Crew, FirstGoneError, is_first, leads
 
 SOURCE = str(Path(sys.modules["sufficit"].__file__ or "").parents[1])

@@ -399,7 +399,7 @@ class Worker:
         return drawn | {row for row, reason in choose(values).items() if reason != "drawn by seed"}
 
     def _is_control(self, name: str) -> bool:
-        return is_control(self.job.sources[name])
+        return is_control(name, self.job.sources[name])
 
     @property
     def leaks(self) -> bool:

@@ -116,9 +116,9 @@ def known_maps(
     return found, found.at(size)
 
 
-def is_control(source: Source) -> bool:
-    """Whether a source reads only the image's size: it is drawn again instead of stored."""
-    return isinstance(source, str) and EXPLAINERS[source].needs == "images"
+def is_control(name: str, source: Source) -> bool:
+    """Whether a source is a control under its own name: it is drawn again instead of stored."""
+    return source == name and EXPLAINERS[name].needs == "images"
 
 
 def draw_sources(

@@ -93,8 +93,9 @@ class Store:
     @property
     def is_empty(self) -> bool:
         """Whether no unit is done."""
-        files = (self.folder / UNITS).glob("*.safetensors")
-        return all(is_unfinished(path.name) for path in files)
+        files = (path for place in (UNITS, HEATMAPS) for path in (self.folder / place).glob("*.*"))
+        units = (path.name for path in files if path.suffix == ".safetensors")
+        return all(map(is_unfinished, units))
 
     def remove_units(self) -> None:
         """Delete what only a resume needs."""
