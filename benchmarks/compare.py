@@ -22,14 +22,17 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from sufficit.compare import score_folder
-from sufficit.comparing.settings import Settings
 from torch import Tensor, nn
 from torchvision import models
 
 from sufficit import Classifier, View
-from sufficit.data.images import list_images
+from sufficit.data.images import ImageSource, list_images
 from sufficit.provenance import provenance
+from sufficit.runs.config import RunConfig
+from sufficit.runs.engine import compute, run
+from sufficit.runs.explanations import quiet
+from sufficit.runs.job import make_job
+from sufficit.runs.store import SCORES, Store
 
 Passes = Counter[tuple[int, bool]]
 
@@ -113,29 +116,37 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         photographs = Path(place) / "photographs"
         write_photographs(photographs, asked.images, asked.side * 2)
-        settings = Settings(
+        config = RunConfig(
             model=asked.model,
             data=str(photographs),
             targets="label",
             batch_size=asked.batch_size,
         )
         few = list_images(photographs)[:: max(1, asked.images // 16)]
-        score_folder(settings, Path(place) / "warm", classifier=classifier, pictures=few)
-        with noting(model) as passes:
+        warm = make_job(config, classifier=classifier, images=ImageSource.of(few))
+        run(warm, None, progress=False)
+        job, store = make_job(config, classifier=classifier), Store(Path(place) / "run")
+        with noting(model) as passes, quiet():
             _wait(classifier.device)
             begun = time.perf_counter()
-            score_folder(settings, Path(place) / "run", classifier=classifier, progress=False)
+            store.start(job.key(), job.entries, len(job.units), (SCORES,))
+            compute(job, store, SCORES, progress=False)
             _wait(classifier.device)
             whole = time.perf_counter() - begun
+        begun = time.perf_counter()
+        run(job, store.folder, progress=False)  # all units are there: it merges them
+        merging = time.perf_counter() - begun
         bare = bare_seconds(classifier, passes, asked.side)
     masked = sum(n * times for (n, _), times in passes.items())
     outside = 1 - bare / whole
     print(
         f"{asked.model}, {asked.images} images of {asked.side} px, {masked} passes:"
-        f" {whole:.1f} s, of which the model alone {bare:.1f} s; {outside:.1%} outside the model"
+        f" {whole:.1f} s, of which the model alone {bare:.1f} s; {outside:.1%} outside the model."
+        f" Merging the units took {merging:.1f} s more."
     )
     if asked.out:
         results = {"seconds": whole, "bare": bare, "passes": masked, "outside": outside}
+        results["merging"] = merging
         facts = provenance({"argv": sys.argv[1:]}, classifier.device, dtype)
         asked.out.write_text(json.dumps(facts | {"results": results}, indent=2) + "\n")
 

@@ -18,8 +18,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from sufficit.scored import FolderScores, Options
-from sufficit.scoring import score_folder
 from torchvision import models
 
 from compare import write_photographs
@@ -27,6 +25,10 @@ from evaluate import bare, smooth_maps
 from sufficit import Classifier, View
 from sufficit.data.images import list_images
 from sufficit.provenance import provenance
+from sufficit.runs.config import RunConfig
+from sufficit.runs.engine import run
+from sufficit.runs.job import make_job
+from sufficit.runs.results import RunResults
 from timing import medians, side_by_side
 
 
@@ -62,17 +64,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         photographs, heatmaps = Path(place) / "photographs", Path(place) / "maps.safetensors"
         write_photographs(photographs, asked.images, asked.side * 2)
-        names = [picture.name for picture in list_images(photographs)]
+        names = [image.name for image in list_images(photographs)]
         maps = smooth_maps(len(names), asked.side)
         save_file({name: one.clone() for name, one in zip(names, maps, strict=True)}, heatmaps)
-        options = Options(targets="label", progress=False)
+        config = RunConfig(
+            model=asked.model,
+            data=str(photographs),
+            methods=(f"heatmaps={heatmaps}",),
+            controls=False,
+            leak=False,
+            alpha_curve=False,
+            targets="label",
+        )
 
-        def evaluate() -> FolderScores:
-            found = score_folder(classifier, photographs, heatmaps, options)
-            assert found is not None
-            return found
+        def evaluate() -> RunResults:
+            return run(make_job(config, classifier=classifier), None, flat=True, progress=False)
 
-        calls = int(evaluate().scores.calls.sum())
+        calls = int(evaluate().scores["heatmaps"].calls.sum())
         batch = best_batch(classifier, asked.side, calls, asked.device)
         jobs: dict[str, Callable[[], object]] = {
             "evaluate": evaluate,

@@ -275,8 +275,11 @@ def test_the_command_draws_every_kind(sufficit, place: Path, tmp_path: Path) -> 
         ),
         (["--width", "wide"], "--width must be column, page or inches in 1..50, got 'wide'"),
         (["--data", "absent"], "no folder of images at absent"),
-        (["--show", "curves", "--kept"], "--kept is of --show sheet, and not of --show curves"),
-        (["--curves", "show"], "--curves is of --show curves, and not of --show sheet"),
+        (
+            ["--show", "curves", "--kept"],
+            "--kept is for --show sheet, got --show curves: leave it out",
+        ),
+        (["--curves", "show"], "--curves is for --show curves, got --show sheet: leave it out"),
         (["--out", "/proc/nowhere/sheet.pdf"], "/proc/nowhere can't be a folder of results"),
     ],
 )

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sufficit.reproduce.outcome import paper_rows
-from sufficit.reproduce.scoring import SEARCH_STEP
-from sufficit.reproduce.writing import TITLES, number, table_lines
+from sufficit.reproduce.paper_tables import TITLES, table_named
+from sufficit.reproduce.pipeline import SEARCH_STEP
+from sufficit.reproduce.table_results import number, table_lines
 
 ROOT = Path(__file__).parent.parent
 TEMPLATE = Path(__file__).with_name("results_template.md")
@@ -110,12 +110,11 @@ def alpha(folder: Path, _: str) -> str:
 
 def gap(folder: Path, _: str) -> str:
     """How far our MSI is from the paper's."""
-    summary, theirs = read(folder, "summary.json")["methods"], paper_rows(folder.name)
-    known = [(m, "lax" if m == "lax-paper" else m) for m in summary]
+    summary, paper = read(folder, "summary.json")["methods"], table_named(folder.name)
     parts = [
-        f"{TITLES[ours]} {summary[ours]['msi']['mean'] - theirs[name]['msi']:+.3f}"
-        for ours, name in known
-        if name in theirs
+        f"{TITLES[method]} {found['msi']['mean'] - printed['msi']:+.3f}"
+        for method, found in summary.items()
+        if (printed := paper.printed_row(method))
     ]
     return f"MSI, ours minus the paper's: {', '.join(parts)}."
 

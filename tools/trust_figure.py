@@ -21,9 +21,8 @@ from torch import Tensor
 from sufficit import Classifier, Lax, explain
 from sufficit import plots as figures
 from sufficit.data.images import list_images, read_image
-from sufficit.reproduce.cifar import CLASSES
-from sufficit.reproduce.plans import read_plan
-from sufficit.reproduce.tables import table_of
+from sufficit.reproduce.datasets import CIFAR_CLASSES as CLASSES
+from sufficit.reproduce.plan import read_plan
 
 DONORS = 5
 SHOWN = 4  # images, where none are named
@@ -120,7 +119,7 @@ def main() -> None:
         net = upsampled_early(512, 2)
         methods["LAX paper, early"] = Lax.from_pretrained(asked.early, net=net)
     heatmaps = {name: explain(classifier, images, labels, m) for name, m in methods.items()}
-    alpha = table_of(read_plan(asked.run).table).alpha_min
+    alpha = read_plan(asked.run).paper.alpha_min
     rows = asked.rows or worst(classifier, images, labels, heatmaps["LAX paper"], alpha)
     draw_trust(asked.out, classifier, images, labels, heatmaps, rows, alpha)
 

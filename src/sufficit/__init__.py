@@ -8,69 +8,49 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sufficit.classifier.checkpoint import Recipe, View
-    from sufficit.classifier.classifier import Classifier
-    from sufficit.errors import UserError
-    from sufficit.explainers import explain, explain_all
-    from sufficit.explainers.lax import Lax
-    from sufficit.metrics.compare_scores import compare_scores
-    from sufficit.metrics.leakage import Leak, Pool, leak
-    from sufficit.metrics.scores import Scores, evaluate
-    from sufficit.perturbation.heatmaps import normalize, resize
-    from sufficit.sanity import sanity_check
-    from sufficit.similarity import agreement
-    from sufficit.statistics import Standing
-    from sufficit.training import LaxRecipe, cache_features, repeatability, train_lax
+    from sufficit.classifier.checkpoint import Recipe as Recipe
+    from sufficit.classifier.checkpoint import View as View
+    from sufficit.classifier.classifier import Classifier as Classifier
+    from sufficit.errors import UserError as UserError
+    from sufficit.explainers import explain as explain
+    from sufficit.explainers import explain_all as explain_all
+    from sufficit.explainers.lax import Lax as Lax
+    from sufficit.metrics.compare_scores import compare_scores as compare_scores
+    from sufficit.metrics.leakage import Leak as Leak
+    from sufficit.metrics.leakage import Pool as Pool
+    from sufficit.metrics.leakage import leak as leak
+    from sufficit.metrics.scores import Scores as Scores
+    from sufficit.metrics.scores import evaluate as evaluate
+    from sufficit.perturbation.heatmaps import normalize as normalize
+    from sufficit.perturbation.heatmaps import resize as resize
+    from sufficit.runs.comparison import compare as compare
+    from sufficit.runs.results import RunResults as RunResults
+    from sufficit.sanity import sanity_check as sanity_check
+    from sufficit.similarity import agreement as agreement
+    from sufficit.statistics import Standing as Standing
+    from sufficit.training import LaxRecipe as LaxRecipe
+    from sufficit.training import cache_features as cache_features
+    from sufficit.training import repeatability as repeatability
+    from sufficit.training import train_lax as train_lax
 
 _HOMES = {
-    "Classifier": "sufficit.classifier.classifier",
-    "Lax": "sufficit.explainers.lax",
-    "LaxRecipe": "sufficit.training",
-    "Leak": "sufficit.metrics.leakage",
-    "Pool": "sufficit.metrics.leakage",
-    "Recipe": "sufficit.classifier.checkpoint",
-    "Scores": "sufficit.metrics.scores",
-    "Standing": "sufficit.statistics",
-    "UserError": "sufficit.errors",
-    "View": "sufficit.classifier.checkpoint",
-    "agreement": "sufficit.similarity",
-    "cache_features": "sufficit.training",
-    "compare_scores": "sufficit.metrics.compare_scores",
-    "evaluate": "sufficit.metrics.scores",
-    "explain": "sufficit.explainers",
-    "explain_all": "sufficit.explainers",
-    "leak": "sufficit.metrics.leakage",
-    "normalize": "sufficit.perturbation.heatmaps",
-    "repeatability": "sufficit.training",
-    "resize": "sufficit.perturbation.heatmaps",
-    "sanity_check": "sufficit.sanity",
-    "train_lax": "sufficit.training",
+    "classifier.checkpoint": ("Recipe", "View"),
+    "classifier.classifier": ("Classifier",),
+    "errors": ("UserError",),
+    "explainers": ("explain", "explain_all"),
+    "explainers.lax": ("Lax",),
+    "metrics.compare_scores": ("compare_scores",),
+    "metrics.leakage": ("Leak", "Pool", "leak"),
+    "metrics.scores": ("Scores", "evaluate"),
+    "perturbation.heatmaps": ("normalize", "resize"),
+    "runs.comparison": ("compare",),
+    "runs.results": ("RunResults",),
+    "sanity": ("sanity_check",),
+    "similarity": ("agreement",),
+    "statistics": ("Standing",),
+    "training": ("LaxRecipe", "cache_features", "repeatability", "train_lax"),
 }
-
-__all__ = [
-    "Classifier",
-    "Lax",
-    "LaxRecipe",
-    "Leak",
-    "Pool",
-    "Recipe",
-    "Scores",
-    "Standing",
-    "UserError",
-    "View",
-    "agreement",
-    "cache_features",
-    "compare_scores",
-    "evaluate",
-    "explain",
-    "explain_all",
-    "leak",
-    "normalize",
-    "repeatability",
-    "resize",
-    "sanity_check",
-    "train_lax",
-]
+_MODULES = {name: f"sufficit.{module}" for module, names in _HOMES.items() for name in names}
 
 try:
     __version__ = version("sufficit")
@@ -79,10 +59,10 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'sufficit' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*sorted(_MODULES), "__version__"]

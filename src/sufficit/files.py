@@ -13,8 +13,7 @@ from typing import Any
 
 from sufficit.errors import UserError
 
-CHECKPOINT = "checkpoint.pt"
-"""The file from which a training run resumes."""
+CHECKPOINT = "checkpoint.pt"  # from which a training run resumes
 LONGEST = 255  # bytes in a file's name, on most systems
 MOST_JSON = 2**24  # bytes
 _COMMANDS = ("compare", "evaluate", "explain", "sanity", "train-lax")  # that write a run.json
@@ -36,15 +35,11 @@ def check_output(
         if command and other and other != command:
             raise UserError(f"{folder} holds a run of sufficit {other}: choose another --out")
         if not overwrite:
-            raise UserError(
-                f"{folder} holds an earlier run: choose another --out, or --overwrite it"
-            )
+            raise UserError(f"{folder} holds an earlier run: choose another --out, or --overwrite")
     for source in sources:
         if source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
-            raise UserError(
-                f"--out {folder} lies inside {source}, so results would be read as images: choose"
-                " another --out"
-            )
+            harm = f"--out {folder} is inside {source}, so results would be read as images"
+            raise UserError(f"{harm}: choose another --out")
     try:
         made = [part for part in (folder, *folder.parents) if not part.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,9 +48,8 @@ def check_output(
         if not os.access(folder if folder.exists() else made[-1].parent, os.W_OK):
             raise PermissionError(13, "no right to write there")
     except OSError as error:
-        raise UserError(
-            f"{folder} can't be a folder of results: {error.strerror}. Choose another --out"
-        ) from error
+        reason = f"{folder} can't be a folder of results: {error.strerror}"
+        raise UserError(f"{reason}. Choose another --out") from error
 
 
 def _command_of(record: Path) -> str | None:
@@ -150,9 +144,8 @@ def _sweep(folder: Path) -> None:
 
 
 def _has_ended(process: int) -> bool:
-    """Whether a process has ended; one with our own number is an earlier one."""
     try:
-        if process != os.getpid():
+        if process != os.getpid():  # a file with our own number is of an earlier process
             os.kill(process, 0)
             return False
     except (ProcessLookupError, OverflowError):

@@ -13,8 +13,6 @@ from sufficit.data.digits import synthetic_digits
 from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
 from sufficit.data.images import (
     BadImageError,
-    ImageFile,
-    labels_of,
     list_images,
     read_image,
 )
@@ -43,42 +41,6 @@ def test_a_folder_without_pictures_is_an_error(tmp_path: Path) -> None:
         list_images(tmp_path)
     with pytest.raises(UserError, match="no folder of images"):
         list_images(tmp_path / "absent")
-
-
-def pictures(*names: str) -> list[ImageFile]:
-    return [
-        ImageFile(Path(name), name, name.split("/", maxsplit=1)[0] if "/" in name else None)
-        for name in names
-    ]
-
-
-def test_labels_come_from_class_names_whatever_their_order() -> None:
-    classes = ["zebra", "house_cat", "dog"]
-    assert labels_of(pictures("dog/1.png", "House Cat/2.png"), classes, 3) == [2, 1]
-
-
-def test_labels_come_from_numbers_and_are_not_sorted_as_text() -> None:
-    assert labels_of(pictures("10/1.png", "9/2.png"), None, 11) == [10, 9]
-
-
-def test_labels_come_in_order_where_there_is_a_folder_for_each_class() -> None:
-    assert labels_of(pictures("x/1.png", "y/2.png", "x/3.png"), None, 2) == [0, 1, 0]
-
-
-def test_folders_in_order_are_no_match_for_a_model_that_names_its_classes() -> None:
-    with pytest.raises(UserError, match=r"first 'cats'.*\(dog, cat, \.\.\.\)"):
-        labels_of(pictures("cats/1.png", "dogs/2.png"), ["dog", "cat"], 2)
-
-
-def test_folders_that_fit_no_class_are_an_error() -> None:
-    with pytest.raises(UserError, match="do not fit the model's 10 classes"):
-        labels_of(pictures("x/1.png", "y/2.png"), None, 10)
-    with pytest.raises(UserError, match="are not in a class folder"):
-        labels_of(pictures("x/1.png", "2.png"), None, 2)
-
-
-def test_pictures_outside_folders_have_no_labels() -> None:
-    assert labels_of(pictures("1.png", "2.png"), None, 2) is None
 
 
 def test_a_picture_of_the_right_size_is_read_to_the_bit(tmp_path: Path) -> None:

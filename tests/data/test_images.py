@@ -12,14 +12,55 @@ import torch
 from torch import nn
 
 from sufficit import Classifier, UserError
-from sufficit.data import images as sources
-from sufficit.data.images import ImageSource, ImageTensor, classes_of, open_images
+from sufficit.data.images import ImageFile, ImageSource, ImageTensor, open_images
 from sufficit.data.loader import Entry, ImageLoader, decode_entry, labels_for
 
 
-def test_classes_are_known_without_listing_their_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def pictures(*names: str) -> ImageSource:
+    """Images whose first folder is their class folder; the last of them can be read."""
+    last = ImageTensor("last.png", names[-1].rpartition("/")[0] or None, torch.zeros(3, 4, 4))
+    return ImageSource(
+        [*(ImageFile(name, name, name.rpartition("/")[0] or None) for name in names[:-1]), last]
+    )
+
+
+def numbers_of(source: ImageSource, classes: list[str] | None, count: int) -> list[int | None]:
+    model = nn.Sequential(nn.Conv2d(3, count, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    labels = labels_for(Classifier(model, classes=classes), source, "auto")
+    return [labels.number(image) for image in source]
+
+
+@pytest.mark.parametrize(
+    ("names", "classes", "count", "wanted"),
+    [
+        (["dog/1.png", "House Cat/2.png"], ["zebra", "house_cat", "dog"], 3, [2, 1]),
+        (["10/1.png", "9/2.png"], None, 11, [10, 9]),  # not sorted as text
+        (["x/1.png", "y/2.png", "x/3.png"], None, 2, [0, 1, 0]),  # a folder for each class
+        (["1.png", "2.png"], None, 2, [None, None]),
+    ],
+)
+def test_labels_come_from_class_names_or_numbers_or_the_order(
+    names: list[str], classes: list[str] | None, count: int, wanted: list[int | None]
 ) -> None:
+    assert numbers_of(pictures(*names), classes, count) == wanted
+
+
+@pytest.mark.parametrize(
+    ("names", "classes", "count", "words"),
+    [
+        (["cats/1.png", "dogs/2.png"], ["dog", "cat"], 2, r"first 'cats'.*\(dog, cat, \.\.\.\)"),
+        (["x/1.png", "y/2.png"], None, 10, "do not fit the model's 10 classes"),
+        (["2.png", "x/1.png"], None, 2, r"1 images \(first 2\.png\) are not in a class folder"),
+    ],
+)
+def test_folders_that_fit_no_class_are_an_error(
+    names: list[str], classes: list[str] | None, count: int, words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        numbers_of(pictures(*names), classes, count)
+
+
+def test_class_folders_are_found_behind_links_once(tmp_path: Path) -> None:
     names = ["b/1.png", "b/2.png", "a/deep/3.png", "c!/4.jpg", "empty/notes.txt", "5.txt"]
     for name in names:
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -30,22 +71,8 @@ def test_classes_are_known_without_listing_their_folders(
     (tmp_path / "elsewhere" / "6.png").write_bytes(b"x")
     for name in ("linked", "linked twice"):
         (tmp_path / "in" / name).symlink_to(tmp_path / "elsewhere")
-    source = open_images(tmp_path / "in")
-    assert source.classes is not None
-    assert source.classes() == classes_of(list(source))
-    assert source.classes().folders == ("a", "b", "c!", "linked")
-    for name in ("z.png", "loose.png"):
-        (tmp_path / "in" / name).write_bytes(b"x")
-    loose = source.classes()
-    assert loose == classes_of(list(source))
-    assert (loose.loose, loose.first_loose) == (2, "loose.png")
-    listed: list[str] = []
-    whole = sources._Search._listed
-    monkeypatch.setattr(
-        sources._Search, "_listed", lambda self, f: listed.append(f) or whole(self, f)
-    )
-    source.classes()
-    assert listed == [str(tmp_path / "in")]
+    found = [image.folder for image in open_images(tmp_path / "in")]
+    assert found == ["a", "b", "b", "c!", "linked"]
 
 
 def test_a_folder_that_can_not_be_opened_is_warned_of_once(

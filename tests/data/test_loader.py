@@ -13,16 +13,14 @@ from torch import nn
 
 from shard_files import png, write_labelled_shard
 from sufficit import Classifier, UserError
-from sufficit.data.images import BadImageError, ImageFile, ImageSource, open_images
+from sufficit.data.images import BadImageError, ImageFile, open_images
 from sufficit.data.loader import (
-    PREDICTIONS,
     Entry,
     ImageLoader,
     Item,
     Unit,
     decode_entry,
     labels_for,
-    units_of,
 )
 
 NAMES = ["ant", "bee", "cat"]
@@ -94,7 +92,7 @@ def test_reading_ahead_takes_more_threads_only_while_it_is_waited_for(
         (["c", "a", "b"], None, [2, 0, 1]),  # in order, as there are as many as classes
     ],
 )
-def test_labels_of_shards_are_numbered_image_by_image(
+def test_labels_of_shards_are_numbered_as_class_folders_are(
     tmp_path: Path, words: list[str], classes: list[str] | None, numbers: list[int]
 ) -> None:
     source = open_images(write_labelled_shard(tmp_path / "a.tar", words))
@@ -106,66 +104,61 @@ def test_labels_of_shards_are_numbered_image_by_image(
 @pytest.mark.parametrize(
     ("words", "classes", "error"),
     [
-        (["ant", None], NAMES, r"001\.png has no label, and images before it have"),
-        ([None, "ant"], NAMES, r"001\.png has a label \('ant'\), and images before"),
+        (["ant", None], NAMES, r"1 images \(first .*001\.png\) are not .* and have no label"),
+        ([None, "ant"], NAMES, r"1 images \(first .*000\.png\) are not .* and have no label"),
         (["ant", "dog"], NAMES, r"first 'dog'\) do not fit the model's 3 classes"),
         (["0", "7"], None, r"first '0'\) do not fit the model's 3 classes"),
-        (["1", "0"], ["ant", "1", "2"], None),
-        (["2", "0"], ["ant", "2", "1"], r"the label '0', and images before it have '2'"),
+        (["1", "ant"], ["ant", "bee", "cat"], r"first '1'\) do not fit the model's 3 classes"),
     ],
 )
-def test_a_label_that_does_not_fit_earlier_ones_is_refused(
-    tmp_path: Path, words: list[str | None], classes: list[str] | None, error: str | None
+def test_labels_that_do_not_fit_are_refused(
+    tmp_path: Path, words: list[str | None], classes: list[str] | None, error: str
 ) -> None:
     source = open_images(write_labelled_shard(tmp_path / "a.tar", words))
-    labels = labels_for(classifier(classes), source, "auto")
-    if error is None:
-        assert [labels.number(image) for image in source] == [1, 0]
-        return
-    labels.number(next(iter(source)))
     with pytest.raises(UserError, match=error):
-        list(units_of(source, labels, 2))
+        labels_for(classifier(classes), source, "auto")
+
+
+def test_a_refused_file_of_a_shard_needs_no_label(tmp_path: Path) -> None:
+    write_labelled_shard(tmp_path / "a.tar", ["cat", "bee"])
+    (tmp_path / "b.tar").touch()
+    source = open_images(tmp_path)
+    assert [bool(image.problem) for image in source] == [False, False, True]
+    labels = labels_for(classifier(NAMES), source, "auto")
+    assert [labels.number(image) for image in source][:2] == [2, 1]
+    assert {labels.number(image) for image in source} == {1, 2}
 
 
 def test_predictions_ask_for_no_label_and_labels_for_one(tmp_path: Path) -> None:
     source = open_images(write_labelled_shard(tmp_path / "a.tar", [None, "ant"]))
-    assert labels_for(classifier(), source, "prediction") is PREDICTIONS
-    (unit,) = units_of(source, PREDICTIONS, 2)
-    assert [entry.label for entry in unit.entries] == [None, None]
+    labels = labels_for(classifier(), source, "prediction")
+    assert labels.kind == "prediction"
+    assert [labels.number(image) for image in source] == [None, None]
+    bare = open_images(write_labelled_shard(tmp_path / "b.tar", [None, None]))
+    assert labels_for(classifier(), bare, "auto").kind == "prediction"
     with pytest.raises(UserError, match="--targets label needs class folders"):
-        labels_for(classifier(), source, "label")
+        labels_for(classifier(), bare, "label")
 
 
-def test_units_are_numbered_batches_of_a_source() -> None:
-    images = [ImageFile(f"/x/{n}.png", f"{n}.png", None) for n in range(5)]
-    units = list(units_of(ImageSource.of(images), PREDICTIONS, 2))
-    assert [(unit.number, unit.names) for unit in units] == [
-        (0, ["0.png", "1.png"]),
-        (1, ["2.png", "3.png"]),
-        (2, ["4.png"]),
-    ]
-    assert [entry.number for unit in units for entry in unit.entries] == [0, 1, 2, 3, 4]
-
-
-def test_the_first_unit_is_read_before_the_last_image_is_found() -> None:
+def test_the_second_unit_is_read_ahead_and_no_other() -> None:
     found = []
 
-    def walk() -> Iterator[ImageFile]:
+    def units() -> Iterator[Unit]:
         for number in range(6):
             found.append(number)
-            yield ImageFile(f"/x/{number}.png", f"{number}.png", None)
+            image = ImageFile(f"/x/{number}.png", f"{number}.png", None)
+            yield Unit(number, (Entry(number, image),))
 
-    loader = ImageLoader(lambda entry: Item(entry, torch.zeros(1, 2, 2)))
-    units = loader.ahead(units_of(ImageSource(walk), PREDICTIONS, 1))
-    assert next(units)[0].names == ["0.png"]
-    assert found == [0, 1]  # the second is read ahead
+    ahead = ImageLoader(lambda entry: Item(entry, torch.zeros(1, 2, 2))).ahead(units())
+    assert next(ahead)[0].names == ["0.png"]
+    assert found == [0, 1]
 
 
 def test_images_that_cannot_be_read_are_dropped_once_with_the_reason(tmp_path: Path) -> None:
     for number, content in enumerate([png(0), b"", png(1), b"x"]):
         (tmp_path / f"{number}.png").write_bytes(content)
     loader = ImageLoader(partial(decode_entry, None))
-    (unit,) = units_of(open_images(tmp_path), PREDICTIONS, 4)
+    unit = Unit(0, tuple(Entry(k, image) for k, image in enumerate(open_images(tmp_path))))
     assert [item.name for item in loader.items(unit.entries)] == ["0.png", "2.png"]
     dropped = loader.dropped(unit)
     assert dropped.keys() == {"1.png", "3.png"}

@@ -1,4 +1,4 @@
-"""The CAMs equal the grad-cam package and answers known by hand."""
+"""The CAMs equal the grad-cam package, scikit-learn and answers known by hand."""
 
 import warnings
 from collections.abc import Callable
@@ -6,17 +6,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from sklearn.decomposition import KernelPCA
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchvision import models
 
 from small_models import linear, random_images, settled, small, small_model
-from sufficit import Classifier
-from sufficit.explainers import (
-    CAMS,
-    explain,
-    explain_all,
-)
-from sufficit.explainers.cams import gradcam, gradcam_plus_plus, layercam
+from sufficit import Classifier, UserError
+from sufficit.explainers import CAMS, cams, explain, explain_all, finer_cam
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # grad-cam's own imports are not ours to mend
@@ -137,7 +134,7 @@ def test_gradcam_plus_plus_divides_its_weights() -> None:
     gradients = torch.tensor([[[[0.5, -1.0]], [[2.0, 2.0]]]])
     # channel 0: 0.5 * 0.25 / (0.5 + 3 * 0.125) = 1/7; channel 1: twice 2 * 4 / (8 + 1 * 8) = 1
     wanted = torch.tensor([[[1 / 7, 2 / 7 + 1]]])
-    assert torch.allclose(gradcam_plus_plus(features, gradients), wanted, atol=1e-5)
+    assert torch.allclose(cams.gradcam_plus_plus(features, gradients), wanted, atol=1e-5)
 
 
 def test_cams_equal_plain_loops() -> None:
@@ -150,8 +147,8 @@ def test_cams_equal_plain_loops() -> None:
             for y in range(3):
                 for x in range(4):
                     cells[y, x] += max(gradients[n, k, y, x], 0) * features[n, k, y, x]
-        assert torch.allclose(gradcam(features, gradients)[n], plain, atol=1e-6)
-        assert torch.allclose(layercam(features, gradients)[n], cells, atol=1e-6)
+        assert torch.allclose(cams.gradcam(features, gradients)[n], plain, atol=1e-6)
+        assert torch.allclose(cams.layercam(features, gradients)[n], cells, atol=1e-6)
 
 
 def test_what_writes_over_the_layer_does_not_change_its_features() -> None:
@@ -165,3 +162,90 @@ def test_what_writes_over_the_layer_does_not_change_its_features() -> None:
     with peer.GradCAM(plain, [plain[3]]) as cam:
         theirs = torch.from_numpy(cam(images, [ClassifierOutputTarget(int(t)) for t in targets]))
     assert (found - theirs).abs().max() < 1e-4
+
+
+def test_nearest_classes_leave_out_the_target_also_in_a_tie() -> None:
+    logits = torch.tensor([[1.0, 1.0, 1.0, 4.0, 0.0], [0.0, 5.0, 4.0, 9.0, 5.5]])
+    assert cams.nearest_classes(logits, torch.tensor([2, 1])).tolist() == [[0, 1, 4], [4, 2, 3]]
+
+
+def test_finer_scores_by_hand() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, -9.0]]).requires_grad_()
+    targets = torch.tensor([0])
+    p = [float(v) for v in logits.detach().softmax(1)[0]]
+    wanted = (p[1] * 1 + p[2] * 2 + p[3] * 3) / (p[1] + p[2] + p[3])
+    assert cams.weighted_contrast(logits, targets).item() == pytest.approx(wanted, rel=1e-5)
+    assert cams.mean_contrast(logits, targets).item() == pytest.approx(2.0)
+    (gradient,) = torch.autograd.grad(cams.mean_contrast(logits, targets).sum(), logits)
+    assert torch.allclose(gradient, torch.tensor([[1.0, -0.2, -0.2, -0.2, 0.0]]))
+
+
+def test_finer_mean_reading_is_gradcam_of_a_contrast() -> None:
+    classifier, images = small(), random_images()
+    targets = torch.tensor([0, 1, 2])
+    found = explain(classifier, images, targets, finer_cam("mean"))
+    others = cams.nearest_classes(classifier(images).detach(), targets)
+    maps = []
+    for image, target, near in zip(images, targets, others, strict=True):
+        features = classifier.model[:5](image[None]).detach().requires_grad_()
+        logits = classifier.model[5:](features)[0]
+        score = logits[target] - 0.6 * logits[near].mean()
+        (gradient,) = torch.autograd.grad(score, features)
+        maps.append(F.relu((features * gradient.mean((2, 3), keepdim=True)).sum(1)).detach())
+    small_maps = torch.cat(maps)
+    small_maps = small_maps / small_maps.amax((1, 2), keepdim=True)  # each has a zero
+    grown = F.interpolate(small_maps[:, None], (16, 16), mode="bilinear")[:, 0]
+    low, high = grown.amin((1, 2), keepdim=True), grown.amax((1, 2), keepdim=True)
+    assert torch.allclose(found, (grown - low) / (high - low), atol=1e-5)
+    assert not torch.allclose(found, explain(classifier, images, targets, "finer-cam"), atol=1e-2)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_finer_takes_the_classes_there_are(classes: int) -> None:
+    classifier, images = small(classes=classes), random_images(2)
+    model = classifier.model
+    with peer.FinerCAM(model, [model[4]]) as cam:
+        theirs = torch.from_numpy(cam(images))
+    assert (explain(classifier, images, method="finer-cam") - theirs).abs().max() < 1e-4
+
+
+def test_finer_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(UserError, match="Did you mean 'mean'"):
+        finer_cam("meen")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="1 or more"):
+        finer_cam(nearest=0)
+
+
+def test_target_logits() -> None:
+    logits = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert cams.target_logits(logits, torch.tensor([1, 0])).tolist() == [2.0, 3.0]
+
+
+def test_kpca_equals_scikit_learn() -> None:
+    features = torch.randn(3, 16, 5, 4, generator=torch.Generator().manual_seed(0)) * 3
+    found = cams.kpca_cam(features)
+    for maps, wanted in zip(found, features, strict=True):
+        cells = wanted.flatten(1).T.double()
+        kpca = KernelPCA(n_components=1, kernel="sigmoid")
+        theirs = kpca.fit_transform((cells - cells.mean(0)).numpy())
+        wanted_map = theirs[:, 0] / np.linalg.norm(theirs)
+        assert np.allclose(maps.flatten().numpy(), wanted_map, atol=1e-5)
+
+
+def test_the_component_farthest_entry_is_positive_and_a_run_repeats() -> None:
+    features = torch.randn(8, 6, 4, 4, generator=torch.Generator().manual_seed(0))
+    maps = cams.kpca_cam(features).flatten(1)
+    assert (maps.amax(1) == maps.abs().amax(1)).all()
+    assert torch.equal(cams.kpca_cam(features), cams.kpca_cam(features.flip(0)).flip(0))
+
+
+def test_the_gpu_way_to_eigenvectors_equals_the_solver() -> None:
+    kernels = cams.centred_kernels(
+        torch.randn(16, 8, 7, 7, generator=torch.Generator().manual_seed(0)) * 2
+    )
+    solved, raised = cams.by_solver(kernels), cams.by_powers(kernels)
+    assert torch.allclose(solved, raised, atol=1e-6)
+
+
+def test_features_without_spread_give_zeros_by_kpca() -> None:
+    assert torch.equal(cams.kpca_cam(torch.full((2, 3, 4, 4), 0.3)), torch.zeros(2, 4, 4))

@@ -405,7 +405,7 @@ def test_out_of_memory_halves_the_batch_and_retries(room: int) -> None:
     images = torch.rand(10, 3, 8, 6, generator=torch.Generator().manual_seed(2))
     wanted = explain(Classifier(small_net(seed=2)), images)
     model = SmallMemory(small_net(seed=2), room)
-    with pytest.warns(RuntimeWarning, match="out of memory: going on with batches of"):
+    with pytest.warns(RuntimeWarning, match="out of memory: retrying with batch size"):
         found = explain(Classifier(model), images)
     torch.testing.assert_close(found, wanted)
     assert max(model.sizes) <= room

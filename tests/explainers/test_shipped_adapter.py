@@ -56,7 +56,7 @@ def test_it_says_how_it_was_trained(lax: Lax) -> None:
 
 
 def test_explain_and_compare_accept_it_by_name(sufficit, digits: Path, tmp_path: Path) -> None:
-    run = sufficit("explain", digits, *MODEL, "--method", NAME, "--out", tmp_path / "maps")
+    run = sufficit("explain", digits, *MODEL, "--methods", NAME, "--out", tmp_path / "maps")
     assert run.code == 0, run.err
     words = ("--methods", "gradcam", "--lax", NAME, "--value-step", "0.25")
     run = sufficit("compare", *MODEL, "--data", digits, *words, "--out", tmp_path / "out")
@@ -67,7 +67,8 @@ def test_explain_and_compare_accept_it_by_name(sufficit, digits: Path, tmp_path:
 
 
 def test_an_unknown_shipped_adapter_is_refused(sufficit, digits: Path, tmp_path: Path) -> None:
-    run = sufficit("explain", digits, *MODEL, "--method", "sufficit:birds", "--out", tmp_path / "x")
+    words = ("--methods", "sufficit:birds", "--out", tmp_path / "x")
+    run = sufficit("explain", digits, *MODEL, *words)
     assert run.code == 2
     assert "Unknown adapter 'sufficit:birds'. Did you mean 'sufficit:digits'?" in run.err
     assert not (tmp_path / "x").exists()

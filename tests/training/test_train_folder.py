@@ -22,7 +22,7 @@ from sufficit.cli import main
 from sufficit.data.batches import TrainingImages, replace_missing
 from sufficit.data.images import ImageFile, read_image
 from sufficit.data.splits import Part, evenly, how_many, read_folder
-from sufficit.parsing import methods_from
+from sufficit.explainers.sources import methods_from
 
 N = 40
 MODEL = ["--model", "sufficit:digits"]
@@ -81,7 +81,7 @@ def test_a_trained_adapter_lies_in_its_folder_with_its_story(trained: Path, digi
     assert f"{frame['msi'][0]:.3f}" in printed
     assert "On 8 held-out images: MSI" in printed
     assert printed.endswith(
-        f"Next: sufficit explain {digits} --model sufficit:digits --method {trained}"
+        f"Next: sufficit explain {digits} --model sufficit:digits --methods {trained}"
     )
 
 
@@ -104,7 +104,7 @@ def test_an_adapter_explains_and_its_heatmaps_are_scored(
     drawn = tmp_path / "drawn"
     method = f"{trained}/,gradcam"
     run = sufficit(
-        "explain", digits / "3", *MODEL, "--method", method, "--target", 3, "--out", drawn
+        "explain", digits / "3", *MODEL, "--methods", method, "--target", 3, "--out", drawn
     )
     assert run.code == 0, run.err
     assert (drawn / "overlays").is_dir()
@@ -305,8 +305,7 @@ def test_an_adapter_of_another_classifier_is_refused_in_a_line(
     saved = stranger().save(tmp_path / "stranger")
     for words in (["explain", digits], ["sanity", "--data", digits]):
         out = ["--out", tmp_path / "out"]
-        option = "--methods" if words[0] == "sanity" else "--method"
-        run = sufficit(*words, "--model", saved, option, trained, *out)
+        run = sufficit(*words, "--model", saved, "--methods", trained, *out)
         assert run.code == 2
         assert "Error: this adapter was trained on another classifier" in run.err
         assert "Traceback" not in run.err
@@ -515,7 +514,7 @@ def test_the_next_command_names_what_the_model_needs(
     out = tmp_path / "a lax"
     run = sufficit(*training(digits, out, "--size", "32", "--layer", "features.2"))
     assert run.code == 0, run.err
-    assert run.words.endswith(f"--model sufficit:digits --size 32 --method '{out}'")
+    assert run.words.endswith(f"--model sufficit:digits --size 32 --methods '{out}'")
     assert Lax.from_pretrained(out).layer == "features.2"
 
 

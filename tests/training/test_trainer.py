@@ -13,6 +13,8 @@ from lax_toys import Traces, classifier_of, data, loader_of, small_net, train, w
 from sufficit import Classifier, Lax, UserError, explain
 from sufficit.training import LaxRecipe, TrainingError
 from sufficit.training.feed import Feed
+from sufficit.training.processes import fabric_for
+from sufficit.training.trainer import Trainer, TrainingState, read_checkpoint
 
 
 class Poisoned:
@@ -285,3 +287,70 @@ def test_a_feed_without_a_length_still_tells_its_batches() -> None:
     assert len(Feed(classifier_of(), Endless(), "label", 0)) == 0
     found = train(Endless())
     assert [row["epoch"] for row in found.trained["history"]] == [1, 2, 3]
+
+
+# Checkpoints that are corrupt or untrusted
+
+STATE = vars(TrainingState(epoch=1, best={}, best_worth=0.0, history=[{"epoch": 1, "worth": 0.0}]))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"settings": {}, "state": STATE | {"epoch": 5}},
+        {"settings": {}, "state": STATE | {"epoch": "x"}},
+        {"settings": {}, "state": STATE | {"best": None}},
+        {"settings": {}, "state": STATE | {"more": 1}},
+        {"settings": {}, "state": STATE | {"history": 3}},
+        {"settings": [1], "state": STATE},
+        {"state": STATE},
+        [],
+    ],
+)
+def test_a_checkpoint_that_tells_nonsense_is_one_line(tmp_path: Path, content: object) -> None:
+    torch.save(content, tmp_path / "checkpoint.pt")
+    with pytest.raises(UserError, match=r"Cannot read .*checkpoint\.pt"):
+        read_checkpoint(tmp_path, {})
+
+
+def test_a_checkpoint_that_tells_sense_is_read(tmp_path: Path) -> None:
+    torch.save({"settings": {}, "state": STATE}, tmp_path / "checkpoint.pt")
+    found = read_checkpoint(tmp_path, {})
+    assert found is not None
+    assert found["state"] == STATE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"settings": 3},
+        {"state": {"epoch": 9, "history": []}},
+        {"state": 3},
+        {"model": {}},
+        {"optimizer": {}},
+    ],
+)
+def test_a_checkpoint_of_another_classifier_is_one_line(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    model, path = torch.nn.Linear(2, 2), tmp_path / "checkpoint.pt"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    whole = {
+        "settings": {"a": 1},
+        "state": {"epoch": 1, "history": [{"epoch": 1}]},
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+    }
+
+    def resume() -> Trainer:
+        fabric = fabric_for(torch.device("cpu"))
+        parts = (model, optimizer, fabric, lambda _: [], lambda *_: {})
+        options = {"total": 0, "epochs": 1, "rate": float, "settings": {"a": 1}}
+        return Trainer(*parts, **options, out=tmp_path)
+
+    torch.save(whole, path)
+    assert resume().state.epoch == 1
+    torch.save(whole | changes, path)
+    words = r"Cannot (read|resume) .*|checkpoint\.pt in .* does not fit"
+    with pytest.raises(UserError, match=words):
+        resume()

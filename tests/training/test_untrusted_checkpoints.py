@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from sufficit.training.runs import State, open_run
 
 from sufficit import Classifier, UserError, train_lax
 from sufficit.training import classifiers
-from sufficit.training.runs import State, open_run
 
 STATE = vars(State(epoch=1, best={}, best_worth=0.0, history=[{"epoch": 1, "worth": 0.0}]))
 

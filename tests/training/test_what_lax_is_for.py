@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from sufficit import Classifier, Leak, Scores, evaluate, explain, leak, train_lax
 from sufficit.training import RECIPES
 
+pytestmark = pytest.mark.slow
 SIDE, BOX, CELL = 24, 5, 4
 PATTERNS = torch.tensor(
     [

@@ -8,6 +8,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,7 @@ from torch import nn
 from report_content import HOSTILE
 from sufficit import Classifier, View
 from sufficit.data.digits import synthetic_digits
-from sufficit.web import Limits, Service, make_app, open_service
-from sufficit.web.app import example_image
+from sufficit.web import Limits, Service, example_image, make_app, open_service
 
 
 def large_png(side: int) -> bytes:
@@ -344,9 +344,13 @@ def test_hostile_class_names_stay_text(client_of: Callable[..., TestClient]) -> 
 
 
 def test_an_example_of_your_own_replaces_the_digit(
-    service: Service, client_of: Callable[..., TestClient], encode: Callable[..., bytes]
+    service: Service,
+    client_of: Callable[..., TestClient],
+    encode: Callable[..., bytes],
+    tmp_path: Path,
 ) -> None:
-    own = example_image(encode(torch.full((3, 40, 30), 0.2), "bmp"))
+    (tmp_path / "own.bmp").write_bytes(encode(torch.full((3, 40, 30), 0.2), "bmp"))
+    own = example_image(tmp_path / "own.bmp")
     answer = client_of(service, example=own).get("/api/example")
     assert answer.headers["content-type"] == "image/png"
     with Image.open(io.BytesIO(answer.content)) as opened:

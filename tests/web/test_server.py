@@ -89,7 +89,7 @@ def test_without_the_extra_an_error_names_what_to_install(
     )
     run = sufficit(*DIGITS)
     assert run.code == 2
-    assert run.err == "Error: the page needs uvicorn: pip install 'sufficit[web]'"
+    assert run.err == "Error: the page needs uvicorn: pip install '.[web]'"
 
 
 def test_wrong_options_get_one_clear_line(sufficit, served: dict[str, Any], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torchvision import models
 
 from sufficit.classifier.checkpoint import WEIGHTS, check_fit, read_state
 from sufficit.classifier.digit_net import SMALL_NETS, SmallNet
@@ -21,15 +22,15 @@ _NORMS = (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), ("0", "1"))
 class Architecture:
     """How to build a model, its head and last stage, and the published weights that fit it."""
 
-    build: Callable[[int, int], nn.Module]  # from the number of classes and the image's side
+    build: Callable[[int, int], Any]  # from the number of classes and the image's side
     head: str
-    layer: str | None = None
+    about: str
     published: str | None = None  # a model of torchvision
+    layer: str | None = None
     stem: str | None = None  # published weights do not fit it if images are small
     fixed_side: int | None = None
     attention: bool = False
     shipped_for: str | None = None  # the data set that the package's own weights are for
-    about: str = ""
 
 
 def build(name: str, num_classes: int, image_size: int, *, folded: bool = False) -> nn.Module:
@@ -39,7 +40,7 @@ def build(name: str, num_classes: int, image_size: int, *, folded: bool = False)
     side = MODELS[name].fixed_side
     if side is not None and image_size != side:
         raise UserError(f"{name} sees {side} x {side} pixels, not {image_size} x {image_size}")
-    model = MODELS[name].build(num_classes, image_size).eval()
+    model: nn.Module = MODELS[name].build(num_classes, image_size).eval()
     return fold(model) if folded else model
 
 
@@ -72,8 +73,9 @@ def fill_in(model: nn.Module, name: str, weights: str | Path, image_size: int) -
     head = [key for key in wanted if key.startswith(f"{architecture.head}.")]
     if any(key not in state or state[key].shape != wanted[key].shape for key in head):
         left.add(architecture.head)
+    prefixes = tuple(f"{part}." for part in left)
     state, wanted = (
-        {k: v for k, v in tensors.items() if not any(k.startswith(f"{part}.") for part in left)}
+        {key: value for key, value in tensors.items() if not key.startswith(prefixes)}
         for tensors in (state, wanted)
     )
     optional = {k for k in wanted if k.endswith("num_batches_tracked")} - state.keys()
@@ -83,20 +85,16 @@ def fill_in(model: nn.Module, name: str, weights: str | Path, image_size: int) -
 
 
 def _published(name: str) -> dict[str, Tensor]:
-    from torchvision import models
-
     source = MODELS[name].published
     if MODELS[name].shipped_for is not None:
-        return read_state(SMALL_NETS["digits"].folder / WEIGHTS)
+        return read_state(SMALL_NETS["digits"] / WEIGHTS)
     if source is None:
         raise UserError(
             f"{name} has no published weights: give --weights FILE, or none for random ones"
         )
     try:
-        found: dict[str, Tensor] = models.get_model_weights(source).DEFAULT.get_state_dict(
-            progress=False, check_hash=True
-        )
-        return found
+        found = models.get_model_weights(source).DEFAULT
+        return dict(found.get_state_dict(progress=False, check_hash=True))
     except (OSError, RuntimeError) as error:
         raise UserError(
             f"cannot download the weights of {source} ({str(error).splitlines()[0]}): check the"
@@ -104,73 +102,55 @@ def _published(name: str) -> dict[str, Tensor]:
         ) from error
 
 
-def _resnet18(num_classes: int, image_size: int) -> nn.Module:
-    from torchvision.models import resnet18
-
-    model: Any = resnet18(num_classes=num_classes)
+def _resnet18(num_classes: int, image_size: int) -> Any:
+    model = models.resnet18(num_classes=num_classes)
     if image_size <= SMALL_SIDE:  # so that the last map is an eighth of the image's side
         model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
         model.maxpool = nn.Identity()
-    return model  # type: ignore[no-any-return]  # torchvision has no types
-
-
-def _resnet50(num_classes: int, image_size: int) -> nn.Module:
-    from torchvision.models import resnet50
-
-    model: nn.Module = resnet50(num_classes=num_classes)
     return model
 
 
-def _resnet50_v1(num_classes: int, image_size: int) -> nn.Module:
+def _resnet50_v1(num_classes: int, _: int) -> Any:
     """ResNet50 as first published: each stage shrinks in its first convolution."""
-    model: Any = _resnet50(num_classes, image_size)
+    model = models.resnet50(num_classes=num_classes)
     for stage in (model.layer2, model.layer3, model.layer4):
         stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
-    return model  # type: ignore[no-any-return]  # torchvision has no types
+    return model
 
 
-def _vit(layers: int, heads: int, dim: int, patch: int) -> Callable[[int, int], nn.Module]:
-    def make(num_classes: int, image_size: int) -> nn.Module:
-        from torchvision.models import VisionTransformer
-
-        sizes = {"num_layers": layers, "num_heads": heads, "hidden_dim": dim, "mlp_dim": 4 * dim}
-        model: nn.Module = VisionTransformer(
-            image_size=image_size, patch_size=patch, num_classes=num_classes, **sizes
-        )
-        return model
+def _vit(layers: int, heads: int, dim: int, patch: int) -> Callable[[int, int], Any]:
+    def make(num_classes: int, image_size: int) -> Any:
+        sizes = (image_size, patch, layers, heads, dim, 4 * dim)
+        return models.VisionTransformer(*sizes, num_classes=num_classes)
 
     return make
 
 
+_FOR_SMALL = f"the paper's, with a stem for images of {SMALL_SIDE} pixels and less"
+_FOR_QUICK = "six convolutions, for --quick and digits"
 MODELS: dict[str, Architecture] = {
-    "resnet18": Architecture(
-        *(_resnet18, "fc", "layer4", "resnet18"),
-        stem="conv1",
-        about=f"the paper's, with a stem for images of {SMALL_SIDE} pixels and less",
+    "resnet18": Architecture(_resnet18, "fc", _FOR_SMALL, "resnet18", "layer4", stem="conv1"),
+    "resnet50": Architecture(
+        lambda n, _: models.resnet50(num_classes=n), "fc", "torchvision's", "resnet50", "layer4"
     ),
-    "resnet50": Architecture(_resnet50, "fc", "layer4", "resnet50", about="torchvision's"),
     "resnet50-v1": Architecture(
-        _resnet50_v1, "fc", "layer4", about="its stages shrink in their first convolution"
+        _resnet50_v1, "fc", "its stages shrink in their first convolution", layer="layer4"
     ),
     "vit-b-16": Architecture(
-        *(_vit(12, 12, 768, 16), "heads", None, "vit_b_16"),
-        fixed_side=224,
-        attention=True,
-        about="the paper's",
+        _vit(12, 12, 768, 16), "heads", "the paper's", "vit_b_16", fixed_side=224, attention=True
     ),
     "deit-tiny": Architecture(
-        *(_vit(12, 3, 192, 16), "heads"),
-        fixed_side=224,
-        attention=True,
-        about="a small vision transformer",
+        _vit(12, 3, 192, 16), "heads", "a small vision transformer", fixed_side=224, attention=True
     ),
     "small-net": Architecture(
-        *(lambda classes, _: SmallNet(classes, width=24), "head", "features"),
+        lambda n, _: SmallNet(n),
+        "head",
+        _FOR_QUICK,
+        layer="features",
         shipped_for="synthetic-mnist",
-        about="six convolutions, for --quick and digits",
     ),
     "tiny-vit": Architecture(
-        _vit(3, 2, 48, 4), "heads", attention=True, about="three layers, for --quick"
+        _vit(3, 2, 48, 4), "heads", "three layers, for --quick", attention=True
     ),
 }

@@ -54,25 +54,22 @@ class Recipe:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-SAVED_OPTIONS: dict[str, frozenset[str]] = {
-    "torchvision": frozenset(
-        {"attention_dropout", "aux_logits", "drop_rate", "dropout", "groups", "image_size"}
-        | {"init_weights", "num_classes", "replace_stride_with_dilation", "stochastic_depth_prob"}
-        | {"transform_input", "width_mult", "width_per_group", "zero_init_residual"}
-    ),
-    "timm": frozenset(
-        {"depth", "drop_path_rate", "drop_rate", "dynamic_img_size", "embed_dim", "global_pool"}
-        | {"img_size", "in_chans", "num_classes", "num_heads", "output_stride", "patch_size"}
-    ),
-    "transformers": frozenset({"image_size", "num_channels", "num_classes", "num_labels"}),
-    "sufficit": frozenset({"channels", "folded", "image_size", "num_classes", "width"}),
+SAVED_OPTIONS: dict[str, set[str]] = {
+    "torchvision": {"attention_dropout", "aux_logits", "drop_rate", "dropout", "groups"}
+    | {"image_size", "init_weights", "num_classes", "replace_stride_with_dilation"}
+    | {"stochastic_depth_prob", "transform_input", "width_mult", "width_per_group"}
+    | {"zero_init_residual"},
+    "timm": {"depth", "drop_path_rate", "drop_rate", "dynamic_img_size", "embed_dim", "global_pool"}
+    | {"img_size", "in_chans", "num_classes", "num_heads", "output_stride", "patch_size"},
+    "transformers": {"image_size", "num_channels", "num_classes", "num_labels"},
+    "sufficit": {"channels", "folded", "image_size", "num_classes", "width"},
 }
 """The options a saved classifier may have: shapes, and nothing that reads other files."""
 
 
 def refused_options(recipe: Recipe) -> list[str]:
     """The options of a known source that a saved classifier may not have."""
-    allowed = SAVED_OPTIONS.get(recipe.source.partition(":")[0], frozenset(recipe.options))
+    allowed = SAVED_OPTIONS.get(recipe.source.partition(":")[0], recipe.options)
     return [name for name in recipe.options if name not in allowed]
 
 
@@ -92,10 +89,7 @@ def save(classifier: "Classifier", folder: Path) -> Path:
         raise UserError("cannot save reshape, a function: choose a layer that needs none")
     description = {
         "recipe": asdict(classifier.recipe),
-        "layer": classifier.layer,
-        "mean": classifier.mean,
-        "std": classifier.std,
-        "classes": classifier.classes,
+        **{name: getattr(classifier, name) for name in ("layer", "mean", "std", "classes")},
         "view": classifier.view and asdict(classifier.view),
     }
     check_output(folder)
@@ -150,10 +144,8 @@ def limited_by(path: Path) -> Iterator[None]:
         nonlocal left
         left -= 0 if weights is None else weights.numel()
         if left < 0:
-            raise UserError(
-                f"{path} could not be read: its description asks for a larger model than the file"
-                " can fill"
-            )
+            wrong = "its description asks for a larger model than the file can fill"
+            raise UserError(f"{path} could not be read: {wrong}")
 
     hook = register_module_parameter_registration_hook(count)
     try:
@@ -189,9 +181,8 @@ def read_view(saved: dict[str, Any]) -> View:
     crop = saved["crop"] and tuple(int(side) for side in saved["crop"])
     resize = saved["resize"] and int(saved["resize"])
     channels, interpolation = int(saved["channels"]), saved["interpolation"]
-    sides = [*(crop or ()), *([resize] if resize else [])]
-    if not all(0 < side <= MAX_SIDE for side in sides) or len(crop or (1, 1)) != 2:
-        raise ValueError(f"sides must be 1..{MAX_SIDE} pixels, got {crop} and {resize}")
-    if not 0 < channels < MAX_SIDE or interpolation not in INTERPOLATIONS:
-        raise ValueError(f"no view has {channels} channels, {interpolation!r}")
+    if not all(0 < side <= MAX_SIDE for side in (*(crop or ()), resize or 1, channels)):
+        raise ValueError(f"sides must be 1..{MAX_SIDE} pixels, got {(crop, resize, channels)}")
+    if len(crop or (1, 1)) != 2 or interpolation not in INTERPOLATIONS:
+        raise ValueError(f"no view has the crop {crop}, {interpolation!r}")
     return View(crop or None, resize or None, channels, bool(saved["stretch"]), str(interpolation))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,7 @@ class Classifier:
         if isinstance(classes, str):
             raise UserError(f"classes must be one name per class, got the one word {classes!r}")
         self.classes = tuple(classes) if classes is not None else None
-        self.view = view
-        self.reshape = reshape
-        self.recipe = recipe
+        self.view, self.reshape, self.recipe = view, reshape, recipe
 
     @classmethod
     def load(
@@ -60,20 +59,15 @@ class Classifier:
         """The classifier torchvision:NAME, timm:NAME or transformers:NAME, or one in a folder.
 
         python:FILE.py:FUNCTION or python:MODULE:FUNCTION runs a function of your own that returns
-        a model or a classifier.
-
-        `weights` is "default" for the published ones, None for random ones, or a file of your own
-        (.safetensors, or a state dict in .pt or .pth). Options go to the model's constructor.
+        a model or a classifier. `weights` is "default" for the published ones, None for random
+        ones, or a file of your own. Options go to the model's constructor.
         """
         from sufficit.classifier.loading import load  # it imports this module
 
         return load(source, weights, options)
 
     def save(self, folder: str | Path) -> Path:
-        """Write weights (safetensors) and description to a folder that `load` reads.
-
-        The architecture must have a name: `load` made this classifier, or `recipe` was given.
-        """
+        """Write weights and description to a folder that `load` reads; this needs a recipe."""
         return save(self, Path(folder))
 
     def to(
@@ -107,8 +101,7 @@ class Classifier:
     def channels(self) -> int:
         """1 if the model's first convolution takes one channel, else 3."""
         convolutions = (m for m in self.bare.modules() if isinstance(m, nn.Conv2d))
-        first = next(convolutions, None)
-        return 1 if first is not None and first.in_channels == 1 else 3
+        return 1 if next((m.in_channels for m in convolutions), 3) == 1 else 3
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -127,15 +120,19 @@ class Classifier:
 
     def features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the layer and logits, in one pass: [N,C,H,W] -> [N,K,h,w], [N,classes]."""
+        seen: list[Any] = []
+
+        def record(_: nn.Module, __: object, output: Any) -> None:
+            output = layers.first(output)  # a copy, because later layers may overwrite it
+            seen.append(output.clone() if isinstance(output, Tensor) else output)
+
         with self.in_eval_mode():
             inputs = self.normalize(images)
             layer = self.feature_layer(inputs)
-            with layers.recorded(self.bare, layer) as seen:
+            with layers.hooked(self.bare, layer, record):
                 logits = self.plain_logits_of(inputs)
         if not seen:
-            raise UserError(
-                f"layer {layer!r} is not used in the forward pass: choose another layer"
-            )
+            raise UserError(f"layer {layer!r} is not used in the forward pass: choose another")
         return self.as_grid(seen[-1], inputs), logits
 
     def feature_layer(self, inputs: Tensor) -> str:
@@ -152,13 +149,9 @@ class Classifier:
 
     def normalize(self, images: Tensor) -> Tensor:
         """Images in 0..1 as the model expects them: its device, mean, std and dtype."""
-        if not isinstance(images, Tensor) or images.ndim != 4:
-            check_images(images)
+        if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
+            check_form(images)
         moved = images.to(self.device)
-        if not moved.is_floating_point():
-            raise UserError(
-                f"images must be floats in 0..1, got {moved.dtype}: divide by 255 first"
-            )
         moved = moved.float() if moved.dtype in (torch.bfloat16, torch.float16) else moved
         if self.mean is None or self.std is None:
             return moved.to(self.dtype)
@@ -187,28 +180,26 @@ class Classifier:
             output = output.logits
         elif isinstance(output, tuple | list) and output:
             output = output[0]
-        found = isinstance(output, Tensor) and output.ndim == 2 and len(output) == n
-        if not found or output.shape[1] < 2:
-            came = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        tensor = isinstance(output, Tensor)
+        if not tensor or output.ndim != 2 or len(output) != n or output.shape[1] < 2:
+            came = list(output.shape) if tensor else type(output).__name__
             raise UserError(
                 f"the model must give logits [N,C] = [{n},C] of two classes or more, got {came}: "
                 "wrap it in a module that returns them"
             )
-        logits: Tensor = output
-        if self.classes is not None and len(self.classes) != logits.shape[1]:
+        if self.classes is not None and len(self.classes) != output.shape[1]:
             raise UserError(
-                f"the model gives {logits.shape[1]} classes and {len(self.classes)} have names:"
+                f"the model gives {output.shape[1]} classes and {len(self.classes)} have names:"
                 " give Classifier(classes=...) a name for each, in the model's order, or None"
             )
-        return logits
+        return output  # type: ignore[no-any-return]  # a Tensor by now
 
     def in_eval_mode(self) -> AbstractContextManager[None]:
         """Inside, every module is in eval mode; outside, each has its own mode again."""
         return layers.eval_mode(self.model)
 
     def _tensors(self) -> Iterator[Tensor]:
-        yield from self.model.parameters()
-        yield from self.model.buffers()
+        return chain(self.model.parameters(), self.model.buffers())
 
     def __repr__(self) -> str:
         name = self.recipe.source if self.recipe else type(self.model).__name__
@@ -241,16 +232,13 @@ def check_form(images: Tensor) -> None:
     if not isinstance(images, Tensor):
         hint = ": torch.from_numpy makes one" if hasattr(images, "__array__") else ""
         raise UserError(f"images must be a tensor [N,C,H,W], got {type(images).__name__}{hint}")
-    if images.ndim != 4 or 0 in images.shape:
+    came = list(images.shape)
+    if images.ndim != 4 or 0 in came:
         hint = ": add the batch axis with images[None]" if images.ndim == 3 else ""
-        raise UserError(
-            f"images must be [N,C,H,W] with at least one image, got {list(images.shape)}{hint}"
-        )
-    if images.shape[3] in (1, 3) and images.shape[1] > 4:
-        raise UserError(
-            f"images must be [N,C,H,W], got {list(images.shape)}: convert channels-last images with"
-            " images.permute(0, 3, 1, 2)"
-        )
+        raise UserError(f"images must be [N,C,H,W] with at least one image, got {came}{hint}")
+    if came[3] in (1, 3) and came[1] > 4:
+        hint = "convert channels-last images with images.permute(0, 3, 1, 2)"
+        raise UserError(f"images must be [N,C,H,W], got {came}: {hint}")
     if not images.is_floating_point():
         raise UserError(f"images must be floats in 0..1, got {images.dtype}: divide by 255 first")
 
@@ -274,9 +262,8 @@ def check_targets(targets: Tensor | Sequence[int] | None, n: int) -> Tensor | No
     except (TypeError, ValueError) as error:
         raise UserError(f"targets must be class numbers [N] = [{n}]: {error}") from error
     if found.shape != (n,):
-        raise UserError(
-            f"targets must be [N] = [{n}], one class per image, got {list(found.shape)}"
-        )
+        came = list(found.shape)
+        raise UserError(f"targets must be [N] = [{n}], one class per image, got {came}")
     if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         raise UserError(f"targets must be class numbers, got {found.dtype}: call .long()")
     if found.min() < 0:
@@ -303,9 +290,8 @@ def _check_mean_std(
     try:
         means, stds = tuple(map(float, mean)), tuple(map(float, std))
     except TypeError as error:
-        raise UserError(
-            f"mean and std must be one number per channel, got {mean!r}: write (0.5, 0.5, 0.5)"
-        ) from error
+        wanted = f"one number per channel, got {mean!r}: write (0.5, 0.5, 0.5)"
+        raise UserError(f"mean and std must be {wanted}") from error
     if len(means) != len(stds) or not means:
         raise UserError(f"mean and std must be of one length, got {len(means)} and {len(stds)}")
     if not all(map(math.isfinite, (*means, *stds))) or min(stds) <= 0:

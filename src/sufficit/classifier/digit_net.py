@@ -1,11 +1,12 @@
 """The small convolutional net of the demo, and the folder of its shipped weights."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from torch import Tensor, nn
+
+SMALL_NETS = {"digits": Path(__file__).parents[1] / "assets" / "digits"}
+"""The folders of the SmallNets that ship with the package."""
 
 
 class SmallNet(nn.Module):
@@ -13,15 +14,11 @@ class SmallNet(nn.Module):
 
     def __init__(self, num_classes: int = 10, channels: int = 3, width: int = 24) -> None:
         super().__init__()
+        blocks = []
         widths = [channels, width, width, 2 * width, 2 * width, 4 * width, 4 * width]
-        blocks = [
-            nn.Sequential(
-                nn.Conv2d(k, m, 3, stride=1 + i % 2, padding=1, bias=False),
-                nn.BatchNorm2d(m),
-                nn.ReLU(),
-            )
-            for i, (k, m) in enumerate(pairwise(widths))
-        ]
+        for i, (k, m) in enumerate(pairwise(widths)):
+            conv = nn.Conv2d(k, m, 3, stride=1 + i % 2, padding=1, bias=False)
+            blocks.append(nn.Sequential(conv, nn.BatchNorm2d(m), nn.ReLU()))
         self.features = nn.Sequential(*blocks)
         self.head = nn.Linear(4 * width, num_classes)
 
@@ -29,14 +26,3 @@ class SmallNet(nn.Module):
         """Logits from the mean of the last map."""
         logits: Tensor = self.head(self.features(images).mean((2, 3)))
         return logits
-
-
-@dataclass(frozen=True)
-class ShippedNet:
-    """An architecture and the folder of its trained weights."""
-
-    build: Callable[..., nn.Module]
-    folder: Path
-
-
-SMALL_NETS = {"digits": ShippedNet(SmallNet, Path(__file__).parents[1] / "assets" / "digits")}

@@ -4,6 +4,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,11 +29,9 @@ class Fingerprint:
 def fingerprint(classifier: Classifier) -> Fingerprint:
     """The fingerprint of a classifier, computed again only if its weights have changed."""
     key = (_state(classifier.bare), classifier.mean, classifier.std)
-    known = _known.get(classifier.bare)
-    if known is None or known[0] != key:
-        known = (key, _take(classifier))
-        _known[classifier.bare] = known
-    return known[1]
+    if classifier.bare not in _known or _known[classifier.bare][0] != key:
+        _known[classifier.bare] = (key, _take(classifier))
+    return _known[classifier.bare][1]
 
 
 @lru_cache(maxsize=64)  # the same two are compared at every explanation
@@ -43,18 +42,16 @@ def same(one: Fingerprint, other: Fingerprint) -> bool:
     return all(abs(a - b) <= TOLERANCE for a, b in zip(one.sketch, other.sketch, strict=True))
 
 
-def read(saved: object) -> Fingerprint:
+def read(saved: Any) -> Fingerprint:
     """The fingerprint that a JSON file holds."""
     try:
-        architecture, sketch = saved["architecture"], saved["sketch"]  # type: ignore[index]
-        numbers = tuple(float(value) for value in sketch)
-        if not all(map(math.isfinite, numbers)):
-            raise ValueError("not finite")
-        return Fingerprint(str(architecture), numbers)
+        architecture, sketch = saved["architecture"], tuple(map(float, saved["sketch"]))
+        if all(map(math.isfinite, sketch)):
+            return Fingerprint(str(architecture), sketch)
+        raise ValueError("not finite")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UserError(
-            "the adapter's fingerprint can't be read: save the adapter again"
-        ) from error
+        wrong = "the adapter's fingerprint can't be read: save the adapter again"
+        raise UserError(wrong) from error
 
 
 def digest(*tensors: Tensor) -> str:
@@ -80,9 +77,8 @@ def _state(model: nn.Module) -> list[object]:
     parameters = list(model.parameters())
     ends = [tensor.sum(dtype=torch.float32) for tensor in parameters[:1] + parameters[-2:]]
     known = [*parameters, *model.buffers()]
-    counts = [0 if tensor.is_inference() else tensor._version for tensor in known]
-    addresses = [tensor.data_ptr() for tensor in known]
-    return [addresses, counts, torch.stack(ends).tolist() if ends else []]
+    writes = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in known]
+    return [writes, torch.stack(ends).tolist() if ends else []]
 
 
 @torch.no_grad()
@@ -91,16 +87,14 @@ def _take(classifier: Classifier) -> Fingerprint:
     tensors = {name: tensor for name, tensor in named if tensor.is_floating_point()}
     shapes = [f"{name} {list(tensor.shape)}" for name, tensor in tensors.items()]
     architecture = hashlib.sha256("\n".join(shapes).encode()).hexdigest()[:16]
-    pairs = [_sketch(tensor) for tensor in tensors.values()]
-    values = torch.cat(pairs).tolist() if pairs else []
+    values = [value for tensor in tensors.values() for value in _sketch(tensor).tolist()]
     values += [*(classifier.mean or ()), *(classifier.std or ())]
     return Fingerprint(architecture, tuple(round(value, 4) for value in values))
 
 
 def _sketch(tensor: Tensor) -> Tensor:
     """The tensor along a fixed wave of mean square 1, over its length; log of the length: [2]."""
-    flat = tensor.contiguous().flatten().double().cpu()
-    flat = flat.nan_to_num(nan=0.0, posinf=_MAX_VALUE, neginf=-_MAX_VALUE)
+    flat = tensor.contiguous().flatten().double().cpu().nan_to_num(nan=0.0)
     flat = flat.clamp(-_MAX_VALUE, _MAX_VALUE)
     wave = torch.arange(1, len(flat) + 1, dtype=torch.float64, device="cpu").cos() * 2**0.5
     length = flat.norm().clamp(min=1e-12)

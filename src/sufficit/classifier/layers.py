@@ -3,29 +3,17 @@
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sufficit.errors import UserError, unknown
 
-_NOT_FEATURES = (
-    nn.Identity,
-    nn.Dropout,
-    nn.Dropout2d,
-    nn.Flatten,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveMaxPool2d,
-)
-
-
-class _LayerCall(NamedTuple):
-    name: str
-    module: nn.Module
-    shape: tuple[int, ...]  # of the output, () if it is no tensor
+_POOLS = (nn.Flatten, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+_NOT_FEATURES = (nn.Identity, nn.Dropout, nn.Dropout2d, *_POOLS)
 
 
 @contextmanager
@@ -52,28 +40,11 @@ def hooked(model: nn.Module, layer: str, hook: Callable[..., Any]) -> Iterator[N
         handle.remove()
 
 
-@contextmanager
-def recorded(model: nn.Module, layer: str) -> Iterator[list[Any]]:
-    """A list that gets a copy of the layer's output at each call: later layers may overwrite it."""
-    seen: list[Any] = []
-
-    def record(_: nn.Module, __: object, output: Any) -> None:
-        while isinstance(output, tuple | list) and output:
-            output = output[0]
-        seen.append(output.clone() if isinstance(output, Tensor) else output)
-
-    with hooked(model, layer, record):
-        yield seen
-
-
-@contextmanager
-def uncompiled() -> Iterator[None]:
+def uncompiled() -> AbstractContextManager[None]:
     """Inside, compiled code runs as it was written, so that hooks fire."""
     if "torch._dynamo" not in sys.modules:  # nothing is compiled, and the import is slow
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -112,98 +83,72 @@ def find(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> str
     In a transformer that is the LayerNorm before the last attention (what grad-cam's users choose);
     in a CNN the last module, pooling aside, whose output is a map of more than one cell.
     """
-    calls = _trace(model, forward)
-    layer = _before_last_attention(calls, inputs) or _last_map(calls, inputs)
-    if layer is None:
-        names = [f"{call.name} {list(call.shape)}" for call in calls if len(call.shape) >= 3]
-        listed = "; ".join(names[-12:]) or ", ".join([call.name for call in calls][-12:])
-        raise UserError(
-            "no layer with a spatial output was found: name one with layer=..., and for an unusual"
-            " output give reshape=... too. Candidates:"
-            f" {listed or 'none (the model has no submodules)'}"
-        )
-    return layer
-
-
-def to_grid(output: Any, inputs: Tensor) -> Tensor:
-    """[N,K,h,w] from a map in either channel order, or from tokens [N,T,K] with any prefix."""
-    output = _first(output)
-    if not isinstance(output, Tensor) or output.ndim not in (3, 4):
-        came = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise UserError(
-            f"features must be [N,K,h,w] or tokens [N,T,K], got {came}: give reshape=..."
-        )
-    if output.ndim == 4:
-        return output.permute(0, 3, 1, 2) if _channels_last(output.shape, inputs) else output
-    cells = _token_grid(output.shape[1], inputs)
-    if cells is None:
-        raise UserError(
-            f"{output.shape[1]} tokens do not form a grid over {list(inputs.shape[-2:])}: give"
-            " reshape=..."
-        )
-    h, w = cells
-    grid: Tensor = output[:, -h * w :].transpose(1, 2).unflatten(2, (h, w))
-    return grid
-
-
-def _first(output: Any) -> Any:
-    return output[0] if isinstance(output, tuple | list) and output else output
-
-
-def _trace(model: nn.Module, forward: Callable[[], object]) -> list[_LayerCall]:
-    """Every module's output shape, in the order in which the modules finish."""
-    calls: list[_LayerCall] = []
+    calls: list[tuple[str, nn.Module, tuple[int, ...]]] = []  # in the order in which they finish
 
     def note(name: str, module: nn.Module, _: object, output: object) -> None:
-        first = _first(output)
-        shape = tuple(first.shape) if isinstance(first, Tensor) else ()
-        calls.append(_LayerCall(name, module, shape))
+        found = first(output)
+        calls.append((name, module, tuple(found.shape) if isinstance(found, Tensor) else ()))
 
-    named = [(name, module) for name, module in model.named_modules() if name]
-    handles = [module.register_forward_hook(partial(note, name)) for name, module in named]
-    try:
-        with torch.no_grad():
-            forward()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return calls
-
-
-def _before_last_attention(calls: list[_LayerCall], inputs: Tensor) -> str | None:
-    kinds = [type(call.module).__name__.lower() for call in calls]
+    with ExitStack() as stack, torch.no_grad():
+        for name, module in model.named_modules():
+            if name:
+                stack.callback(module.register_forward_hook(partial(note, name)).remove)
+        forward()
+    kinds = [type(module).__name__.lower() for _, module, _ in calls]
     attentions = [i for i, kind in enumerate(kinds) if "attention" in kind]
     for i in reversed(range(attentions[-1] if attentions else 0)):
         norm = "layernorm" in kinds[i] or "rmsnorm" in kinds[i]
-        if norm and _has_grid(calls[i].shape, inputs):
-            return calls[i].name
-    return None
-
-
-def _last_map(calls: list[_LayerCall], inputs: Tensor) -> str | None:
+        if norm and _has_grid(calls[i][2], inputs):
+            return calls[i][0]
     for name, module, shape in reversed(calls):
         features = len(shape) == 4 and not isinstance(module, _NOT_FEATURES)
         if features and _has_grid(shape, inputs):
             return name
-    return None
+    shown = [f"{name} {list(shape)}" for name, _, shape in calls if len(shape) >= 3]
+    listed = "; ".join(shown[-12:]) or ", ".join(name for name, *_ in calls[-12:])
+    raise UserError(
+        "no layer with a spatial output was found: name one with layer=..., and for an unusual"
+        f" output give reshape=... too. Candidates: {listed or 'none (the model is one module)'}"
+    )
+
+
+def first(output: Any) -> Any:
+    """A layer's output or, if that is a tuple or list, the first thing in it."""
+    while isinstance(output, tuple | list) and output:
+        output = output[0]
+    return output
+
+
+def to_grid(output: Any, inputs: Tensor) -> Tensor:
+    """[N,K,h,w] from a map in either channel order, or from tokens [N,T,K] with any prefix."""
+    output = first(output)
+    if not isinstance(output, Tensor) or output.ndim not in (3, 4):
+        came = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        wanted = "[N,K,h,w] or tokens [N,T,K]"
+        raise UserError(f"features must be {wanted}, got {came}: give reshape=...")
+    if output.ndim == 4:
+        return output.permute(0, 3, 1, 2) if _channels_last(output.shape, inputs) else output
+    tokens, size = output.shape[1], list(inputs.shape[-2:])
+    cells = _token_grid(tokens, inputs)
+    if cells is None:
+        raise UserError(f"{tokens} tokens do not form a grid over {size}: give reshape=...")
+    grid: Tensor = output[:, -math.prod(cells) :].transpose(1, 2).unflatten(2, cells)
+    return grid
 
 
 def _has_grid(shape: tuple[int, ...], inputs: Tensor) -> bool:
     if len(shape) == 4:
-        h, w = shape[1:3] if _channels_last(shape, inputs) else shape[2:]
-        return h * w > 1
+        return math.prod(shape[1:3] if _channels_last(shape, inputs) else shape[2:]) > 1
     return len(shape) == 3 and _token_grid(shape[1], inputs) is not None
 
 
-def _channels_last(shape: tuple[int, ...] | torch.Size, inputs: Tensor) -> bool:
+def _channels_last(shape: tuple[int, ...], inputs: Tensor) -> bool:
     """Whether [N,a,b,c] is [N,h,w,K]: only that order has the image's proportions."""
     height, width = inputs.shape[-2:]
-
-    def like_image(h: int, w: int) -> bool:  # up to the rounding of strides
-        return abs(h * width - w * height) <= max(height, width)
-
     _, a, b, c = shape
-    return not like_image(b, c) and like_image(a, b)
+    # Proportions agree up to the rounding of strides.
+    ab, bc = (abs(h * width - w * height) <= max(height, width) for h, w in ((a, b), (b, c)))
+    return ab and not bc
 
 
 def _token_grid(tokens: int, inputs: Tensor) -> tuple[int, int] | None:
@@ -211,8 +156,6 @@ def _token_grid(tokens: int, inputs: Tensor) -> tuple[int, int] | None:
     height, width = inputs.shape[-2:]
     for cells in range(tokens, max(tokens - 9, 1), -1):
         h = round(math.sqrt(cells * height / width))
-        if h > 0 and cells % h == 0:
-            w = cells // h
-            if abs(h * width - w * height) < min(height, width):
-                return h, w
+        if h > 0 and cells % h == 0 and abs(h * width - cells // h * height) < min(height, width):
+            return h, cells // h
     return None

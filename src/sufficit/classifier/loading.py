@@ -1,5 +1,6 @@
 """Where models come from: torchvision, timm, transformers, this package, Python files, folders."""
 
+import re
 import sys
 import traceback
 import warnings
@@ -14,20 +15,13 @@ from typing import Any, TypeVar
 import torch
 from PIL.Image import Resampling
 from torch import nn
+from torchvision import models
 
-from sufficit.classifier import layers
-from sufficit.classifier.checkpoint import (
-    DESCRIPTION,
-    SAVED_OPTIONS,
-    WEIGHTS,
-    Recipe,
-    View,
-    limited_by,
-    load_weights,
-    read_view,
-    refused_options,
-)
+from sufficit.classifier import checkpoint, layers
+from sufficit.classifier.architectures import MODELS, build
+from sufficit.classifier.checkpoint import DESCRIPTION, WEIGHTS, Recipe, View
 from sufficit.classifier.classifier import Classifier
+from sufficit.classifier.digit_net import SMALL_NETS, SmallNet
 from sufficit.errors import UserError, unknown
 from sufficit.files import read_json
 from sufficit.seeds import seeded
@@ -35,9 +29,7 @@ from sufficit.seeds import seeded
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RANDOM_SEED = 0  # random weights are the same at every load
 _CODE_OPTIONS = {"trust_remote_code", "code_revision"}
-
 Result = TypeVar("Result")
-Builder = Callable[[str, bool, dict[str, Any]], Classifier]
 
 
 def load_classifier(
@@ -71,13 +63,10 @@ def size_named(text: str) -> tuple[int, int]:
     >>> size_named("224"), size_named("224x320")
     ((224, 224), (224, 320))
     """
-    try:
-        sides = [int(part) for part in text.lower().split("x")]
-        h, w = sides * 2 if len(sides) == 1 else sides
-    except ValueError as error:
-        raise UserError(f"--size must be like 224 or 224x320, got {text!r}") from error
+    found = re.fullmatch(r"(\d+)(?:x(\d+))?", text.strip().lower())
+    h, w = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if min(h, w) < 1:
-        raise UserError(f"--size must be positive, got {text!r}")
+        raise UserError(f"--size must be pixels such as 224 or 224x320, got {text!r}")
     return h, w
 
 
@@ -105,7 +94,7 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
         with seeded(RANDOM_SEED):
             classifier = SOURCES[scheme](name, published, options)
         if weights is not None and not published:
-            load_weights(classifier.model, Path(weights))
+            checkpoint.load_weights(classifier.model, Path(weights))
         # A saved classifier must not run code when it is loaded, so this one has no recipe.
         classifier.recipe = None if scheme == "python" else Recipe(str(source), options)
         return classifier
@@ -116,13 +105,12 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
     if Path(source).exists() or "/" in str(source):
         raise UserError(
             f"{source} is no folder with {DESCRIPTION} and {WEIGHTS}: for a file of weights give"
-            ' the architecture by name and the file as weights, "torchvision:resnet18" and'
-            " weights=FILE"
+            ' the architecture and the file, "torchvision:resnet18" and weights=FILE'
         )
     if not name and str(source) in _torchvision_names():
         raise UserError(f"Unknown model {source!r}. Did you mean 'torchvision:{source}'?")
     raise unknown(
-        "model", str(source), [f"{known}:NAME" for known in SOURCES] + ["a folder's PATH"]
+        "model", str(source), [*(f"{known}:NAME" for known in SOURCES), "a folder's PATH"]
     )
 
 
@@ -134,24 +122,19 @@ def _read(folder: Path) -> Classifier:
     saved = read_json(path)
     try:
         recipe = Recipe(str(saved["recipe"]["source"]), dict(saved["recipe"]["options"]))
-        view = saved["view"] and read_view(saved["view"])
+        view = checkpoint.read_view(saved["view"]) if saved["view"] else None
         _check_recipe(recipe, path)
-        with limited_by(folder / WEIGHTS):
+        with checkpoint.limited_by(folder / WEIGHTS):
             model = load(recipe.source, None, recipe.options).model
-        classifier = Classifier(
-            model,
-            None if saved["layer"] is None else str(saved["layer"]),
-            saved["mean"] or None,
-            saved["std"] or None,
-            classes=[str(name) for name in saved["classes"]] if saved["classes"] else None,
-            view=view or None,
-            recipe=recipe,
-        )
+        layer = None if saved["layer"] is None else str(saved["layer"])
+        given = (model, layer, saved["mean"] or None, saved["std"] or None)
+        classes = [str(name) for name in saved["classes"] or ()] or None
+        classifier = Classifier(*given, classes=classes, view=view, recipe=recipe)
     except UserError:
         raise
     except Exception as error:  # an architecture's own code meets untrusted options
         raise UserError(f"{path} is corrupt ({error!r}): save the classifier again") from error
-    load_weights(model, folder / WEIGHTS)
+    checkpoint.load_weights(model, folder / WEIGHTS)
     return classifier
 
 
@@ -164,11 +147,12 @@ def _check_recipe(recipe: Recipe, path: Path) -> None:
             f"{path} names code to run, or no known architecture, which is refused:"
             f" {recipe.source} {recipe.options or ''}"
         )
-    for option in refused_options(recipe):
+    for option in checkpoint.refused_options(recipe):
+        allowed = ", ".join(sorted(checkpoint.SAVED_OPTIONS[scheme]))
         raise UserError(
             f"{path} has the option {option[:100]!r}, which no saved classifier may have, only"
-            f" {', '.join(sorted(SAVED_OPTIONS[scheme]))}. If you trust it, load {recipe.source}"
-            f" with your own options and weights={path.with_name(WEIGHTS)}"
+            f" {allowed}. If you trust it, load {recipe.source} with your own options and"
+            f" weights={path.with_name(WEIGHTS)}"
         )
 
 
@@ -181,14 +165,10 @@ def _refuse_random(name: str, published: bool, options: dict[str, Any]) -> None:
 
 
 def _torchvision_names() -> list[str]:
-    from torchvision import models
-
     return list(models.list_models(module=models))
 
 
 def _from_torchvision(name: str, published: bool, options: dict[str, Any]) -> Classifier:
-    from torchvision import models
-
     if name not in _torchvision_names():
         raise unknown("torchvision model", name, _torchvision_names())
     _refuse_random(name, published, options)
@@ -253,14 +233,11 @@ def _processor_view(processor: Any) -> View:
         return View((edge, edge), stretch=True, interpolation=how)
     if share:
         return View((edge, edge), int(edge / share), interpolation=how)
-    h, w = int(crop.get("height", edge)), int(crop.get("width", edge))
-    return View((h, w), edge, interpolation=how)
+    sides = (int(crop.get("height", edge)), int(crop.get("width", edge)))
+    return View(sides, edge, interpolation=how)
 
 
 def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Classifier:
-    from sufficit.classifier.architectures import MODELS, build
-    from sufficit.classifier.digit_net import SMALL_NETS
-
     if name in MODELS:
         if published or not {"num_classes", "image_size"} <= options.keys():
             raise UserError(
@@ -272,22 +249,16 @@ def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Class
     if name not in SMALL_NETS:
         raise unknown("sufficit model", name, [*SMALL_NETS, *MODELS])
     _refuse_random(name, published, options)
-    if published:
-        return _read(SMALL_NETS[name].folder)
-    return Classifier(SMALL_NETS[name].build(**options))
+    return _read(SMALL_NETS[name]) if published else Classifier(SmallNet(**options))
 
 
 def _from_python(name: str, published: bool, options: dict[str, Any]) -> Classifier:
-    """What a function of the user's returns: FILE.py:FUNCTION or MODULE:FUNCTION."""
-    build = python_function(name)
-    made = run_user_code(name, lambda: build(**options))
-    if isinstance(made, Classifier):
-        return made
-    if not isinstance(made, nn.Module):
-        raise UserError(
-            f"{name} must return an nn.Module or a Classifier, got {type(made).__name__}"
-        )
-    return Classifier(made)
+    function = python_function(name)
+    made = run_user_code(name, lambda: function(**options))
+    if not isinstance(made, Classifier | nn.Module):
+        came = type(made).__name__
+        raise UserError(f"{name} must return an nn.Module or a Classifier, got {came}")
+    return made if isinstance(made, Classifier) else Classifier(made)
 
 
 def python_function(name: str) -> Callable[..., Any]:
@@ -295,8 +266,9 @@ def python_function(name: str) -> Callable[..., Any]:
     place, _, function = name.rpartition(":")
     if not place:
         raise UserError(f"python:{name} names no function: write python:FILE.py:FUNCTION")
-    module = _python_module(place)
-    found = getattr(module, function, None)
+    if place.endswith(".py") and not Path(place).is_file():
+        raise UserError(f"no Python file at {place}: check the path")
+    found = getattr(run_user_code(place, lambda: _python_module(place)), function, None)
     if found is None:
         raise UserError(f"{place} has no function {function!r}: check the name")
     if not callable(found):
@@ -307,17 +279,14 @@ def python_function(name: str) -> Callable[..., Any]:
 def _python_module(place: str) -> ModuleType:
     """The user's module, which may import its neighbours."""
     path = Path(place)
-    if path.suffix != ".py":
-        return run_user_code(place, lambda: import_module(place))
-    spec = spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise UserError(f"no Python file at {place}: check the path")
+    spec = spec_from_file_location(path.stem, path) if path.suffix == ".py" else None
+    if spec is None or spec.loader is None:
+        return import_module(place)
     module = module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     sys.path.insert(0, str(path.parent.resolve()))
-    loader = spec.loader
     try:
-        run_user_code(place, lambda: loader.exec_module(module))
+        spec.loader.exec_module(module)
     finally:
         sys.path.pop(0)
     return module
@@ -336,7 +305,7 @@ def run_user_code(name: str, run: Callable[[], Result]) -> Result:
         ) from error
 
 
-SOURCES: dict[str, Builder] = {
+SOURCES: dict[str, Callable[[str, bool, dict[str, Any]], Classifier]] = {
     "torchvision": _from_torchvision,
     "timm": _from_timm,
     "transformers": _from_transformers,
@@ -347,11 +316,6 @@ SOURCES: dict[str, Builder] = {
 
 def known_models() -> Iterator[tuple[str, str]]:
     """Every model with a name, and a line about it."""
-    from torchvision import models
-
-    from sufficit.classifier.architectures import MODELS
-    from sufficit.classifier.digit_net import SMALL_NETS
-
     for name in SMALL_NETS:
         yield f"sufficit:{name}", "ships with the package, for the demo"
     for name, model in MODELS.items():
@@ -364,18 +328,17 @@ def known_models() -> Iterator[tuple[str, str]]:
     except ImportError:
         yield "timm:NAME", "a thousand more with pip install 'sufficit[timm]'"
         return
-    pretrained = {True: "pretrained", False: "random weights only"}
     for name in timm.list_models():
-        yield f"timm:{name}", pretrained[timm.is_model_pretrained(name)]
+        pretrained = timm.is_model_pretrained(name)
+        yield f"timm:{name}", "pretrained" if pretrained else "random weights only"
 
 
 def _extra(package: str) -> ModuleType:
     try:
         return import_module(package)
     except ImportError as error:
-        raise UserError(
-            f"{package} models need the extra: pip install 'sufficit[{package}]'"
-        ) from error
+        remedy = f"pip install 'sufficit[{package}]'"
+        raise UserError(f"{package} models need the extra: {remedy}") from error
 
 
 def _fetch(name: str, build: Callable[[], Any]) -> Any:

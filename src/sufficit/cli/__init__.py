@@ -3,42 +3,32 @@
 import os
 import sys
 import warnings
+from importlib import import_module
 from io import TextIOWrapper
 
-from sufficit.cli import (
-    compare,
-    demo,
-    evaluate,
-    explain,
-    figure,
-    methods,
-    report,
-    reproduce,
-    sanity,
-    serve,
-    train_lax,
-)
-from sufficit.cli.app import app, err, literal
+from sufficit.cli.app import app, err, literal, warn
 from sufficit.errors import UserError
 
 COMMANDS = (
-    *(compare, demo, explain, figure, methods, report, reproduce),
-    *(sanity, evaluate, serve, train_lax),
+    *("compare", "demo", "evaluate", "explain", "figure", "methods", "report", "reproduce"),
+    *("sanity", "serve", "status", "train_lax"),
 )
-"""Their files; importing one adds its commands to the app."""
 __all__ = ["app", "main"]
+
+for command in COMMANDS:
+    import_module(f"sufficit.cli.{command}")  # adds its commands to the app
 
 
 def main() -> None:
-    """Run the command line; what the user can mend is one line, not a traceback."""
-    warnings.showwarning = _show_warning
+    """Run the command line; an error that the user can fix is one line, not a traceback."""
+    warnings.showwarning = lambda message, *_, **__: warn(message)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # names may hold what a terminal can't show
             stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except UserError as error:
-        err.print("[bold red]Error:[/]", literal(str(error)))
+        err.print("[bold red]Error:[/]", literal(error))
         sys.exit(2)
     except Exception as error:
         if os.environ.get("SUFFICIT_TRACEBACK"):
@@ -48,7 +38,3 @@ def main() -> None:
             "This came from the model, a library or Sufficit; SUFFICIT_TRACEBACK=1 shows where."
         )
         sys.exit(1)
-
-
-def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    err.print("[yellow]Warning:[/]", literal(str(message)))

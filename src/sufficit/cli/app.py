@@ -1,12 +1,22 @@
-"""The app that every command joins, and where it prints."""
+"""The app that every command joins, where it prints, and the options of its model."""
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from sufficit import __version__
+from sufficit.cli.options import WORKERS, config_of, run_options
+from sufficit.runs.config import RunConfig
 
+if TYPE_CHECKING:
+    from sufficit.classifier.classifier import Classifier
+
+MODEL = ("model", "weights", "num_classes", "size", "layer", "device", "precision")
 app = typer.Typer(
     name="sufficit",
     help="Score visual explanations of image classifiers. Start with: sufficit demo",
@@ -14,9 +24,9 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-out = Console()
-err = Console(stderr=True)
+out, err = Console(emoji=False), Console(stderr=True, emoji=False)
 
 
 @app.callback(invoke_without_command=True)
@@ -29,18 +39,54 @@ def root(
         raise typer.Exit
 
 
-def literal(text: str) -> str:
-    r"""Text in which square brackets are no markup, and nothing is an order to the terminal.
+def config_options(*names: str, **defaults: Any) -> Callable[..., Callable[..., None]]:
+    """Give a command that has no workers these options of RunConfig; it gets them as `config`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def configured(given: dict[str, Any], workers: None, **values: Any) -> None:
+            command(config=config_of(given, fixed=defaults), **values)
+
+        offered = run_options(*names, defaults=defaults)(configured)
+        unused = {option.name: option.default for option in WORKERS.values()}
+
+        @wraps(offered)
+        def wrapped(**values: Any) -> None:
+            offered(**values, **unused)
+
+        parameters = inspect.signature(offered).parameters
+        shown = [p for name, p in parameters.items() if name not in (*unused, "config")]
+        wrapped.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # typer reads it
+        wrapped.__annotations__ = {p.name: p.annotation for p in shown}
+        return wrapped
+
+    return decorate
+
+
+def load(config: RunConfig, **changed: Any) -> "Classifier":
+    """The classifier that the options MODEL name, some of them changed."""
+    from sufficit.classifier.loading import load_classifier
+
+    return load_classifier(**{name: getattr(config, name) for name in MODEL} | changed)
+
+
+def literal(text: object) -> str:
+    r"""Text in which square brackets are no markup and control characters are spelled out.
 
     >>> print(literal("a[b]\x1b[2J"))
-    a\[b]\x1b\[2J
+    a\[b]\x1b[2J
     """
-    shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
-    return shown.replace("[", r"\[")
+    shown = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in str(text))
+    return escape("".join(shown))
+
+
+def warn(text: object) -> None:
+    """Print a warning."""
+    err.print("[yellow]Warning:[/]", literal(text))
 
 
 def print_skipped(skipped: dict[str, str]) -> None:
-    """Name the first images that were left out, and why."""
+    """Name the first images that were skipped, and why."""
     for name, reason in list(skipped.items())[:10]:
         err.print("[yellow]Skipped[/]", literal(f"{name}: {reason}"))
     if skipped:

@@ -15,7 +15,10 @@ def show_page(page: Path | str, wanted: bool | None = None) -> bool:
     Never raises and never takes long, whatever the browser does.
     """
     if wanted is None:
-        wanted = sys.stdout.isatty() and _has_screen()
+        wanted = sys.stdout.isatty() and not {"SSH_CONNECTION", "CI"} & {*os.environ}
+        if sys.platform.startswith(("linux", "freebsd")):
+            screens = (os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+            wanted = wanted and any(screens)
     if not wanted:
         return False
     opened: list[bool] = []
@@ -23,15 +26,6 @@ def show_page(page: Path | str, wanted: bool | None = None) -> bool:
     opening.start()
     opening.join(PATIENCE)
     return opened == [True]
-
-
-def _has_screen() -> bool:
-    """Whether the user would see a browser of this machine."""
-    if "SSH_CONNECTION" in os.environ or "CI" in os.environ:
-        return False
-    if sys.platform.startswith(("linux", "freebsd")):
-        return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    return True
 
 
 def _open(page: Path | str) -> bool:

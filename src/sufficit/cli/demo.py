@@ -4,14 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sufficit.cli.app import app, out
+from sufficit.cli.app import app, literal, out
 from sufficit.cli.browser import show_page
 from sufficit.cli.compare import print_results, write_pictures
+from sufficit.cli.options import OutOption, SeedOption
 from sufficit.files import check_output
+from sufficit.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,14 +30,12 @@ SIZE_WEIGHT = 1.25  # of the recipe's area term: in so short a training 2 makes 
 
 @app.command()
 def demo(
-    out_folder: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path(
-        "sufficit-demo"
-    ),
+    out_folder: OutOption = Path("sufficit-demo"),
     images: Annotated[int, typer.Option(help="Number of digits to score.", min=2, max=1000)] = 32,
     train_images: Annotated[
         int, typer.Option(help="Number of other digits to train LAX on.", min=32, max=100_000)
     ] = 2048,
-    seed: Annotated[int, typer.Option(help="Seed of the digits.", min=0)] = 0,
+    seed: SeedOption = RunConfig.seed,
     open_report: Annotated[
         bool | None,
         typer.Option(
@@ -58,7 +58,8 @@ def demo(
     report = out_folder / "report.html"
     opened = show_page(report, open_report)
     words = "is open in your browser" if opened else "opens in any browser"
-    out.print(f"{report} {words}, without a network.", highlight=False, soft_wrap=True)
+    said = literal(f"{report} {words}, without a network.")
+    out.print(said, highlight=False, soft_wrap=True)
 
 
 def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":
@@ -69,7 +70,6 @@ def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":
     from sufficit.data.digits import synthetic_digits
     from sufficit.data.images import ImageSource
     from sufficit.explainers import CAMS
-    from sufficit.runs.config import RunConfig
     from sufficit.runs.engine import run
     from sufficit.runs.job import make_job, with_controls
     from sufficit.runs.maps import MapTensor, Source
@@ -81,15 +81,11 @@ def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":
     with torch.no_grad():
         right = (classifier(digits.images).argmax(1) == digits.labels).float().mean()
     out.print(f"[bold]2[/] A small network that ships with Sufficit reads {right:.0%} of them.")
-    out.print(
-        f"[bold]3[/] Training LAX, an adapter that draws the network's heatmap, on {trained_on}"
-        " other images, without the digits' positions."
-    )
+    task = "draw the network's heatmap without knowing where the digits are"
+    out.print(f"[bold]3[/] Training LAX on {trained_on} other images to {task}.")
     learned = train(classifier, trained_on, seed)
-    out.print(
-        f"[bold]4[/] Explaining with LAX and {len(CAMS)} other methods, and scoring: does what a"
-        " heatmap marks suffice, and does the rest not?"
-    )
+    question = "does what a heatmap marks suffice, and does the rest not?"
+    out.print(f"[bold]4[/] Scoring LAX and {len(CAMS)} other methods: {question}")
     sources: dict[str, Source] = {LEARNED: learned, **{name: name for name in CAMS}}
     sources[TRUTH] = MapTensor(around(digits.masks))
     config = RunConfig(
@@ -102,13 +98,9 @@ def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":
         seed=seed,
     )
     names = [f"digit-{i:04d}" for i in range(n)]
-    job = make_job(
-        config,
-        classifier=classifier,
-        images=ImageSource.from_tensors(digits.images, names, digits.labels),
-        sources=with_controls(sources, wanted=True),
-        unit=BATCH,
-    )
+    images = ImageSource.from_tensors(digits.images, names, digits.labels)
+    scored = with_controls(sources, wanted=True)
+    job = make_job(config, classifier=classifier, images=images, sources=scored, unit=BATCH)
     return run(replace(job, references=(TRUTH,)), folder, overwrite=True)
 
 
@@ -123,11 +115,9 @@ def train(classifier: "Classifier", n: int, seed: int) -> "Lax":
     shown = synthetic_digits(n, seed=seed + 1, held_out=False)
     loader = DataLoader(TensorDataset(shown.images, shown.labels), BATCH, shuffle=True)
     recipe = replace(RECIPES["robust"], size=SIZE_WEIGHT)
-    judges = min(32, n)
+    options: Any = {"recipe": recipe, "epochs": 1, "validation_images": min(32, n)}
     with one_thread():
-        return train_lax(
-            classifier, loader, recipe=recipe, epochs=1, seed=seed, validation_images=judges
-        )
+        return train_lax(classifier, loader, seed=seed, **options)
 
 
 @contextmanager

@@ -1,8 +1,7 @@
 """`sufficit figure`."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,20 +10,10 @@ from sufficit.cli.options import was_given
 from sufficit.errors import UserError
 from sufficit.files import check_output, make_folder
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from sufficit.plots import Look
-    from sufficit.runs.results import RunResults
-
-
-class Shows(StrEnum):
-    """What a figure shows."""
-
-    sheet = "sheet"
-    curves = "curves"
-    alpha = "alpha"
-    sizes = "sizes"
+OWNERS = dict.fromkeys(("images", "columns", "kept", "rest", "data"), "sheet") | {
+    "curves": "curves"
+}
+"""The options that only one --show has."""
 
 
 @app.command()
@@ -35,12 +24,12 @@ def figure(
         Path, typer.Option("--out", help="Its suffix is the format: .pdf, .svg, .eps or .png.")
     ] = Path("sheet.pdf"),
     show: Annotated[
-        Shows,
+        Literal["sheet", "curves", "alpha", "sizes"],
         typer.Option(
             help="sheet: images and heatmaps. curves: their means. alpha: MSI over alpha_min."
             " sizes: mask size against base score."
         ),
-    ] = Shows.sheet,
+    ] = "sheet",
     images: Annotated[
         str,
         typer.Option(
@@ -52,9 +41,7 @@ def figure(
         str | None,
         typer.Option("--methods", "-m", help="Some of the run's methods; all but the controls."),
     ] = None,
-    columns: Annotated[
-        str, typer.Option(help="What stands under the heatmaps of a sheet.")
-    ] = "msi",
+    columns: Annotated[str, typer.Option(help="Scores under the heatmaps of a sheet.")] = "msi",
     kept: Annotated[
         bool, typer.Option("--kept", help="On a sheet, also the image through each mask.")
     ] = False,
@@ -88,60 +75,36 @@ def figure(
     from sufficit import plots
     from sufficit.runs.results import RunResults
 
-    _check_given(ctx, show)
+    for name, owner in OWNERS.items():
+        if was_given(ctx, name) and show != owner:
+            raise UserError(f"--{name} is for --show {owner}, got --show {show}: leave it out")
     plots.check_file(out_file)
     check_output(out_file.parent)
     look = plots.Look(plots.width_from(width), font)
     results = RunResults.read(run)
-    chosen = results.known(_listed(methods))
+    chosen = results.known(None if methods is None else _listed(methods))
     scores = {method: results.scores[method] for method in chosen}
     quiet = [method for method in results.unranked if method in chosen]
-    if show == Shows.sheet:
-        wanted = _listed(images) or []
-        drawn = _sheet(results, wanted, chosen, _listed(columns) or [], kept, rest, data, look)
-    elif show == Shows.curves:
-        drawn = plots.methods_figure(scores, quiet, _listed(curves) or [], look)
-    elif show == Shows.alpha:
+    if show == "sheet":
+        rows, shown = results.chosen(_listed(images), chosen), _listed(columns)
+        captions = {
+            m: plots.score_captions({c: results.values(m, c, rows) for c in shown}) for m in chosen
+        }  # first, so that wrong names raise before anything is drawn
+        pixels, maps = results.images(rows, data), results.heatmaps(rows, chosen)
+        fill, alpha_min = results.fill, results.alpha_min
+        under = plots.masked_images(pixels, maps, fill, alpha_min, kept=kept, rest=rest)
+        titles = results.class_names(rows)
+        drawn = plots.sheet_figure(pixels, maps, titles, captions, under=under, look=look)
+    elif show == "curves":
+        drawn = plots.methods_figure(scores, quiet, _listed(curves), look)
+    elif show == "alpha":
         drawn = plots.alpha_figure(scores, results.record.get("alpha_curve"), quiet, look)
     else:
         drawn = plots.sizes_figure({m: results.summaries[m] for m in chosen}, quiet, look)
     make_folder(out_file.parent)
     plots.save(drawn, out_file, dpi=dpi, tight=False)
-    out.print(literal(str(out_file)), highlight=False)
+    out.print(literal(out_file), highlight=False)
 
 
-def _sheet(
-    results: "RunResults",
-    images: list[str],
-    methods: list[str],
-    columns: list[str],
-    kept: bool,
-    rest: bool,
-    data: Path | None,
-    look: "Look",
-) -> "Figure":
-    """One row per image, one column per method, and the run's numbers under each."""
-    from sufficit import plots
-
-    rows = results.chosen(images, methods)
-    captions = {
-        m: plots.score_captions({c: results.values(m, c, rows) for c in columns}) for m in methods
-    }  # first, so that wrong names raise before anything is drawn
-    pixels, maps = results.images(rows, data), results.heatmaps(rows, methods)
-    fill = results.fill
-    under = plots.masked_images(pixels, maps, fill, results.alpha_min, kept=kept, rest=rest)
-    titles = results.class_names(rows)
-    return plots.sheet_figure(pixels, maps, titles, captions, under=under, look=look)
-
-
-def _check_given(ctx: typer.Context, show: Shows) -> None:
-    """Raise for an option that the figure does not have."""
-    of_one = dict.fromkeys(("images", "columns", "kept", "rest", "data"), Shows.sheet)
-    for name, owner in (of_one | {"curves": Shows.curves}).items():
-        if was_given(ctx, name) and show != owner:
-            raise UserError(f"--{name} is of --show {owner.value}, and not of --show {show.value}")
-
-
-def _listed(text: str | None) -> list[str] | None:
-    """Words with commas between them."""
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

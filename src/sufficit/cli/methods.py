@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sufficit.cli.app import app, out
+from sufficit.cli.app import app, literal, out
 from sufficit.errors import UserError
 
 
@@ -41,10 +41,10 @@ def models(
     from sufficit.classifier.loading import known_models
 
     table = Table("model", "about", box=None)
-    shown = [(name, about) for name, about in known_models() if pattern.lower() in name.lower()]
-    for name, about in shown:
-        table.add_row(name, about)
-    if not shown:
+    for name, about in known_models():
+        if pattern.lower() in name.lower():
+            table.add_row(literal(name), literal(about))
+    if not table.rows:
         raise UserError(f"no model's name contains {pattern!r}: try sufficit models")
     out.print(table)
     out.print("Also transformers:NAME from the hub, a saved one's folder, python:FILE.py:FUNCTION.")

@@ -2,21 +2,25 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sufficit.cli.app import app, err, literal, out
-from sufficit.cli.options import DeviceOption, OverwriteOption
+from sufficit.cli.options import OverwriteOption, run_options
 from sufficit.errors import UserError
 from sufficit.files import check_output
+from sufficit.runs.config import Workers
 
 if TYPE_CHECKING:
     from sufficit.reproduce.table_results import TableResults
 
 
 @app.command()
+@run_options("device")
 def reproduce(
+    given: dict[str, Any],
+    workers: Workers | None,
     table: Annotated[
         str,
         typer.Argument(help="synthetic-mnist, cub200, cifar10, cifar10-vit, or folder: your own."),
@@ -65,7 +69,6 @@ def reproduce(
         str | None,
         typer.Option(help="Classes of CUB-200, comma-separated; twenty drawn by the seed."),
     ] = None,
-    device: DeviceOption = "auto",
     precision: Annotated[
         str | None, typer.Option(help="fp32 or bf16; bf16 on a GPU by default.")
     ] = None,
@@ -92,6 +95,8 @@ def reproduce(
 
     sufficit reproduce cub200 --data data --model resnet50 --out birds
 
+    sufficit reproduce cifar10 --data data --workers 8
+
     sufficit reproduce folder --data photos --model resnet50 --out mine
     """
     from sufficit.reproduce.paper_tables import table_named
@@ -111,9 +116,10 @@ def reproduce(
         table,
         folder,
         data=data,
-        device=device_named(device),
+        device=device_named(given.get("device", "auto")),
         quick=quick,
         overwrite=overwrite,
+        workers=workers,
         report=report,
         say=lambda line: err.print(literal(line), highlight=False),
         images=images,
@@ -143,7 +149,7 @@ def _print(results: "TableResults", folder: Path) -> None:
     from rich import box
     from rich.table import Table
 
-    from sufficit.reproduce.paper_tables import TITLES, printed_row
+    from sufficit.reproduce.paper_tables import TITLES
     from sufficit.reproduce.table_results import HEADINGS
 
     n, alpha_min = len(results.compared.names), results.compared.alpha_min
@@ -159,7 +165,7 @@ def _print(results: "TableResults", folder: Path) -> None:
         cells.append(f"{summary['msi'].low:.2f} .. {summary['msi'].high:.2f}")
         leaked = summary["leak_ratio"].mean if "leak_ratio" in summary else math.nan
         cells.append("-" if math.isnan(leaked) else f"{leaked:.2f}")
-        printed = printed_row(results.plan.table, method)
+        printed = results.plan.paper.printed_row(method)
         cells.append(f"{printed['msi']:.3f}" if printed else "")
         table.add_row(TITLES[method], *cells)
     out.print(table)

@@ -6,37 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sufficit.cli.app import app, literal, out, print_skipped
-from sufficit.cli.options import (
-    ClassesOption,
-    DataOption,
-    DeviceOption,
-    LayerOption,
-    MethodsOption,
-    ModelOption,
-    OnError,
-    OnErrorOption,
-    OutOption,
-    OverwriteOption,
-    Precision,
-    PrecisionOption,
-    SeedOption,
-    SizeOption,
-    Targets,
-    TargetsOption,
-    WeightsOption,
-)
+from sufficit.cli.app import MODEL, app, config_options, literal, load, out, print_skipped
+from sufficit.cli.options import OutOption, OverwriteOption
 from sufficit.files import check_output
+from sufficit.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from sufficit.sanity import SanityReport
 
+OPTIONS = (*MODEL, "data", "methods", "targets", "on_error", "seed")
+
 
 @app.command()
+@config_options(*OPTIONS, methods=("gradcam", "center"))
 def sanity(
-    model: ModelOption,
-    data: DataOption,
-    methods: MethodsOption = "gradcam,center",
+    config: RunConfig,
     images: Annotated[int, typer.Option(help="Most images, drawn by --seed.", min=1)] = 64,
     steps: Annotated[int, typer.Option(help="Most blocks to randomise, one by one.", min=1)] = 8,
     random_labels: Annotated[
@@ -46,16 +30,7 @@ def sanity(
     train_images: Annotated[
         int, typer.Option(help="Most images to train on; they are kept in memory.", min=2)
     ] = 1000,
-    targets: TargetsOption = Targets.auto,
     out_folder: OutOption = Path("sufficit-sanity"),
-    layer: LayerOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = Precision.fp32,
-    weights: WeightsOption = "default",
-    num_classes: ClassesOption = None,
-    size: SizeOption = None,
-    on_error: OnErrorOption = OnError.skip,
-    seed: SeedOption = 0,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Check that heatmaps depend on the model: randomise its layers and compare.
@@ -68,42 +43,26 @@ def sanity(
 
     sufficit sanity --model saved/birds --data birds --methods birds-lax,gradcam,center
     """
-    check_output(out_folder, [data], overwrite=overwrite, command="sanity")
-    from sufficit.parsing import classifier_from, methods_from
+    check_output(out_folder, [Path(config.data)], overwrite=overwrite, command="sanity")
+    from sufficit.explainers.sources import methods_from
     from sufficit.sanity import SanityOptions, check_folder, save_sanity
 
-    options = SanityOptions(
-        methods=methods_from(methods),
-        images=images,
-        steps=steps,
-        random_labels=random_labels,
-        epochs=epochs,
-        train_images=train_images,
-        targets=targets.value,
-        layer=layer,
-        on_error=on_error.value,
-        seed=seed,
-    )
-    classifier = classifier_from(model, weights, num_classes, size, device, precision)
-    result = check_folder(classifier, data, options)
-    config: dict[str, Any] = {"model": model, "weights": weights, "data": str(data)}
-    config |= {"methods": methods.split(","), "size": size, "precision": precision.value}
-    save_sanity(out_folder, result, classifier, config | {"num_classes": num_classes}, options)
+    own: dict[str, Any] = {"images": images, "steps": steps, "random_labels": random_labels}
+    own |= {"epochs": epochs, "train_images": train_images}
+    own |= {name: getattr(config, name) for name in ("targets", "layer", "on_error", "seed")}
+    options = SanityOptions(methods_from(config.methods), **own)
+    classifier = load(config, layer=None)  # check_folder looks for the layer in each copy
+    result = check_folder(classifier, Path(config.data), options)
+    names = ("model", "weights", "data", "methods", "size", "precision", "num_classes")
+    named = {name: getattr(config, name) for name in names}
+    save_sanity(out_folder, result, classifier, named, options)
     print_skipped(result.skipped)
     _print_report(result.report)
-    out.print(f"Written to {out_folder}: sanity.csv, sanity.png, run.json", highlight=False)
+    written = f"Written to {out_folder}: sanity.csv, sanity.png, run.json"
+    out.print(literal(written), highlight=False)
 
 
 def _print_report(report: "SanityReport") -> None:
-    out.print(_table(report))
-    for name, sentence in report.sentences().items():
-        out.print(f"[bold]{name}[/]", literal(sentence), highlight=False)
-    remark = report.remark()
-    if remark:
-        out.print(remark, highlight=False)
-
-
-def _table(report: "SanityReport") -> Table:
     """A row per method: its rank correlation after the first, a middle and the last step."""
     n = len(report.targets)
     title = f"Rank correlation with the original maps, mean over {n} images"
@@ -118,5 +77,10 @@ def _table(report: "SanityReport") -> Table:
     for name in report.methods:
         steps = report.cascade_of(name)
         found = [steps[i] for i in shown] + ([labels[name]] if name in labels else [])
-        table.add_row(name, *(f"{float(f.rank_correlation.nanmean()):.2f}" for f in found))
-    return table
+        means = (f"{float(one.rank_correlation.nanmean()):.2f}" for one in found)
+        table.add_row(literal(name), *means)
+    out.print(table)
+    for name, sentence in report.sentences().items():
+        out.print(f"[bold]{literal(name)}[/]", literal(sentence), highlight=False)
+    if remark := report.remark():
+        out.print(literal(remark), highlight=False)

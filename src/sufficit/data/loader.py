@@ -4,8 +4,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import count, islice
 from typing import Generic, Literal, TypeVar
 
 import torch
@@ -14,7 +12,7 @@ from torch import Tensor
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.heatmap_files import HeatmapError
-from sufficit.data.images import BadImageError, ImageSource, SourceImage, class_numbers
+from sufficit.data.images import BadImageError, ImageSource, SourceImage, plain_name
 from sufficit.errors import UserError
 
 THREADS = min(8, os.cpu_count() or 1)  # that decode images, at most
@@ -106,10 +104,9 @@ class ImageLoader(Generic[T]):
         Threads that decode slow down the one that feeds a GPU. So all of them read the first unit,
         for which everything waits, then one does, and twice as many whenever that was too slow.
         """
-        most = self.threads or THREADS
+        threads = most = self.threads or THREADS
+        before: tuple[Unit, Future[list[T]]] | None = None
         with ThreadPoolExecutor(1) as pool:
-            before: tuple[Unit, Future[list[T]]] | None = None
-            threads = most
             for number, unit in enumerate(units):
                 read = None
                 if before is not None:
@@ -125,10 +122,9 @@ class ImageLoader(Generic[T]):
     def dropped(self, unit: Unit) -> dict[str, str]:
         """The images of a unit that could not be read, with the reason; clears their record."""
         asked = {*unit.names}
-        found = [one for one in self.skipped if one.name in asked]
-        for one in found:
-            self.skipped.remove(one)
-        return {one.name: one.reason for one in found}
+        found = {one.name: one.reason for one in self.skipped if one.name in asked}
+        self.skipped[:] = [one for one in self.skipped if one.name not in asked]
+        return found
 
     def _try(self, entry: Entry) -> T | Skipped:
         name = entry.image.name
@@ -136,9 +132,8 @@ class ImageLoader(Generic[T]):
             return self.read(entry)
         except (BadImageError, HeatmapError, OSError) as error:
             if self.on_error == "stop":
-                raise UserError(
-                    f"Cannot read {name}: {error}. Fix it, or pass --on-error skip."
-                ) from error
+                reason = f"Cannot read {name}: {error}. Fix it, or pass --on-error skip."
+                raise UserError(reason) from error
             return Skipped(name, str(error))
 
 
@@ -152,13 +147,8 @@ def check_sizes(sizes: Mapping[tuple[int, ...], str]) -> None:
 def check_any(scored: int, skipped: Sequence[Skipped]) -> None:
     """Raise if no image could be scored."""
     if not scored:
-        first = skipped[0]
-        raise UserError(
-            f"all {len(skipped)} images were skipped; the first, {first.name}: {first.reason}"
-        )
-
-
-# Labels
+        first = f"{skipped[0].name}: {skipped[0].reason}"
+        raise UserError(f"all {len(skipped)} images were skipped; the first, {first}")
 
 
 @dataclass(frozen=True)
@@ -167,81 +157,47 @@ class Labels:
 
     kind: Literal["label", "prediction"]
     number: Callable[[SourceImage], int | None]
-    known: tuple[int, ...] = ()  # the numbers of all classes, if they are known in advance
-
-
-PREDICTIONS = Labels("prediction", lambda _: None)
 
 
 def labels_for(
     classifier: Classifier, source: ImageSource, wanted: Literal["auto", "label", "prediction"]
 ) -> Labels:
-    """Class numbers from folder names, unless the model's own predictions are wanted.
-
-    The classes of a folder are known in advance. In shards each image brings its own label: the
-    first image decides whether there are labels, and a later one that does not fit is an error.
-    """
-    if wanted == "prediction":
-        return PREDICTIONS
-    labels = _labels_of_shards(classifier, source) if source.classes is None else None
-    if source.classes is not None and (classes := source.classes()).folders:
-        numbers = classes.numbers(classifier.classes, _num_classes(classifier, source))
-        labels = Labels("label", partial(_number, numbers), tuple(numbers.values()))
-    if labels is None and wanted == "label":
+    """Class numbers from class folders or the labels of shards, unless predictions are wanted."""
+    words = sorted({image.folder for image in source if image.folder is not None})
+    if wanted == "label" and not words:
         raise UserError("--targets label needs class folders: DATA/CLASS/image.png")
-    return labels or Labels("prediction", _no_number)
-
-
-def _number(numbers: Mapping[str, int], image: SourceImage) -> int:
-    if image.folder is None or image.folder not in numbers:
+    if wanted == "prediction" or not words:
+        return Labels("prediction", lambda _: None)
+    loose = [image.name for image in source if image.folder is None and not image.problem]
+    if loose:
         raise UserError(
-            f"{image.name} was added after this run started: start again with --overwrite or"
-            " another --out"
+            f"{len(loose)} images (first {loose[0]}) are not in a class folder ({words[0]}, ...)"
+            " and have no label: move or label them, or score the model's own predictions with"
+            " --targets prediction"
         )
-    return numbers[image.folder]
+    numbers = class_numbers(words, classifier.classes, _num_classes(classifier, source))
+    # A file of a shard that is never read may have no label: any number will do.
+    return Labels("label", lambda image: numbers[image.folder or words[0]])
 
 
-def _no_number(image: SourceImage) -> None:
-    """None; raise if an image has a label and the ones before it have none."""
-    if image.folder is not None:
-        raise UserError(
-            f"{image.name} has a label ({image.folder!r}), and images before it have none: label"
-            " all of them, or score the model's own predictions with --targets prediction"
-        )
-
-
-def _labels_of_shards(classifier: Classifier, source: ImageSource) -> Labels | None:
-    """Class numbers from the label of each image; None if the first image has none.
-
-    Labels that can only be numbered in sorted order (no names, no numbers) are all read first.
-    """
-    first = next(iter(source)).folder
-    if first is None:
-        return None
-    words = {first}
-    if classifier.classes is None and not first.isdecimal():
-        words = {image.folder for image in source if image.folder is not None}
-    num_classes = _num_classes(classifier, source)
-    numbers = class_numbers(sorted(words), classifier.classes, num_classes)
-
-    def number(image: SourceImage) -> int:
-        word = image.folder
-        if word is None:
-            raise UserError(
-                f"{image.name} has no label, and images before it have one: label it, or score the"
-                " model's own predictions with --targets prediction"
-            )
-        if word not in numbers:
-            more = class_numbers(sorted([*numbers, word]), classifier.classes, num_classes)
-            if any(more[known] != numbers[known] for known in numbers):
-                raise UserError(
-                    f"{image.name} has the label {word!r}, and images before it have {first!r}:"
-                    " use only the model's class names, or only class numbers"
-                )
-            numbers.update(more)
-        return numbers[word]
-
-    return Labels("label", number)
+def class_numbers(
+    folders: Sequence[str], classes: Sequence[str] | None, num_classes: int
+) -> dict[str, int]:
+    """Match class folders to the model's class names, to numbers, or in order if as many."""
+    known = {plain_name(name): number for number, name in enumerate(classes or ())}
+    if known and all(plain_name(folder) in known for folder in folders):
+        return {folder: known[plain_name(folder)] for folder in folders}
+    if all(folder.isdecimal() and int(folder) < num_classes for folder in folders):
+        return {folder: int(folder) for folder in folders}
+    if not known and len(folders) == num_classes:
+        return {folder: number for number, folder in enumerate(folders)}
+    strange = [folder for folder in folders if plain_name(folder) not in known]
+    named = f" ({', '.join(list(classes)[:4])}, ...)" if classes else ""
+    raise UserError(
+        f"{len(folders)} class folders (first {strange[0]!r}) do not fit the model's"
+        f" {num_classes} classes{named}: name the folders as the model names its classes, or by"
+        " class number, or score the model's own predictions with --targets prediction"
+    )
 
 
 def _num_classes(classifier: Classifier, images: Iterable[SourceImage]) -> int:
@@ -256,29 +212,3 @@ def _num_classes(classifier: Classifier, images: Iterable[SourceImage]) -> int:
         with torch.no_grad():
             return classifier(pixels[None]).shape[1]
     raise UserError("none of the images can be read: check the files")
-
-
-def folder_targets(names: Sequence[str], targets: Tensor) -> dict[str, int]:
-    """The class number of each class folder; a shard is not a class folder."""
-    pairs = zip(names, targets.tolist(), strict=True)
-    return {name.split("/")[0]: k for name, k in pairs if ".tar/" not in name}
-
-
-# Units of a source
-
-
-def units_of(source: ImageSource, labels: Labels, size: int) -> Iterator[Unit]:
-    """Units of up to `size` labelled images, as the images are found."""
-    entries = (Entry(k, image, labels.number(image)) for k, image in enumerate(source))
-    for number in count():
-        some = tuple(islice(entries, size))
-        if not some:
-            return
-        yield Unit(number, some)
-
-
-def within(
-    tick: Callable[[float, float], None], done: float, share: float, total: float
-) -> Callable[[float, float], None]:
-    """The progress function of one step that is a `share` of the `total`."""
-    return lambda part, whole: tick(done + share * part / whole, total)

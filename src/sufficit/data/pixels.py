@@ -19,20 +19,14 @@ from torchvision.transforms.v2 import functional as V
 from sufficit.classifier.checkpoint import View
 from sufficit.errors import GoneError
 
-SUFFIXES = frozenset(
-    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-)
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 # The formats that are decoded, for any suffix: Pillow would run Ghostscript for others.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 # Errors of a disk or mount that no longer responds, as against those of one bad file.
-BROKEN = frozenset(
-    {
-        *(errno.EHOSTDOWN, errno.EIO, errno.ENODEV, errno.ENOTCONN),
-        *(errno.ENXIO, errno.ESTALE, errno.ETIMEDOUT),
-    }
-)
+_BROKEN = ("EHOSTDOWN", "EIO", "ENODEV", "ENOTCONN", "ENXIO", "ESTALE", "ETIMEDOUT")
+BROKEN = frozenset(getattr(errno, name) for name in _BROKEN)
 
 
 class BadImageError(Exception):
@@ -67,7 +61,7 @@ def decode_image(
     try:
         with Image.open(file, formats=kinds or FORMATS) as opened:
             _check_size(*opened.size, most_pixels)
-            upright = _to_eight_bits(ImageOps.exif_transpose(opened))
+            upright = ImageOps.exif_transpose(opened)
             seen = _crop(_to_mode(upright, "L" if view.channels == 1 else "RGB"), view)
     except BadImageError:
         raise
@@ -107,18 +101,12 @@ def check_there(root: Path, error: BaseException) -> None:
     if (known is None or known.errno not in BROKEN) and _is_there(root):
         return
     reason = (known and known.strerror) or "it does not exist"
-    raise GoneError(
-        f"{root} can't be read any more ({reason}): bring it back and give the same command to"
-        " resume"
-    ) from error
+    lost = f"{root} can't be read any more ({reason})"
+    raise GoneError(f"{lost}: bring it back and give the same command to resume") from error
 
 
 def _is_there(root: Path) -> bool:
-    """Whether this is a file or a folder that is not empty: a lost mount is an empty folder.
-
-    >>> _is_there(Path("no such folder"))
-    False
-    """
+    """Whether this is a file or a folder that is not empty: a lost mount is an empty folder."""
     try:
         if root.is_file():
             return True
@@ -133,22 +121,16 @@ def _is_there(root: Path) -> bool:
 def _check_size(width: int, height: int, most_pixels: int | None = None) -> None:
     limit = Image.MAX_IMAGE_PIXELS if most_pixels is None else most_pixels
     if limit is not None and width * height > limit:
-        raise BadImageError(
-            f"too large to open safely ({width} x {height}, the limit is {limit} pixels)"
-        )
-
-
-def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Convert 16-bit grey to 8-bit; other deep pixels have no known range."""
-    if image.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise BadImageError(f"pixels of mode {image.mode} have no known range: save as 8 bit")
-    return image
+        size = f"{width} x {height}, the limit is {limit} pixels"
+        raise BadImageError(f"too large to open safely ({size})")
 
 
 def _to_mode(image: Image.Image, mode: str) -> Image.Image:
-    """Convert to colour or grey, without transparency."""
+    """Convert to 8-bit colour or grey, without transparency."""
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise BadImageError(f"pixels of mode {image.mode} have no known range: save as 8 bit")
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # as Pillow's own warning asks for
     return image.convert(mode)

@@ -13,7 +13,7 @@ import json
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from os import SEEK_END
 from os.path import commonpath
@@ -39,24 +39,18 @@ _RECORD = re.compile(rb"(\d{1,7}) ([^=]{1,255})=")  # bounded, so that none take
 class Member(ImageFile):
     """An image inside a shard: `file` is the shard, `folder` the label's word."""
 
-    offset: int
-    size: int
-    reason: str = ""  # why it is never read
+    offset: int = 0
+    size: int = 0
 
     @property
     def root(self) -> Path:
         """The shard."""
         return self.path
 
-    @property
-    def problem(self) -> str:
-        """Why it cannot be read, if that is known without opening it."""
-        return self.reason
-
     def read(self, view: View | None) -> Tensor:
         """Decode it as the model sees it: [C,H,W] in 0..1."""
-        if self.reason:
-            raise BadImageError(self.reason)
+        if self.problem:
+            raise BadImageError(self.problem)
         if not 0 < self.size <= MOST_IMAGE:
             raise BadImageError(f"a file of {self.size} bytes, the limit is {MOST_IMAGE}")
         with while_there(self.root), self.path.open("rb") as file:
@@ -122,25 +116,9 @@ def images_of_shards(paths: Sequence[Path]) -> Iterator[Member]:
     """Every image of these shards, in their order, named shard/name.
 
     The label of a sample is the word in KEY.cls, or under "label" or "cls" in KEY.json: a class
-    name or number. A refused file without a label takes that of a neighbour, so that a cut does
-    not look like an image without a label among images that have one.
+    name or number.
     """
-    waiting, neighbour = list[Member](), None
-    for image in _all_images(paths):
-        if image.reason and image.folder is None:
-            waiting.append(image)
-        else:
-            neighbour = image
-        if neighbour is not None:
-            yield from (replace(one, folder=neighbour.folder) for one in waiting)
-            waiting.clear()
-        if image is neighbour:
-            yield image
-    yield from waiting
-
-
-def _all_images(paths: Sequence[Path]) -> Iterator[Member]:
-    root = Path(commonpath([path.parent.resolve() for path in paths]))
+    root = Path(commonpath([path.parent.resolve() for path in paths])) if paths else Path()
     words: dict[str, str] = {}  # so that each label is one string in memory
     for path in paths:
         place, taken = path.resolve().relative_to(root).as_posix(), set[str]()
@@ -152,10 +130,10 @@ def _all_images(paths: Sequence[Path]) -> Iterator[Member]:
                 for one in sample:
                     if one.suffix not in SUFFIXES and not one.cut:
                         continue
-                    reason = one.cut or (lost and "the shard is cut off before its label")
-                    reason = reason or _name_problem(one.name, taken)
-                    name = f"at byte {one.offset - BLOCK}" if reason else one.name
-                    yield Member(path, f"{place}/{name}", label, one.offset, one.size, reason)
+                    problem = one.cut or (lost and "the shard is cut off before its label")
+                    problem = problem or _name_problem(one.name, taken)
+                    name = f"at byte {one.offset - BLOCK}" if problem else one.name
+                    yield Member(path, f"{place}/{name}", label, problem, one.offset, one.size)
 
 
 def _name_problem(name: str, taken: set[str]) -> str:

@@ -69,11 +69,6 @@ class Part:
     def __len__(self) -> int:
         return len(self.images)
 
-    @property
-    def pictures(self) -> tuple[SourceImage, ...]:
-        """The images, by an earlier name."""
-        return self.images
-
 
 @dataclass(frozen=True)
 class Folder:
@@ -85,13 +80,9 @@ class Folder:
 
     def digest(self) -> str:
         """A short hash of exactly these images, labels and parts."""
-        known = [[[image.name for image in part.images], part.labels] for part in self.parts]
+        parts = (self.training, self.validation)
+        known = [[[image.name for image in part.images], part.labels] for part in parts]
         return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
-
-    @property
-    def parts(self) -> tuple[Part, Part]:
-        """Training, then validation."""
-        return self.training, self.validation
 
 
 def read_folder(
@@ -104,13 +95,10 @@ def read_folder(
     """Find the images below a folder, label them by class folder, hold out a share of them."""
     images = list_images(data)
     if len(images) < FEWEST:
-        raise UserError(
-            f"{len(images)} images in {data}: an adapter needs {FEWEST} or more, hundreds to be"
-            " of use"
-        )
+        enough = f"an adapter needs {FEWEST} or more, hundreds to be of use"
+        raise UserError(f"{len(images)} images in {data}: {enough}")
     known = labels_for(classifier, ImageSource.of(images), target)
-    numbers = (known.number(image) for image in images)
-    labels = [number for number in numbers if number is not None] or None
+    labels = [k for image in images if (k := known.number(image)) is not None] or None
     if labels is not None and len(set(labels)) < 2:
         raise UserError(
             f"{data} is a folder with one class ({images[0].folder}): an adapter learns what"
@@ -119,15 +107,13 @@ def read_folder(
         )
     n = how_many(len(images), share)
     held = set(evenly(labels or [0] * len(images), n, seed, spare_half=True).tolist())
-    training, validation = (
-        [row for row in range(len(images)) if (row in held) is wanted] for wanted in (False, True)
-    )
-    return Folder(_part(images, labels, training), _part(images, labels, validation), known.kind)
 
+    def part(wanted: bool) -> Part:
+        rows = [row for row in range(len(images)) if (row in held) is wanted]
+        numbers = None if labels is None else tuple(labels[row] for row in rows)
+        return Part(tuple(images[row] for row in rows), numbers)
 
-def _part(images: Sequence[SourceImage], labels: Sequence[int] | None, rows: list[int]) -> Part:
-    known = None if labels is None else tuple(labels[row] for row in rows)
-    return Part(tuple(images[row] for row in rows), known)
+    return Folder(part(False), part(True), known.kind)
 
 
 def how_many(n: int, share: float) -> int:

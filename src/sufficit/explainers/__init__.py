@@ -1,5 +1,6 @@
 """Heatmaps of what a classifier looks at: `explain`, and the registry of methods."""
 
+from sufficit.explainers.cams import target_logits
 from sufficit.explainers.explanation import (
     Method,
     Methods,
@@ -9,20 +10,7 @@ from sufficit.explainers.explanation import (
     learned,
     methods_for,
 )
-from sufficit.explainers.finer import target_logits
 from sufficit.explainers.registry import CAMS, EXPLAINERS, Explainer, finer_cam
 
-__all__ = [
-    "CAMS",
-    "EXPLAINERS",
-    "Explainer",
-    "Method",
-    "Methods",
-    "OwnMethod",
-    "explain",
-    "explain_all",
-    "finer_cam",
-    "learned",
-    "methods_for",
-    "target_logits",
-]
+__all__ = ["CAMS", "EXPLAINERS", "Explainer", "Method", "Methods", "OwnMethod", "explain"]
+__all__ += ["explain_all", "finer_cam", "learned", "methods_for", "target_logits"]

@@ -3,18 +3,13 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from sufficit.classifier.classifier import (
-    Classifier,
-    check_classifier,
-    check_extremes,
-    check_form,
-    check_range,
-    check_targets,
-)
+from sufficit.classifier import classifier as checks
+from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.layers import eval_mode
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError, unknown
 from sufficit.explainers.forward_pass import Pass, look
@@ -30,8 +25,6 @@ Method = str | Explainer | OwnMethod | Lax
 Methods = Sequence[str] | Mapping[str, Method]
 """Names, or names and methods."""
 
-_BATCH_ELEMENTS = {"cuda": 2**26, "cpu": 2**22}
-_BATCH_IMAGES = {"cuda": 2048}  # at most; a GPU waits for Python once per batch
 _ROUNDING = 1e-6  # a smaller spread, as a share of the map's peak, is rounding
 
 
@@ -115,27 +108,27 @@ def draw_all(
     progress: bool | None = None,
 ) -> Drawn:
     """The heatmaps of `explain_all`, each with the maps that its method drew before resizing."""
-    wanted = _known_methods(methods, classifier)
-    check_classifier(classifier)
-    check_form(images)
-    given = check_targets(targets, len(images))
+    wanted = methods_for(methods, classifier, check=False)
+    checks.check_classifier(classifier)
+    checks.check_form(images)
+    given = checks.check_targets(targets, len(images))
     with torch.inference_mode(False):
         goals = None if given is None else given.cpu().clone()
     size = usual_batch(images, classifier.device) if batch_size is None else batch_size
     if size < 1:
         raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
-    work = _SharedWork(classifier, wanted, layer)
-    if work.own:  # a function of the user's gets images in 0..1 only
-        check_extremes(torch.stack(images.aminmax()))
+    if not all(isinstance(method, Explainer) for method in wanted.values()):
+        checks.check_extremes(torch.stack(images.aminmax()))  # a user's function gets 0..1 only
     batches: list[Drawn] = []
     with bar("explaining", progress) as tick:
         start = 0
         while start < len(images):
             part = slice(start, start + size)
+            some = None if goals is None else goals[part]
             try:
-                drawn = work.draw(images[part], None if goals is None else goals[part])
+                drawn = _draw(classifier, images[part], some, wanted, layer)
             except UserError:
-                work.check()  # a method that does not fit has the better error
+                _check_methods(wanted)  # a method that does not fit has the better error
                 raise
             except torch.OutOfMemoryError:
                 drawn = None  # the model's memory is free once the exception is gone
@@ -145,109 +138,102 @@ def draw_all(
             batches.append(drawn)
             if not start:  # a GPU is busy by now, so that these checks cost no time
                 extremes = torch.stack(images.aminmax())
-                work.check()
-                check_extremes(extremes)
+                _check_methods(wanted)
+                checks.check_extremes(extremes)
             start += size
             if tick:
                 tick(min(start, len(images)), len(images))
     found: Drawn = {}
     for name, method in wanted.items():
         if name in batches[0]:
-            some = [batch[name] for batch in batches]
-            maps = DrawnMaps(_joined([drawn.maps for drawn, _ in some]), some[0][0].final)
-            found[name] = maps, _joined([heatmaps for _, heatmaps in some])
+            maps = _joined([batch[name][0].maps for batch in batches])
+            heatmaps = _joined([batch[name][1] for batch in batches])
+            found[name] = DrawnMaps(maps, batches[0][name][0].final), heatmaps
         elif isinstance(method, Explainer):  # all images at once: batches must not change noise
             heatmaps = method.draw(images, seed).to(classifier.device)
             found[name] = DrawnMaps(heatmaps, final=True), heatmaps
-    _judge({name: found[name][1] for name in work.watching})
+    _judge({name: found[name][1] for name in _watching(wanted)})
     return found
 
 
-class _SharedWork:
-    """Several methods on a batch: one forward pass per layer, one backward pass per score."""
-
-    def __init__(
-        self,
-        classifier: Classifier,
-        methods: Mapping[str, Explainer | OwnMethod],
-        layer: str | None,
-    ) -> None:
-        self.classifier, self.layer = classifier, layer
-        self.explainers = {name: m for name, m in methods.items() if isinstance(m, Explainer)}
-        self.watching = {name: m for name, m in self.explainers.items() if m.needs != "images"}
-        self.own = {name: m for name, m in methods.items() if not isinstance(m, Explainer)}
-
-    def check(self) -> None:
-        """Raise if a method does not fit the classifier."""
-        for method in self.explainers.values():
-            method.check()
-
-    def draw(self, images: Tensor, targets: Tensor | None) -> Drawn:
-        """What every method but the controls draws for a batch: [N,C,H,W], [N]."""
-        if not self.watching and not self.own:
-            return {}
-        here = images.to(self.classifier.device)
-        found: Drawn = {}
-        with torch.inference_mode(False):
-            # Before the pass: a copy to a GPU waits for all the work it was given before.
-            goals = None if targets is None else targets.to(self.classifier.device)
-            for layer, methods in self._by_layer(here).items():
-                seen = self._look(here, layer, methods)
-                if targets is not None:  # they are on the CPU: no wait for a GPU
-                    check_range(targets, seen.logits.shape[1])
-                goals = seen.logits.detach().argmax(1) if goals is None else goals
-                found |= _finished(methods, _maps(seen, goals, list(methods.values())), images)
-        if self.own and goals is None:
-            with torch.no_grad():
-                goals = self.classifier(here).argmax(1)
-        for name, own_method in self.own.items():
-            heatmaps = own_method(self.classifier, here, goals)  # type: ignore[arg-type]  # set above
-            try:
-                check_heatmaps(heatmaps, here)
-            except UserError as error:
-                raise UserError(f"method {name}: {error}") from error
-            heatmaps = heatmaps.detach().to(here.device, torch.float32)
-            found[name] = DrawnMaps(heatmaps, final=True), heatmaps
-        return found
-
-    def _by_layer(self, images: Tensor) -> dict[str, dict[str, Explainer]]:
-        """The methods that need a forward pass, by the layer they read."""
-        usual = self.layer
-        if usual is None and any(m.layer is None for m in self.watching.values()):
-            with torch.no_grad(), self.classifier.in_eval_mode():
-                usual = self.classifier.feature_layer(self.classifier.normalize(images[:1]))
-        found: dict[str, dict[str, Explainer]] = {}
-        for name, method in self.watching.items():
-            found.setdefault(method.layer or usual or "", {})[name] = method
-        return found
-
-    def _look(self, images: Tensor, layer: str, methods: Mapping[str, Explainer]) -> Pass:
-        folds = {m.draw for m in methods.values() if m.needs == "attention"}
-        if len(folds) > 1:
-            raise UserError("only one method may fold attention at a time: call explain for each")
-        differentiate = any(m.needs == "gradients" for m in methods.values())
-        fold = next(iter(folds), None)
-        return look(self.classifier, images, layer, differentiate=differentiate, fold=fold)
+def _watching(methods: Mapping[str, Explainer | OwnMethod]) -> dict[str, Explainer]:
+    """The methods that need a forward pass."""
+    explainers = {name: m for name, m in methods.items() if isinstance(m, Explainer)}
+    return {name: method for name, method in explainers.items() if method.needs != "images"}
 
 
-def methods_for(methods: Methods, classifier: Classifier) -> dict[str, Explainer | OwnMethod]:
-    """Methods by name; raise for unknown ones and for adapters of another classifier.
+def _draw(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor | None,
+    methods: Mapping[str, Explainer | OwnMethod],
+    layer: str | None,
+) -> Drawn:
+    """What every method but the controls draws for a batch: [N,C,H,W], [N].
+
+    There is one forward pass per layer and one backward pass per score.
+    """
+    watching = _watching(methods)
+    own = {name: m for name, m in methods.items() if not isinstance(m, Explainer)}
+    if not watching and not own:
+        return {}
+    here = images.to(classifier.device)
+    found: Drawn = {}
+    with torch.inference_mode(False):
+        # Before the pass: a copy to a GPU waits for all the work it was given before.
+        goals = None if targets is None else targets.to(classifier.device)
+        if layer is None and any(m.layer is None for m in watching.values()):
+            with torch.no_grad(), classifier.in_eval_mode():
+                layer = classifier.feature_layer(classifier.normalize(here[:1]))
+        by_layer: dict[str, dict[str, Explainer]] = {}
+        for name, explainer in watching.items():
+            by_layer.setdefault(explainer.layer or layer or "", {})[name] = explainer
+        for name, some in by_layer.items():
+            folds = {m.draw for m in some.values() if m.needs == "attention"}
+            if len(folds) > 1:
+                raise UserError("only one method may fold attention at a time: explain with each")
+            differentiate = any(m.needs == "gradients" for m in some.values())
+            fold = next(iter(folds), None)
+            seen = look(classifier, here, name, differentiate=differentiate, fold=fold)
+            if targets is not None:  # they are on the CPU: no wait for a GPU
+                checks.check_range(targets, seen.logits.shape[1])
+            goals = seen.logits.detach().argmax(1) if goals is None else goals
+            found |= _finished(some, _maps(seen, goals, list(some.values())), images)
+    if own and goals is None:
+        with torch.no_grad():
+            goals = classifier(here).argmax(1)
+    for name, own_method in own.items():
+        heatmaps = own_method(classifier, here, goals)  # type: ignore[arg-type]  # set above
+        try:
+            check_heatmaps(heatmaps, here)
+        except UserError as error:
+            raise UserError(f"method {name}: {error}") from error
+        heatmaps = heatmaps.detach().to(here.device, torch.float32)
+        found[name] = DrawnMaps(heatmaps, final=True), heatmaps
+    return found
+
+
+def methods_for(
+    methods: Methods, classifier: Classifier, *, check: bool = True
+) -> dict[str, Explainer | OwnMethod]:
+    """Methods by name; raise for unknown ones and, with `check`, for those that do not fit.
 
     The methods it returns, adapters included, also draw for changed copies of the classifier.
     """
-    found = _known_methods(methods, classifier)
-    for method in found.values():
-        if isinstance(method, Explainer):
-            method.check()
-    return found
-
-
-def _known_methods(methods: Methods, classifier: Classifier) -> dict[str, Explainer | OwnMethod]:
     methods = [methods] if isinstance(methods, str) else methods
     named = methods if isinstance(methods, Mapping) else {name: name for name in methods}
     if not named:
         raise UserError(f"give at least one method of {', '.join(EXPLAINERS)}")
-    return {name: _known(method, classifier) for name, method in named.items()}
+    found = {name: _known(method, classifier) for name, method in named.items()}
+    if check:
+        _check_methods(found)
+    return found
+
+
+def _check_methods(methods: Mapping[str, Explainer | OwnMethod]) -> None:
+    for method in methods.values():
+        if isinstance(method, Explainer):
+            method.check()
 
 
 def _known(method: Method, classifier: Classifier) -> Explainer | OwnMethod:
@@ -256,7 +242,7 @@ def _known(method: Method, classifier: Classifier) -> Explainer | OwnMethod:
     if method == "lax":
         raise UserError(
             "lax is trained for each classifier: train an adapter with train_lax, or load one with"
-            " Lax.from_pretrained, and give it as the method; --method takes its folder"
+            " Lax.from_pretrained, and give it as the method; --methods takes its folder"
         )
     if isinstance(method, str):
         if method not in EXPLAINERS:
@@ -269,7 +255,7 @@ def _known(method: Method, classifier: Classifier) -> Explainer | OwnMethod:
 
 def learned(lax: Lax, classifier: Classifier) -> Explainer:
     """A trained adapter as a method, which raises for a classifier it was not trained on."""
-    check_classifier(classifier)
+    checks.check_classifier(classifier)
     low = classifier.dtype in (torch.bfloat16, torch.float16)  # the adapter's precision follows
 
     def draw(features: Tensor) -> Tensor:
@@ -278,16 +264,14 @@ def learned(lax: Lax, classifier: Classifier) -> Explainer:
             drawn: Tensor = lax.to(features.device)(features)
             return drawn
 
-    def check() -> None:
-        lax.check(classifier)
-
-    line = "trained for this classifier"
+    line, check = "trained for this classifier", partial(lax.check, classifier)
     return Explainer(line, "features", draw, layer=lax.layer, final=True, check=check)
 
 
 def usual_batch(images: Tensor, device: torch.device) -> int:
     """How many such images are explained at a time by default."""
-    elements, most = _BATCH_ELEMENTS.get(device.type, 2**22), _BATCH_IMAGES.get(device.type, 512)
+    # A GPU waits for Python once per batch.
+    elements, most = (2**26, 2048) if device.type == "cuda" else (2**22, 512)
     return max(1, min(most, elements // images[0].numel()))
 
 
@@ -317,17 +301,17 @@ def _maps(seen: Pass, targets: Tensor, methods: list[Explainer]) -> list[Tensor]
             with torch.enable_grad():
                 values = score(seen.logits, targets)
             gradients[score] = seen.gradients(values, last=score is scores[-1])
+        maps = []
         with torch.no_grad():
-            return [_map(seen, method, gradients.get(method.score)) for method in methods]
-
-
-def _map(seen: Pass, method: Explainer, gradients: Tensor | None) -> Tensor:
-    if method.needs == "gradients":
-        return method.draw(seen.features.float(), gradients)
-    if method.needs == "features":
-        return method.draw(seen.features if method.final else seen.features.float())
-    assert seen.tokens is not None
-    return seen.tokens
+            for method in methods:
+                features = seen.features if method.final else seen.features.float()
+                if method.needs == "gradients":
+                    maps.append(method.draw(seen.features.float(), gradients[method.score]))
+                elif method.needs == "features":
+                    maps.append(method.draw(features))
+                elif seen.tokens is not None:
+                    maps.append(seen.tokens)
+        return maps
 
 
 def _stretched(maps: Tensor, size: tuple[int, int]) -> Tensor:

@@ -1,7 +1,7 @@
 """One forward pass, read at one layer, and the gradients that arrive at that layer."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,7 @@ from torch import Tensor, nn
 from sufficit.classifier import layers
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
-from sufficit.explainers.rollout import (
-    AttentionFold,
-    Fold,
-    class_row,
-    mean_pooled,
-    torch_attention,
-)
+from sufficit.explainers.rollout import AttentionFold, Fold, class_row, torch_attention
 
 
 @dataclass(frozen=True)
@@ -36,58 +30,17 @@ class Pass:
 
         The `last` call frees the graph.
         """
+        end, keep = (scores.sum(), self.leaf), not last
         with torch.autocast(scores.device.type, enabled=False):
-            (found,) = torch.autograd.grad(
-                scores.sum(), self.leaf, retain_graph=not last, allow_unused=True
-            )
+            (found,) = torch.autograd.grad(*end, retain_graph=keep, allow_unused=True)
         if found is None:
-            raise UserError(
-                f"the logits do not depend on layer {self.layer!r}: choose another layer"
-            )
+            wrong = f"the logits do not depend on layer {self.layer!r}"
+            raise UserError(f"{wrong}: choose another layer")
         return self.grid(found).float()
 
 
-class _Leaf:
-    """A hook that replaces a layer's output by a leaf of the graph.
-
-    Gradients reach it even if all weights are frozen, and go no further. The model continues with
-    a copy, so that later layers may overwrite it.
-    """
-
-    def __init__(self, differentiate: bool) -> None:
-        self.differentiate = differentiate
-        self.output: Any = None
-        self.tensor = torch.empty(0)
-
-    def __call__(self, module: nn.Module, args: object, output: Any) -> Any:
-        tensor = output[0] if isinstance(output, tuple | list) and output else output
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            came = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise UserError(
-                f"a layer must give a tensor of floats, got {came}: choose another layer"
-            )
-        self.output = output
-        self.tensor = tensor.detach().requires_grad_(self.differentiate)
-        if self.differentiate:
-            torch.set_grad_enabled(True)  # until the end of the pass
-        return self.like(self.tensor.clone())
-
-    def like(self, tensor: Tensor) -> Any:
-        """The tensor in the form of the layer's output: alone, or first of a tuple or list."""
-        if isinstance(self.output, Tensor):
-            return tensor
-        if hasattr(self.output, "_replace"):
-            return self.output._replace(**{self.output._fields[0]: tensor})
-        return type(self.output)([tensor, *self.output[1:]])
-
-
 def look(
-    classifier: Classifier,
-    images: Tensor,
-    layer: str | None = None,
-    *,
-    differentiate: bool = True,
-    fold: Fold | None = None,
+    classifier: Classifier, images: Tensor, layer: str, *, differentiate: bool, fold: Fold | None
 ) -> Pass:
     """One forward pass over images in 0..1: [N,C,H,W].
 
@@ -96,46 +49,63 @@ def look(
     with torch.inference_mode(False), classifier.in_eval_mode():
         inputs = classifier.normalize(images)
         inputs = inputs.clone() if inputs.is_inference() else inputs
-        name = layers.resolve(classifier.model, layer) if layer else None
-        name = name or classifier.feature_layer(inputs)
-        seen = _run(classifier, inputs, name, differentiate, fold, torch.no_grad())
-        if differentiate and not seen.logits.requires_grad:
-            # The model switches gradients off and on itself: they must be on before it does.
-            seen = _run(classifier, inputs, name, differentiate, fold, torch.enable_grad())
-        if differentiate and not seen.logits.requires_grad:
-            raise UserError(
-                f"no gradient goes from the logits to layer {name!r}: the model detaches what is "
-                "between, or runs it under torch.no_grad; choose a later layer"
-            )
-    return seen
+        layer = layers.resolve(classifier.model, layer)
+        # If the model switches gradients off and on itself, they must be on before it does.
+        for recording in (torch.no_grad, torch.enable_grad):
+            with recording():
+                seen = _run(classifier, inputs, layer, differentiate, fold)
+            if not differentiate or seen.logits.requires_grad:
+                return seen
+    raise UserError(
+        f"no gradient goes from the logits to layer {layer!r}: the model detaches what is between,"
+        " or runs it under torch.no_grad; choose a later layer"
+    )
 
 
 def _run(
-    classifier: Classifier,
-    inputs: Tensor,
-    layer: str,
-    differentiate: bool,
-    fold: Fold | None,
-    recording: AbstractContextManager[object],
+    classifier: Classifier, inputs: Tensor, layer: str, differentiate: bool, fold: Fold | None
 ) -> Pass:
-    leaf = _Leaf(differentiate)
+    output: Any = None
+    leaf = torch.empty(0)
+
+    def cut(_: nn.Module, __: object, found: Any) -> Any:
+        """Replace the layer's output by a leaf of the graph.
+
+        Gradients reach it even if all weights are frozen, and go no further. The model continues
+        with a copy, so that later layers may overwrite it.
+        """
+        nonlocal output, leaf
+        tensor = found[0] if isinstance(found, tuple | list) and found else found
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            came = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise UserError(f"a layer must give a tensor of floats, got {came}: choose another")
+        output, leaf = found, tensor.detach().requires_grad_(differentiate)
+        if differentiate:
+            torch.set_grad_enabled(True)  # until the end of the pass
+        return like_output(leaf.clone())
+
+    def like_output(tensor: Tensor) -> Any:
+        if isinstance(output, Tensor):
+            return tensor
+        if hasattr(output, "_replace"):
+            return output._replace(**{output._fields[0]: tensor})
+        return type(output)([tensor, *output[1:]])
+
+    def grid(tensor: Tensor) -> Tensor:
+        return classifier.as_grid(like_output(tensor), inputs)
+
     attention = AttentionFold(len(inputs), fold) if fold else None
     with ExitStack() as stack:
-        stack.enter_context(recording)
-        stack.enter_context(layers.hooked(classifier.bare, layer, leaf))
+        stack.enter_context(layers.hooked(classifier.bare, layer, cut))
         if attention:
             stack.enter_context(torch_attention(classifier.bare))
             stack.enter_context(attention)
         logits = _logits(classifier, inputs)
-    if leaf.output is None:
+    if output is None:
         raise UserError(f"layer {layer!r} is not used in the forward pass: choose another layer")
-
-    def grid(tensor: Tensor) -> Tensor:
-        return classifier.as_grid(leaf.like(tensor), inputs)
-
-    features = grid(leaf.tensor.detach())
+    features = grid(leaf.detach())
     cells = _cells(classifier, inputs, features, attention) if attention else None
-    return Pass(layer, logits, features, leaf.tensor, grid, cells)
+    return Pass(layer, logits, features, leaf, grid, cells)
 
 
 def _cells(
@@ -154,7 +124,10 @@ def _cells(
             f"the attention is over {h} x {w} cells, the layer has {list(features.shape[2:])}: "
             "give the layer of a block that attends over all cells"
         )
-    pooled = mean_pooled(classifier.bare)
+    # The settings of timm and of BEiT that say a model averages its tokens.
+    config = getattr(classifier.bare, "config", None)
+    pooled = getattr(classifier.bare, "global_pool", "") == "avg"
+    pooled = pooled or bool(getattr(config, "use_mean_pooling", False))
     row = class_row(tokens, tokens.shape[1] - h * w, attention.pool, pooled)
     return classifier.as_grid(row[:, :, None], inputs)[:, 0]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
+from huggingface_hub import PyTorchModelHubMixin, snapshot_download
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -73,9 +73,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         super().__init__()
         _check_sizes(channels, upsample, widths)
         self.channels, self.upsample, self.widths = channels, upsample, tuple(widths)
-        self.own_net = net is not None
-        self.net = net if net is not None else _convnet(channels, self.widths, upsample, bias)
-        self.layer = layer
+        self.own_net, self.layer = net is not None, layer
+        self.net = _convnet(channels, self.widths, upsample, bias) if net is None else net
         if fingerprint is not None and not isinstance(fingerprint, Fingerprint):
             fingerprint = fingerprints.read(fingerprint)
         self.fingerprint = fingerprint
@@ -98,9 +97,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         if found.ndim == 4 and found.shape[1] == 1:
             found = found[:, 0]
         if found.ndim != 3 or len(found) != len(features):
-            raise UserError(
-                f"an adapter's net must give one channel, [N,1,h,w], got {list(found.shape)}"
-            )
+            came = list(found.shape)
+            raise UserError(f"an adapter's net must give one channel, [N,1,h,w], got {came}")
         if self.own_net and self.upsample > 1:
             size = [side * self.upsample for side in features.shape[2:]]
             found = F.interpolate(found[:, None], size=size, mode="bilinear")[:, 0]
@@ -108,9 +106,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 
     def check(self, classifier: Classifier) -> None:
         """Raise unless this is the classifier the adapter was trained on."""
-        if self.fingerprint is None:
-            return
-        if not fingerprints.same(self.fingerprint, fingerprints.fingerprint(classifier)):
+        known = self.fingerprint
+        if known and not fingerprints.same(known, fingerprints.fingerprint(classifier)):
             raise UserError(
                 f"this adapter was trained on another classifier than {classifier!r}: load its own"
                 " classifier (weights, mean and std must be the same), or train one for this"
@@ -119,8 +116,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 
     def belong_to(self, classifier: Classifier, layer: str) -> None:
         """Record the classifier and the layer whose features the adapter reads."""
-        self.layer = layer
-        self.fingerprint = fingerprints.fingerprint(classifier)
+        self.layer, self.fingerprint = layer, fingerprints.fingerprint(classifier)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -136,13 +132,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         }
 
     def save_pretrained(
-        self,
-        save_directory: str | Path,
-        *,
-        push_to_hub: bool = False,
-        config: object = None,
-        model_card_kwargs: object = None,
-        **push: Any,
+        self, save_directory: str | Path, *, push_to_hub: bool = False, **push: Any
     ) -> str | None:
         """Write model.safetensors, config.json and a card, each complete or not at all."""
         folder = Path(save_directory)
@@ -150,13 +140,12 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         make_folder(folder)
         with writing(folder / WEIGHTS) as path:
             path.write_bytes(weights_as_bytes(self))
-        with writing(folder / CONFIG) as path:
-            path.write_text(json.dumps(self.config, indent=2) + "\n")
-        with writing(folder / "README.md") as path:
-            path.write_text(_CARD.format(layer=self.layer))
-        if not push_to_hub:
-            return None
-        return str(self.push_to_hub(push.pop("repo_id", folder.name), **push))
+        config = json.dumps(self.config, indent=2) + "\n"
+        for name, text in ((CONFIG, config), ("README.md", _CARD.format(layer=self.layer))):
+            with writing(folder / name) as path:
+                path.write_text(text)
+        repository = push.pop("repo_id", folder.name)
+        return str(self.push_to_hub(repository, **push)) if push_to_hub else None
 
     @classmethod
     def from_pretrained(
@@ -168,13 +157,15 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         was trained with a net of your own needs that net again, as `net`.
         """
         folder = _folder(pretrained_model_name_or_path, hub)
-        config = _read_config(folder / CONFIG)
+        if not (folder / CONFIG).is_file():
+            raise UserError(f"no adapter in {folder}: it has no {CONFIG}")
+        config = read_json(folder / CONFIG)
+        if not isinstance(config, dict) or not isinstance(config.get("layer"), str | None):
+            raise UserError(f"{folder / CONFIG} does not describe an adapter")
         own = config.pop("own_net", None)
         if (own is None) != (net is None):
-            wanted = f"net=, a {own}" if own else "no net="
-            raise UserError(
-                f"the adapter in {folder} was saved with {wanted}: load it with the same"
-            )
+            how = f"with net=, a {own}" if own else "with no net="
+            raise UserError(f"the adapter in {folder} was saved {how}: load it with the same")
         try:
             with limited_by(folder / WEIGHTS):
                 lax = cls(**config, net=net)
@@ -264,13 +255,13 @@ def _taps(times: int) -> Tensor:
 
 
 def _check_sizes(channels: int, upsample: int, widths: Sequence[int]) -> None:
+    # A bool is an int, but no size.
     sizes = [channels, *widths]
-    if not widths or not all(_whole(k) and 0 < k <= _MAX_CHANNELS for k in sizes):
+    if not widths or not all(type(k) is int and 0 < k <= _MAX_CHANNELS for k in sizes):
         shown = f"{sizes[:8]}" + (", ..." if len(sizes) > 8 else "")
-        raise UserError(
-            f"channels and widths must be whole numbers in 1..{_MAX_CHANNELS}, got {shown}"
-        )
-    if not _whole(upsample) or not 1 <= upsample <= _MAX_UPSAMPLE:
+        wanted = f"whole numbers in 1..{_MAX_CHANNELS}"
+        raise UserError(f"channels and widths must be {wanted}, got {shown}")
+    if type(upsample) is not int or not 1 <= upsample <= _MAX_UPSAMPLE:
         raise UserError(f"upsample must be a whole number in 1..{_MAX_UPSAMPLE}, got {upsample!r}")
     weights = sum(k * m * max(9, upsample**2) for k, m in pairwise(sizes))
     if weights > _MAX_WEIGHTS or len(sizes) > _MAX_LAYERS:
@@ -278,10 +269,6 @@ def _check_sizes(channels: int, upsample: int, widths: Sequence[int]) -> None:
             f"channels and widths make {len(sizes)} layers of {weights} weights: at most"
             f" {_MAX_LAYERS} of {_MAX_WEIGHTS} are allowed"
         )
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def name_of(source: str | Path) -> str:
@@ -295,24 +282,12 @@ def _folder(source: str | Path, hub: dict[str, Any]) -> Path:
         name = str(source).removeprefix(OURS)
         if name not in SMALL_NETS:
             raise unknown("adapter", str(source), [f"{OURS}{known}" for known in SMALL_NETS])
-        return SMALL_NETS[name].folder / "lax"
-    folder = Path(source)
-    if folder.is_dir():
-        return folder
-    if isinstance(source, Path) or str(source).count("/") != 1 or folder.is_absolute():
+        return SMALL_NETS[name] / "lax"
+    if Path(source).is_dir():
+        return Path(source)
+    if isinstance(source, Path) or source.count("/") != 1 or Path(source).is_absolute():
         raise UserError(f"no adapter at {source}: give the folder that save_pretrained wrote")
-    from huggingface_hub import snapshot_download
-
     try:
         return Path(snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS], **hub))
     except Exception as error:
         raise UserError(f"no adapter at {source}, and none on the hub: {error}") from error
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise UserError(f"no adapter in {path.parent}: it has no {CONFIG}")
-    config = read_json(path)
-    if not isinstance(config, dict) or not isinstance(config.get("layer"), str | None):
-        raise UserError(f"{path} does not describe an adapter")
-    return config

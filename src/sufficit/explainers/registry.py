@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from sufficit.explainers.cams import gradcam, gradcam_plus_plus, layercam
-from sufficit.explainers.finer import Score, contrast_score, target_logits
-from sufficit.explainers.kpca import kpca_cam
+from sufficit.errors import UserError, unknown
+from sufficit.explainers import cams
 from sufficit.explainers.rollout import rolled
 from sufficit.perturbation.heatmaps import normalize
 
@@ -18,7 +18,8 @@ from sufficit.perturbation.heatmaps import normalize
 class Explainer:
     """A method; `needs` says what `draw` gets.
 
-    - gradients: draw(features [N,K,h,w], gradients of `score` [N,K,h,w]) -> maps [N,h,w]
+    - gradients: draw(features [N,K,h,w], gradients of `score` [N,K,h,w]) -> maps [N,h,w], where
+      score(logits [N,C], targets [N]) -> [N]
     - features: draw(features [N,K,h,w]) -> maps [N,h,w]
     - attention: draw(map so far or None, a block's attention), both [N,T,T] -> map so far [N,T,T]
     - images: draw(images [N,C,H,W], seed) -> heatmaps [N,H,W], final
@@ -32,7 +33,7 @@ class Explainer:
     description: str
     needs: Literal["gradients", "features", "attention", "images"]
     draw: Callable[..., Tensor]
-    score: Score = target_logits
+    score: Callable[[Tensor, Tensor], Tensor] = cams.target_logits
     layer: str | None = None
     final: bool = False
     check: Callable[[], None] = lambda: None
@@ -51,9 +52,15 @@ def finer_cam(
     differentiated too. "mean": y - 0.6 * the plain mean of y_j. `strength` replaces the 1.0 or
     0.6. Use it as `explain(classifier, images, method=finer_cam("mean"))`.
     """
-    score = contrast_score(reading, strength, nearest)
+    readings = {"weighted": (cams.weighted_contrast, 1.0), "mean": (cams.mean_contrast, 0.6)}
+    if reading not in readings:
+        raise unknown("reading of Finer-CAM", reading, readings)
+    if nearest < 1:
+        raise UserError(f"nearest must be 1 or more classes, got {nearest}")
+    contrast, usual = readings[reading]
+    score = partial(contrast, strength=usual if strength is None else strength, nearest=nearest)
     line = f"Grad-CAM of the target's logit against those of the {nearest} nearest classes"
-    return Explainer(line, "gradients", gradcam, score)
+    return Explainer(line, "gradients", cams.gradcam, score)
 
 
 def random(images: Tensor, seed: int = 0) -> Tensor:
@@ -78,27 +85,17 @@ def center(images: Tensor, seed: int = 0) -> Tensor:
     return normalize((down[:, None] * right)[None]).expand(n, h, w).clone()
 
 
+_PLUS_PLUS = "channels weighted by their positive gradients, higher orders included"
+_LAYER = "each cell weighted by its own positive gradient"
+_KPCA = "first kernel principal component of the features, the same for every class"
+_ROLLOUT = "product of all blocks' attention, the same for every class; for transformers"
 EXPLAINERS: dict[str, Explainer] = {
-    "gradcam": Explainer("channels weighted by their mean gradient", "gradients", gradcam),
-    "gradcam++": Explainer(
-        "channels weighted by their positive gradients, higher orders included",
-        "gradients",
-        gradcam_plus_plus,
-    ),
-    "layercam": Explainer("each cell weighted by its own positive gradient", "gradients", layercam),
-    "kpca-cam": Explainer(
-        "first kernel principal component of the features, the same for every class",
-        "features",
-        kpca_cam,
-        class_agnostic=True,
-    ),
+    "gradcam": Explainer("channels weighted by their mean gradient", "gradients", cams.gradcam),
+    "gradcam++": Explainer(_PLUS_PLUS, "gradients", cams.gradcam_plus_plus),
+    "layercam": Explainer(_LAYER, "gradients", cams.layercam),
+    "kpca-cam": Explainer(_KPCA, "features", cams.kpca_cam, class_agnostic=True),
     "finer-cam": finer_cam(),
-    "rollout": Explainer(
-        "product of all blocks' attention, the same for every class; for transformers",
-        "attention",
-        rolled,
-        class_agnostic=True,
-    ),
+    "rollout": Explainer(_ROLLOUT, "attention", rolled, class_agnostic=True),
     "random": Explainer("control: uniform noise", "images", random, class_agnostic=True),
     "center": Explainer("control: a Gaussian in the middle", "images", center, class_agnostic=True),
 }

@@ -4,7 +4,7 @@ A torch function mode reads the attention during the forward pass, so it does no
 model computes it: fused, eager, or through nn.MultiheadAttention.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,77 +43,60 @@ def class_row(tokens: Tensor, prefix: int, pool: Tensor | None, mean_pooled: boo
     return tokens[:, 0]
 
 
-def mean_pooled(model: nn.Module) -> bool:
-    """Whether the model's own settings say that it averages its tokens (timm, BEiT)."""
-    config = getattr(model, "config", None)
-    return getattr(model, "global_pool", "") == "avg" or bool(
-        getattr(config, "use_mean_pooling", False)
-    )
-
-
 class AttentionFold(TorchFunctionMode):
     """Folds the attention of every block into one [N,T,T] during a forward pass."""
 
     def __init__(self, images: int, fold: Fold) -> None:
         super().__init__()
-        self.images = images
-        self.fold = fold
+        self.images, self.fold = images, fold
         self.tokens: Tensor | None = None  # [N,T,T]
         self.pool: Tensor | None = None  # [N,1,T]
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run the function unchanged, and fold the attention in it."""
         options = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name == "multi_head_attention_forward":
-            return self._multi_head(func, args, options)
+        if name == "multi_head_attention_forward":  # ask for the weights, return what was asked for
+            asked = {**options, "need_weights": True, "average_attn_weights": False}
+            output, weights = func(*args, **asked)
+            self._add(weights)
+            if not options.get("need_weights", True):
+                return output, None
+            return output, weights.mean(-3) if options.get(
+                "average_attn_weights", True
+            ) else weights
         result = func(*args, **options)
         if name == "scaled_dot_product_attention":
-            self._fold(attention_weights(*args, **options))
-        elif name == "softmax" and _over_last(result, args, options):
-            self._fold(result)
+            self._add(attention_weights(*args, **options))
+        elif name == "softmax" and result.ndim in (3, 4):
+            axis = options.get("dim", args[1] if len(args) > 1 else None)
+            if axis in (-1, result.ndim - 1):
+                self._add(result)
         return result
 
-    def _multi_head(
-        self, func: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Ask for the weights, then return what the caller asked for."""
-        asked = {**options, "need_weights": True, "average_attn_weights": False}
-        output, weights = func(*args, **asked)
-        self._fold(weights)
-        if not options.get("need_weights", True):
-            return output, None
-        return output, weights.mean(-3) if options.get("average_attn_weights", True) else weights
-
-    def _fold(self, weights: Tensor) -> None:
-        with torch.no_grad(), torch.autocast(weights.device.type, enabled=False):
-            attention = self._over_heads(weights.detach())
-            if attention.shape[1] == 1 and self.tokens is not None:
+    @torch.no_grad()
+    def _add(self, weights: Tensor) -> None:
+        """Fold the mean over heads: [N,heads,T,T] or [N*heads,T,T] -> [N,T,T]."""
+        with torch.autocast(weights.device.type, enabled=False):
+            if weights.ndim == 3 and weights.shape[0] % self.images == 0:
+                weights = weights.view(self.images, -1, *weights.shape[1:])
+            *_, queries, keys = weights.shape
+            tokens = keys if self.tokens is None else self.tokens.shape[1]
+            pooling = queries == 1 and self.tokens is not None
+            whole = weights.ndim == 4 and weights.shape[0] == self.images and keys == tokens
+            if not whole or (queries != keys and not pooling):
+                raise UserError(
+                    "rollout needs attention from every token to every token, [N,heads,T,T] with"
+                    f" the same T in every block; this model has {list(weights.shape)}, as models"
+                    ' with windows or stages do: use another method, for example "gradcam"'
+                )
+            attention = weights.detach().float().mean(1)
+            if pooling:
                 self.pool = attention
             else:
                 self.tokens = self.fold(self.tokens, attention)
-
-    def _over_heads(self, weights: Tensor) -> Tensor:
-        """The mean over heads: [N,heads,T,T] or [N*heads,T,T] -> [N,T,T]."""
-        if weights.ndim == 3 and weights.shape[0] % self.images == 0:
-            weights = weights.view(self.images, -1, *weights.shape[1:])
-        *_, queries, keys = weights.shape
-        tokens = keys if self.tokens is None else self.tokens.shape[1]
-        pooling = queries == 1 and self.tokens is not None
-        whole = weights.ndim == 4 and weights.shape[0] == self.images and keys == tokens
-        if not whole or (queries != keys and not pooling):
-            raise UserError(
-                "rollout needs attention from every token to every token, [N,heads,T,T] with the"
-                f" same T in every block; this model has {list(weights.shape)}, as models with"
-                ' windows or stages do: use another method, for example "gradcam"'
-            )
-        return weights.float().mean(1)
 
 
 def attention_weights(
@@ -131,23 +114,17 @@ def attention_weights(
 @contextmanager
 def torch_attention(model: nn.Module) -> Iterator[None]:
     """Inside, models of transformers attend with torch, not with a kernel of their own."""
-    configs: dict[int, Any] = {}  # the outer modules' first
-    for module in model.modules():
-        config: Any = getattr(module, "config", None)
-        if getattr(config, "_attn_implementation", None) is not None:
-            configs[id(config)] = config
-    before = [(config, config._attn_implementation) for config in configs.values()]
+    found = [getattr(module, "config", None) for module in model.modules()]
+    configs: dict[int, Any] = {id(config): config for config in found}  # the outer modules' first
+    before = [
+        (config, getattr(config, "_attn_implementation", None)) for config in configs.values()
+    ]
     try:
         for config, kind in before:
-            if kind not in ("eager", "sdpa"):
+            if kind not in (None, "eager", "sdpa"):
                 config._attn_implementation = "eager"
         yield
     finally:
         for config, kind in before:  # the outer ones first: they set the inner ones
-            if config._attn_implementation != kind:
+            if kind is not None and config._attn_implementation != kind:
                 config._attn_implementation = kind
-
-
-def _over_last(result: Tensor, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    axis = options.get("dim", args[1] if len(args) > 1 else None)
-    return result.ndim in (3, 4) and axis in (-1, result.ndim - 1)

@@ -97,8 +97,8 @@ def _unnamed(word: str) -> tuple[str, Source]:
         return Path(word).stem, HeatmapFileSource(Path(word))
     if word == "lax":
         raise UserError(
-            "lax is trained for each model: give the folder of its adapter, --method PATH. Make one"
-            " with sufficit train-lax; sufficit:digits ships for the model of that name"
+            "lax is trained for each model: give the folder of its adapter, --methods PATH. Make"
+            " one with sufficit train-lax; sufficit:digits ships for the model of that name"
         )
     places = ["the folder of a LAX adapter", "python:FILE.py:FUNCTION", "a heatmap file"]
     raise unknown("method", word, [*EXPLAINERS, *places])

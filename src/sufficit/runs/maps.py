@@ -20,9 +20,7 @@ from sufficit.errors import UserError
 from sufficit.explainers import EXPLAINERS, Method
 from sufficit.explainers.explanation import DrawnMaps, draw_all
 from sufficit.perturbation.heatmaps import check_range, normalize, resize
-
-Drawn = Mapping[str, tuple[DrawnMaps, Tensor]]
-"""By source: the maps as they were drawn, and finished at the image's size [N,H,W]."""
+from sufficit.runs.store import UnitFile
 
 
 @dataclass
@@ -106,19 +104,9 @@ Source = Method | MapFile | MapTensor
 """A heatmap source: a method by name, an adapter, a function, a file of heatmaps, or heatmaps."""
 
 
-def known_maps(
-    maps: Sequence[Tensor], size: tuple[int, int], device: torch.device
-) -> tuple[DrawnMaps, Tensor]:
-    """The maps of a batch that were not drawn here; resized one by one where sizes differ."""
-    if len({one.shape for one in maps}) > 1:
-        maps = [resize(one[None], size)[0] for one in maps]
-    found = DrawnMaps(torch.stack(list(maps)).to(device), final=True)
-    return found, found.at(size)
-
-
-def is_control(name: str, source: Source) -> bool:
-    """Whether a source is a control under its own name: it is drawn again instead of stored."""
-    return source == name and EXPLAINERS[name].needs == "images"
+def is_control(source: Source) -> bool:
+    """Whether a source reads only the image's size: it is drawn again instead of stored."""
+    return isinstance(source, str) and EXPLAINERS[source].needs == "images"
 
 
 def draw_sources(
@@ -127,14 +115,15 @@ def draw_sources(
     images: Tensor,
     targets: Tensor,
     numbers: Sequence[int],
-    file_maps: Mapping[str, Sequence[Tensor]],
+    given: Sequence[Mapping[str, Tensor]],
     *,
     seed: int,
     layer: str | None,
-) -> Drawn:
-    """Every source's maps of a batch, by one shared forward pass: [N,C,H,W] -> each [N,H,W].
+) -> dict[str, DrawnMaps]:
+    """Every source's maps of a batch, by one shared forward pass: [N,C,H,W] -> each [N,h,w].
 
-    The control `random` depends on the seed and the number of the image, not on the batch.
+    `given` holds, per image, the maps of sources that are not drawn here. The control `random`
+    depends on the seed and the number of the image, not on the batch.
     """
     methods: dict[str, Method] = {}
     for name, source in sources.items():
@@ -144,40 +133,16 @@ def draw_sources(
             )
         elif not isinstance(source, MapFile | MapTensor):
             methods[name] = source
-    found = dict(
-        draw_all(classifier, images, targets, methods, layer=layer, progress=False)
-        if methods
-        else {}
-    )
-    size = images.shape[2], images.shape[3]
-    for name, source in sources.items():
-        if isinstance(source, MapFile | MapTensor):
-            found[name] = known_maps(file_maps[name], size, images.device)
+    drawn = {}
+    if methods:
+        drawn = draw_all(classifier, images, targets, methods, layer=layer, progress=False)
+    found = {name: maps for name, (maps, _) in drawn.items()}
+    for name in sources.keys() - methods.keys():
+        maps = [one[name] for one in given]
+        if len({one.shape for one in maps}) > 1:  # a file may hold maps of several sizes
+            maps = [resize(one[None], (images.shape[2], images.shape[3]))[0] for one in maps]
+        found[name] = DrawnMaps(torch.stack(maps).to(images.device), final=True)
     return {name: found[name] for name in sources}
-
-
-def finish(
-    classifier: Classifier | None,
-    sources: Mapping[str, Source],
-    maps: Mapping[str, Tensor],
-    final: Mapping[str, bool],
-    shape: tuple[int, int, int],
-    numbers: Sequence[int],
-    seed: int,
-) -> Drawn:
-    """Stored maps at the image's size, controls drawn again; on the classifier's device."""
-    device = torch.device("cpu") if classifier is None else classifier.device
-    blank = torch.empty(len(numbers), *shape, device=device)
-    found: dict[str, tuple[DrawnMaps, Tensor]] = {}
-    for name, source in sources.items():
-        if name in maps:
-            drawn = DrawnMaps(maps[name].to(device), final[name])
-            found[name] = drawn, drawn.at((shape[1], shape[2]))
-        else:
-            random = source == "random"
-            done = noise(blank, seed, numbers) if random else EXPLAINERS["center"].draw(blank, seed)
-            found[name] = DrawnMaps(done, final=True), done
-    return found
 
 
 def noise(images: Tensor, seed: int, numbers: Sequence[int]) -> Tensor:
@@ -201,3 +166,34 @@ def unpack(pixels: Tensor) -> Tensor:
         return pixels
     floats: Tensor = V.to_dtype(pixels, torch.float32, scale=True)
     return floats
+
+
+def maps_as_file(
+    numbers: Sequence[int],
+    shape: Sequence[int],
+    maps: Mapping[str, DrawnMaps],
+    sources: Mapping[str, Source],
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Maps as the tensors and facts of a unit's file; of controls only the name."""
+    controls = {name: source for name, source in sources.items() if is_control(source)}
+    tensors = {f"maps/{n}": one.maps for n, one in maps.items() if n not in controls}
+    final = {name: maps[name].final for name in maps if name not in controls}
+    facts = {"numbers": list(numbers), "shape": list(shape), "final": final, "controls": controls}
+    return tensors, facts
+
+
+def maps_from_file(
+    kept: UnitFile, seed: int, device: torch.device | str = "cpu"
+) -> dict[str, DrawnMaps]:
+    """What `maps_as_file` stored; controls are drawn again."""
+    facts = kept.facts
+    found = {
+        name: DrawnMaps(kept.tensors[f"maps/{name}"].to(device), final)
+        for name, final in facts["final"].items()
+    }
+    blank = torch.empty(len(facts["numbers"]), *facts["shape"], device=device)
+    for name, control in facts["controls"].items():
+        random = control == "random"
+        drawn = noise(blank, seed, facts["numbers"]) if random else EXPLAINERS[control].draw(blank)
+        found[name] = DrawnMaps(drawn, final=True)
+    return found

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from sufficit.provenance import plain, provenance, save_json
 from sufficit.report.content import choose
 from sufficit.runs.config import write_toml
 from sufficit.runs.job import Job
-from sufficit.runs.maps import finish
+from sufficit.runs.maps import maps_from_file
 from sufficit.runs.results import OWN_BEST, PARTS, RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, Store, UnitFile
 from sufficit.statistics import (
@@ -56,6 +57,11 @@ def write_results(
     job: Job, store: Store, alpha_min: float, *, flat: bool, temporary: bool
 ) -> RunResults:
     """Merge the units into rows, curves, summary and record; the units are deleted at the end."""
+    if find_spec("pyarrow") is None:
+        raise UserError(
+            "every unit is done, but writing the results needs pyarrow, which is not installed:"
+            " install it and run the same command again, here or where you copy the folder"
+        )
     out, merged = store.folder, _merged(job, store)
     check_any(len(merged.names), merged.skipped)
     write_toml(out / "RUN.toml", job.config)
@@ -261,16 +267,9 @@ def heatmaps_of(
     """Every image's heatmap at the image's size, a unit at a time."""
     for unit in units:
         kept = store.read(HEATMAPS, unit)
-        drawn = finish(
-            None,
-            {name: job.sources[name]},
-            kept.tensors,
-            kept.facts["final"],
-            tuple(kept.facts["shape"]),
-            kept.facts["numbers"],
-            job.config.seed,
-        )
-        yield from zip(kept.facts["names"], drawn[name][1], strict=True)
+        _, h, w = kept.facts["shape"]
+        maps = maps_from_file(kept, job.config.seed)[name]
+        yield from zip(kept.facts["names"], maps.at((h, w)), strict=True)
 
 
 def _write_shown(
@@ -282,30 +281,23 @@ def _write_shown(
     kept = {n: k for k in merged.units for n in store.facts(PIXELS, k)["numbers"]}
     row_of = {number: row for row, number in enumerate(merged.numbers)}
     chosen = choose(msi, seed=job.config.seed, allowed=sorted(row_of[n] for n in kept))
+    numbers = [merged.numbers[row] for row in chosen]
     rows: dict[str, list[Tensor]] = {}
-    finals: dict[str, bool] = {}
-    for row in chosen:
-        number = merged.numbers[row]
+    for number in numbers:
         unit = kept[number]
         pixels, maps = store.read(PIXELS, unit), store.read(HEATMAPS, unit)
         scores = store.read(SCORES, unit, names=[f"{n}/{p}" for n in job.sources for p in PARTS])
-        at, place = (f.facts["numbers"].index(number) for f in (pixels, maps))
-        found = {"pixels": pixels.tensors["pixels"][at]}
-        found |= {f"maps/{name}": one[place] for name, one in maps.tensors.items()}
-        found |= {name: tensor[place] for name, tensor in scores.tensors.items()}
-        finals |= maps.facts["final"]
-        for name, tensor in found.items():
-            rows.setdefault(name, []).append(tensor)
+        rows.setdefault("pixels", []).append(
+            pixels.tensors["pixels"][pixels.facts["numbers"].index(number)]
+        )
+        place = maps.facts["numbers"].index(number)
+        for name, tensor in {**maps.tensors, **scores.tensors}.items():
+            rows.setdefault(name, []).append(tensor[place])
     tensors = {name: torch.stack(parts) for name, parts in rows.items()}
     if isinstance(job.fill, Tensor):
         tensors["fill"] = job.fill
-    facts = {
-        "rows": list(chosen),
-        "reasons": list(chosen.values()),
-        "numbers": [merged.numbers[row] for row in chosen],
-        "final": finals,
-        "shape": list(next(iter(merged.shapes))),
-    }
+    known = {name: maps.facts[name] for name in ("final", "controls", "shape")}
+    facts = {"rows": list(chosen), "reasons": list(chosen.values()), "numbers": numbers, **known}
     whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     with writing(store.folder / "shown.safetensors") as path:
         path.write_bytes(save(whole, metadata={"facts": json.dumps(facts)}))

@@ -19,7 +19,8 @@ from sufficit.files import make_folder, short_name, writing
 from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
 from sufficit.runs.config import Workers
-from sufficit.runs.engine import Sample, Worker, cluster_of, compute, quiet, run_key
+from sufficit.runs.engine import Worker, cluster_of, compute, run_key
+from sufficit.runs.explanations import Sample, quiet
 from sufficit.runs.job import Job
 from sufficit.runs.merge import heatmaps_of
 from sufficit.runs.store import HEATMAPS, store_in

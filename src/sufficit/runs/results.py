@@ -16,14 +16,14 @@ from sufficit.errors import UserError, unknown
 from sufficit.files import read_json, safe_name
 from sufficit.metrics.curves import MeanCurve
 from sufficit.metrics.method_scores import MethodScores
-from sufficit.metrics.plan import Plan, make_plan
+from sufficit.metrics.plan import make_plan
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain
 from sufficit.report.content import Content, Facts, Shown
 from sufficit.report.interpretation import run_remarks
 from sufficit.runs.config import RunConfig, check_values
-from sufficit.runs.maps import finish, unpack
-from sufficit.runs.store import HEATMAPS, UNITS, Store
+from sufficit.runs.maps import maps_from_file, unpack
+from sufficit.runs.store import HEATMAPS, UNITS, Store, UnitFile
 from sufficit.statistics import Chance, Estimate, Pair, Standing, compare_values
 
 if TYPE_CHECKING:
@@ -251,20 +251,12 @@ class RunResults:
             facts = store.facts(HEATMAPS, unit)
             if not wanted & {*facts["names"]}:
                 continue
-            kept = store.read(HEATMAPS, unit)
-            sources = {name: "center" if name == "center" else "random" for name in methods}
-            drawn = finish(
-                None,
-                sources,
-                kept.tensors,
-                facts["final"],
-                tuple(facts["shape"]),
-                facts["numbers"],
-                self.config.seed,
-            )
+            _, h, w = facts["shape"]
+            maps = maps_from_file(store.read(HEATMAPS, unit), self.config.seed)
+            drawn = {method: maps[method].at((h, w)) for method in methods}
             for i, name in enumerate(facts["names"]):
                 if name in wanted:
-                    found[name] = {method: drawn[method][1][i] for method in methods}
+                    found[name] = {method: drawn[method][i] for method in methods}
         missing = wanted - {*found}
         if missing:
             raise UserError(f"{self.folder} has no heatmaps of {min(missing)}: run it again")
@@ -393,12 +385,8 @@ def _shown(path: Path, config: RunConfig, record: Mapping[str, Any]) -> ShownIma
     with safe_open(path, framework="pt") as opened:
         facts = json.loads(opened.metadata()["facts"])
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    plan: Plan = make_plan(**config.plan_options())
-    methods = record["methods"]
-    maps = {name: tensors[f"maps/{name}"] for name in facts["final"]}
-    sources = {name: "center" if name == "center" else "random" for name in methods}
-    shape = tuple(facts["shape"])
-    drawn = finish(None, sources, maps, facts["final"], shape, facts["numbers"], config.seed)
+    plan, (_, h, w) = make_plan(**config.plan_options()), facts["shape"]
+    maps, methods = maps_from_file(UnitFile(tensors, facts), config.seed), record["methods"]
     predictions = {
         name: Predictions(
             bands=plan.asks,
@@ -411,7 +399,7 @@ def _shown(path: Path, config: RunConfig, record: Mapping[str, Any]) -> ShownIma
         tuple(facts["rows"]),
         tuple(facts["reasons"]),
         unpack(tensors["pixels"]),
-        {name: drawn[name][1] for name in methods},
+        {name: maps[name].at((h, w)) for name in methods},
         predictions,
         tensors.get("fill", config.fill),
     )

@@ -18,13 +18,14 @@ from sufficit.provenance import plain, save_json
 
 UNITS = "units"
 SCORES, HEATMAPS, PIXELS, LEAK, DONORS = "scores", "heatmaps", "pixels", "leak", "donors"  # stages
-KEY, MANIFEST, UNIT_SIZE = "key.json", "manifest.parquet", "images per unit"
+KEY, MANIFEST, UNIT_SIZE = "key.json", "manifest.json", "images per unit"
 ROW_FILES = ("scores.parquet", "curves.parquet", "heatmaps.npz")  # of each source
 FILES = (
     *ROW_FILES,
     *("summary.json", "pairs.csv", "shown.safetensors", "run.json", "RUN.toml"),
     *("report.html", "sheet.png", "curves.png"),
 )
+MOST_MANIFEST = 2**32  # bytes
 FORMAT = 3  # of the files below units/; a run of another format is not resumed
 MACHINE = ("device", "torch")  # may differ when every unit is there: the rest is merging
 
@@ -133,19 +134,20 @@ class Store:
         from pyarrow import parquet
 
         path = self.folder / UNITS / KEY
+        if (self.folder / "run.json").exists() and not path.exists():
+            images = int(read_json(self.folder / "run.json").get("n", 0))
+            return RunState({}, 0, images, images, [], is_finished=True)
         if not path.exists():
             raise UserError(f"{self.folder} holds no run: give the --out of one")
         key = read_json(path)
         images, size = parquet.read_metadata(path.with_name(MANIFEST)).num_rows, key[UNIT_SIZE]
-        units = -(-images // size)
         done = {stage: self.done(stage) for stage in key["stages"]}
         first = done[key["stages"][0]]
-        last = units - 1  # which may be smaller
-        done_images = len(first) * size - (units * size - images if last in first else 0)
+        done_images = sum(min(size, images - unit * size) for unit in first)
         failed = [read_json(one) for one in sorted(path.parent.glob("failed-*.json"))]
-        failed = [one for one in failed if one["unit"] not in done[one["stage"]]]
+        failed = [one for one in failed if one["unit"] not in done.get(one["stage"], ())]
         counts = {stage: len(found) for stage, found in done.items()}
-        return RunState(counts, units, done_images, images, failed)
+        return RunState(counts, -(-images // size), done_images, images, failed)
 
     def start(
         self,
@@ -170,13 +172,14 @@ class Store:
 
 @dataclass(frozen=True)
 class RunState:
-    """How far a run is that is not finished."""
+    """How far a run is."""
 
     done: dict[str, int]  # stage -> units
     units: int
     done_images: int  # of the first stage
     images: int
     failed: list[dict[str, Any]]  # unit, stage, images and reason
+    is_finished: bool = False
 
 
 @contextmanager
@@ -207,16 +210,13 @@ def cannot_resume(out: Path, name: str, before: object, now: object) -> UserErro
 
 def write_manifest(path: Path, entries: Sequence[Entry]) -> None:
     """Write the images of a run in order: name, size of the file, label."""
-    import pyarrow
-    from pyarrow import parquet
-
-    columns: dict[str, list[Any]] = {
+    # JSON and not parquet, because scoring must work where pyarrow is not installed.
+    columns = {
         "image": [entry.image.name for entry in entries],
         "bytes": [_bytes(entry) for entry in entries],
         "label": [entry.label for entry in entries],
     }
-    with writing(path) as part:
-        parquet.write_table(pyarrow.table(columns), part)
+    save_json(path, columns)
 
 
 def _check_same(
@@ -237,9 +237,7 @@ def _check_same(
 
 def _check_images(out: Path, path: Path, entries: Sequence[Entry]) -> None:
     """Raise where images were added, removed or changed since the run started."""
-    from pyarrow import parquet
-
-    known = parquet.read_table(path).to_pydict()
+    known = read_json(path, MOST_MANIFEST)
     for i, entry in enumerate(entries):
         if i >= len(known["image"]) or entry.image.name != known["image"][i]:
             was = known["image"][i] if i < len(known["image"]) else None

@@ -4,7 +4,6 @@ import gc
 import logging
 import os
 import time
-import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ from sufficit.errors import UserError
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-    from sufficit.crews import Crew
 
 WAIT = 3.0  # seconds in which the first process can print an error that all of them meet
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed"}
@@ -119,25 +117,3 @@ def only_first_prints(first: bool, rank: int) -> Iterator[None]:
         if os.getppid() != parent:
             os._exit(1)
         raise UserError(f"process {rank}: {error}") from error
-
-
-@contextmanager
-def crew_for(device: torch.device, devices: int = 1, nodes: int = 1) -> "Iterator[Crew]":
-    """The place of this process among all that score a run; starts the others."""
-    from sufficit.crews import Crew, FirstGoneError, is_first
-
-    devices, nodes = places(devices, nodes)
-    if devices * nodes == 1:
-        yield Crew()
-        return
-    with only_first_prints(is_first(), own_rank(devices)):
-        fabric = fabric_for(device, devices, nodes=nodes)
-        launch(fabric)
-        run = fabric.broadcast(uuid.uuid4().hex)
-        try:
-            yield Crew(fabric.global_rank, fabric.world_size, run, str(fabric.device))
-        except FirstGoneError:
-            if is_first():
-                raise
-            os._exit(1)
-        leave()

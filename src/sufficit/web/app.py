@@ -5,6 +5,7 @@ import io
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Form, Request, Response
@@ -17,44 +18,28 @@ from torchvision.transforms.v2.functional import to_pil_image
 
 from sufficit import __version__
 from sufficit.data.digits import synthetic_digits
-from sufficit.perturbation.fills import FILLS
+from sufficit.errors import UserError
 from sufficit.progress import Progress
 from sufficit.report.html import asset, environment, look_and_feel
 from sufficit.report.viewer_data import script_safe
-from sufficit.web.guard import HANDLED, MEANINGS, Guard, capped, failed, read_form
-from sufficit.web.schemas import (
-    Explained,
-    ExplainForm,
-    Failure,
-    Health,
-    ImageAnswer,
-    ImageForm,
-    Limits,
-    ModelFacts,
-    Scored,
-    ScoreForm,
-)
-from sufficit.web.service import (
-    FORMAT_NAMES,
-    ModelQueue,
-    Service,
-    check_image,
-    read_image_bytes,
-)
+from sufficit.web import schemas
+from sufficit.web.guard import HANDLED, MEANINGS, Guard, failed, read_form
+from sufficit.web.schemas import LEAST_STEP, ExplainForm, Limits, ScoreForm
+from sufficit.web.service import FORMAT_NAMES, ModelQueue, Service, check_image, read_image_bytes
 
 HOME = "sufficit.web"
-STEPS = (0.01, 0.02, 0.05, 0.1)
+STEPS = (LEAST_STEP, 0.02, 0.05, 0.1)
 EXAMPLE_SEED = 20  # a digit on which the methods differ
 FAILURES: dict[int | str, dict[str, Any]] = {
-    status: {"model": Failure, "description": text} for status, text in MEANINGS.items()
+    status: {"model": schemas.Failure, "description": text} for status, text in MEANINGS.items()
 }
-FAILURES[503]["headers"] = {
-    "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}
-}
+SECONDS = {"description": "Seconds.", "schema": {"type": "integer"}}
+FAILURES[503]["headers"] = {"Retry-After": SECONDS}
 ALWAYS: dict[int | str, dict[str, Any]] = {status: FAILURES[status] for status in (400, 403)}
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-AnyForm = TypeVar("AnyForm", bound=ImageForm)
-Answer = TypeVar("Answer", bound=ImageAnswer)
+PNG = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
+SHUT = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+AnyForm = TypeVar("AnyForm", bound=schemas.ImageForm)
+Answer = TypeVar("Answer", bound=schemas.ImageAnswer)
 
 
 def make_app(
@@ -70,7 +55,7 @@ def make_app(
     `names` are host names that requests may use besides localhost, `loopback` says whether only
     this machine can reach the server, `example` is the PNG behind the button Try an example.
     """
-    limits = Limits() if limits is None else limits
+    limits = limits or Limits()
     queue = ModelQueue(limits.places)
     app = FastAPI(
         title="Sufficit",
@@ -83,12 +68,12 @@ def make_app(
     app.add_middleware(Guard, names=names, loopback=loopback)
 
     @app.get("/api/health", responses=ALWAYS)
-    async def health() -> Health:
+    async def health() -> schemas.Health:
         """Whether the server runs, and its load."""
-        return Health(taken=queue.taken, places=queue.places)
+        return schemas.Health(taken=queue.taken, places=queue.places)
 
     @app.get("/api/model", responses=ALWAYS)
-    async def model() -> ModelFacts:
+    async def model() -> schemas.ModelFacts:
         """The model, its classes, the methods and the limits."""
         return service.facts(limits)
 
@@ -106,15 +91,13 @@ def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
     class LimitedRoute(APIRoute):
         """Takes a place in the queue before it reads the form, and reads no more than allowed."""
 
-        def get_route_handler(self) -> Handler:
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             """FastAPI's handler, which finds the form that was read within the limits."""
             handle = super().get_route_handler()
 
             async def limited(request: Request) -> Response:
                 with queue.place():
-                    request = Request(request.scope, capped(request.receive, limits))
-                    await read_form(request, limits)
-                    return await handle(request)
+                    return await handle(await read_form(request, limits))
 
             return limited
 
@@ -129,96 +112,84 @@ def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
         def job(progress: Progress) -> Answer:
             progress(0, 1)  # raises if the client disconnected while it waited
             started = time.monotonic()
-            images = read_image_bytes(content, service.classifier.view, limits)
-            found = work(images, form, progress)
+            found = work(read_image_bytes(content, service.classifier.view, limits), form, progress)
             found.seconds = round(time.monotonic() - started, 3)
             return found
 
-        return await queue.run(job, _disconnected(request))
+        async def disconnected() -> None:  # the whole request has been read
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
+        return await queue.run(job, disconnected())
 
     router = APIRouter(prefix="/api", route_class=LimitedRoute, responses=FAILURES)
     multipart = Form(media_type="multipart/form-data")
 
     @router.post("/explain")
-    async def explain(request: Request, form: Annotated[ExplainForm, multipart]) -> Explained:
+    async def explain(
+        request: Request, form: Annotated[ExplainForm, multipart]
+    ) -> schemas.Explained:
         """The prediction and the heatmaps of an image, without scores: fast."""
         return await answer(request, form, service.explain)
 
     @router.post("/score")
-    async def score(request: Request, form: Annotated[ScoreForm, multipart]) -> Scored:
+    async def score(request: Request, form: Annotated[ScoreForm, multipart]) -> schemas.Scored:
         """The scores and curves of one method on an image: one model call per mask."""
         return await answer(request, form, service.score)
 
     return router
 
 
-async def _disconnected(request: Request) -> None:
-    """Return when the client disconnects; the whole request must have been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def _add_pages(app: FastAPI, service: Service, limits: Limits, example: bytes) -> None:
-    text, policy = _page(service, limits)
-    png = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
-
-    @app.get(
-        "/api/example",
-        response_class=Response,
-        responses={200: {"content": png, "description": "A PNG file."}, **ALWAYS},
-    )
-    async def example_file() -> Response:
-        """An image to try the page with."""
-        return Response(example, media_type="image/png")
-
-    @app.get("/", include_in_schema=False)
-    async def home() -> HTMLResponse:
-        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        template = environment(HOME).get_template("endpoints.html")
-        page = template.render(schema=app.openapi(), **look_and_feel(HOME))
-        allowed = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-        policy = f"{allowed}; frame-ancestors 'none'"
-        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
-
-
-def _page(service: Service, limits: Limits) -> tuple[str, str]:
-    """The HTML of the page, and what a browser may load and run for it."""
-    feel = look_and_feel(HOME)
+    templates, feel = environment(HOME), look_and_feel(HOME)
     names = [service.class_name(number) for number in range(service.n_classes)]
     count = Counter(names)  # classes that share a name get their number as well
     options = [f"{name} ({i})" if count[name] > 1 else name for i, name in enumerate(names)]
     targets = {option: number for number, option in enumerate(options)}
-    template = environment(HOME).get_template("page.html")
-    text = template.render(
+    page = templates.get_template("page.html").render(
         service=service,
         megabytes=limits.bytes / 1e6,
         formats=FORMAT_NAMES,
-        fills=list(FILLS),
+        form=ScoreForm.model_json_schema()["properties"],
         steps=sorted({*STEPS, service.value_step}),
         options=options,
         data=Markup(script_safe({"bytes": limits.bytes, "targets": targets})),
         more=Markup(asset("live.css", HOME)),
         **feel,
     )
-    policy = (
-        "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; connect-src 'self';"
-        f" script-src 'sha256-{feel['script_digest']}'; base-uri 'none'; form-action 'none';"
-        " frame-ancestors 'none'"
+    allowed = (
+        f"img-src data: blob:; connect-src 'self'; script-src 'sha256-{feel['script_digest']}'"
     )
-    return text, policy
+    policy = f"{SHUT}; {allowed}; base-uri 'none'; form-action 'none'"
+    png = {200: {"content": PNG, "description": "A PNG file."}, **ALWAYS}
+
+    @app.get("/api/example", response_class=Response, responses=png)
+    async def example_file() -> Response:
+        """An image to try the page with."""
+        return Response(example, media_type="image/png")
+
+    @app.get("/", include_in_schema=False)
+    async def home() -> HTMLResponse:
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        text = templates.get_template("endpoints.html").render(schema=app.openapi(), **feel)
+        return HTMLResponse(text, headers={"Content-Security-Policy": f"{SHUT}; img-src data:"})
 
 
-def example_image(content: bytes | None = None, limits: Limits | None = None) -> bytes:
+def example_image(file: Path | None = None, limits: Limits | None = None) -> bytes:
     """An image file within the limits as PNG; without one, a synthetic digit."""
-    if content is None:
+    if file is None:
         pixels = synthetic_digits(1, seed=EXAMPLE_SEED).images[0]
     else:
-        limits = limits or Limits()
-        check_image(content, limits)
-        pixels = read_image_bytes(content, None, limits)[0]
-    file = io.BytesIO()
-    to_pil_image(pixels).save(file, "png")
-    return file.getvalue()
+        try:
+            content = file.read_bytes()
+            check_image(content, limits or Limits())
+            pixels = read_image_bytes(content, None, limits or Limits())[0]
+        except (OSError, HTTPException) as error:
+            reason = error.detail if isinstance(error, HTTPException) else error.strerror
+            raise UserError(f"cannot use --example {file}: {reason}") from error
+    png = io.BytesIO()
+    to_pil_image(pixels).save(png, "png")
+    return png.getvalue()

@@ -36,6 +36,7 @@ SECURITY = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
 HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s/?#@:\\\[\]]+))(?::\d{1,5})?")
+HANDLED = (HTTPException, RequestValidationError, UserError, ClientDisconnect, Exception)
 
 
 class Guard:
@@ -47,26 +48,11 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str], loopback: bool) -> None:
-        self.app = app
+        self.app, self.loopback = app, loopback
         self.names = {"localhost", *(name.lower() for name in names)}
-        self.loopback = loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer with 400 or 403."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        host = headers.get("host", "")
-        answer: ASGIApp = self.app
-        if not self.knows(host):
-            answer = failure(
-                400, "the Host header is not a name of this server: add the name with --allow-host"
-            )
-        elif _from_another_site(headers, host):
-            answer = failure(
-                403, "pages of other sites may not use this server: open its own page instead"
-            )
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -75,7 +61,21 @@ class Guard:
                     found.setdefault(name, value)
             await send(message)
 
-        await answer(scope, receive, send_with_headers)
+        refusal = self.refusal(Headers(scope=scope)) if scope["type"] == "http" else None
+        await (refusal or self.app)(scope, receive, send_with_headers)
+
+    def refusal(self, headers: Headers) -> JSONResponse | None:
+        """The answer to a request that is not allowed; only browsers send the headers of sites."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not self.knows(host):
+            text = "the Host header is not a name of this server: add the name with --allow-host"
+            return failure(400, text)
+        crosses = headers.get("sec-fetch-site") == "cross-site"
+        fetched = crosses and headers.get("sec-fetch-mode") != "navigate"
+        if fetched or (origin is not None and origin.partition("://")[2] != host):
+            text = "pages of other sites may not use this server: open its own page instead"
+            return failure(403, text)
+        return None
 
     def knows(self, host: str) -> bool:
         """Whether a Host header is an IP address of this machine or a name that it allows."""
@@ -84,25 +84,13 @@ class Guard:
             return False
         name = (match[1] or match[2]).lower()
         try:
-            address = ip_address(name)
+            return ip_address(name).is_loopback or not self.loopback
         except ValueError:
             return name in self.names
-        return address.is_loopback or not self.loopback
-
-
-def _from_another_site(headers: Headers, host: str) -> bool:
-    """Whether a browser says that another site's page sends this; other clients say nothing."""
-    if (
-        headers.get("sec-fetch-site") == "cross-site"
-        and headers.get("sec-fetch-mode") != "navigate"
-    ):
-        return True
-    origin = headers.get("origin")
-    return origin is not None and origin.partition("://")[2] != host
 
 
 def failure(status: int, text: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """A failure as JSON, with whatever characters the request put into its text."""
+    """A failure as JSON, whatever characters of the request are in its text."""
     safe = text.encode("utf-8", "replace").decode()
     return JSONResponse({"error": safe}, status, {**SECURITY, **(headers or {})})
 
@@ -120,11 +108,7 @@ async def failed(request: Request, error: Exception) -> Response:
     return failure(500, "internal server error: see the server log")
 
 
-HANDLED = (HTTPException, RequestValidationError, UserError, ClientDisconnect, Exception)
-
-
 def _first_error(error: RequestValidationError) -> str:
-    """The first invalid field of a form, in a sentence."""
     first = error.errors()[0]
     field = str(first["loc"][-1] if isinstance(first["loc"][-1], str) else first["loc"][1])[:40]
     if first["type"] == "extra_forbidden":
@@ -135,29 +119,26 @@ def _first_error(error: RequestValidationError) -> str:
     return f"{field}: {first['msg'].removeprefix('Value error, ')}{came}"
 
 
-def capped(receive: Receive, limits: Limits) -> Receive:
-    """The same messages; 413 as soon as the body is longer than the limit."""
-    total = 0
+async def read_form(request: Request, limits: Limits) -> Request:
+    """The same request with its form, which was read within the limits."""
+    kind, length = (request.headers.get(f"content-{name}", "") for name in ("type", "length"))
+    if kind.partition(";")[0].strip().lower() != "multipart/form-data":
+        raise HTTPException(415, "send multipart/form-data, with the image in the field file")
+    most = f"the limit is {limits.bytes / 1e6:g} MB: send a smaller one"
+    too_large = HTTPException(413, f"the file is too large, {most}")
+    if length.isdecimal() and int(length[:20]) > limits.bytes:
+        raise too_large
+    total, receive = 0, request.receive
 
     async def count() -> Message:
         nonlocal total
         message = await receive()
         total += len(message.get("body", b""))
         if total > limits.bytes:
-            raise _too_large(limits)
+            raise too_large
         return message
 
-    return count
-
-
-async def read_form(request: Request, limits: Limits) -> None:
-    """Read the form within the limits; the request keeps it."""
-    kind = request.headers.get("content-type", "")
-    if kind.partition(";")[0].strip().lower() != "multipart/form-data":
-        raise HTTPException(415, "send multipart/form-data, with the image in the field file")
-    length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length[:20]) > limits.bytes:
-        raise _too_large(limits)
+    request = Request(request.scope, count)
     try:
         async with asyncio.timeout(limits.seconds):
             form = await request.form(
@@ -168,13 +149,8 @@ async def read_form(request: Request, limits: Limits) -> None:
         raise HTTPException(408, text) from error
     except ValueError as error:  # python-multipart and codecs raise it for broken headers
         raise HTTPException(400, f"the form is corrupt ({error}): send it again") from error
-    given = Counter(name for name, _ in form.multi_items() if name != "methods")
-    for name, count in given.items():
-        if count > 1:
+    for name, times in Counter(name for name, _ in form.multi_items()).items():
+        if times > 1 and name != "methods":
             await form.close()
-            raise HTTPException(422, f"field {name[:40]!r} is given {count} times: give it once")
-
-
-def _too_large(limits: Limits) -> HTTPException:
-    most = f"the limit is {limits.bytes / 1e6:g} MB: send a smaller one"
-    return HTTPException(413, f"the file is too large, {most}")
+            raise HTTPException(422, f"field {name[:40]!r} is given {times} times: give it once")
+    return request

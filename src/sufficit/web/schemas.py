@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 from sufficit.errors import unknown
 from sufficit.perturbation.fills import FILLS
 from sufficit.perturbation.predictions import ScoreKind
+from sufficit.runs.config import RunConfig
 
 
 class Limits(BaseModel):
@@ -65,28 +66,25 @@ def _known_fill(name: str) -> str:
     return name
 
 
+Fill = Annotated[str, AfterValidator(_known_fill), Field(json_schema_extra={"enum": list(FILLS)})]
+LEAST_STEP = RunConfig.value_step  # a smaller one would keep the server busy for too long
+STEP_HELP = f"Step of the curves; the tables of the package use {LEAST_STEP:g}."
+
+
 class ImageForm(BaseModel):
     """The fields of every request with an image."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     file: UploadFile = Field(description="The image.", json_schema_extra={"format": "binary"})
     target: str = Field(
         "", max_length=200, description="A class by number or name; empty: the model's prediction."
     )
     alpha_min: float = Field(
-        0.5, ge=0, le=1, allow_inf_nan=False, description="Pixels above it count as marked."
+        float(RunConfig.alpha_min), ge=0, le=1, description="Pixels above it count as marked."
     )
-    fill: Annotated[str, AfterValidator(_known_fill)] = Field(
-        "black", description="Replaces hidden pixels.", json_schema_extra={"enum": list(FILLS)}
-    )
-    value_step: float | None = Field(
-        None,
-        ge=0.01,
-        le=0.5,
-        allow_inf_nan=False,
-        description="Step of the curves; the tables of the package use 0.01.",
-    )
+    fill: Fill = Field(RunConfig.fill, description="Replaces hidden pixels.")
+    value_step: float | None = Field(None, ge=LEAST_STEP, le=0.5, description=STEP_HELP)
 
 
 class ExplainForm(ImageForm):
@@ -101,7 +99,7 @@ class ScoreForm(ImageForm):
     """A request for the scores of one method."""
 
     method: str = Field(max_length=200)
-    score: ScoreKind = Field("accuracy", description="What a masked image scores.")
+    score: ScoreKind = Field(RunConfig.score, description="What a masked image scores.")
 
 
 class ClassFacts(BaseModel):
@@ -148,19 +146,20 @@ class Explained(ImageAnswer):
 
 
 class Curves(BaseModel):
-    """The model's predictions along the grid, for the pixels kept, hidden and left."""
+    """The model's predictions along the grid, for the pixels kept, hidden and left.
 
-    kept: list[float | None] = Field(
-        description="Probability of the target with only M > alpha visible; null: not computed."
-    )
-    hidden: list[float | None] = Field(description="The same with alpha_min < M <= alpha.")
-    rest: list[float | None] = Field(description="The same with M <= alpha.")
-    kept_hits: str = Field(
-        description="One character per alpha: 1 if the target is predicted, else 0; ?: unknown."
-    )
+    Numbers are probabilities of the target, null where they are not computed. Hits have one
+    character per alpha: 1 if the target is predicted, else 0; ? if unknown. What is said is the
+    predicted class if it is not the target.
+    """
+
+    kept: list[float | None] = Field(description="With only M > alpha visible.")
+    hidden: list[float | None] = Field(description="With alpha_min < M <= alpha visible.")
+    rest: list[float | None] = Field(description="With M <= alpha visible.")
+    kept_hits: str
     hidden_hits: str
     rest_hits: str
-    kept_said: list[int | None] = Field(description="The predicted class if not the target.")
+    kept_said: list[int | None]
     hidden_said: list[int | None]
     rest_said: list[int | None]
 

@@ -10,6 +10,8 @@ from starlette.types import ASGIApp
 
 from sufficit.errors import UserError
 
+Ready = Callable[[uvicorn.Server], None]
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens at a host and port; uvicorn's own would end the process on failure."""
@@ -35,12 +37,7 @@ def url(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(
-    app: ASGIApp,
-    listening: socket.socket,
-    *,
-    ready: Callable[[uvicorn.Server], None] | None = None,
-) -> None:
+def serve(app: ASGIApp, listening: socket.socket, *, ready: Ready = lambda server: None) -> None:
     """Answer requests until interrupted; `ready` gets the server before it starts."""
     config = uvicorn.Config(
         app,
@@ -54,7 +51,6 @@ def serve(
         timeout_graceful_shutdown=3,
     )
     server = uvicorn.Server(config)
-    if ready:
-        ready(server)
+    ready(server)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again after the shutdown
         server.run(sockets=[listening])

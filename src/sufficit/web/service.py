@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,15 +21,8 @@ from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.images import FORMATS, BadImageError, decode_image
 from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
-from sufficit.explainers import (
-    CAMS,
-    EXPLAINERS,
-    Explainer,
-    Methods,
-    OwnMethod,
-    explain_all,
-    methods_for,
-)
+from sufficit.explainers import CAMS, EXPLAINERS, Explainer, explain_all, methods_for
+from sufficit.explainers.explanation import Methods, OwnMethod
 from sufficit.metrics.registry import Schedule
 from sufficit.metrics.scores import evaluate
 from sufficit.perturbation import bands
@@ -38,27 +31,15 @@ from sufficit.progress import Progress
 from sufficit.report.encoding import encode_fill, encode_heatmaps, encode_images
 from sufficit.report.viewer_data import answers_along, classes_in, rounded, shares_of, stops
 from sufficit.runs.overlays import class_number
-from sufficit.web.schemas import (
-    ClassFacts,
-    Curves,
-    Explained,
-    ExplainForm,
-    Heatmap,
-    ImageAnswer,
-    ImageForm,
-    Limits,
-    MethodFacts,
-    ModelFacts,
-    Scored,
-    ScoreForm,
-)
+from sufficit.web import schemas
+from sufficit.web.schemas import LEAST_STEP, ExplainForm, ImageAnswer, ImageForm, Limits, ScoreForm
 
 COLUMNS = ("insertion_pixel", "deletion_pixel", "base_score", "mask_penalty", "msi")
 VALUE_STEP = 0.05  # the tables use 0.01, which takes five times as long
-MAP_SIDES = (512,)  # a page with one image can hold its maps at full size
 LIKELIEST = 5
 RETRY_SECONDS = 5
 FORMAT_NAMES = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+CORRUPT = "the image is corrupt or cut off: send it again, or another one"
 T = TypeVar("T")
 
 
@@ -74,53 +55,57 @@ class Service:
     n_classes: int
     value_step: float = VALUE_STEP
 
-    def explain(self, images: Tensor, form: ExplainForm, progress: Progress) -> Explained:
+    def explain(self, images: Tensor, form: ExplainForm, progress: Progress) -> schemas.Explained:
         """The prediction and the heatmaps of one image [1,C,H,W], without masked images."""
         common, probabilities, heatmaps = self._look(images, form, form.methods, progress)
         likeliest = probabilities.nan_to_num(-1).topk(min(LIKELIEST, self.n_classes)).indices
-        return Explained(
+        # A page with one image can hold its maps at full size.
+        maps = encode_heatmaps(heatmaps, common.grid, sides=(512,))
+        marked = bands.at_least(form.alpha_min)
+        return schemas.Explained(
             **dict(common),
             height=images.shape[2],
             width=images.shape[3],
             image=encode_images(images)[0],
             fill=encode_fill(images, form.fill)[0],
             prediction=[self._class(number, probabilities) for number in likeliest.tolist()],
-            maps=_encoded(heatmaps, common.grid, form.alpha_min),
+            maps=[
+                schemas.Heatmap(
+                    method=name,
+                    map=maps[name][0],
+                    shares=[share or 0.0 for share in shares_of(found, common.grid)[0]],
+                    mask_penalty=bands.inside(found.cpu(), marked).double().mean().item(),
+                    empty=not bool(found.any()),
+                )
+                for name, found in heatmaps.items()
+            ],
         )
 
-    def score(self, images: Tensor, form: ScoreForm, progress: Progress) -> Scored:
+    def score(self, images: Tensor, form: ScoreForm, progress: Progress) -> schemas.Scored:
         """The scores of one method on one image [1,C,H,W], as `evaluate` returns them."""
         common, _, heatmaps = self._look(images, form, [form.method], progress)
-        scores = evaluate(
-            self.classifier,
-            images,
-            heatmaps[form.method],
-            torch.tensor([common.target.number]),
-            alpha_min=form.alpha_min,
-            score=form.score,
-            fill=form.fill,
-            value_step=common.value_step,
-            columns=COLUMNS,
-            progress=progress,
-        )
+        target, heatmap = torch.tensor([common.target.number]), heatmaps[form.method]
+        asked: Any = {"alpha_min": form.alpha_min, "score": form.score, "fill": form.fill}
+        asked |= {"value_step": common.value_step, "columns": COLUMNS}
+        scores = evaluate(self.classifier, images, heatmap, target, **asked, progress=progress)
         curves = answers_along(scores.answers, form.alpha_min, common.grid)[0]
         values = {name: scores[name].item() for name in COLUMNS}
         columns: dict[str, Any] = {n: None if math.isnan(v) else v for n, v in values.items()}
-        return Scored(
+        return schemas.Scored(
             **dict(common),
             **columns,
             method=form.method,
             score=form.score,
             fill=form.fill,
-            curves=Curves(**curves),
+            curves=schemas.Curves(**curves),
             classes={number: self.class_name(number) for number in sorted(classes_in(curves))},
             calls=int(scores.calls[0]),
         )
 
-    def facts(self, limits: Limits) -> ModelFacts:
+    def facts(self, limits: Limits) -> schemas.ModelFacts:
         """The model, and what a request can ask for."""
         classes, view = self.classifier.classes, self.classifier.view
-        return ModelFacts(
+        return schemas.ModelFacts(
             name=self.name,
             classes=None if classes is None else list(classes),
             n_classes=self.n_classes,
@@ -129,7 +114,7 @@ class Service:
             channels=view.channels if view else 3,
             device=str(self.classifier.device),
             methods=[
-                MethodFacts(name=name, about=self.about(name), usual=name in self.usual)
+                schemas.MethodFacts(name=name, about=self.about(name), usual=name in self.usual)
                 for name in self.methods
             ],
             fills=list(FILLS),
@@ -158,7 +143,12 @@ class Service:
                 raise unknown("method", name, self.methods)
         with torch.no_grad():
             probabilities = self.classifier(images).float().softmax(1).cpu()[0]
-        target = self._target(form.target.strip(), probabilities)
+        wanted, target = form.target.strip(), int(probabilities.argmax())
+        if wanted:
+            target = class_number(wanted, self.classifier.classes)
+        if target >= self.n_classes:
+            most = self.n_classes - 1
+            raise UserError(f"target must be a class of the model, 0..{most}, got {target}")
         progress(0, 1)
         methods = {name: self.methods[name] for name in names or self.usual}
         heatmaps = _heatmaps(self.classifier, images, torch.tensor([target]), methods)
@@ -173,26 +163,13 @@ class Service:
         )
         return common, probabilities, heatmaps
 
-    def _target(self, wanted: str, probabilities: Tensor) -> int:
-        if not wanted:
-            return int(probabilities.argmax())
-        number = class_number(wanted, self.classifier.classes)
-        if number >= self.n_classes:
-            raise UserError(
-                f"target must be a class of the model, 0..{self.n_classes - 1}, got {number}"
-            )
-        return number
-
-    def _class(self, number: int, probabilities: Tensor) -> ClassFacts:
+    def _class(self, number: int, probabilities: Tensor) -> schemas.ClassFacts:
         value = rounded(probabilities[number : number + 1])[0]
-        return ClassFacts(number=number, name=self.class_name(number), probability=value)
+        return schemas.ClassFacts(number=number, name=self.class_name(number), probability=value)
 
 
 def open_service(
-    classifier: Classifier,
-    name: str,
-    methods: Methods | None = None,
-    value_step: float = VALUE_STEP,
+    classifier: Classifier, name: str, methods: Methods = (), value_step: float = VALUE_STEP
 ) -> Service:
     """A service whose usual methods are `methods`, which must work; others that work follow.
 
@@ -201,6 +178,8 @@ def open_service(
     if classifier.view is None or classifier.view.crop is None:
         raise UserError(f"{name} has no input size of its own: give --size, as in --size 224")
     bands.grid(value_step)  # raises if the step makes no grid
+    if value_step < LEAST_STEP:
+        raise UserError(f"value_step must be {LEAST_STEP:g} or more, got {value_step}: raise it")
     h, w = classifier.view.crop
     grey = torch.full((1, classifier.view.channels, h, w), 0.5)
     with torch.no_grad():
@@ -208,17 +187,13 @@ def open_service(
     own = methods_for(methods, classifier) if methods else {}
     if own:
         _heatmaps(classifier, grey, None, own)  # raises if one of them does not work
-    others = {n: m for n, m in EXPLAINERS.items() if n not in own and _works(classifier, grey, n)}
+    others: dict[str, Explainer] = {}
+    for other in (one for one in EXPLAINERS if one not in own):
+        with suppress(UserError):  # it does not work on this model
+            _heatmaps(classifier, grey, None, [other])
+            others[other] = EXPLAINERS[other]
     usual = tuple(own) or tuple(n for n in (*CAMS, "rollout") if n in others) or tuple(others)
     return Service(classifier, name, own | others, usual, (h, w), n_classes, value_step)
-
-
-def _works(classifier: Classifier, images: Tensor, method: str) -> bool:
-    try:
-        _heatmaps(classifier, images, None, [method])
-    except UserError:
-        return False
-    return True
 
 
 def _heatmaps(
@@ -228,22 +203,6 @@ def _heatmaps(
     with warnings.catch_warnings():  # safe: one thread alone runs the model
         warnings.simplefilter("ignore", EmptyHeatmapWarning)
         return explain_all(classifier, images, targets, methods, progress=False)
-
-
-def _encoded(
-    heatmaps: Mapping[str, Tensor], grid: Sequence[float], alpha_min: float
-) -> list[Heatmap]:
-    maps, marked = encode_heatmaps(heatmaps, grid, MAP_SIDES), bands.at_least(alpha_min)
-    return [
-        Heatmap(
-            method=name,
-            map=maps[name][0],
-            shares=[share or 0.0 for share in shares_of(found, grid)[0]],
-            mask_penalty=bands.inside(found.cpu(), marked).double().mean().item(),
-            empty=not bool(found.any()),
-        )
-        for name, found in heatmaps.items()
-    ]
 
 
 def check_image(content: bytes, limits: Limits) -> None:
@@ -257,7 +216,7 @@ def check_image(content: bytes, limits: Limits) -> None:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise HTTPException(413, f"the image is too large, {most}") from error
     except Exception as error:  # Pillow raises nearly anything for a corrupt header
-        raise _corrupt() from error
+        raise HTTPException(400, CORRUPT) from error
     if width * height > limits.pixels:
         raise HTTPException(413, f"the image is too large ({width} x {height}), {most}")
 
@@ -269,11 +228,7 @@ def read_image_bytes(content: bytes, view: View | None, limits: Limits) -> Tenso
     except BadImageError as error:
         if error.__cause__ is None:  # a refusal of ours, in plain words
             raise HTTPException(400, f"the image can't be used: {error}") from error
-        raise _corrupt() from error
-
-
-def _corrupt() -> HTTPException:
-    return HTTPException(400, "the image is corrupt or cut off: send it again, or another one")
+        raise HTTPException(400, CORRUPT) from error
 
 
 class ModelQueue:

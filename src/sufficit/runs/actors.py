@@ -1,0 +1,190 @@
+"""A worker of the engine as a Ray actor: what is shipped to it, and what it reports."""
+
+import io
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from sufficit.data.loader import Entry, Unit
+from sufficit.errors import UserError
+from sufficit.runs.engine import Worker
+from sufficit.runs.explanations import Sample, quiet
+from sufficit.runs.job import Job
+from sufficit.runs.store import KEY, UNITS, Store
+
+DRAW_DONORS = -1  # the number of the task that comes before the units
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an actor reports of a task; an error as text, because not every exception pickles."""
+
+    error: str = ""
+    is_final: bool = False  # another try cannot help
+    sizes: Mapping[tuple[int, ...], str] = field(default_factory=dict)  # one image of each size
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("sufficit", "torch")}
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """A job on its way to an actor, and what must be the same there."""
+
+    job: bytes  # with the kind of worker, alpha_min and the stage
+    folder: str
+    device: str
+    devices: dict[str, str]  # a device here: the same in the actor
+    threads: int
+    probe: int | None  # the number of an image that can be read here
+    cwd: str = field(default_factory=lambda: str(Path.cwd()))
+    matmul: str = field(default_factory=torch.get_float32_matmul_precision)
+    tf32: bool = field(default_factory=lambda: torch.backends.cudnn.allow_tf32)
+    versions: dict[str, str] = field(default_factory=_versions)
+
+
+class UnitActor:
+    """A worker of the engine in a process of its own."""
+
+    def __init__(self, shipment: Shipment) -> None:
+        self.shipment = shipment
+        self.ahead: tuple[int, Future[list[Sample]]] | None = None
+        self.pool = ThreadPoolExecutor(1)
+
+    def place(self) -> tuple[str, str]:
+        """The node, and a text that names machine, process and log."""
+        import ray
+
+        log = os.path.realpath("/proc/self/fd/2")  # Ray sends each worker's output to a file
+        text = f"process {os.getpid()} on {socket.gethostname()}, log {log}"
+        return ray.get_runtime_context().get_node_id(), text
+
+    def load(self) -> Outcome:
+        """Load the model; what can't work on this machine is said here."""
+        return self._tried(self._load)
+
+    def compute(self, number: int, following: int | None) -> Outcome:
+        """Compute a unit and write its files; read the following one meanwhile."""
+        return self._tried(lambda: self._compute(number, following))
+
+    def _tried(self, work: Any) -> Outcome:
+        try:
+            with quiet():
+                work()
+        except UserError as error:
+            return Outcome(str(error), is_final=True)
+        except Exception as error:
+            traceback.print_exc()
+            return Outcome(short(error))
+        return Outcome(sizes=dict(self.worker.loader.sizes))
+
+    def _load(self) -> None:
+        given, host = self.shipment, socket.gethostname()
+        for name, found in _versions().items():
+            if found != given.versions[name]:
+                raise UserError(
+                    f"{host} has {name} {found}, the driver {given.versions[name]}: install the"
+                    " same version"
+                )
+        with suppress(OSError):
+            os.chdir(given.cwd)
+        key = Path(given.folder) / UNITS / KEY
+        if not key.exists():
+            raise UserError(f"{host} cannot see {key}: give --out a folder that all machines share")
+        torch.set_num_threads(given.threads)
+        torch.set_float32_matmul_precision(given.matmul)
+        torch.backends.cudnn.allow_tf32 = given.tf32
+        # The bytes come from our own driver, which the token of the cluster vouches for.
+        loaded = torch.load(io.BytesIO(given.job), map_location=given.devices, weights_only=False)
+        job, kind, alpha_min, self.stage = loaded
+        if given.probe is not None and not _is_there(job.entries[given.probe]):
+            raise UserError(
+                f"{host} cannot see the image {job.entries[given.probe].image.name}: give --data a"
+                " folder that all machines share"
+            )
+        job.classifier.to(given.device)
+        self.worker: Worker = kind(job, Store(Path(given.folder)), alpha_min)
+
+    def _compute(self, number: int, following: int | None) -> None:
+        worker = self.worker
+        worker.draw_donors()
+        if number == DRAW_DONORS or worker.store.has(self.stage, number):
+            return
+        unit = worker.job.units[number]
+        items = self._read(unit, following) if worker.needs_images(self.stage) else []
+        worker.work(self.stage, unit, items)
+
+    def _read(self, unit: Unit, following: int | None) -> list[Sample]:
+        loader, units = self.worker.loader, self.worker.job.units
+        if self.ahead is not None and self.ahead[0] == unit.number:
+            items = self.ahead[1].result()
+        else:
+            items = loader.items(unit.entries)
+        self.ahead = None
+        if following is not None:
+            self.ahead = following, self.pool.submit(loader.items, units[following].entries)
+        return items
+
+
+def ship(
+    job: Job,
+    store: Store,
+    stage: str,
+    alpha_min: float | None,
+    kind: type[Worker],
+    *,
+    device: str,
+    threads: int,
+) -> Shipment:
+    """All that an actor needs to compute units of a stage."""
+    from ray import cloudpickle
+
+    for module in _own_modules():
+        cloudpickle.register_pickle_by_value(module)
+    packed = io.BytesIO()
+    torch.save((job, kind, alpha_min, stage), packed, pickle_module=cloudpickle)
+    here = job.classifier.device
+    return Shipment(
+        packed.getvalue(),
+        str(store.folder.absolute()),
+        device,
+        {} if here.type == "cpu" else {str(here): device},
+        threads,
+        next((entry.number for entry in job.entries if _is_there(entry)), None),
+    )
+
+
+def short(error: BaseException) -> str:
+    """The kind of an error and the start of its message."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _own_modules() -> list[ModuleType]:
+    """The user's modules of a single file, which an actor can't import: python:FILE.py:FUNCTION."""
+    installed = (sys.prefix, sys.base_prefix, str(Path(os.__file__).parent))
+    found = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        single = file.endswith(".py") and "." not in name and not hasattr(module, "__path__")
+        if single and name != "__main__" and "-packages" not in file:
+            found += [] if str(Path(file).resolve()).startswith(installed) else [module]
+    return found
+
+
+def _is_there(entry: Entry) -> bool:
+    try:
+        return entry.image.bytes() >= 0
+    except OSError:
+        return False

@@ -1,0 +1,193 @@
+"""Images read and explained by every source, each once in a run; donors of leakage first."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sufficit.data.images import ignore_image_warnings
+from sufficit.data.loader import Entry, ImageLoader, Item, Unit
+from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
+from sufficit.explainers.explanation import DrawnMaps
+from sufficit.runs.job import Job
+from sufficit.runs.maps import (
+    MapFile,
+    MapTensor,
+    draw_sources,
+    maps_as_file,
+    maps_from_file,
+    pack,
+    unpack,
+)
+from sufficit.runs.store import DONORS, HEATMAPS, Store
+
+NOT_FINITE = "the model gives NaN or infinite values for it"
+
+
+@dataclass(frozen=True)
+class Sample(Item):
+    """An image as the model sees it, and its maps of sources that are not drawn here."""
+
+    maps: Mapping[str, Tensor]  # source -> [h,w]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images with their targets and every source's maps: what a unit is scored from."""
+
+    numbers: Sequence[int]  # which of all images these are
+    names: Sequence[str]
+    images: Tensor  # [N,C,H,W]
+    targets: Tensor  # [N]
+    maps: Mapping[str, DrawnMaps]  # source -> [N,h,w]
+
+    @cached_property
+    def heatmaps(self) -> dict[str, Tensor]:
+        """Every source's heatmaps at the image's size: source -> [N,H,W]."""
+        size = self.images.shape[2], self.images.shape[3]
+        return {name: one.at(size) for name, one in self.maps.items()}
+
+    def rows(self, some: Sequence[int]) -> "Batch":
+        """Some of the images."""
+        maps = {name: DrawnMaps(one.maps[some], one.final) for name, one in self.maps.items()}
+        numbers, names = [self.numbers[i] for i in some], [self.names[i] for i in some]
+        return Batch(numbers, names, self.images[some], self.targets[some], maps)
+
+
+class ImageWorker:
+    """Reads and explains the units of a job; it holds the model, and the donors once drawn."""
+
+    def __init__(self, job: Job, store: Store) -> None:
+        self.job, self.store = job, store
+        self.loader = ImageLoader(self._sample, job.config.on_error, one_size=job.config.leak)
+        self.donors: Batch | None = None
+        self._donor_rows: dict[int, int] = {}  # image number -> row
+
+    def batch(self, items: Sequence[Sample]) -> tuple[Batch | None, dict[str, str]]:
+        """The images with every source's maps, without those the model gives NaN for."""
+        broken: dict[str, str] = {}
+        left = list(items)
+        while left:
+            images = torch.stack([item.pixels for item in left]).to(self.job.classifier.device)
+            targets = self._targets(left, images)
+            try:
+                maps = self._maps(left, images, targets)
+            except NotFiniteError as error:
+                names = [left[i].name for i in error.images]
+                if self.job.config.on_error == "stop":
+                    raise UserError(
+                        f"{names[0]}: {NOT_FINITE}. Try another --precision, or pass --on-error"
+                        " skip."
+                    ) from error
+                broken |= dict.fromkeys(names, NOT_FINITE)
+                left = [item for item in left if item.name not in broken]
+                continue
+            numbers = [item.entry.number for item in left]
+            return Batch(numbers, [item.name for item in left], images, targets, maps), broken
+        return None, broken
+
+    def keep_maps(self, unit: Unit, batch: Batch, facts: Mapping[str, Any]) -> None:
+        """Store the maps of a unit at the size they were drawn."""
+        sources, shape = self.job.sources, batch.images.shape[1:]
+        tensors, known = maps_as_file(batch.numbers, shape, batch.maps, sources)
+        self.store.write(HEATMAPS, unit.number, tensors, {**facts, **known, "names": batch.names})
+
+    def draw_donors(self) -> None:
+        """Read and explain the images that leakage lays masks over; once in a run."""
+        if not self.job.pool or self.donors is not None:
+            return
+        if not self.store.has(DONORS, 0):
+            self._write_donors()
+        kept = self.store.read(DONORS, 0)
+        if kept.facts["names"]:
+            device, seed = self.job.classifier.device, self.job.config.seed
+            images = unpack(kept.tensors["images"]).to(device)
+            known = (kept.facts["numbers"], kept.facts["names"], images, kept.tensors["targets"])
+            self.donors = Batch(*known, maps_from_file(kept, seed, device))
+            self._donor_rows = {number: row for row, number in enumerate(self.donors.numbers)}
+
+    def _write_donors(self) -> None:
+        parts: list[Batch] = []
+        pool = [self.job.entries[number] for number in self.job.pool]
+        for start in range(0, len(pool), self.job.unit):
+            batch, _ = self.batch(self.loader.items(pool[start : start + self.job.unit]))
+            parts += [] if batch is None else [batch]
+        self.loader.skipped.clear()  # they are met again in their unit
+        if not parts:
+            self.store.write(DONORS, 0, {}, {"names": []})
+            return
+        maps = {
+            name: DrawnMaps(torch.cat([part.maps[name].maps for part in parts]), one.final)
+            for name, one in parts[0].maps.items()
+        }
+        numbers = [number for part in parts for number in part.numbers]
+        shape, sources = parts[0].images.shape[1:], self.job.sources
+        tensors, facts = maps_as_file(numbers, shape, maps, sources)
+        tensors["images"] = pack(torch.cat([part.images for part in parts]).cpu())
+        tensors["targets"] = torch.cat([part.targets for part in parts])
+        names = [name for part in parts for name in part.names]
+        self.store.write(DONORS, 0, tensors, {**facts, "names": names})
+
+    def _sample(self, entry: Entry) -> Sample:
+        """An image with the maps given for it; called in the loader's threads."""
+        row = self._donor_rows.get(entry.number)
+        if row is not None and self.donors is not None:
+            pixels = self.donors.images[row].cpu()
+        else:
+            pixels = entry.image.read(self.job.classifier.view)
+        given = {n: s for n, s in self.job.sources.items() if isinstance(s, MapFile | MapTensor)}
+        return Sample(entry, pixels, {name: source.read(entry) for name, source in given.items()})
+
+    def _targets(self, items: Sequence[Sample], images: Tensor) -> Tensor:
+        """Labels, or the model's predictions, asked once so that all sources explain the same."""
+        if self.job.targets == "label":
+            return torch.tensor([item.entry.label for item in items])
+        with torch.no_grad():
+            return self.job.classifier(images).argmax(1).cpu()
+
+    def _maps(
+        self, items: Sequence[Sample], images: Tensor, targets: Tensor
+    ) -> dict[str, DrawnMaps]:
+        """Every source's maps; those of donors are known already."""
+        rows = [self._donor_rows.get(item.entry.number) for item in items]
+        new = [i for i, row in enumerate(rows) if row is None]
+        found: dict[str, DrawnMaps] = {}
+        if new:
+            some, job = [items[i] for i in new], self.job
+            try:
+                found = draw_sources(
+                    job.classifier,
+                    job.sources,
+                    images if len(new) == len(items) else images[new],
+                    targets[new],
+                    [item.entry.number for item in some],
+                    [item.maps for item in some],
+                    seed=job.config.seed,
+                    layer=job.config.layer,
+                )
+            except NotFiniteError as error:  # its indices count within `some`
+                raise NotFiniteError(str(error), [new[i] for i in error.images]) from error
+        if len(new) == len(items) or self.donors is None:
+            return found
+        drawn = iter(range(len(new)))
+        order = [(next(drawn), True) if row is None else (row, False) for row in rows]
+        return {
+            name: DrawnMaps(
+                torch.stack([found[name].maps[k] if fresh else one.maps[k] for k, fresh in order]),
+                one.final,
+            )
+            for name, one in self.donors.maps.items()
+        }
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings about single files and units: they are counted and reported once."""
+    with ignore_image_warnings():
+        warnings.simplefilter("ignore", EmptyHeatmapWarning)
+        yield

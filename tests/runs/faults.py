@@ -1,0 +1,105 @@
+"""Runs of Ray workers with faults: kills, hangs, errors and lost machines, once each."""
+
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sufficit import Classifier
+from sufficit.data.images import ImageSource
+from sufficit.runs.config import config_from
+from sufficit.runs.job import Job, make_job
+
+SIDE, UNIT = 8, 2
+
+
+class FaultyMethod:
+    """A method that draws brightness, notes every call, and does once what each fault file says."""
+
+    def __init__(self, folder: Path, pause: float = 0.0) -> None:
+        self.folder, self.pause = folder, pause
+
+    def __call__(self, classifier: Classifier, images: Tensor, targets: Tensor) -> Tensor:
+        numbers = [round(float(image[0, 0, 0]) * 1000) for image in images]
+        with (self.folder / "calls").open("a") as file:
+            file.write(f"{os.getpid()} {' '.join(map(str, numbers))}\n")
+        time.sleep(self.pause)
+        for path in sorted(self.folder.glob("fault-*")):
+            kind = path.name.split("-")[1]
+            if kind == "always":
+                if int(path.read_text()) in numbers:
+                    raise RuntimeError("this image always fails")
+                continue
+            try:
+                path.unlink()  # only one process can
+            except FileNotFoundError:
+                continue
+            commit(kind)
+        return images.mean(1)
+
+
+def commit(kind: str) -> None:
+    """Do what a fault is called."""
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "exit":
+        os._exit(1)
+    elif kind == "hang":
+        time.sleep(10_000)
+    elif kind == "memory":
+        torch.empty(2**60, dtype=torch.uint8)
+    elif kind == "error":
+        raise RuntimeError("once")
+    else:
+        raise ValueError(kind)
+
+
+def plant(folder: Path, *kinds: str, text: str = "") -> None:
+    """Write the files of some faults."""
+    for k, kind in enumerate(kinds):
+        (folder / f"fault-{kind}-{k}").write_text(text)
+
+
+def calls(folder: Path) -> Counter[tuple[int, ...]]:
+    """How often the heatmaps of each batch of images were drawn."""
+    lines = (folder / "calls").read_text().splitlines()
+    return Counter(tuple(map(int, line.split()[1:])) for line in lines)
+
+
+def processes(folder: Path) -> list[int]:
+    """The processes that drew heatmaps, the latest last."""
+    path = folder / "calls"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [int(line.split()[0]) for line in lines]
+
+
+def small_job(folder: Path, images: int = 16, *, pause: float = 0.0, **options: object) -> Job:
+    """A job of few tiny images, whose number is in their first pixel."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    classifier = Classifier(nn.Sequential(*layers, nn.Linear(4, 3)).eval(), "0")
+    pixels = torch.rand(images, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+    pixels[:, 0, 0, 0] = torch.arange(images) / 1000
+    source = ImageSource.from_tensors(pixels, None, [k % 3 for k in range(images)])
+    coarse = {
+        "value_step": 0.25,
+        "percent_step": 0.25,
+        "donors": 2,
+        "alpha_curve": False,
+        "leak": False,
+    }
+    config = config_from({"model": "", "data": "", "methods": ["own"], **coarse, **options})
+    sources = {"own": FaultyMethod(folder, pause), "gradcam": "gradcam", "random": "random"}
+    return make_job(config, classifier=classifier, images=source, sources=sources, unit=UNIT)
+
+
+def rows(out: Path) -> dict[str, bytes]:
+    """The files of a run that must not depend on who computed it."""
+    patterns = ("*/*.parquet", "*/heatmaps.npz", "heatmaps/*", "summary.json", "pairs.csv")
+    found = sorted(path for pattern in patterns for path in out.glob(pattern))
+    return {str(path.relative_to(out)): path.read_bytes() for path in found}

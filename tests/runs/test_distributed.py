@@ -1,0 +1,265 @@
+"""Ray workers compute the same numbers, whoever fails; what is started is closed to others."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults import UNIT, calls, plant, processes, rows, small_job
+from sufficit import UserError
+from sufficit.runs import distributed
+from sufficit.runs.config import Workers
+from sufficit.runs.engine import run
+from sufficit.runs.store import Store
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+ray = pytest.importorskip("ray")
+TWO = Workers(count=2)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Ray with a head and a second node, one CPU each."""
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 10**8}
+    found = Cluster(initialize_head=True, head_node_args=head)
+    found.second = found.add_node(num_cpus=1, object_store_memory=10**8)
+    ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
+    yield found
+    ray.shutdown()
+    found.shutdown()
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The rows of a run in this process."""
+    place = tmp_path_factory.mktemp("undisturbed")
+    run(small_job(place, save_heatmaps=True), place / "out", progress=False)
+    return rows(place / "out")
+
+
+def survive(place: Path, workers: Workers = TWO, **options: Any) -> dict[str, bytes]:
+    """The rows of a run of workers."""
+    job = small_job(place, **{"save_heatmaps": True, **options})
+    run(job, place / "out", progress=False, workers=workers)
+    return rows(place / "out")
+
+
+def wait_for(condition: Any, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_workers_compute_the_rows_of_one_process(
+    cluster: Any, wanted: dict[str, bytes], tmp_path: Path
+) -> None:
+    assert survive(tmp_path) == wanted
+    assert max(calls(tmp_path).values()) == 1
+    assert os.getpid() not in processes(tmp_path)
+    assert len(wanted) > 8
+
+
+def test_leakage_and_the_search_of_alpha_are_the_same_too(cluster: Any, tmp_path: Path) -> None:
+    options = {"leak": True, "alpha_min": "search", "save_heatmaps": True}
+    run(small_job(tmp_path / "one", **options), tmp_path / "one" / "out", progress=False)
+    assert survive(tmp_path / "two", **options) == rows(tmp_path / "one" / "out")
+    assert max(calls(tmp_path / "two").values()) == 1
+
+
+@pytest.mark.filterwarnings("ignore::sufficit.runs.distributed.WorkerWarning")
+def test_workers_that_die_or_fail_or_hang_are_replaced(
+    cluster: Any, wanted: dict[str, bytes], tmp_path: Path
+) -> None:
+    faults = ("kill", "memory", "error", "hang")
+    plant(tmp_path, *faults)
+    assert survive(tmp_path, Workers(count=2, unit_timeout=8)) == wanted
+    assert not list(tmp_path.glob("fault-*"))
+    batches = calls(tmp_path)
+    assert sum(batches.values()) <= len(batches) + len(faults)
+
+
+@pytest.mark.filterwarnings("ignore::sufficit.runs.distributed.WorkerWarning")
+def test_a_lost_machine_and_a_new_one_lose_no_unit(
+    cluster: Any, wanted: dict[str, bytes], tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(1) as pool:  # Ray starts nodes in the main thread only
+        running = pool.submit(survive, tmp_path, pause=0.4)
+        wait_for(lambda: running.done() or len({*processes(tmp_path)}) > 1)
+        cluster.remove_node(cluster.second, allow_graceful=False)
+        cluster.second = cluster.add_node(num_cpus=1, object_store_memory=10**8)
+        assert running.result() == wanted
+    batches = calls(tmp_path)
+    assert sum(batches.values()) <= len(batches) + 1
+
+
+def test_a_unit_that_always_fails_is_named_and_the_others_are_done(
+    cluster: Any, wanted: dict[str, bytes], tmp_path: Path, sufficit: Any
+) -> None:
+    plant(tmp_path, "always", text="5")
+    with (
+        pytest.warns(distributed.WorkerWarning, match=r"worker \d failed in unit 2 .* log /"),
+        pytest.raises(UserError, match=r"1 of 8 units failed 3 times: unit 2 \(2 images, .*again"),
+    ):
+        survive(tmp_path)
+    state = Store(tmp_path / "out").state()
+    assert state.done == {"scores": 7}
+    assert (state.units, state.done_images, state.images) == (8, 14, 16)
+    assert state.failed[0]["unit"] == 2
+    told = sufficit("status", tmp_path / "out")
+    assert "scores: 7 of 8 units 14 of 16 images Failed: unit 2" in told.words
+    assert json.loads(sufficit("status", tmp_path / "out", "--json").out)["units"] == 8
+    (tmp_path / "fault-always-0").unlink()
+    before = calls(tmp_path)
+    survive(tmp_path)
+    assert (calls(tmp_path) - before).total() == 1
+    assert sufficit("status", tmp_path / "out").words == "Finished: 16 images."
+
+
+def test_errors_of_the_user_stop_the_run_as_in_one_process(cluster: Any, tmp_path: Path) -> None:
+    job = small_job(tmp_path)
+    job.sources["own"] = raises_user_error
+    with pytest.raises(UserError, match="this method has no map"):
+        run(job, tmp_path / "out", progress=False, workers=TWO)
+
+
+def raises_user_error(*_: object) -> None:
+    raise UserError("this method has no map: draw one")
+
+
+def test_a_worker_that_cannot_see_the_run_says_so(cluster: Any, tmp_path: Path) -> None:
+    from sufficit.runs import actors
+
+    job, store = small_job(tmp_path), Store(tmp_path / "elsewhere")
+    given = actors.ship(job, store, "scores", None, actors.Worker, device="cpu", threads=1)
+    found = actors.UnitActor(given).load()
+    assert found.is_final
+    assert "give --out a folder that all machines share" in found.error
+
+
+DRIVER = """
+from pathlib import Path
+from faults import small_job
+from sufficit.runs.config import Workers
+from sufficit.runs.engine import run
+import torch
+torch.set_num_threads(1)
+place = Path({place!r})
+job = small_job(place, save_heatmaps=True, pause=0.5)
+run(job, place / "out", progress=False, workers=Workers(count=2))
+"""
+
+
+def test_a_killed_driver_leaves_no_process_and_the_same_command_resumes(
+    wanted: dict[str, bytes], tmp_path: Path
+) -> None:
+    temp = tmp_path / "t"
+    temp.mkdir()
+    paths = [str(Path(__file__).parent), *filter(None, sys.path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": "/tmp"}
+    environment.pop("RAY_AUTH_MODE", None)
+    words = [sys.executable, "-c", DRIVER.format(place=str(tmp_path))]
+    driver = subprocess.Popen(words, env=environment)
+    store = Store(tmp_path / "out")
+    try:
+        wait_for(lambda: driver.poll() is not None or len(store.done("scores")) > 1, 300)
+        assert driver.poll() is None
+        workers = {*processes(tmp_path)}
+        listening = addresses(driver.pid)
+    finally:
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+    assert len(listening) > 2
+    assert {*listening} == {"127.0.0.1"}
+    done, before = len(store.done("scores")), calls(tmp_path)
+    run(small_job(tmp_path, save_heatmaps=True), tmp_path / "out", progress=False)
+    assert rows(tmp_path / "out") == wanted
+    again = calls(tmp_path) - before
+    assert again.total() == 16 // UNIT - done
+
+
+def addresses(driver: int) -> list[str]:
+    """The addresses that a process and those it started listen at."""
+    processes, found = {driver}, []
+    stats = {int(p.parent.name): p for p in Path("/proc").glob("[0-9]*/stat")}
+    parents = {
+        pid: int(path.read_text().rpartition(")")[2].split()[1]) for pid, path in stats.items()
+    }
+    for _ in range(5):
+        processes |= {pid for pid, parent in parents.items() if parent in processes}
+    sockets = set()
+    for pid in processes:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                sockets.add(str(link.readlink()))
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                raw = bytes.fromhex(words[1].split(":")[0])
+                found.append(".".join(map(str, raw[-4:][::-1])))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--workers", 0), "--workers must be 1 or more, got 0"),
+        (("--workers", -2), "--workers must be 1 or more, got -2"),
+        (("--workers", 1, "--cpus-per-worker", 0), "--cpus-per-worker must be more than 0"),
+        (("--workers", 1, "--unit-timeout", -1), "--unit-timeout must be more than 0"),
+        (("--address", "somewhere"), "--address must be auto, HOST:PORT or ray://HOST:PORT"),
+        (("--address", "127.0.0.1:1"), "no Ray cluster answers at --address 127.0.0.1:1"),
+        (("--workers", 1, "--gpus-per-worker", 99), "need 99 GPUs, this machine has"),
+    ],
+)
+def test_wrong_options_are_refused(
+    sufficit: Any,
+    images: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: Any,
+    text: str,
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # whatever other tests have started
+    given = ("--model", "sufficit:digits", "--data", images, "--out", tmp_path / "out")
+    found = sufficit("compare", *given, "--device", "cpu", *words)
+    assert found.code == 2
+    assert text in found.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_the_extra_the_install_command_is_named(
+    sufficit: Any, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    given = ("--model", "sufficit:digits", "--data", images, "--out", tmp_path / "out")
+    found = sufficit("evaluate", *given, "--heatmaps", images / "maps.npz", "--workers", 2)
+    assert found.code == 2
+    assert "pip install '.[ray]'" in found.err
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import numpy as np
+    from digit_folder import main as write_digits
+
+    place = tmp_path_factory.mktemp("digits")
+    write_digits(place, 3)
+    names = [path.relative_to(place).as_posix() for path in place.rglob("*.png")]
+    np.savez(place / "maps.npz", **{name: np.full((8, 8), 0.5, np.float32) for name in names})
+    return place
