@@ -1,120 +1,196 @@
-"""Intervals, summaries and what is written to disk."""
+"""What a run wrote is read again as it was returned, without the model and the images."""
 
 import json
+import shutil
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
 import pytest
 import torch
-from pyarrow import parquet
-from sufficit.results import save_scores, summarise
-from torch import nn
 
-from sufficit import Classifier, Scores, UserError, evaluate
-from sufficit.files import writing
-from sufficit.plots import curves_figure
-from sufficit.provenance import provenance, save_json
-
-
-@pytest.fixture
-def scores() -> Scores:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
-    return evaluate(Classifier(model), torch.rand(12, 3, 8, 8), torch.rand(12, 8, 8))
+from small_runs import config_for, run_small
+from sufficit import Classifier, UserError, evaluate, explain_all
+from sufficit.data.images import read_image
+from sufficit.provenance import plain
+from sufficit.runs.maps import noise
+from sufficit.runs.results import RunResults
 
 
-def test_a_summary_repeats_and_holds_the_mean(scores: Scores) -> None:
-    summary = summarise(scores, seed=4)
-    assert summary == summarise(scores, seed=4)
-    for name, estimate in summary.items():
-        assert estimate.mean == pytest.approx(scores[name].mean().item())
-        assert estimate.low <= estimate.mean <= estimate.high
-        assert (estimate.n, estimate.n_nan) == (12, 0)
-    assert summary["msi"].higher_is_better
-    assert not summary["deletion_pixel"].higher_is_better
+def results_equal(one: RunResults, other: RunResults) -> None:
+    assert plain(one.record) == plain(other.record)
+    assert (one.config, one.standing, one.methods) == (other.config, other.standing, other.methods)
+    for method in one.methods:
+        pandas.testing.assert_frame_equal(one.rows[method], other.rows[method], check_exact=True)
+        assert one.summaries[method].keys() == other.summaries[method].keys()
+        for column, known in one.summaries[method].items():
+            found = other.summaries[method][column]
+            for field in fields(known):
+                values = getattr(known, field.name), getattr(found, field.name)
+                assert values[0] == values[1] or np.isnan(values).all()
+        for name, curve in one.curves[method].items():
+            assert torch.equal(curve.values, other.curves[method][name].values)
+        for column, values in one.scores[method].columns.items():
+            assert torch.equal(values, other.scores[method].columns[column])
+    assert (one.shown is None) == (other.shown is None)
+    if one.shown is not None and other.shown is not None:
+        assert torch.equal(one.shown.images, other.shown.images)
+        for method in one.methods:
+            assert torch.equal(one.shown.heatmaps[method], other.shown.heatmaps[method])
 
 
-def test_rows_and_curves_can_be_read_back(scores: Scores, tmp_path: Path) -> None:
-    names = [f"{i}.png" for i in range(12)]
-    save_scores(tmp_path, scores, names)
-    frame = pandas.read_parquet(tmp_path / "scores.parquet")
-    assert frame["image"].tolist() == names
-    assert np.array_equal(frame["msi"], scores.msi.numpy())
-    table = parquet.read_table(tmp_path / "curves.parquet")
-    grids = json.loads(table.schema.metadata[b"grids"])
-    stored = np.stack(table["insertion_pixel_confidence"].to_numpy())
-    # The stored curve gives the column again.
-    area = np.trapezoid(stored, grids["insertion_pixel"], axis=1)
-    confident = evaluate_confidence(scores)
-    assert area == pytest.approx(confident, abs=1e-6)
-    assert grids["hide"][0] == scores.alpha_min
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"alpha_min": "search", "controls": False, "score": "confidence"},
+        {"columns": ["insertion_pixel"], "leak": False},
+        {"targets": "prediction", "held_out_fill": "noise"},
+    ],
+    ids=["usual", "search", "without msi", "prediction"],
+)
+def test_reading_gives_what_the_run_returned(
+    photos: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    returned = run_small(config_for(photos, **options), tmp_path / "out")
+    results_equal(returned, RunResults.read(tmp_path / "out"))
 
 
-def evaluate_confidence(scores: Scores) -> np.ndarray:
-    curve = scores.curves()["insertion_pixel"]
-    return np.trapezoid(curve.confidence.numpy(), curve.grid, axis=1)
+def test_a_run_without_a_folder_returns_the_same(photos: Path, tmp_path: Path) -> None:
+    kept = run_small(config_for(photos), tmp_path / "out")
+    without = run_small(config_for(photos), None)
+    assert not without.folder.exists()
+    for method in kept.methods:
+        pandas.testing.assert_frame_equal(without.rows[method], kept.rows[method])
+    assert without.table().loc["gradcam", "msi"] == kept.summaries["gradcam"]["msi"].mean
+    page = without.report(tmp_path / "report.html")
+    assert "layercam" in page.read_text()
 
 
-def test_json_has_null_for_nan_and_names_in_any_script(tmp_path: Path) -> None:
-    save_json(tmp_path / "a.json", {"x": float("nan"), "名": [1.5, float("inf")]})
-    assert json.loads((tmp_path / "a.json").read_text()) == {"x": None, "名": [1.5, None]}
+def test_report_and_figures_need_neither_the_model_nor_the_images(
+    sufficit, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = run_small(config_for(photos), tmp_path / "out")
+    best = results.standing.best if results.standing else ""
+    shutil.rmtree(photos)
+    (tmp_path / "model.py").unlink()
+
+    def fail(*_: object, **__: object) -> None:
+        pytest.fail("a report needs the model")
+
+    monkeypatch.setattr(Classifier, "__init__", fail)
+    monkeypatch.setattr("sufficit.classifier.loading.load_classifier", fail)
+    monkeypatch.setattr("sufficit.runs.job.load_classifier", fail)
+    told = sufficit("report", tmp_path / "out", "--title", "My birds")
+    assert told.code == 0, told.err
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "My birds" in page
+    assert f"{results.summaries[best]['msi'].mean:.3f}" in page
+    for show in ("sheet", "curves", "alpha", "sizes"):
+        drawn = sufficit(
+            "figure", tmp_path / "out", "--show", show, "--out", tmp_path / f"{show}.png"
+        )
+        assert drawn.code == 0, drawn.err
+        assert (tmp_path / f"{show}.png").stat().st_size > 3000
 
 
-def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("before")
-
-    def break_off() -> None:
-        with writing(path) as part:
-            part.write_text("half")
-            raise RuntimeError("in the middle")
-
-    with pytest.raises(RuntimeError, match="in the middle"):
-        break_off()
-    assert path.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_full_disk_is_a_clear_error(tmp_path: Path) -> None:
-    with (
-        pytest.raises(UserError, match=r"a\.txt could not be written: No space left"),
-        writing(tmp_path / "a.txt"),
-    ):
-        raise OSError(28, "No space left on device")
-
-
-def test_provenance_says_what_ran_where() -> None:
-    run = provenance({"seed": 1}, torch.device("cpu"), torch.float32)
-    assert run["config"] == {"seed": 1}
-    assert run["versions"]["torch"] == torch.__version__.split("+")[0]
-    assert run["device"]["type"] == "cpu"
-    assert run["device"]["dtype"] == "torch.float32"
+def test_heatmaps_are_those_that_were_scored_to_the_bit(photos: Path, tmp_path: Path) -> None:
+    methods = ["gradcam", "kpca-cam"]
+    config = config_for(photos, methods=methods, leak=False, seed=5)
+    results = run_small(config, tmp_path / "out", unit=4)
+    classifier = Classifier.load(config.model)
+    images = torch.stack([read_image(photos / name, None) for name in results.names])
+    targets = torch.tensor(results.rows["gradcam"]["target"].to_numpy())
+    drawn: dict[str, list[torch.Tensor]] = {name: [] for name in (*methods, "center")}
+    for some, goals in zip(images.split(4), targets.split(4), strict=True):  # as the units were
+        for name, found in explain_all(classifier, some, goals, [*drawn]).items():
+            drawn[name].append(found)
+    expected = {name: torch.cat(parts) for name, parts in drawn.items()}
+    expected["random"] = noise(images, 5, range(11))
+    rows = [7, 0, 3]
+    found = results.heatmaps(rows, [*expected])
+    for name, maps in expected.items():
+        assert torch.equal(found[name], maps[rows]), name
+        scores = evaluate(classifier, images, maps, targets, columns=["mask_penalty"])
+        penalties = results.rows[name]["mask_penalty"].to_numpy()
+        assert np.array_equal(penalties, scores.mask_penalty.numpy()), "the same masks"
+    assert results.shown is not None
+    for name, maps in results.shown.heatmaps.items():
+        assert torch.equal(maps, expected[name][list(results.shown.rows)])
 
 
-def test_the_search_panel_shows_negative_scores() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
-    searched = evaluate(
-        Classifier(model), torch.rand(6, 3, 8, 8), torch.rand(6, 8, 8), alpha_min="search"
-    )
-    assert searched.search is not None
-    panel = curves_figure(searched).axes[5]
-    low, high = panel.get_ylim()
-    assert low < searched.search.means.min() < 0
-    assert high > searched.search.means.max()
-    assert panel.lines[0].get_ydata() == pytest.approx(searched.search.means.numpy())
+def test_images_are_those_that_were_scored(photos: Path, tmp_path: Path) -> None:
+    results = run_small(config_for(photos, leak=False), tmp_path / "out")
+    assert results.shown is not None
+    expected = torch.stack([read_image(photos / name, None) for name in results.names])
+    assert torch.equal(results.shown.images, expected[list(results.shown.rows)])
+    assert torch.equal(results.images([4, 2]), expected[[4, 2]])
+    read = RunResults.read(tmp_path / "out")
+    object.__setattr__(read, "shown", None)  # as of an image that is not shown
+    assert torch.equal(read.images([4, 2]), expected[[4, 2]])
+    moved = tmp_path / "moved"
+    photos.rename(moved)
+    assert torch.equal(read.images([4, 2], moved), expected[[4, 2]])
+    (moved / "ant" / "06.png").unlink()
+    with pytest.raises(UserError, match=r"ant/06\.png is not in .*: give --data"):
+        read.images([results.names.index("ant/06.png")], moved)
 
 
-def test_progress_is_told_while_one_group_is_scored() -> None:
-    told: list[tuple[float, float]] = []
-    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
-    images = torch.rand(3, 3, 8, 8)
-    evaluate(
-        Classifier(model), images, images[:, 0], batch_size=50,
-        progress=lambda done, total: told.append((done, total)),
-    )  # fmt: skip
-    done = [share for share, _ in told]
-    assert len(done) > 5
-    assert done == sorted(done)
-    assert told[-1] == (3, 3)
+def test_rows_are_chosen_by_name_number_or_rank(photos: Path, tmp_path: Path) -> None:
+    results = run_small(config_for(photos, leak=False), tmp_path / "out")
+    methods = ["gradcam", "layercam"]
+    msi = np.stack([results.rows[m]["msi"] for m in methods])
+    spread = np.ptp(msi, axis=0)
+    assert msi.mean(0)[results.chosen(["best"], methods)] == [msi.mean(0).max()]
+    assert msi.mean(0)[results.chosen(["worst"], methods)] == [msi.mean(0).min()]
+    disputed = spread[results.chosen(["disputed:3"], methods)].tolist()
+    assert disputed == sorted(spread)[::-1][:3]
+    assert results.chosen(["99"], methods) == list(range(11))
+    chosen = results.chosen(["06.png", "1", "ant/00.png"], methods)
+    assert chosen == [results.names.index("ant/06.png"), 0]
+
+
+def test_json_has_the_summary_and_no_nan(photos: Path, tmp_path: Path) -> None:
+    results = run_small(config_for(photos), tmp_path / "out")
+    printed = json.loads(json.dumps(results.as_json(), allow_nan=False))
+    assert printed["n"] == 11
+    mean = results.summaries["gradcam"]["msi"].mean
+    assert printed["columns"]["gradcam"]["msi"]["mean"] == mean
+    assert printed["standing"]["best"] in ("gradcam", "layercam")
+    assert "config" not in printed
+
+
+def test_what_makes_scores_worthless_is_a_remark(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def own(model, images, targets): return images[:, 0] * 0")
+    config = config_for(photos, methods=[f"python:{tmp_path / 'mine.py'}:own"], leak=False)
+    results = run_small(config, tmp_path / "out")
+    assert any("All-zero heatmaps" in remark and "own 11" in remark for remark in results.remarks())
+    assert results.record["empty_heatmaps"]["own"] == 11
+
+
+def test_a_folder_without_a_finished_run_says_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no finished run: sufficit compare makes one"):
+        RunResults.read(tmp_path)
+    (tmp_path / "started" / "units").mkdir(parents=True)
+    with pytest.raises(UserError, match="run the same command again to resume it"):
+        RunResults.read(tmp_path / "started")
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UserError, match="a run of another kind or version"):
+        RunResults.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["summary.json", "gradcam/scores.parquet", "shown.safetensors"])
+def test_a_run_with_a_corrupt_file_is_one_error(photos: Path, tmp_path: Path, name: str) -> None:
+    run_small(config_for(photos, leak=False), tmp_path / "out")
+    (tmp_path / "out" / name).write_bytes(b"x")
+    with pytest.raises(UserError, match=r"could not be read|is not complete .*run it again"):
+        RunResults.read(tmp_path / "out")
+
+
+def test_a_run_without_its_heatmaps_says_so(photos: Path, tmp_path: Path) -> None:
+    results = run_small(config_for(photos, leak=False), tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "heatmaps")
+    with pytest.raises(UserError, match=r"has no heatmaps of ant/00\.png: run it again"):
+        results.heatmaps([0], ["gradcam"])

@@ -56,9 +56,10 @@ def compare(
     else:
         source = open_images(images)
     data = IN_MEMORY if isinstance(images, Tensor) else str(images)
-    model = getattr(classifier, "source", None) or type(classifier.model).__name__
+    recipe = classifier.recipe
+    model = type(classifier.model).__name__ if recipe is None else recipe.source
     words = list(methods) if not isinstance(methods, Mapping) else [*methods]
-    options = {"methods": words, "model": str(model), "data": data} | options
+    options = {"methods": words, "model": model, "data": data} | options
     config = config_from(options)
     if isinstance(methods, Mapping):
         sources = with_controls(

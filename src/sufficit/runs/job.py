@@ -141,6 +141,8 @@ def make_job(
     A classifier, images or sources that are given take the place of those the config names.
     """
     named = sources_named(config) if sources is None else dict(sources)
+    for name in named:
+        check_name(name)
     plan = make_plan(**config.plan_options())
     if classifier is None:
         classifier = load_model(config)
@@ -195,10 +197,6 @@ def sources_named(config: RunConfig) -> dict[str, Source]:
         raise UserError(f"no method given: name one or more of {', '.join(EXPLAINERS)}")
     sources: dict[str, Source] = {}
     for name, source in found.items():
-        if safe_name(name) in RESERVED or name.endswith(
-            (".json", ".csv", ".html", ".png", ".toml")
-        ):
-            raise UserError(f"{name!r} is a file of every run: name the source, NAME={name}")
         if isinstance(source, HeatmapFileSource):
             sources[name] = MapFile(source.path, config.normalize)
         else:
@@ -208,8 +206,17 @@ def sources_named(config: RunConfig) -> dict[str, Source]:
 
 def with_controls(sources: Mapping[str, Source], *, wanted: bool) -> dict[str, Source]:
     """The sources with the controls, which come last."""
+    for name in CONTROLS:
+        if sources.get(name, name) != name:
+            raise UserError(f"{name!r} is the name of a control: give the source another name")
     last = {name: name for name in CONTROLS if wanted or name in sources}
     return {name: one for name, one in sources.items() if name not in last} | last
+
+
+def check_name(name: str) -> None:
+    """Raise for a name of the run's own files."""
+    if safe_name(name) in RESERVED or name.endswith((".json", ".csv", ".html", ".png", ".toml")):
+        raise UserError(f"{name!r} is a file of every run: give the source another name")
 
 
 def _identity(source: Source) -> str:

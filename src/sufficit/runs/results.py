@@ -54,6 +54,7 @@ class RunResults:
     def read(folder: Path, record: Mapping[str, Any] | None = None) -> "RunResults":
         """What a run wrote into a folder; `record` is given where run.json is not written yet."""
         import pandas
+        from safetensors import SafetensorError
 
         record = _record(folder) if record is None else record
         try:
@@ -71,7 +72,7 @@ class RunResults:
                     standing = compare_values(msi, seed=config.seed)
             summaries = {name: _estimates(summary[name]) for name in methods}
             shown = _shown(folder / "shown.safetensors", config, record)
-        except (OSError, KeyError, ValueError, TypeError) as error:
+        except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
             raise UserError(f"{folder} is not complete ({error}): run it again") from error
         return RunResults(folder, record, config, summaries, standing, rows, curves, shown)
 

@@ -30,6 +30,10 @@ FORMAT = 3  # of the files below units/; a run of another format is not resumed
 MACHINE = ("device", "torch")  # may differ when every unit is there: the rest is merging
 
 
+StageFile = tuple[str, Mapping[str, Tensor], Mapping[str, Any]]
+"""What a unit leaves of a stage: its name, tensors and facts."""
+
+
 @dataclass(frozen=True)
 class UnitFile:
     """Tensors by name, and the facts of a unit as JSON."""
@@ -72,6 +76,11 @@ class Store:
             # Not save_file: it does not report a full disk as an OSError.
             part.write_bytes(save(whole, metadata={"facts": json.dumps(plain(facts))}))
 
+    def write_unit(self, unit: int, files: Sequence[StageFile]) -> None:
+        """Write the files of a unit in order; the last one makes it done."""
+        for stage, tensors, facts in files:
+            self.write(stage, unit, tensors, facts)
+
     def read(self, stage: str, unit: int, *, names: Sequence[str] | None = None) -> UnitFile:
         """A unit's file, or some of its tensors."""
         from safetensors import safe_open
@@ -94,8 +103,9 @@ class Store:
     @property
     def is_empty(self) -> bool:
         """Whether no unit is done."""
-        files = (self.folder / UNITS).glob("*.safetensors")
-        return all(is_unfinished(path.name) for path in files)
+        files = (path for place in (UNITS, HEATMAPS) for path in (self.folder / place).glob("*.*"))
+        units = (path.name for path in files if path.suffix == ".safetensors")
+        return all(map(is_unfinished, units))
 
     def remove_units(self) -> None:
         """Delete what only a resume needs."""

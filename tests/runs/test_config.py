@@ -1,0 +1,190 @@
+"""Options of a run: flags, RUN.toml and Python say the same; wrong values are refused."""
+
+import math
+import tomllib
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sufficit import UserError
+from sufficit.cli.compare import OPTIONS
+from sufficit.explainers import CAMS
+from sufficit.runs.config import (
+    METHODS,
+    RunConfig,
+    Workers,
+    check_values,
+    config_from,
+    read_toml,
+    write_toml,
+)
+
+OTHER = {  # of each option, another value than the default
+    "model": "m",
+    "data": "d",
+    "methods": ("gradcam", "own=python:a.py:f"),
+    "controls": False,
+    "layer": "features.3",
+    "normalize": True,
+    "targets": "label",
+    "alpha_min": 0.4,
+    "score": "confidence",
+    "fill": "blur",
+    "held_out_fill": "noise",
+    "leak": False,
+    "donors": 7,
+    "alpha_curve": False,
+    "columns": ("msi", "base_score"),
+    "value_step": 0.05,
+    "percent_step": 0.1,
+    "weights": "none",
+    "num_classes": 12,
+    "size": "64x32",
+    "on_error": "stop",
+    "device": "cpu",
+    "precision": "bf16",
+    "batch_size": 9,
+    "save_heatmaps": True,
+    "seed": 3,
+}
+
+
+def flags_of(name: str, value: Any) -> list[str]:
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag[2:]}"]
+    return [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
+
+
+@pytest.fixture
+def config_of_flags(sufficit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The config that `sufficit compare` makes of some words."""
+    made: list[RunConfig] = []
+
+    def take(config: RunConfig, **_: object) -> None:
+        made.append(config)
+        raise UserError("taken")
+
+    monkeypatch.setattr("sufficit.runs.job.make_job", take)
+
+    def parse(*words: str) -> RunConfig:
+        run = sufficit("compare", *words, "--out", tmp_path / "out")
+        assert "taken" in run.err, run.err
+        return made[-1]
+
+    return parse
+
+
+def test_every_option_has_a_flag_of_compare_and_is_tried_here() -> None:
+    names = {field.name for field in fields(RunConfig)}
+    assert names == set(OPTIONS) == set(OTHER)
+
+
+def test_flags_toml_and_python_make_the_same_config(config_of_flags, tmp_path: Path) -> None:
+    of_python = config_from(OTHER)
+    assert asdict(of_python) == OTHER
+    words = [word for name, value in OTHER.items() for word in flags_of(name, value)]
+    assert config_of_flags(*words) == of_python
+    write_toml(tmp_path / "RUN.toml", of_python)
+    assert config_from(read_toml(tmp_path / "RUN.toml")) == of_python
+    assert config_of_flags("--config", str(tmp_path / "RUN.toml")) == of_python
+
+
+def test_flags_override_a_run_file(config_of_flags, tmp_path: Path) -> None:
+    write_toml(tmp_path / "RUN.toml", config_from(OTHER))
+    given = ("--alpha-min", "search", "--leak", "-m", "center", "--columns", "msi")
+    found = config_of_flags("--config", str(tmp_path / "RUN.toml"), *given)
+    changed = {"alpha_min": "search", "leak": True, "methods": ("center",), "columns": ("msi",)}
+    assert asdict(found) == OTHER | changed
+
+
+def test_the_defaults_are_the_cams_and_both_controls() -> None:
+    assert METHODS == CAMS
+    assert RunConfig(model="m", data="d").controls
+
+
+def test_what_a_run_needs_is_asked_for() -> None:
+    with pytest.raises(UserError, match=r"no model given: pass --model or set it in --config"):
+        config_from({"data": "d"})
+    with pytest.raises(UserError, match="no data given"):
+        config_from({"model": "m"})
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("alpha_mim = 0.5", "Unknown option in RUN.toml 'alpha_mim'. Did you mean 'alpha_min'?"),
+        ('alpha_min = "serch"', "alpha_min must be a number or search, got 'serch'"),
+        ("seed = true", "seed must be a whole number, got True"),
+        ("seed = -1", "seed must be 0 or more, got -1: raise it"),
+        ("seed = 9223372036854775808", "seed must be 9223372036854775807 or less"),
+        ("donors = 0", "donors must be 1 or more, got 0"),
+        ("donors = 1_000_000_000", "donors must be 1000000 or less"),
+        ('methods = "gradcam"', "methods must be a list of words"),
+        ("methods = [1]", "methods must be a list of words"),
+        ('score = "acuracy"', "Unknown score 'acuracy'. Did you mean 'accuracy'?"),
+        ("leak = 1", "leak must be true or false, got 1"),
+        ("size = 224", "size must be text, got 224"),
+        ("seed = ", "is not valid TOML"),
+    ],
+)
+def test_wrong_values_in_a_run_file_are_one_error(tmp_path: Path, line: str, error: str) -> None:
+    (tmp_path / "RUN.toml").write_text(line + "\n")
+    with pytest.raises(UserError) as raised:
+        read_toml(tmp_path / "RUN.toml")
+    assert error in str(raised.value)
+
+
+def test_a_run_file_that_is_not_there_is_one_error(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(UserError, match="cannot read .*: give a RUN.toml"):
+            read_toml(path)
+
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@given(data=text, layer=st.none() | text, methods=st.lists(text, max_size=3), seed=st.integers(0))
+def test_any_text_is_read_back_from_a_run_file(
+    tmp_path_factory: pytest.TempPathFactory, data: str, layer: str, methods: list[str], seed: int
+) -> None:
+    values = {"data": data, "layer": layer, "methods": methods, "seed": seed % 2**63}
+    config = config_from({"model": 'C:\\a\\"b"\n\t\x00\x1f\x7f é 猫 🐈', **values})
+    path = tmp_path_factory.mktemp("toml") / "RUN.toml"
+    write_toml(path, config)
+    assert config_from(read_toml(path)) == config
+    assert tomllib.loads(path.read_text())["data"] == data
+
+
+def test_a_path_that_is_not_utf8_can_not_be_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not valid UTF-8 .*: rename it"):
+        write_toml(tmp_path / "RUN.toml", RunConfig(model="m", data="\udcff"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(math.nan, float), (2**70, int), (["a"] * 10**5, list), ({}, dict)]
+)
+def test_odd_values_are_refused_in_short_words(value: Any, kind: type) -> None:
+    with pytest.raises(UserError) as raised:
+        check_values({"score": value})
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"count": 0}, "--workers must be 1 or more, got 0"),
+        ({"gpus": -1.0}, "--gpus-per-worker must be 0 or more"),
+        ({"cpus": 0.0}, "--cpus-per-worker must be more than 0"),
+        ({"unit_timeout": math.inf}, "--unit-timeout must be more than 0"),
+        ({"address": "10.0.0.1"}, "--address must be auto, HOST:PORT"),
+    ],
+)
+def test_wrong_workers_are_refused(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(UserError, match=error):
+        Workers(**options)

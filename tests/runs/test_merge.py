@@ -1,0 +1,151 @@
+"""The end of a run: units become rows, curves, means, tests and images to show."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from pyarrow import parquet
+
+from small_runs import config_for, rows, run_small
+from sufficit.data.heatmap_files import HeatmapFile
+from sufficit.data.images import list_images
+from sufficit.metrics.scores import AlphaSearch
+from sufficit.report.content import choose
+from sufficit.runs import merge
+from sufficit.runs.engine import run
+from sufficit.runs.job import make_job
+from sufficit.statistics import compare_values
+
+
+def test_means_and_tests_are_those_of_the_rows(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    results = run_small(config_for(photos, seed=4), out)
+    summary = json.loads((out / "summary.json").read_text())
+    msi = {m: rows(out, m)["msi"].to_numpy() for m in ("gradcam", "layercam")}
+    for method in results.methods:
+        assert summary[method]["msi"]["mean"] == pytest.approx(rows(out, method)["msi"].mean())
+    expected = compare_values(msi, seed=4)
+    assert results.standing == expected
+    assert summary["standing"]["ranking"] == list(expected.ranking)
+    pairs = pandas.read_csv(out / "pairs.csv")
+    assert pairs["p_corrected"].tolist() == [pair.p_corrected for pair in expected.pairs]
+    assert pairs["seed"].tolist() == [4]
+    ranked = [*expected.ranking, "random", "center"]
+    assert results.record["methods"] == ranked
+    assert results.record["controls"] == ["random", "center"]
+
+
+def test_stored_curves_give_the_columns_again(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = run_small(config_for(photos, leak=False, score="confidence"), tmp_path / "out")
+    table = parquet.read_table(tmp_path / "out" / "gradcam" / "curves.parquet")
+    assert table["image"].to_pylist() == results.names
+    grids = json.loads(table.schema.metadata[b"grids"])
+    stored = np.stack(table["insertion_pixel_confidence"].to_numpy())
+    area = np.trapezoid(stored, grids["insertion_pixel"], axis=1)
+    assert area == pytest.approx(results.rows["gradcam"]["insertion_pixel"].to_numpy(), abs=1e-6)
+    assert grids["hide"][0] == results.alpha_min
+    mean = results.curves["gradcam"]["insertion_pixel"]
+    assert mean.values.numpy() == pytest.approx(stored.mean(0), abs=1e-6)
+    monkeypatch.setattr(merge, "ROWS", 2)  # of a row group
+    run_small(config_for(photos, leak=False, score="confidence"), tmp_path / "small")
+    again = parquet.read_table(tmp_path / "small" / "gradcam" / "curves.parquet")
+    assert again.equals(table)
+
+
+def test_controls_have_no_part_in_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    alphas = (0.2, 0.4, 0.6, 0.8)
+    msi = {"a": [0.5, 0.4, 0.0, 0.0], "b": [0.0, 0.4, 0.5, 0.0], "random": [0.0, 0.0, 0.0, 9.0]}
+    found = {name: AlphaSearch(alphas, torch.tensor([values] * 2)) for name, values in msi.items()}
+    monkeypatch.setattr(merge, "_search", lambda job, store, name: found[name])
+    plan = SimpleNamespace(searching=True, schedules=[SimpleNamespace(alpha_min=a) for a in alphas])
+    job: Any = SimpleNamespace(plan=plan, ranked=["a", "b"])
+    store: Any = None
+    assert merge.best_alpha(job, store) == 0.4
+
+
+def test_references_are_scored_and_not_ranked(photos: Path, tmp_path: Path) -> None:
+    job = make_job(config_for(photos, methods=["gradcam", "layercam", "kpca-cam"]), unit=4)
+    results = run(replace(job, references=("kpca-cam",)), tmp_path / "out", progress=False)
+    assert results.standing is not None
+    assert set(results.standing.ranking) == {"gradcam", "layercam"}
+    assert results.unranked == ("random", "center", "kpca-cam")
+    assert results.controls == ("random", "center")
+    assert "msi" in results.summaries["kpca-cam"]
+
+
+def test_a_flat_run_has_its_files_in_the_folder_itself(photos: Path, tmp_path: Path) -> None:
+    config = config_for(photos, methods=["gradcam"], controls=False, leak=False)
+    flat = run_small(config, tmp_path / "flat", flat=True)
+    deep = run_small(config, tmp_path / "deep")
+    frame = pandas.read_parquet(tmp_path / "flat" / "scores.parquet")
+    pandas.testing.assert_frame_equal(frame, rows(tmp_path / "deep", "gradcam"), check_exact=True)
+    summary = json.loads((tmp_path / "flat" / "summary.json").read_text())
+    deeper = json.loads((tmp_path / "deep" / "summary.json").read_text())
+    assert summary == deeper["gradcam"]
+    assert not (tmp_path / "flat" / "pairs.csv").exists()
+    assert flat.standing == deep.standing
+
+
+def test_saved_heatmaps_are_those_that_were_scored(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    results = run_small(config_for(photos, save_heatmaps=True, leak=False), out)
+    names = [image.name for image in list_images(photos)]
+    kept = results.heatmaps(range(11), results.methods)
+    for method in results.methods:
+        with HeatmapFile(out / method / "heatmaps.npz") as maps:
+            assert [*maps.keys] == names
+            for name, expected in zip(names, kept[method], strict=True):
+                assert torch.equal(maps.read(name), expected)
+
+
+def test_the_images_shown_are_chosen_by_the_runs_msi(tmp_path: Path) -> None:
+    from small_runs import write_photos
+
+    photos = write_photos(tmp_path, 40)
+    results = run_small(config_for(photos, leak=False, seed=2), tmp_path / "out", unit=9)
+    msi = {m: results.rows[m]["msi"].to_numpy() for m in ("gradcam", "layercam")}
+    expected = choose(msi, seed=2)
+    assert results.record["shown"] == {results.names[row]: why for row, why in expected.items()}
+    assert results.shown is not None
+    assert results.shown.rows == tuple(expected)
+    assert results.shown.reasons == tuple(expected.values())
+    assert len(expected) == 24
+
+
+@pytest.mark.parametrize("alpha_min", [0.5, "search"])
+def test_the_best_the_worst_and_the_disputed_are_shown_also_of_many_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alpha_min: Any
+) -> None:
+    """Of more images than the pool only the pixels of candidates are kept."""
+    from small_runs import write_photos
+    from sufficit.runs import engine
+
+    monkeypatch.setattr(engine, "POOL", 4)
+    monkeypatch.setattr("sufficit.runs.job.MOST_SHOWN", 2)
+    photos = write_photos(tmp_path, 40)
+    config = config_for(photos, leak=False, alpha_min=alpha_min)
+    results = run_small(config, tmp_path / "out", unit=9)
+    assert results.shown is not None
+    assert len(results.shown.rows) == 24
+    if alpha_min == 0.5:  # a search chooses among candidates of the mean over alpha_min
+        msi = np.stack([results.rows[m]["msi"] for m in ("gradcam", "layercam")])
+        for order in (msi.mean(0), -msi.mean(0), np.ptp(msi, axis=0)):
+            assert {*np.argsort(-order, kind="stable")[:2].tolist()} <= {*results.shown.rows}
+
+
+def test_classes_without_names_are_called_by_their_folders(photos: Path, tmp_path: Path) -> None:
+    from sufficit import Classifier
+
+    made = Classifier.load(config_for(photos).model)
+    nameless = Classifier(made.model, layer=made.layer)
+    results = run_small(config_for(photos, leak=False), tmp_path / "out", classifier=nameless)
+    assert results.record["class_names"] == ["ant", "bee", "cat"]
+    assert results.class_names([0, 10]) == ["ant", "cat"]

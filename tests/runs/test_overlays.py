@@ -1,0 +1,175 @@
+"""`sufficit explain` is a run without scoring: overlays, sheets and heatmap files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from small_models import Traces
+from small_runs import config_for, interrupted
+from sufficit import Classifier, UserError, explain
+from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
+from sufficit.data.images import list_images, open_images, read_image
+from sufficit.plots import overlay
+from sufficit.runs import maps
+from sufficit.runs.job import Job, make_job
+from sufficit.runs.overlays import class_number, explain_run, images_in, row_title
+
+
+def job_for(photos: Path, unit: int = 4, **more: Any) -> Job:
+    options = {"controls": False, "leak": False, "alpha_curve": False, **more}
+    return make_job(config_for(photos, **options), unit=unit)
+
+
+def test_it_writes_what_explain_returns(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def own(model, images, targets): return images.mean(1)")
+    names = [image.name for image in list_images(photos)]
+    write_heatmaps(tmp_path / "file.npz", {name: torch.rand(12, 10) for name in names})
+    words = ["gradcam", f"python:{tmp_path / 'mine.py'}:own", str(tmp_path / "file.npz")]
+    job, out = job_for(photos, methods=words), tmp_path / "out"
+    traces = Traces(job.classifier.model)
+    record = explain_run(job, out, progress=False)
+    traces.check()
+    assert record["methods"] == ["gradcam", "own", "file"]
+    assert record["n"] == 11
+    images = torch.stack([read_image(photos / name, None) for name in names])
+    labels = torch.tensor([("ant", "bee", "cat").index(name[:3]) for name in names])
+    assert list(record["targets"].values()) == labels.tolist()
+    with HeatmapFile(tmp_path / "file.npz") as given:
+        file = torch.stack([given.read(name) for name in names])
+    drawn = {
+        "gradcam": explain(job.classifier, images, labels),
+        "own": images.mean(1),
+        "file": file,
+    }
+    for method, expected in drawn.items():
+        with HeatmapFile(out / f"{method}.npz") as stored:
+            assert stored.keys == names
+            for name, heatmap, image in zip(names, expected, images, strict=True):
+                assert stored.read(name) == pytest.approx(heatmap, abs=1e-5)
+                with Image.open(out / "overlays" / f"{name}.{method}.png") as shown:
+                    wanted = (overlay(image, heatmap) * 255).numpy()
+                    assert np.asarray(shown) == pytest.approx(wanted, abs=1.5)
+    left = {path.name for path in out.iterdir()}
+    sheets = {"sheet.png", "sheet-2.png", "sheet-3.png"}
+    assert left == sheets | {"gradcam.npz", "own.npz", "file.npz", "overlays", "run.json"}
+
+
+def test_an_interrupted_run_draws_only_what_is_missing(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explain_run(job_for(photos), tmp_path / "whole", progress=False)
+    out = tmp_path / "out"
+    interrupted(lambda: explain_run(job_for(photos), out, progress=False), "heatmaps", 2)
+    assert not (out / "run.json").exists()
+    drawn: list[int] = []
+    usual = maps.draw_all
+    monkeypatch.setattr(
+        maps, "draw_all", lambda c, images, *a, **k: drawn.append(len(images)) or usual(c, images, *a, **k)
+    )  # fmt: skip
+    explain_run(job_for(photos), out, progress=False)
+    assert drawn == [3], "the last unit"
+    for method in ("gradcam", "layercam"):
+        with (
+            np.load(tmp_path / "whole" / f"{method}.npz") as one,
+            np.load(out / f"{method}.npz") as two,
+        ):
+            assert one.files == two.files
+            assert all(np.array_equal(one[name], two[name]) for name in one.files)
+    with pytest.raises(UserError, match="Cannot resume"):
+        interrupted(
+            lambda: explain_run(job_for(photos), tmp_path / "b", progress=False), "heatmaps"
+        )
+        explain_run(job_for(photos, methods=["gradcam"]), tmp_path / "b", progress=False)
+
+
+def test_overwriting_leaves_no_file_of_the_earlier_run(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    explain_run(job_for(photos), out, progress=False)
+    for name in ("notes.txt", "sheet-of-mine.png"):
+        (out / name).write_text("mine")
+    for path in list(photos.rglob("*.png"))[1:]:
+        path.unlink()
+    explain_run(job_for(photos, methods=["gradcam"]), out, overwrite=True, progress=False)
+    left = {path.name for path in out.iterdir()}
+    assert left >= {"notes.txt", "sheet-of-mine.png", "gradcam.npz", "overlays", "run.json"}
+    assert "layercam.npz" not in left
+    assert "sheet-2.png" not in left
+    assert len(list((out / "overlays").rglob("*.png"))) == 1
+
+
+def test_unreadable_images_are_skipped_or_fatal(photos: Path, tmp_path: Path) -> None:
+    (photos / "bee" / "empty.png").write_bytes(b"")
+    record = explain_run(job_for(photos), tmp_path / "out", progress=False)
+    assert record["skipped"] == {"bee/empty.png": "the file is empty"}
+    assert record["n"] == 11
+    with pytest.raises(UserError, match=r"bee/empty\.png: the file is empty"):
+        explain_run(job_for(photos, unit=32, on_error="stop"), tmp_path / "b", progress=False)
+    assert not (tmp_path / "b").exists()
+    for path in photos.rglob("*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match="all 12 images were skipped"):
+        explain_run(job_for(photos), tmp_path / "c", progress=False)
+
+
+def test_one_class_can_be_explained_in_all_images(photos: Path, tmp_path: Path) -> None:
+    job = job_for(photos, methods=["gradcam"], targets="prediction").for_class(2)
+    record = explain_run(job, tmp_path / "out", progress=False)
+    assert set(record["targets"].values()) == {2}
+    name = "ant/00.png"
+    image = read_image(photos / name, None)[None]
+    expected = explain(job.classifier, image, torch.tensor([2]))[0]
+    with HeatmapFile(tmp_path / "out" / "gradcam.npz") as stored:
+        assert stored.read(name) == pytest.approx(expected, abs=1e-5)
+    saved = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert saved["targets"] == record["targets"]
+
+
+def test_files_and_folders_are_found_each_under_its_name(photos: Path, tmp_path: Path) -> None:
+    one = photos / "ant" / "00.png"
+    assert [image.name for image in images_in([one, photos / "bee"])] == [
+        "00.png", "01.png", "04.png", "07.png", "10.png"
+    ]  # fmt: skip
+    assert [i.name for i in images_in([photos])] == [i.name for i in open_images(photos)]
+    with pytest.raises(UserError, match=r"two images are called 00\.png: give the folder above"):
+        images_in([one, photos / "ant"])
+    with pytest.raises(UserError, match="no image file or folder at"):
+        images_in([tmp_path / "absent"])
+    (tmp_path / "a.tar").touch()
+    with pytest.raises(UserError, match="is a shard: give the folder it is in"):
+        images_in([tmp_path / "a.tar"])
+
+
+def test_a_class_is_a_number_or_a_name() -> None:
+    names = ["tabby cat", "7", "dog"]
+    assert class_number("dog", names) == 2
+    assert class_number("7", names) == 1, "a name comes first"
+    assert class_number("5", names) == 5
+    assert class_number("Tabby_Cat", names) == 0
+    with pytest.raises(UserError, match="Unknown class 'dg'. Did you mean 'dog'"):
+        class_number("dg", names)
+    with pytest.raises(UserError, match="the model has no class names: give --target a number"):
+        class_number("dog", None)
+
+
+def test_a_row_names_the_likeliest_classes_and_the_one_explained() -> None:
+    probabilities = torch.tensor([0.1, 0.6, 0.05, 0.25])
+    assert row_title("a.png", probabilities, 1, None) == (
+        "a.png\nclass 1 0.60\nclass 3 0.25\nclass 0 0.10"
+    )
+    names = ["ant", "bee", "cat", "dog"]
+    long = f"{'x' * 30}.png"
+    title = row_title(long, probabilities, 2, names).splitlines()
+    assert title[0] == f"...{long[-25:]}"
+    assert title[-1] == "explained: cat 0.05"
+
+
+def test_the_model_may_be_anything_that_classifies(photos: Path, tmp_path: Path) -> None:
+    config = config_for(photos, methods=["center"], controls=False, leak=False)
+    nameless = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(360, 3)))
+    job = make_job(config, classifier=nameless, unit=24)
+    assert explain_run(job, tmp_path / "out", progress=False)["n"] == 11
