@@ -724,7 +724,7 @@ def test_what_is_missing_or_misplaced_is_said(sufficit, photos: Path) -> None:
     assert "give --model, or model in a --config RUN.toml" in run.err
     inside = sufficit(*words(photos, "--out", photos / "results"))
     assert inside.code == 2
-    assert "lies inside" in inside.err
+    assert "is inside" in inside.err
     mistyped = sufficit(*words(photos, "--alpha-min", "half"))
     assert "alpha_min must be a number or search, got 'half'" in mistyped.err
     unknown = sufficit(*words(photos, "--methods", "gradcam,layrcam"))
