@@ -445,7 +445,7 @@ def test_results_that_can_go_nowhere_are_refused_before_any_work(
     for place in places:
         run = sufficit(*words, "--out", place)
         assert run.code == 2, place
-        assert "can't be a folder" in run.err or "lies inside" in run.err
+        assert "can't be a folder" in run.err or "is inside" in run.err
     assert (tmp_path / "file").read_text() == "x"
     assert not (digits / "inside").exists()
 
