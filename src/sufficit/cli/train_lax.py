@@ -28,7 +28,7 @@ from sufficit.cli.options import (
 from sufficit.files import CHECKPOINT, check_output
 
 if TYPE_CHECKING:
-    from sufficit.training.training_report import TrainingOutcome
+    from sufficit.training.train_folder import TrainingOutcome
 
 ROWS = 10  # epochs in the table
 HEADINGS = {

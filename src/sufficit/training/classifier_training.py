@@ -92,18 +92,9 @@ def train_classifier(
         right = (logits.detach().argmax(1) == labels).float().mean()
         return {"loss": F.cross_entropy(logits, labels), "accuracy": right}
 
-    trainer = Trainer(
-        model,
-        recipe.optimizer_of(model),
-        fabric,
-        batches,
-        step,
-        total=total,
-        epochs=recipe.epochs,
-        rate=recipe.rate,
-        out=out,
-        settings=settings,
-    )
+    parts = (model, recipe.optimizer_of(model), fabric, batches, step)
+    course: Any = {"total": total, "epochs": recipe.epochs, "rate": recipe.rate}
+    trainer = Trainer(*parts, **course, out=out, settings=settings)
     with keeping_randomness():
         trainer.fit("training the classifier", progress)
     model.eval()

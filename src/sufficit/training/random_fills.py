@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from sufficit.errors import UserError, unknown
 from sufficit.perturbation.fills import blur, mean
 
 
@@ -37,12 +36,3 @@ def random_fills(images: Tensor, kinds: tuple[str, ...], generator: Generator) -
         if len(part):
             found[part] = TRAINING_FILLS[kind](others[part], generator).to(found)
     return found
-
-
-def check_fills(kinds: tuple[str, ...]) -> None:
-    """Raise unless every kind is known."""
-    if not kinds:
-        raise UserError(f"a recipe needs at least one fill: give {', '.join(TRAINING_FILLS)}")
-    for kind in kinds:
-        if kind not in TRAINING_FILLS:
-            raise unknown("fill", kind, TRAINING_FILLS)
