@@ -350,7 +350,8 @@ def sanity_figure(frame: "pandas.DataFrame", threshold: float, n: int) -> "Figur
 
     The frame is that of a sanity report on n images; random labels get a marker to the right.
     """
-    figure, axes = axes_for(2, Look(width=9.6))
+    figure, axes = axes_for(2)
+    figure.set_size_inches(9.6, 4.2)
     cascade, labelled = (frame[frame["check"] == check] for check in ("cascade", "random labels"))
     methods, layers = list(cascade["method"].unique()), list(cascade["layer"].unique())
     last = len(layers)

@@ -111,7 +111,21 @@ def train_on_random_labels(
     """
     if epochs < 1:
         raise UserError(f"epochs must be 1 or more, got {epochs}")
-    images, labels, size = _read(loader)
+    pairs = []
+    for batch in loader:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise UserError(
+                f"random_labels must yield (images, labels), got {type(batch).__name__}: give a"
+                " DataLoader of pairs"
+            )
+        check_images(batch[0])
+        known = check_targets(batch[1], len(batch[0]))
+        assert known is not None
+        pairs.append((batch[0].cpu(), known.cpu()))
+    if sum(len(known) for _, known in pairs) < 2:
+        raise UserError("random_labels must yield two images or more: is the loader exhausted?")
+    size = max(2, len(pairs[0][1]))
+    images, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     generator = torch.Generator().manual_seed(seed)
     labels = labels[torch.randperm(len(labels), generator=generator)]
     student = copied(classifier).to(dtype=torch.float32)
@@ -142,25 +156,6 @@ def train_on_random_labels(
     student.to(dtype=classifier.dtype)
     chance = float(labels.bincount().max()) / len(labels)
     return student, LabelTraining(len(labels), epochs, accuracy, chance)
-
-
-def _read(loader: Pairs) -> tuple[Tensor, Tensor, int]:
-    """All images and labels of a loader, and its batch size."""
-    images, labels = [], []
-    for batch in loader:
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise UserError(
-                f"random_labels must yield (images, labels), got {type(batch).__name__}: give a"
-                " DataLoader of pairs"
-            )
-        check_images(batch[0])
-        found = check_targets(batch[1], len(batch[0]))
-        assert found is not None
-        images.append(batch[0].cpu())
-        labels.append(found.cpu())
-    if sum(map(len, labels)) < 2:
-        raise UserError("random_labels must yield two images or more: is the loader exhausted?")
-    return torch.cat(images), torch.cat(labels), max(2, len(labels[0]))
 
 
 def _units(classifier: Classifier, images: Tensor) -> dict[str, list[str]]:

@@ -1,12 +1,16 @@
 """Recipes: the weights of the loss terms, the fills, the learning rate and the number of epochs."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+from torch import Generator, Tensor
+
 from sufficit.errors import UserError, unknown
+from sufficit.perturbation.fills import blur, mean
 from sufficit.training.losses import temperature_for
-from sufficit.training.random_fills import TRAINING_FILLS
 
 WARM_UP = 0.1  # share of the training
 
@@ -44,6 +48,22 @@ class LaxRecipe:
             return self.lr * (0.04 + 0.96 * done / WARM_UP)
         return self.lr * 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
 
+
+def _noise(others: Tensor, generator: Generator) -> Tensor:
+    h, w = others.shape[2:]
+    order = torch.randperm(h * w, generator=generator, device=others.device)
+    return others.flatten(2)[:, :, order].view_as(others)
+
+
+TRAINING_FILLS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
+    "black": lambda others, _: torch.zeros_like(others),
+    "colour": lambda others, _: mean(others).expand_as(others),
+    "noise": _noise,
+    "blurred": lambda others, _: blur(others),
+    "other": lambda others, _: others,
+}
+"""Black, or made from another image of the batch: its mean colour, its pixels in random order, the
+blurred image, the image itself. These stay close to what the classifier knows."""
 
 _FILLS = ("black", "colour", "noise", "blurred")
 _ROBUST = LaxRecipe(drop=0.5, donors=1.0, power=0.5, size=2, decide=0.5, fills=_FILLS, upsample=4)
@@ -111,3 +131,16 @@ def _check(recipe: LaxRecipe) -> None:
 def _check_area(area: float) -> None:
     if not 0 < area < 1:
         raise UserError(f"area must be between 0 and 1, got {area:g}: it is a mean heatmap value")
+
+
+def random_fills(images: Tensor, kinds: tuple[str, ...], generator: Generator) -> Tensor:
+    """One fill per image, each kind for an equal random share of them: like images."""
+    if len(images) == 1:  # there is no other image
+        return torch.zeros_like(images)
+    others = images.roll(1, 0)
+    order = torch.randperm(len(images), generator=generator, device=images.device)
+    found = torch.empty_like(images)
+    for kind, part in zip(kinds, order.tensor_split(len(kinds)), strict=True):
+        if len(part):
+            found[part] = TRAINING_FILLS[kind](others[part], generator).to(found)
+    return found

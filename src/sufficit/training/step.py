@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.training import losses
-from sufficit.training.random_fills import random_fills
-from sufficit.training.recipes import LaxRecipe
+from sufficit.training.recipes import LaxRecipe, random_fills
 
 
 @dataclass(frozen=True)
