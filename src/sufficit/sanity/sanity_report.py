@@ -1,7 +1,7 @@
 """The result of sanity checks: rows, sentences, a figure."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -53,7 +53,8 @@ class SanityReport:
         rows = []
         for found in (*self.cascade, *self.random_labels):
             check = "random labels" if found.step is None else "cascade"
-            row = {"check": check, "method": found.method, "step": found.step, "layer": found.layer}
+            row: dict[str, Any] = {"check": check, "method": found.method}
+            row |= {"step": found.step, "layer": found.layer}
             for name in ("rank_correlation", "ssim"):
                 value = estimate(getattr(found, name), seed=self.seed)
                 row |= {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
