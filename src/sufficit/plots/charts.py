@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sufficit.errors import UserError, unknown
 from sufficit.metrics.registry import ALPHA, heading
 from sufficit.metrics.scores import MethodScores, Scores
@@ -25,6 +27,7 @@ from sufficit.plots.style import (
 from sufficit.statistics import Estimate
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -302,3 +305,84 @@ def _styles(methods: Sequence[str], quiet: Sequence[str]) -> dict[str, dict[str,
 
 def _across(curve: str) -> str:
     return "share of pixels" if curve.endswith("percent") else ALPHA
+
+
+def training_figure(history: "pandas.DataFrame", best: int, n: int) -> "Figure":
+    """The scores on n held-out images, the leakage and the loss of each epoch; `best` is dotted."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = axes_for(3)
+    axes.append(axes[2].twinx())
+    scores = {"base_score": SHOW, "mask_penalty": HIDE, "msi": INK}
+    leaks = {"leak": HIDE, "leak_chance": QUIET}
+    panels: tuple[tuple[str, str, dict[str, str]], ...] = (
+        (f"On {n} held-out images", "score", scores),
+        ("Leakage and chance, held-out images", "share of donor images", leaks),
+        ("Training", "loss", {"loss": INK}),
+        ("", "accuracy on masked images", {"accuracy": SHOW}),
+    )
+    look: dict[str, Any] = {"linewidth": 1.6, "marker": "o" if len(history) < 30 else None}
+    for axis, (title, up, colours) in zip(axes, panels, strict=True):
+        dress(axis, title, "epoch", up, unit=False)
+        axis.set_xlim(auto=True)
+        for name, colour in colours.items():
+            label = {"msi": "MSI", "leak_chance": "chance"}.get(name, name.replace("_", " "))
+            line = (history["epoch"], history[name])
+            axis.plot(*line, color=colour, label=label, markersize=3, **look)
+        if len(colours) > 1:
+            axis.legend(frameon=False, fontsize=7)
+        axis.axvline(best, color=QUIET, linestyle=":", linewidth=1)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].axhline(0, color=QUIET, linewidth=0.6)
+    axes[1].set_ylim(0, max(0.05, 1.1 * float(history[[*leaks]].max().max())))
+    axes[3].set_ylim(0, 1.02)
+    axes[3].yaxis.label.set_color(SHOW)
+    axes[3].tick_params(colors=SHOW, labelcolor=SHOW)
+    axes[3].spines["right"].set_visible(True)
+    title = f"Training, epoch by epoch; epoch {best} is selected"
+    figure.suptitle(title, fontsize=10, color=INK)
+    return figure
+
+
+def sanity_figure(frame: "pandas.DataFrame", threshold: float, n: int) -> "Figure":
+    """Similarity to the original heatmaps as layers become random, a line per method.
+
+    The frame is that of a sanity report on n images; random labels get a marker to the right.
+    """
+    figure, axes = axes_for(2)
+    figure.set_size_inches(9.6, 4.2)
+    cascade, labelled = (frame[frame["check"] == check] for check in ("cascade", "random labels"))
+    methods, layers = list(cascade["method"].unique()), list(cascade["layer"].unique())
+    last = len(layers)
+    ticks = ["original", *(name if len(name) <= 23 else f"...{name[-20:]}" for name in layers)]
+    places: list[float] = list(range(last + 1))
+    if len(labelled):
+        ticks, places = [*ticks, "random labels"], [*places, last + 1.5]
+    titles = {"rank_correlation": "Rank correlation", "ssim": "SSIM"}
+    for axis, (column, title) in zip(axes, titles.items(), strict=True):
+        bounds = [column, f"{column}_low", f"{column}_high"]
+        dress(axis, title, "", "similarity to the original maps", unit=False)
+        for number, method in enumerate(methods):
+            colour = LINES[number % len(LINES)]
+            rows = cascade[cascade["method"] == method]
+            mean, low, high = ([1.0, *rows[name]] for name in bounds)  # the original equals itself
+            # Every other line is dashed and above the next, so that equal lines are both visible.
+            style: Any = {"linestyle": (0, (4, 2)) if number % 2 else "-", "linewidth": 1.7}
+            above = 2 + (len(methods) - number) / len(methods)
+            axis.plot(mean, color=colour, label=method, zorder=above, **style)
+            axis.fill_between(places[: last + 1], low, high, color=colour, alpha=0.15, linewidth=0)
+            for mean, low, high in labelled[labelled["method"] == method][bounds].to_numpy():
+                place = last + 1 + (number + 0.5) / len(methods)
+                axis.plot([place] * 2, [low, high], color=colour, linewidth=1)
+                axis.plot([place], [mean], color=colour, marker="D", markersize=4, linestyle="none")
+        if len(labelled):
+            axis.axvline(last + 0.6, color=QUIET, linewidth=0.6)
+        axis.set_xlim(auto=True)
+        axis.autoscale(axis="x")
+        axis.set_xticks(places, ticks, rotation=40, ha="right", rotation_mode="anchor")
+        axis.set_ylim(float(np.nanmin([0.0, *frame[bounds[1]], *frame[column]])) - 0.04, 1.04)
+    axes[0].axhline(threshold, color=QUIET, linestyle=":", linewidth=1)
+    _legend(figure, axes[0], USUAL)
+    words = f"Layers randomised from the output downwards: mean over {n} images, 95 % intervals"
+    figure.suptitle(words, fontsize=10, color=INK)
+    return figure

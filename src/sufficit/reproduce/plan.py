@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from sufficit.classifier.architectures import MODELS
-from sufficit.errors import UserError, unknown
+from sufficit.errors import UserError, cannot_resume, unknown
 from sufficit.files import make_folder, read_json
 from sufficit.perturbation.bands import grid
 from sufficit.provenance import plain, save_json
 from sufficit.reproduce.paper_tables import PAPER_CAMS, PaperTable, table_named
 from sufficit.runs.config import CONTROLS
-from sufficit.runs.store import cannot_resume
 from sufficit.training import RECIPES, LaxRecipe
 
 PLAN, SECONDS = "reproduce.json", "seconds.json"

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from sufficit.data.loader import Entry
-from sufficit.errors import UserError
+from sufficit.errors import UserError, cannot_resume
 from sufficit.files import is_unfinished, make_folder, read_json, writing
 from sufficit.provenance import plain, save_json
 
@@ -207,14 +207,6 @@ def store_in(out: Path | None) -> Iterator[Store]:
             if new and out.exists() and not any(out.iterdir()):
                 out.rmdir()
         raise
-
-
-def cannot_resume(out: Path, name: str, before: object, now: object) -> UserError:
-    """The one error for a run that is not the one in the folder."""
-    return UserError(
-        f"Cannot resume {out}: `{name}` was {before!r}, now {now!r}. Use the original settings,"
-        " another --out, or --overwrite."
-    )
 
 
 def write_manifest(path: Path, entries: Sequence[Entry]) -> None:
