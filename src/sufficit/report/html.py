@@ -58,9 +58,6 @@ def render(content: Content) -> str:
     )
 
 
-# The page's parts
-
-
 def charts_of(content: Content) -> list[dict[str, Any]]:
     """The charts of all methods: base score over penalty, MSI over alpha_min, and curves."""
     order = [*content.standing.ranking]
@@ -113,24 +110,21 @@ def _scale(content: Content) -> Any:
 
 def rows_of(content: Content) -> list[dict[str, Any]]:
     """The words for each image shown."""
-    shown, found = content.shown, []
-    some = content.first.shown
+    shown, some, found = content.shown, content.first.shown, []
     whole, right = (some.of([EVERYTHING], kind)[:, 0] for kind in ("confidence", "accuracy"))
-    named = some.classes_of([EVERYTHING])[:, 0].tolist()
     for i, row in enumerate(shown.rows):
-        target = int(content.first.targets[row])
+        target, named = int(content.first.targets[row]), int(some.classes_of([EVERYTHING])[i, 0])
         label = target if shown.labels is None else int(shown.labels[i])
-        found.append(
-            {
-                "name": content.names[row],
-                "target": content.class_name(target),
-                "label": None if label == target else content.class_name(label),
-                "whole": whole[i].item(),
-                "right": bool(right[i] == 1),
-                "said": content.class_name(named[i]) if named[i] >= 0 else "another class",
-                "msi": [content.scores[method]["msi"][row].item() for method in content.methods],
-            }
-        )
+        words_of = {
+            "name": content.names[row],
+            "target": content.class_name(target),
+            "label": None if label == target else content.class_name(label),
+            "whole": whole[i].item(),
+            "right": bool(right[i] == 1),
+            "said": content.class_name(named) if named >= 0 else "another class",
+            "msi": [content.scores[method]["msi"][row].item() for method in content.methods],
+        }
+        found.append(words_of)
     return found
 
 
@@ -164,9 +158,6 @@ def _alphas(content: Content) -> str:
     return ", ".join(f"{a:g}" for a in sorted({s.alpha_min for s in content.scores.values()}))
 
 
-# Numbers in the page
-
-
 def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
     """A number with a true minus sign; a dash for none.
 
@@ -190,21 +181,16 @@ def typeset(text: str) -> str:
     return re.sub(r"(?<=\d) ?%", "\u00a0%", text)
 
 
-def interval(estimate: Estimate, digits: int = 3) -> str:
+def interval(estimate: Estimate) -> str:
     """The ends of an interval; empty where there is none."""
-    if math.isnan(estimate.low):
-        return ""
-    return f"{number(estimate.low, digits)} to {number(estimate.high, digits)}"
-
-
-# Templates, styles and scripts
+    ends = f"{number(estimate.low)} to {number(estimate.high)}"
+    return "" if math.isnan(estimate.low) else ends
 
 
 def asset(name: str, package: str = HOME) -> str:
     """A file of a package as text, else the report's file of that name."""
-    found = files(package).joinpath(name)
-    found = found if found.is_file() else files(HOME).joinpath(name)
-    return found.read_text(encoding="utf-8")
+    own, shared = (files(home).joinpath(name) for home in (package, HOME))
+    return (own if own.is_file() else shared).read_text(encoding="utf-8")
 
 
 @cache

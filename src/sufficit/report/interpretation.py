@@ -24,9 +24,6 @@ MANY_NAN = 0.05
 BEST, SAME = "*", "="  # marks of the terminal's table
 
 
-# One method's MSI
-
-
 @dataclass(frozen=True)
 class Reading:
     """One method's scores in words.
@@ -46,8 +43,8 @@ class Reading:
 def readings(content: Content) -> list[Reading]:
     """Every method that has all columns of MSI, in words, best first."""
     needed = {"msi", "base_score", "mask_penalty"}
-    known = {m: content.scores[m] for m in content.methods}
-    return [reading(m, found) for m, found in known.items() if needed <= set(found.columns)]
+    methods = [m for m in content.methods if needed <= set(content.scores[m].columns)]
+    return [reading(method, content.scores[method]) for method in methods]
 
 
 def reading(method: str, scores: MethodScores) -> Reading:
@@ -130,9 +127,6 @@ def why(
     return f"{poor} it marks does not suffice: {found}."
 
 
-# The comparison
-
-
 def results_table(content: Content) -> Table:
     """The terminal's table: one row per method, best first in the ranked column, which has marks
     and an interval. A method outside the ranking, such as a control, is dimmed.
@@ -195,7 +189,7 @@ def sentences(content: Content) -> Iterator[str]:
         f" image marked. {significance(content)}".rstrip()
     )
     if content.controls:
-        yield _controls_sentence(content)
+        yield _controls(content)[0]
     if own := own_alphas(content):
         listed = ", ".join(f"{m} {own[m]:g}" for m in content.methods if m in own)
         yield (
@@ -222,21 +216,15 @@ def own_alphas(content: Content) -> dict[str, float]:
     return {method: alpha for method, alpha in found.items() if alpha is not None}
 
 
-def not_above_controls(content: Content) -> list[str]:
-    """The ranked methods whose mean MSI is not above that of every control."""
-    if not content.controls:
-        return []
-    bar = max(content.summaries[method]["msi"].mean for method in content.controls)
-    means = {method: content.summaries[method]["msi"].mean for method in content.standing.ranking}
-    return [method for method, mean in means.items() if not mean > bar]
-
-
-def _controls_sentence(content: Content) -> str:
-    means = {method: content.summaries[method]["msi"].mean for method in content.controls}
-    known = ", ".join(f"{method} {mean:.2f}" for method, mean in means.items())
-    if beaten := not_above_controls(content):
-        return f"Not above the controls in MSI ({known}): {_listed(beaten)}."
-    return f"All methods score above the controls in MSI ({known})."
+def _controls(content: Content) -> tuple[str, bool]:
+    """How the methods compare to the controls in MSI, and whether all are above them."""
+    names = (*content.controls, *content.standing.ranking)
+    means = {method: content.summaries[method]["msi"].mean for method in names}
+    known = ", ".join(f"{method} {means[method]:.2f}" for method in content.controls)
+    bar = max(means[method] for method in content.controls)
+    if below := [method for method in content.standing.ranking if not means[method] > bar]:
+        return f"Not above the controls in MSI ({known}): {_listed(below)}.", False
+    return f"All methods score above the controls in MSI ({known}).", True
 
 
 def alpha_note(content: Content) -> str:
@@ -250,13 +238,8 @@ def alpha_note(content: Content) -> str:
     finer = content.first.schedule.value_step < curve["value_step"]
     why = " and ".join(["fewer images"] * (count < n) + ["coarser steps"] * finer)
     differs = f"; with {why}, MSI may differ slightly from the table" if why else ""
-    return (
-        f"Mean MSI on {which}, from curves in steps of {curve['value_step']:g}. The dotted line is"
-        f" the alpha_min of the table{differs}."
-    )
-
-
-# Warnings
+    found = f"Mean MSI on {which}, from curves in steps of {curve['value_step']:g}"
+    return f"{found}. The dotted line is the alpha_min of the table{differs}."
 
 
 @dataclass(frozen=True)
@@ -309,8 +292,8 @@ def _remarks(content: Content) -> Iterator[str]:
                 f"{method}: {counts[worst]} of {n} images have no {heading(worst).long}, because"
                 " the model answered NaN. Means leave them out."
             )
-    if not_above_controls(content):
-        yield _controls_sentence(content)
+    if content.controls and not (found := _controls(content))[1]:
+        yield found[0]
 
 
 def leaks(content: Content, method: str) -> bool:
@@ -330,12 +313,9 @@ def _leaks(content: Content) -> Iterator[Caution]:
     }
     leaking = [method for method in found if leaks(content, method)]
     unsure = [method for method in found if method not in leaking]
-    leak = (
-        "The masks of {} leak: their shape alone tells the model the class, so MSI is too high for"
-        " them."
-    )
+    leak = "masks of {} leak: their shape alone tells the model the class, so MSI is too high for"
     few = "There are too few images to say whether the masks of {} leak."
-    for methods, text in ((leaking, leak), (unsure, few)):
+    for methods, text in ((leaking, f"The {leak} them."), (unsure, few)):
         if methods:
             details = tuple(f"{method}: {found[method]}." for method in methods)
             yield Caution(text.format(_listed(methods)), details)
