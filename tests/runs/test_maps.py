@@ -105,9 +105,7 @@ def test_all_sources_are_drawn_as_explain_draws_them_and_stored_without_loss(
         "middle": "center",
     }
     numbers = [4, 5, 6]
-    drawn = draw_sources(
-        classifier, sources, images, targets, numbers, given, seed=7, layer=None
-    )
+    drawn = draw_sources(classifier, sources, images, targets, numbers, given, seed=7, layer=None)
     assert list(drawn) == list(sources)
     noises = [np.random.default_rng([7, k]).random((12, 10), dtype=np.float32) for k in numbers]
     expected = {

@@ -10,20 +10,8 @@ import numpy as np
 from sufficit.errors import UserError, unknown
 from sufficit.metrics.registry import ALPHA, heading
 from sufficit.metrics.scores import MethodScores, Scores
-from sufficit.plots.style import (
-    GRID,
-    HIDE,
-    INK,
-    LINES,
-    PAPER,
-    QUIET,
-    REST,
-    SHOW,
-    USUAL,
-    Look,
-    axes_for,
-    dress,
-)
+from sufficit.plots import style
+from sufficit.plots.style import HIDE, INK, LINES, QUIET, SHOW, USUAL, Look, axes_for, dress
 from sufficit.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -57,10 +45,10 @@ def curves_figure(scores: MethodScores | Scores, title: str = "") -> "Figure":
     figure, axes = axes_for(len(groups) + (scores.alphas is not None))
     for axis, names in zip(axes, groups, strict=False):
         for name in names:
-            curve, colour = scores.curves[name], SHOW if name[0] in "is" else HIDE
-            label = heading(name).long
-            axis.plot(curve.grid, curve.values, color=colour, label=label, linewidth=1.6)
-            axis.fill_between(curve.grid, curve.values, color=colour, alpha=0.12, linewidth=0)
+            line = scores.curves[name].grid, scores.curves[name].values
+            colour = SHOW if name[0] in "is" else HIDE
+            axis.plot(*line, color=colour, label=heading(name).long, linewidth=1.6)
+            axis.fill_between(*line, color=colour, alpha=0.12, linewidth=0)
         words = heading(names[0]).long
         if len(names) > 1:
             words = f"MSI's curves from alpha_min {scores.alpha_min:g}"
@@ -72,9 +60,8 @@ def curves_figure(scores: MethodScores | Scores, title: str = "") -> "Figure":
         axis.axvline(scores.alpha_min, color=QUIET, linestyle=":", linewidth=1)
         words = f"MSI over alpha_min, best at {scores.alpha_min:g}"
         dress(axis, words, "alpha_min", "mean MSI", unit=False)
-    mean = f"mean over {len(scores)} images"
-    words = f"{title}: {mean}" if title else mean.capitalize()
-    figure.suptitle(words, fontsize=10, color=INK)
+    words = f"{title}: mean" if title else "Mean"
+    figure.suptitle(f"{words} over {len(scores)} images", fontsize=10, color=INK)
     return figure
 
 
@@ -112,13 +99,10 @@ def curve_panel(name: str, scores: Mapping[str, MethodScores], title: str | None
 def parts_panel(scores: MethodScores) -> Panel:
     """The mean score of what is kept, hidden and left by one method, over the threshold."""
     curves = scores.curves
-    wanted = {"kept": ("insertion_pixel", "show"), "complement": ("deletion_pixel",)}
-    lines = {
-        name: (curves[found].grid, curves[found].values)
-        for name, sources in (wanted | {"hidden": ("hide",)}).items()
-        if (found := next((c for c in sources if c in curves), None))
-    }
-    colours = {"kept": SHOW, "complement": REST, "hidden": HIDE}
+    kept = "insertion_pixel" if "insertion_pixel" in curves else "show"
+    wanted = {"kept": kept, "complement": "deletion_pixel", "hidden": "hide"}
+    lines = {n: (curves[c].grid, curves[c].values) for n, c in wanted.items() if c in curves}
+    colours = {"kept": SHOW, "complement": style.REST, "hidden": HIDE}
     return Panel("", ALPHA, scores.schedule.score, lines, mark=scores.alpha_min, colours=colours)
 
 
@@ -153,7 +137,7 @@ def alpha_figure(
     scores: Mapping[str, MethodScores],
     alpha_curve: Mapping[str, Any] | None = None,
     quiet: Sequence[str] = (),
-    look: Look = PAPER,
+    look: Look = style.PAPER,
 ) -> "Figure":
     """Mean MSI over alpha_min, one line per method."""
     lines = alpha_lines(scores, alpha_curve)
@@ -176,8 +160,8 @@ def lines_figure(
     styles = _styles(methods, [method for method in quiet if method in methods])
     for axis, panel in zip(axes, panels, strict=False):
         for name, (x, y) in panel.lines.items():
-            style = {"color": panel.colours[name]} if panel.colours else styles[name]
-            axis.plot(x, y, label=name, linewidth=look.font / 6, **style)
+            own = {"color": panel.colours[name]} if panel.colours else styles[name]
+            axis.plot(x, y, label=name, linewidth=look.font / 6, **own)
         if panel.mark is not None:
             axis.axvline(panel.mark, color=QUIET, linestyle=":", linewidth=1)
         dress(axis, panel.title, panel.across, panel.up, look.font, unit=panel.unit)
@@ -218,12 +202,10 @@ def sizes_figure(
         colour, marker = styles[method]["color"], "osD^vPX<>h"[number % 10]
         axis.plot([size.low, size.high], [base.mean] * 2, color=colour, linewidth=1)
         axis.plot([size.mean] * 2, [base.low, base.high], color=colour, linewidth=1)
-        axis.plot(
-            [size.mean], [base.mean], marker, color=colour, markersize=look.font / 1.8, label=method
-        )
         points[method] = (size.mean, base.mean)
-    across = "mask penalty: share of pixels \u2265 alpha_min"
-    dress(axis, "", across, "base score", look.font)
+        dot = {"color": colour, "marker": marker, "markersize": look.font / 1.8}
+        axis.plot(*points[method], linestyle="", label=method, **dot)
+    dress(axis, "", "mask penalty: share of pixels \u2265 alpha_min", "base score", look.font)
     axis.set_ylim(auto=True)
     axis.autoscale()
     _equal_msi(axis, look)
@@ -244,18 +226,12 @@ def _equal_msi(axis: "Axes", look: Look) -> None:
         x, y = (high - msi, high) if above else (right, right + msi)
         if x <= left or y <= low:
             continue
-        axis.plot([left, x], [left + msi, y], color=GRID, linewidth=0.6, zorder=0)
+        axis.plot([left, x], [left + msi, y], color=style.GRID, linewidth=0.6, zorder=0)
+        shift, ha, va = ((0, 2), "center", "bottom") if above else ((2, 0), "left", "center")
         axis.annotate(
-            f"MSI {msi:+.1f}" if msi else "MSI 0",
-            (x, y),
-            (0, 2) if above else (2, 0),
-            textcoords="offset points",
-            ha="center" if above else "left",
-            va="bottom" if above else "center",
-            fontsize=look.font - 3,
-            color=QUIET,
-            annotation_clip=False,
-        )
+            f"MSI {msi:+.1f}" if msi else "MSI 0", (x, y), shift, textcoords="offset points",
+            ha=ha, va=va, fontsize=look.font - 3, color=QUIET, annotation_clip=False,
+        )  # fmt: skip
     axis.set_xlim(left, right)
     axis.set_ylim(low, high)
 
