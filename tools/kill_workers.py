@@ -88,6 +88,13 @@ class Trial:
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.nodes = [self.cluster.add_node(**NODE) for _ in range(2)]
         self.place, self.counts = place, Counter[str]()
+        self.driver: subprocess.Popen[bytes] | None = None
+
+    def stop(self) -> None:
+        """End what is still there."""
+        if self.driver is not None:
+            self.driver.kill()
+        self.cluster.shutdown()
 
     def kills(self) -> int:
         """How many there were."""
@@ -104,7 +111,7 @@ class Trial:
 
     def survive(self, out: Path, chance: random.Random, kills: int, end: float) -> None:
         """Let a run end that is disturbed every few seconds."""
-        driver = self.start(out)
+        driver = self.driver = self.start(out)
         while True:
             with suppress(subprocess.TimeoutExpired):
                 driver.wait(chance.uniform(2, 6))
@@ -112,7 +119,7 @@ class Trial:
                 return
             if driver.returncode is not None:  # killed, or some units failed three times
                 self.counts["runs that ended with failed units"] += driver.returncode > 0
-                driver = self.start(out)
+                driver = self.driver = self.start(out)
             elif Store(out).done("heatmaps") and self.kills() < kills and time.monotonic() < end:
                 self.disturb(chance, driver)
 
@@ -164,7 +171,7 @@ def main() -> None:
                 runs += 1
                 assert rows(out) == rows(place / "undisturbed"), f"run {runs} differs"
         finally:
-            trial.cluster.shutdown()
+            trial.stop()
         if os.environ.get("KILL_LOG"):
             print((place / "log").read_text())
     for kind, count in sorted(trial.counts.items()):

@@ -22,7 +22,15 @@ import torch
 
 from sufficit.data.loader import Unit, check_sizes
 from sufficit.errors import UserError
-from sufficit.runs.actors import DRAW_DONORS, Outcome, UnitActor, ship, short
+from sufficit.runs.actors import (
+    DRAW_DONORS,
+    Outcome,
+    Place,
+    UnitActor,
+    end_process,
+    ship,
+    short,
+)
 from sufficit.runs.config import Workers
 from sufficit.runs.engine import Worker
 from sufficit.runs.job import Job
@@ -199,7 +207,8 @@ class Dispatch:
                 if slot.ref is not None and slot.ref in ready:
                     self._take(slot)
                 elif limit and slot.unit is not None and time.monotonic() - slot.since > limit:
-                    self._replace(slot, f"no result after {limit:g} s (--unit-timeout)")
+                    reason = f"no result after {limit:g} s (--unit-timeout)"
+                    self._replace(slot, reason, hangs=True)
             if not self.started and time.monotonic() - asked > PATIENCE:
                 asked = time.monotonic()
                 self._warn_waiting()
@@ -276,10 +285,12 @@ class Dispatch:
             self.advance(len(slot.unit), f"{rate:.1f} images/s, {loaded} workers")
         slot.ref = slot.unit = None
 
-    def _replace(self, slot: Slot, reason: str) -> None:
+    def _replace(self, slot: Slot, reason: str, *, hangs: bool = False) -> None:
         """Have another worker, and give its unit back unless that failed too often."""
-        node, place = self._place(slot)
+        place = self._place(slot)
         self._kill(slot)
+        if hangs and place.node:
+            self._end_process(place)
         unit, slot.actor, slot.ref, slot.unit, slot.is_loaded = slot.unit, None, None, None, False
         if unit is None:
             slot.failed_starts += 1
@@ -288,25 +299,34 @@ class Dispatch:
         else:
             alive = {one["NodeID"] for one in self.cluster.ray.nodes() if one["Alive"]}
             tries = self.tries.setdefault(unit.number, [])
-            tries.append(node in alive and not reason.startswith("ActorUnavailableError"))
+            tries.append(place.node in alive and not reason.startswith("ActorUnavailableError"))
             what = f"failed in {_called(unit)}, try {sum(tries)} of {TRIES}"
             if not tries[-1]:
                 what = f"lost its machine in {_called(unit)}"
             if sum(tries) < TRIES and len(tries) < MOST_TRIES:
                 self.left[unit.number] = unit
             else:
-                self.failed[unit] = f"{reason} ({place})"
+                self.failed[unit] = f"{reason} ({place.text})"
                 self.store.write_failure(self.stage, unit.number, unit.names, reason)
-        _warn(f"worker {slot.number} {what}: {reason} ({place})")
+        _warn(f"worker {slot.number} {what}: {reason} ({place.text})")
         if all(other.failed_starts >= TRIES for other in self.slots):
-            raise UserError(f"no worker can start; the last error: {reason}. Read {place}")
+            raise UserError(
+                f"no worker can start; the last error: {reason}. It ran as {place.text}"
+            )
 
-    def _place(self, slot: Slot) -> tuple[str, str]:
-        """The node of a worker, and where to read its log."""
+    def _place(self, slot: Slot) -> Place:
         with suppress(Exception):  # it may have died before it could say
-            found: tuple[str, str] = self.cluster.ray.get(slot.place, timeout=WAKE)
+            found: Place = self.cluster.ray.get(slot.place, timeout=WAKE)
             return found
-        return "", "its log is among Ray's logs"
+        return Place()
+
+    def _end_process(self, place: Place) -> None:
+        """Kill a worker by a task on its machine: one that is frozen does not hear `ray.kill`."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = NodeAffinitySchedulingStrategy(place.node, soft=False)
+        task = self.cluster.ray.remote(end_process)
+        task.options(num_cpus=0, scheduling_strategy=there).remote(place.process)
 
     def _kill(self, slot: Slot) -> None:
         with suppress(Exception):  # it may be dead already
