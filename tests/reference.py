@@ -4,14 +4,15 @@ Written from the definitions alone, to be compared with what the package compute
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sufficit import normalize
+from sufficit import Leak, normalize
+from sufficit.metrics.leakage import TENSORS
 
 COLUMNS = (
     "insertion_pixel",
@@ -255,3 +256,9 @@ def leak_case(n: int = 10, seed: int = 2) -> tuple[Tensor, Tensor, Tensor]:
     images = torch.rand(n, 3, 8, 6, generator=torch.Generator().manual_seed(seed))
     targets = torch.randint(3, (n,), generator=torch.Generator().manual_seed(seed))
     return images, heatmaps_like("random", n, (8, 6), seed), targets
+
+
+def join_leaks(parts: Sequence[Leak]) -> Leak:
+    """The leak of several batches as one, in their order."""
+    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in TENSORS}
+    return Leak(**joined, alpha_min=parts[0].alpha_min)

@@ -16,7 +16,6 @@ from sufficit.errors import UserError
 CHECKPOINT = "checkpoint.pt"  # from which a training run resumes
 LONGEST = 255  # bytes in a file's name, on most systems
 MOST_JSON = 2**24  # bytes
-_COMMANDS = ("compare", "evaluate", "explain", "sanity", "train-lax")  # that write a run.json
 _NODE = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 _PART = re.compile(r"\..*\.part-([0-9a-f]{8})-(\d+)(\.\w+)?", re.DOTALL)
 _swept: set[Path] = set()
@@ -26,13 +25,10 @@ _sweeping = Lock()
 def check_output(
     folder: Path, sources: Sequence[Path] = (), *, overwrite: bool = True, command: str = ""
 ) -> None:
-    """Raise, before any work is done, if results cannot be written or would do harm.
-
-    A run of another `command` is never overwritten: half of its files would stay.
-    """
+    """Raise, before any work is done, if results cannot be written or would do harm."""
     if (folder / "run.json").exists():
         other = _command_of(folder / "run.json")
-        if command and other and other != command:
+        if command and other and other != command:  # half of its files would stay
             raise UserError(f"{folder} holds a run of sufficit {other}: choose another --out")
         if not overwrite:
             raise UserError(f"{folder} holds an earlier run: choose another --out, or --overwrite")
@@ -55,11 +51,12 @@ def check_output(
 def _command_of(record: Path) -> str | None:
     """The sufficit command that wrote a run.json, if it says so."""
     try:
-        words = str(read_json(record).get("command")).split()
+        words = str(read_json(record).get("command"))
     except (UserError, AttributeError):
         return None
-    ours = words[:1] in (["sufficit"], ["__main__.py"])  # the latter by python -m
-    return words[1] if ours and words[1:2] and words[1] in _COMMANDS else None
+    commands = "compare|evaluate|explain|sanity|train-lax"  # that write a run.json
+    found = re.match(rf"(?:sufficit|__main__\.py)\s+({commands})(?!\S)", words)  # also python -m
+    return found and found[1]
 
 
 def make_folder(folder: Path) -> Path:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -38,10 +39,14 @@ def surroundings(device: "torch.device", dtype: "torch.dtype") -> dict[str, Any]
     import torch
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": _commit(),
-        "versions": {"python": platform.python_version()} | _versions(),
+        "versions": versions,
         "device": {"type": device.type, "name": name or platform.machine(), "dtype": str(dtype)},
     }
 
@@ -67,27 +72,16 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 @cache
 def _commit() -> str | None:
     """The commit of the source tree this package runs from; None for an installed package."""
-    here = Path(__file__)
 
     def git(*words: str) -> str:
-        command = ["git", "-C", str(here.parent), *words]
+        command = ["git", "-C", str(Path(__file__).parent), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", here.name)
+        git("ls-files", "--error-unmatch", Path(__file__).name)
         changed = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):

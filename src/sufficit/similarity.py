@@ -16,8 +16,8 @@ from sufficit.errors import UserError
 from sufficit.perturbation.fills import blur_matrix
 from sufficit.statistics import Estimate, estimates
 
+Compare = Callable[[Tensor, Tensor], Tensor]
 _GROUP_ELEMENTS = 2**22  # pixels compared at once
-_LEAST_SIDE = 6  # pixels, for SSIM's window of 11
 _C1, _C2 = 0.01**2, 0.03**2  # SSIM's constants for values in 0..1
 
 
@@ -31,7 +31,7 @@ def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
     (tensor([1.], dtype=torch.float64), tensor([-1.], dtype=torch.float64))
     """
     _check_pair(first, second)
-    return _in_groups(lambda a, b: _correlation(_ranks(a), _ranks(b)), first, second)
+    return _in_groups(_spearman, first, second)
 
 
 def structural_similarity(first: Tensor, second: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def structural_similarity(first: Tensor, second: Tensor) -> Tensor:
     tensor([1.], dtype=torch.float64)
     """
     _check_pair(first, second)
-    if min(first.shape[1:]) < _LEAST_SIDE:
+    if min(first.shape[1:]) < 6:
         return torch.full((len(first),), torch.nan, dtype=torch.float64)
     return _in_groups(_ssim, first, second)
 
@@ -62,8 +62,7 @@ def region_overlap(
     """
     _check_pair(first, second)
     ours, theirs = first > alpha_min, second > alpha_min
-    union = (ours | theirs).sum((1, 2)).cpu().double()
-    both = (ours & theirs).sum((1, 2)).cpu().double()
+    both, union = (x.sum((1, 2)).cpu().double() for x in (ours & theirs, ours | theirs))
     return torch.where(union == 0, empty, both / union.clamp(min=1))
 
 
@@ -100,16 +99,12 @@ def agreement(maps: Sequence[Tensor] | Tensor, alpha_min: float = 0.5) -> Agreem
         raise UserError(f"agreement needs the maps of two seeds or more, got {len(maps)}")
     pairs = list(combinations(maps, 2))
 
-    def mean(compare: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def mean(compare: Compare) -> Tensor:
         return torch.stack([compare(a, b) for a, b in pairs]).mean(0)
 
-    return Agreement(
-        mean(rank_correlation),
-        mean(structural_similarity),
-        mean(lambda a, b: region_overlap(a, b, alpha_min)),
-        len(maps),
-        alpha_min,
-    )
+    overlap = mean(lambda a, b: region_overlap(a, b, alpha_min))
+    compared = (mean(rank_correlation), mean(structural_similarity), overlap)
+    return Agreement(*compared, len(maps), alpha_min)
 
 
 def estimate(values: Tensor, *, seed: int = 0, higher_is_better: bool = True) -> Estimate:
@@ -127,11 +122,10 @@ def _ranks(maps: Tensor) -> Tensor:
     return _exact(below + upto - values.shape[1]) / 2
 
 
-def _correlation(first: Tensor, second: Tensor) -> Tensor:
-    """Return Pearson's correlation of centred rows: [N,P], [N,P] -> [N]."""
-    product = (first * second).sum(1)
+def _spearman(first: Tensor, second: Tensor) -> Tensor:
+    x, y = _ranks(first), _ranks(second)
     # Sums of squared halves are exact in float64, so that equal maps correlate to exactly 1.
-    return product / (first.square().sum(1) * second.square().sum(1)).sqrt()
+    return (x * y).sum(1) / (x.square().sum(1) * y.square().sum(1)).sqrt()
 
 
 def _ssim(first: Tensor, second: Tensor) -> Tensor:
@@ -153,9 +147,7 @@ def _exact(values: Tensor) -> Tensor:
     return (values.cpu() if values.device.type == "mps" else values).double()
 
 
-def _in_groups(
-    compare: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor
-) -> Tensor:
+def _in_groups(compare: Compare, first: Tensor, second: Tensor) -> Tensor:
     size = max(1, _GROUP_ELEMENTS // first[0].numel())
     pairs = zip(first.split(size), second.split(size), strict=True)
     return torch.cat([compare(a, b).cpu() for a, b in pairs])

@@ -47,12 +47,10 @@ def estimates(
     values = np.stack(list(columns.values()), axis=1)
     low, high = bootstrap(values, seed=seed)
     missing = np.isnan(values).sum(axis=0)
-    found = zip(columns, _means(values), low, high, missing, strict=True)
+    parts = (_means(values), low, high, len(values) - missing, missing)
+    found = zip(columns, *(part.tolist() for part in parts), strict=True)
     return {
-        name: Estimate(
-            float(mean), float(a), float(b), len(values) - int(nan), int(nan), directions[name]
-        )
-        for name, mean, a, b, nan in found
+        name: Estimate(mean, a, b, n, nan, directions[name]) for name, mean, a, b, n, nan in found
     }
 
 
@@ -232,17 +230,9 @@ def compare_values(
     chance = Chance(seed, resamples, draws)
     pairs = _pairs_of({method: columns[method] for method in ranking}, chance)
     tied = (p.second for p in pairs if p.first == ranking[0] and p.n and p.p_corrected >= LEVEL)
-    return Standing(
-        column=column,
-        higher_is_better=higher_is_better,
-        n=len(columns[ranking[0]]),
-        best=ranking[0],
-        ranking=tuple(ranking),
-        means={method: means[method] for method in ranking},
-        tied=tuple(tied),
-        pairs=pairs,
-        chance=chance,
-    )
+    n, best, means = len(columns[ranking[0]]), ranking[0], {m: means[m] for m in ranking}
+    ranked = (best, tuple(ranking), means, tuple(tied), pairs, chance)
+    return Standing(column, higher_is_better, n, *ranked)
 
 
 def check_equal(what: str, found: Mapping[str, object]) -> None:
@@ -283,22 +273,13 @@ def _pairs_of(columns: Mapping[str, Floats], chance: Chance) -> tuple[Pair, ...]
     low, high = bootstrap(differences, resamples=chance.resamples, seed=chance.seed)
     tests = [sign_flip(column, draws=chance.draws, seed=chance.seed) for column in differences.T]
     corrected = holm(np.array([p for p, _ in tests]))
-    missing = np.isnan(differences).sum(axis=0)
-    return tuple(
-        Pair(
-            first=first,
-            second=second,
-            difference=_mean(differences[:, i]),
-            low=float(low[i]),
-            high=float(high[i]),
-            p=tests[i][0],
-            p_corrected=float(corrected[i]),
-            n=len(differences) - int(missing[i]),
-            n_nan=int(missing[i]),
-            exact=tests[i][1],
-        )
-        for i, (first, second) in enumerate(couples)
-    )
+    parts = (differences.T, low.tolist(), high.tolist(), tests, corrected.tolist())
+    pairs = []
+    for (one, two), found, a, b, (p, exact), p_corrected in zip(couples, *parts, strict=True):
+        n_nan = int(np.isnan(found).sum())
+        n = len(found) - n_nan
+        pairs.append(Pair(one, two, _mean(found), a, b, p, p_corrected, n, n_nan, exact))
+    return tuple(pairs)
 
 
 def _mean(values: Floats) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from rich import box
 from rich.table import Table
 
-from sufficit.metrics.headings import heading
+from sufficit.metrics.registry import heading
 from sufficit.statistics import Estimate, Standing
 
 Summaries = Mapping[str, Mapping[str, Estimate]]

@@ -29,8 +29,8 @@ def test_mean_and_std_are_applied_channel_by_channel() -> None:
 @pytest.mark.parametrize(
     ("mean", "std", "message"),
     [
-        ((0.5,), None, "together"),
-        ((0.5,), (0.5, 0.5), "one length"),
+        ((0.5,), None, "both be given"),
+        ((0.5,), (0.5, 0.5), "one number per channel"),
         ((0.5,), (0.0,), "above 0"),
     ],
 )

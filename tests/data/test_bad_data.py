@@ -17,13 +17,8 @@ from PIL import Image
 
 from sufficit.classifier.checkpoint import View
 from sufficit.data.heatmap_files import write_heatmaps
-from sufficit.data.images import (
-    FORMATS,
-    BadImageError,
-    ignore_image_warnings,
-    list_images,
-    read_image,
-)
+from sufficit.data.images import list_images
+from sufficit.data.pixels import FORMATS, BadImageError, ignore_image_warnings, read_image
 from sufficit.errors import UserError
 from sufficit.files import short_name
 from sufficit.provenance import save_json

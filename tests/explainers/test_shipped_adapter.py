@@ -58,7 +58,7 @@ def test_it_says_how_it_was_trained(lax: Lax) -> None:
 def test_explain_and_compare_accept_it_by_name(sufficit, digits: Path, tmp_path: Path) -> None:
     run = sufficit("explain", digits, *MODEL, "--methods", NAME, "--out", tmp_path / "maps")
     assert run.code == 0, run.err
-    words = ("--methods", "gradcam", "--lax", NAME, "--value-step", "0.25")
+    words = ("--methods", f"gradcam,{NAME}", "--value-step", "0.25")
     run = sufficit("compare", *MODEL, "--data", digits, *words, "--out", tmp_path / "out")
     assert run.code == 0, run.err
     rows = pandas.read_parquet(tmp_path / "out" / "lax" / "scores.parquet")
@@ -67,8 +67,8 @@ def test_explain_and_compare_accept_it_by_name(sufficit, digits: Path, tmp_path:
 
 
 def test_an_unknown_shipped_adapter_is_refused(sufficit, digits: Path, tmp_path: Path) -> None:
-    words = ("--methods", "sufficit:birds", "--out", tmp_path / "x")
-    run = sufficit("explain", digits, *MODEL, *words)
+    given = (digits, *MODEL, "--methods", "sufficit:birds", "--out", tmp_path / "x")
+    run = sufficit("explain", *given)
     assert run.code == 2
     assert "Unknown adapter 'sufficit:birds'. Did you mean 'sufficit:digits'?" in run.err
     assert not (tmp_path / "x").exists()

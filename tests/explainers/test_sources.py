@@ -76,7 +76,7 @@ def test_an_equals_sign_in_a_path_is_part_of_the_path(tmp_path: Path, monkeypatc
     [
         ("grad-cam", r"Unknown method 'grad-cam'. Did you mean 'gradcam'\?"),
         ("nowhere/adapter", r"Unknown method .* the folder of a LAX adapter"),
-        ("lax", r"give the folder of its adapter, --method PATH\. Make one with sufficit train"),
+        ("lax", r"give the folder of its adapter, --methods PATH\. Make one with sufficit train"),
         ("sufficit:birds", r"Unknown adapter 'sufficit:birds'. Did you mean 'sufficit:digits'"),
         ("a.npz,b/a.npz", r"two methods are called a \(a.npz, b/a.npz\): write NAME=b/a.npz"),
         ("center=gradcam", r"'center' is the name of another method: write NAME=gradcam"),

@@ -10,19 +10,20 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from reference import COLUMNS, SmallMemory, Spy, leak_case, one_at_a_time, small_net
+from reference import COLUMNS, SmallMemory, Spy, join_leaks, leak_case, one_at_a_time, small_net
 from sufficit import Classifier, Leak, Pool, UserError, evaluate, explain, leak
 from sufficit.data.digits import synthetic_digits
-from sufficit.metrics.donors import canvases, draw, draw_pool
 from sufficit.metrics.leakage import (
     POOL,
     LeakSettings,
+    canvases,
+    draw,
+    draw_pool,
     leak_warning,
     measure,
     measure_methods,
     prepare,
 )
-from sufficit.metrics.scores import join
 from sufficit.perturbation.fills import fill_for, noise
 from sufficit.statistics import Estimate, ratio_estimate
 
@@ -268,7 +269,7 @@ def test_images_read_in_groups_give_what_they_give_together(classifier, group) -
         measure(classifier, *part, setting, probe, numbers=numbers.tolist())
         for *part, numbers in zip(*(tensor.split(group) for tensor in given), strict=True)
     ]
-    assert_same(Leak.join(found), wanted)
+    assert_same(join_leaks(found), wanted)
 
 
 def test_a_pool_is_a_seeded_draw_of_two_classes() -> None:
@@ -528,34 +529,6 @@ def test_the_held_out_fill_costs_msis_own_masks_and_no_more() -> None:
     # The whole images are asked once, not twice.
     assert scores.held_out is not None
     assert scores.held_out.calls.tolist() == (scores.answers.calls - 1).tolist()
-
-
-def test_parts_that_are_joined_keep_leak_and_drop(classifier) -> None:
-    images, heatmaps, targets = leak_case(12)
-    options = {"held_out_fill": "mean", "leak_donors": 3, **STEPS}
-    parts = [
-        evaluate(classifier, images[p], heatmaps[p], targets[p], **options)
-        for p in (slice(0, 5), slice(5, 12))
-    ]
-    whole = evaluate(classifier, images, heatmaps, targets, **options)
-    joined = join(parts)
-    assert tuple(joined.columns) == tuple(whole.columns)
-    torch.testing.assert_close(joined.fill_drop, whole.fill_drop, rtol=0, atol=1e-7)
-    assert joined.leak.tolist() == [*parts[0].leak.tolist(), *parts[1].leak.tolist()]
-    assert joined.calls.tolist() == [*parts[0].calls.tolist(), *parts[1].calls.tolist()]
-    assert joined.leak_ratio == pytest.approx(
-        float(joined.leak.mean() / joined.leak_chance.mean()), rel=1e-12
-    )
-
-
-def test_parts_measured_at_another_alpha_than_the_joined_one_are_refused(classifier) -> None:
-    scores = evaluate(classifier, *leak_case(), leak_donors=2, **STEPS)
-    assert scores.leaked is not None
-    other = replace(scores, leaked=replace(scores.leaked, alpha_min=0.3))
-    with pytest.raises(UserError, match="measure the leak after joining"):
-        join([scores, other])
-    with pytest.raises(UserError, match="measure the leak after joining"):
-        join([scores, replace(scores, leaked=None)])
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sufficit.results import save_scores
 from torch import nn
 from torchmetrics import MetricCollection
 
 from sufficit import Classifier, Scores, UserError, compare_scores, evaluate
 from sufficit.metrics import COLUMNS, MSI, Evaluation, Metric
 from sufficit.metrics.plan import RESERVED
-from sufficit.metrics.scores import join
 from sufficit.perturbation.bands import at_least, show, top
 
 
@@ -71,25 +69,18 @@ def test_masks_that_others_ask_for_cost_nothing_more() -> None:
     assert own.half.tolist() == [1, 1]
 
 
-def test_it_is_joined_summed_up_compared_and_written_as_the_others_are(tmp_path) -> None:
+def test_it_is_summed_up_compared_and_tabulated_as_the_others_are() -> None:
     images, maps, targets = case()
-    parts = [
-        evaluate(brightness(), images[i : i + 1], maps[i : i + 1], targets[i : i + 1], metrics=OWN)
-        for i in range(2)
-    ]
-    joined = join(parts)
-    assert joined.marked.tolist() == [50, 50]
-    summary = joined.summary()
+    scores = evaluate(brightness(), images, maps, targets, metrics=OWN)
+    assert scores.marked.tolist() == [50, 50]
+    summary = scores.summary()
     assert summary["marked"].mean == 50
     assert summary["marked"].higher_is_better is False
     assert summary["top_quarter"].higher_is_better is True
     wide = evaluate(brightness(), images, torch.ones_like(maps), targets, metrics=OWN)
-    standing = compare_scores({"wide": wide, "own": joined}, "marked")
+    standing = compare_scores({"wide": wide, "own": scores}, "marked")
     assert standing.ranking == ("own", "wide")  # 50 is better than 100: lower is
-    save_scores(tmp_path, joined, ["a", "b"])
-    import pandas
-
-    assert pandas.read_parquet(tmp_path / "scores.parquet")["marked"].tolist() == [50, 50]
+    assert scores.frame()["marked"].tolist() == [50, 50]
 
 
 def test_alpha_min_is_the_one_that_was_found() -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torchmetrics import MetricCollection
 
-from reference import COLUMNS, gradient_case, heatmaps_like, leak_case, small_net
-from sufficit import Classifier, Leak, Pool, UserError, evaluate, leak
+from reference import COLUMNS, gradient_case, heatmaps_like, join_leaks, leak_case, small_net
+from sufficit import Classifier, Pool, UserError, evaluate, leak
 from sufficit.metrics import MSI, Evaluation, Fidelity, InsertionDeletion, Leakage
 from sufficit.metrics.leakage import TENSORS
 
@@ -349,7 +349,7 @@ def test_two_processes_give_the_leak_over_both(classifier, outputs, name):
             part = slice(start, stop)
             metric.update(images[part], heatmaps[part], targets[part])
         parts += [metric.leaked()] if updates else []
-    both = Leak.join(parts)
+    both = join_leaks(parts)
     for output in outputs:
         wanted = both.mean() | {"leak_ratio": both.ratio}
         assert output[f"{name} leak"] == pytest.approx(wanted, nan_ok=True)

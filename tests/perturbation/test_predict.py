@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import sufficit.perturbation.masks
 import sufficit.perturbation.predict
 from reference import (
     COLUMNS,
@@ -149,8 +148,8 @@ def test_masks_of_the_leak_may_lie_anywhere(monkeypatch, most):
     images, heatmaps = data(6)
     targets = torch.tensor([0, 1, 2, 0, 1, 2])
     wanted = leak(Classifier(small_net(seed=2)), images, heatmaps, targets)
-    monkeypatch.setattr(sufficit.perturbation.masks, "_MASK_ELEMENTS", most)
-    monkeypatch.setattr(sufficit.perturbation.masks, "_STEP_ELEMENTS", 100)
+    monkeypatch.setattr(sufficit.perturbation.predict, "_MASK_ELEMENTS", most)
+    monkeypatch.setattr(sufficit.perturbation.predict, "_STEP_ELEMENTS", 100)
     found = leak(Classifier(small_net(seed=2)), images, heatmaps, targets)
     assert found.mean() == wanted.mean()
 

@@ -85,21 +85,17 @@ def fill_in(model: nn.Module, name: str, weights: str | Path, image_size: int) -
 
 
 def _published(name: str) -> dict[str, Tensor]:
-    source = MODELS[name].published
+    source, remedy = MODELS[name].published, "give --weights FILE, or none for random ones"
     if MODELS[name].shipped_for is not None:
         return read_state(SMALL_NETS["digits"] / WEIGHTS)
     if source is None:
-        raise UserError(
-            f"{name} has no published weights: give --weights FILE, or none for random ones"
-        )
+        raise UserError(f"{name} has no published weights: {remedy}")
     try:
         found = models.get_model_weights(source).DEFAULT
         return dict(found.get_state_dict(progress=False, check_hash=True))
     except (OSError, RuntimeError) as error:
-        raise UserError(
-            f"cannot download the weights of {source} ({str(error).splitlines()[0]}): check the"
-            " network, or give --weights FILE, or none for random ones"
-        ) from error
+        wrong = f"cannot download the weights of {source} ({str(error).splitlines()[0]})"
+        raise UserError(f"{wrong}: check the network, or {remedy}") from error
 
 
 def _resnet18(num_classes: int, image_size: int) -> Any:

@@ -25,25 +25,21 @@ INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "ham
 
 @dataclass(frozen=True)
 class View:
-    """What the model sees of an image: the middle `crop` (height, width), or all of it.
-
-    The shorter side is resized to `resize` first or, if that is None, to the size that just covers
-    the crop. With `stretch` the whole image is resized to the crop, at the cost of its proportions.
-    """
+    """What the model sees of an image: the middle `crop` (height, width), or all of it."""
 
     crop: tuple[int, int] | None = None
-    resize: int | None = None
+    resize: int | None = None  # of the shorter side before the crop; None: just covers the crop
     channels: int = 3
-    stretch: bool = False
+    stretch: bool = False  # resize the whole image to the crop, at the cost of its proportions
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        sides = () if self.crop is None else self.crop
-        if not isinstance(sides, tuple | list) or len(sides) not in (0, 2):
-            raise UserError(f"a View's crop must be (height, width), got {self.crop!r}")
-        for side in (*sides, *(() if self.resize is None else (self.resize,))):
-            if not isinstance(side, int) or side < 1:
-                raise UserError(f"a View's crop and resize must be pixels, 1 or more, got {side!r}")
+        crop = (1, 1) if self.crop is None else self.crop
+        resize = 1 if self.resize is None else self.resize
+        sides = (*crop, resize) if isinstance(crop, tuple | list) and len(crop) == 2 else (0,)
+        if not all(isinstance(side, int) and side > 0 for side in sides):
+            came = f"{self.crop!r} and {self.resize!r}"
+            raise UserError(f"a View's crop (height, width) and resize must be pixels, got {came}")
 
 
 @dataclass(frozen=True)
@@ -76,10 +72,8 @@ def refused_options(recipe: Recipe) -> list[str]:
 def save(classifier: "Classifier", folder: Path) -> Path:
     """Write description and weights to the folder: both appear complete, or neither does."""
     if classifier.recipe is None:
-        raise UserError(
-            "this model's architecture has no name to save: make it with Classifier.load, or give "
-            'recipe=Recipe("torchvision:resnet18", {"num_classes": 10})'
-        )
+        recipe = 'recipe=Recipe("torchvision:resnet18", {"num_classes": 10})'
+        raise UserError(f"the architecture has no name to save: use Classifier.load, or {recipe}")
     if refused := refused_options(classifier.recipe):
         raise UserError(
             f"cannot save the option {refused[0]!r}, because Classifier.load would reject it: save"
@@ -124,17 +118,14 @@ def check_fit(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source:
         shapes = [f"{k} {list(state[k].shape)}, not {list(wanted[k].shape)}" for k in wrong[:1]]
         raise UserError(
             f"{source} does not fit the model: {len(missing)} missing {missing[:3]}, {len(extra)}"
-            f" unknown {extra[:3]}, {len(wrong)} of another shape {shapes}: check the"
-            " architecture and the number of classes"
+            f" unknown {extra[:3]}, {len(wrong)} of another shape {shapes}: check the architecture"
+            " and the number of classes"
         )
 
 
 @contextmanager
 def limited_by(path: Path) -> Iterator[None]:
-    """Inside, refuse to build a model with more weights than the file can hold.
-
-    Otherwise a description of a few words could allocate all memory.
-    """
+    """Inside, refuse a model larger than the file: a few words could allocate all memory."""
     if not path.is_file():
         raise UserError(f"no weights file at {path}")
     # A weight takes one byte or more, and some are made twice while a model is built.
@@ -165,9 +156,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise UserError(
-            f"{path} could not be read as weights ({error}): give .safetensors, or a state dict"
-        ) from error
+        remedy = "give .safetensors, or a state dict"
+        raise UserError(f"{path} could not be read as weights ({error}): {remedy}") from error
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]

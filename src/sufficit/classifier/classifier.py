@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -19,8 +19,7 @@ from sufficit.errors import UserError
 class Classifier:
     """A model, the layer its features come from, and the mean and std it was trained with.
 
-    Every call leaves the model's mode, hooks, weights, requires_grad and .grad as they were, also
-    when the call raises.
+    Every call, also one that raises, leaves modes, hooks, weights and gradients as they were.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     >>> classifier = Classifier(model, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
@@ -107,10 +106,10 @@ class Classifier:
     def memory_format(self) -> torch.memory_format:
         """Channels-last if the model's first convolution is, else contiguous."""
         kernels = (t for t in self._tensors() if t.ndim == 4 and min(t.shape[:2]) > 1)
-        kernel = next((t for t in kernels if t.shape[2:] != (1, 1)), None)
-        if kernel is None or kernel.is_contiguous():
-            return torch.contiguous_format
-        last = kernel.is_contiguous(memory_format=torch.channels_last)
+        kernel = next((t for t in kernels if t.shape[2:] != (1, 1)), torch.empty(0))
+        last = not kernel.is_contiguous() and kernel.is_contiguous(
+            memory_format=torch.channels_last
+        )
         return torch.channels_last if last else torch.contiguous_format
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -156,10 +155,8 @@ class Classifier:
         if self.mean is None or self.std is None:
             return moved.to(self.dtype)
         if moved.shape[1] != len(self.mean):
-            raise UserError(
-                f"images have {moved.shape[1]} channels, mean and std have {len(self.mean)}: "
-                "give one number per channel"
-            )
+            wrong = f"images have {moved.shape[1]} channels, mean and std have {len(self.mean)}"
+            raise UserError(f"{wrong}: give one number per channel")
         mean, std = (constant(v, moved.device, moved.dtype) for v in (self.mean, self.std))
         return ((moved - mean) / std).to(self.dtype)
 
@@ -176,10 +173,7 @@ class Classifier:
         """The logits in what a model returned: a tensor, its .logits, or the first of a tuple."""
         if isinstance(output, dict):
             output = output.get("logits", next(iter(output.values()), None))
-        elif hasattr(output, "logits"):
-            output = output.logits
-        elif isinstance(output, tuple | list) and output:
-            output = output[0]
+        output = layers.first(getattr(output, "logits", output))
         tensor = isinstance(output, Tensor)
         if not tensor or output.ndim != 2 or len(output) != n or output.shape[1] < 2:
             came = list(output.shape) if tensor else type(output).__name__
@@ -247,10 +241,8 @@ def check_extremes(extremes: Tensor) -> None:
     """Raise unless the least and the largest value of all images lie in 0..1: [2]."""
     low, high = extremes.tolist()
     if not (low >= 0 and high <= 1):
-        raise UserError(
-            f"images must lie in 0..1, got {low:.4g}..{high:.4g}: give them before normalisation, "
-            "Classifier(mean=..., std=...) does the rest"
-        )
+        wrong = f"images must lie in 0..1, got {low:.4g}..{high:.4g}"
+        raise UserError(f"{wrong}: Classifier(mean=..., std=...) normalises them")
 
 
 def check_targets(targets: Tensor | Sequence[int] | None, n: int) -> Tensor | None:
@@ -273,11 +265,9 @@ def check_targets(targets: Tensor | Sequence[int] | None, n: int) -> Tensor | No
 
 def check_range(targets: Tensor, classes: int) -> None:
     """Raise for a class that the model does not have."""
-    highest = int(targets.max())
-    if highest >= classes:
-        raise UserError(
-            f"targets must lie in 0..{classes - 1}, the model has {classes} classes, got {highest}"
-        )
+    if (highest := int(targets.max())) >= classes:
+        wanted = f"targets must lie in 0..{classes - 1}, the model has {classes} classes"
+        raise UserError(f"{wanted}, got {highest}")
 
 
 def _check_mean_std(
@@ -285,15 +275,11 @@ def _check_mean_std(
 ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
     if mean is None and std is None:
         return None, None
-    if mean is None or std is None:
-        raise UserError("give mean and std together, or neither for a model that takes 0..1")
-    try:
-        means, stds = tuple(map(float, mean)), tuple(map(float, std))
-    except TypeError as error:
-        wanted = f"one number per channel, got {mean!r}: write (0.5, 0.5, 0.5)"
-        raise UserError(f"mean and std must be {wanted}") from error
-    if len(means) != len(stds) or not means:
-        raise UserError(f"mean and std must be of one length, got {len(means)} and {len(stds)}")
-    if not all(map(math.isfinite, (*means, *stds))) or min(stds) <= 0:
-        raise UserError(f"mean must be finite and std above 0, got {means} and {stds}")
-    return means, stds
+    with suppress(TypeError):  # None, or one number for all channels
+        means, stds = (tuple(map(float, given)) for given in (mean, std))  # type: ignore[arg-type]
+        if len(means) == len(stds) > 0 and all(map(math.isfinite, means + stds)) and min(stds) > 0:
+            return means, stds
+    raise UserError(
+        "mean and std must both be given, one number per channel, finite and the std above 0, got"
+        f" {mean!r} and {std!r}: write mean=(0.5, 0.5, 0.5), or leave out both"
+    )

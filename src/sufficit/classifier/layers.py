@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -64,17 +64,13 @@ def resolve(model: nn.Module, layer: str) -> str:
     >>> resolve(nn.DataParallel(nn.Sequential(nn.ReLU())), "module.0")
     '0'
     """
-    bare = unwrapped(model)
-    if layer:
-        with suppress(AttributeError):
-            bare.get_submodule(layer)
-            return layer
-    inside: dict[str, nn.Module] = {name: m for name, m in bare.named_modules() if name}
-    wanted = dict(model.named_modules()).get(layer)
+    inside = dict(unwrapped(model).named_modules(remove_duplicate=False))
+    del inside[""]
+    wanted = inside.get(layer, dict(model.named_modules()).get(layer))
     found = [name for name, module in inside.items() if module is wanted]
     if not found:
         raise unknown("layer", layer, inside)
-    return found[0]
+    return layer if layer in inside else found[0]
 
 
 def find(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> str:

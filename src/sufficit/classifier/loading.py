@@ -109,9 +109,8 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
         )
     if not name and str(source) in _torchvision_names():
         raise UserError(f"Unknown model {source!r}. Did you mean 'torchvision:{source}'?")
-    raise unknown(
-        "model", str(source), [*(f"{known}:NAME" for known in SOURCES), "a folder's PATH"]
-    )
+    names = [f"{known}:NAME" for known in SOURCES]
+    raise unknown("model", str(source), [*names, "a folder's PATH"])
 
 
 def _read(folder: Path) -> Classifier:
@@ -143,10 +142,8 @@ def _check_recipe(recipe: Recipe, path: Path) -> None:
     scheme, _, name = recipe.source.partition(":")
     runs = scheme == "python" or recipe.options.keys() & _CODE_OPTIONS
     if runs or scheme not in SOURCES or not name:
-        raise UserError(
-            f"{path} names code to run, or no known architecture, which is refused:"
-            f" {recipe.source} {recipe.options or ''}"
-        )
+        wrong = f"{path} names code to run, or no known architecture, which is refused"
+        raise UserError(f"{wrong}: {recipe.source} {recipe.options or ''}")
     for option in checkpoint.refused_options(recipe):
         allowed = ", ".join(sorted(checkpoint.SAVED_OPTIONS[scheme]))
         raise UserError(
@@ -201,21 +198,18 @@ def _from_timm(name: str, published: bool, options: dict[str, Any]) -> Classifie
 def _from_transformers(name: str, published: bool, options: dict[str, Any]) -> Classifier:
     transformers = _extra("transformers")
     if options.keys() & _CODE_OPTIONS:
-        raise UserError(
-            f"the code of transformers:{name} is not run: build the model in a function of your"
-            " own, python:FILE.py:FUNCTION"
-        )
+        remedy = "build the model in a function of your own, python:FILE.py:FUNCTION"
+        raise UserError(f"the code of transformers:{name} is not run: {remedy}")
     _refuse_random(name, published, options)
     given = {"num_labels" if key == "num_classes" else key: v for key, v in options.items()}
     given["trust_remote_code"] = False
-    auto = transformers.AutoModelForImageClassification
+    auto, processing = transformers.AutoModelForImageClassification, transformers.AutoImageProcessor
     if published:
         model = _fetch(name, lambda: auto.from_pretrained(name, use_safetensors=True, **given))
     else:
         config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, **given))
         model = auto.from_config(config, trust_remote_code=False)
-    auto = transformers.AutoImageProcessor
-    processor = _fetch(name, lambda: auto.from_pretrained(name, trust_remote_code=False))
+    processor = _fetch(name, lambda: processing.from_pretrained(name, trust_remote_code=False))
     labels = [str(model.config.id2label[i]) for i in range(model.config.num_labels)]
     mean, std = processor.image_mean, processor.image_std
     return Classifier(model, mean=mean, std=std, classes=labels, view=_processor_view(processor))
@@ -228,11 +222,10 @@ def _processor_view(processor: Any) -> View:
     if size.get("shortest_edge") is None:
         return View((int(size["height"]), int(size["width"])), stretch=True, interpolation=how)
     edge = int(size["shortest_edge"])
-    share = getattr(processor, "crop_pct", None)  # ConvNeXt's
-    if share and edge >= 384:
-        return View((edge, edge), stretch=True, interpolation=how)
-    if share:
-        return View((edge, edge), int(edge / share), interpolation=how)
+    share = getattr(processor, "crop_pct", None)
+    if share:  # ConvNeXt's
+        resize = None if edge >= 384 else int(edge / share)
+        return View((edge, edge), resize, stretch=resize is None, interpolation=how)
     sides = (int(crop.get("height", edge)), int(crop.get("width", edge)))
     return View(sides, edge, interpolation=how)
 
@@ -300,9 +293,8 @@ def run_user_code(name: str, run: Callable[[], Result]) -> Result:
         raise  # the caller may retry with a smaller batch
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        raise UserError(
-            f"{name} raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
-        ) from error
+        place = f"{last.filename}, line {last.lineno}"
+        raise UserError(f"{name} raised {type(error).__name__}: {error} ({place})") from error
 
 
 SOURCES: dict[str, Callable[[str, bool, dict[str, Any]], Classifier]] = {

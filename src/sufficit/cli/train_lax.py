@@ -144,10 +144,10 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
             table.add_row(f"{row['epoch']} {mark}", *cells, style=style)
     out.print(table)
     weights = config.weights if config.weights != RunConfig.weights else None
-    known = {"--model": config.model, "--weights": weights, "--num-classes": config.num_classes}
-    known |= {"--size": config.size, "--methods": str(folder)}
-    words = ["sufficit", "explain", config.data]
+    known = {"--weights": weights, "--num-classes": config.num_classes, "--size": config.size}
+    words = ["sufficit", "explain", config.data, "--model", config.model]
     words += [str(part) for name, value in known.items() if value for part in (name, value)]
+    words += ["--methods", str(folder)]
     for text in (
         f"Trained on {outcome.trained_on} images for the {TARGETS[outcome.target]}.",
         outcome.in_words(),

@@ -18,10 +18,9 @@ from sufficit.errors import UserError
 class TrainingImages:
     """Batches of (images [B,C,H,W], labels [B]), or of images alone if there are no labels.
 
-    Each iteration is an epoch, shuffled by torch's global generator or ordered by the sampler.
-    `skipped` holds the images that could not be read, with the reason. A batch without any
-    readable image is left out; across processes, which must take equally many steps, a
-    neighbouring batch replaces it.
+    Each iteration is an epoch, shuffled by torch's global generator or ordered by the sampler. A
+    batch without any readable image is left out; across processes, which must take equally many
+    steps, a neighbouring batch replaces it.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class TrainingImages:
             sampler = RandomSampler(rows) if sampler == "shuffled" else SequentialSampler(rows)
         self.sampler: Sampler[int] = sampler
         self.loader = ImageLoader(partial(decode_entry, view), on_error, threads=workers)
-        self.skipped: dict[str, str] = {}
+        self.skipped: dict[str, str] = {}  # name -> why it could not be read
         self.passes = 0  # complete epochs
 
     def __len__(self) -> int:
@@ -51,10 +50,8 @@ class TrainingImages:
         # here keeps the order of a seed, and so every trained adapter, as it was with one.
         torch.empty((), dtype=torch.int64).random_()
         found = (self._batch(unit, items) for unit, items in self.loader.ahead(self._units()))
-        if isinstance(self.sampler, DistributedSampler):
-            yield from replace_missing(found)
-        else:
-            yield from (batch for batch in found if batch is not None)
+        even = isinstance(self.sampler, DistributedSampler)
+        yield from replace_missing(found) if even else (b for b in found if b is not None)
         self.passes += 1
 
     def _units(self) -> Iterator[Unit]:

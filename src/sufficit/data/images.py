@@ -12,21 +12,12 @@ from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import check_images
-from sufficit.data.pixels import (
-    FORMATS,
-    SUFFIXES,
-    BadImageError,
-    check_there,
-    decode_image,
-    ignore_image_warnings,
-    read_image,
-    while_there,
-)
+from sufficit.data import pixels
+from sufficit.data.pixels import BadImageError, ignore_image_warnings, read_image, while_there
 from sufficit.errors import UserError
 from sufficit.files import is_unfinished
 
-# Names of `pixels` that are imported from here.
-__all__ = ["FORMATS", "BadImageError", "decode_image", "ignore_image_warnings", "read_image"]
+__all__ = ["BadImageError", "ignore_image_warnings", "read_image"]  # of `pixels`, for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +130,7 @@ def list_images(root: Path | str) -> list[ImageFile]:
     from sufficit.data import shards  # it builds on ImageFile
 
     root = Path(root)
-    paths = shards.shards_of(root) if shards.is_shards(root) else []
+    paths = shards.shards_of(root)
     found: list[ImageFile] = []
     if not paths:
         if not root.is_dir():
@@ -151,14 +142,13 @@ def list_images(root: Path | str) -> list[ImageFile]:
         more = f" and {len(paths) - 1} more shards" if len(paths) > 1 else ""
         raise UserError(
             f"no images in {paths[0] if paths else root}{more}: expected files ending in"
-            f" {', '.join(SUFFIXES)}"
+            f" {', '.join(pixels.SUFFIXES)}"
         )
     escaped = Counter(image.name for image in found if "\\x" in image.name)
     for name, times in escaped.items():
         if times > 1:
-            raise UserError(
-                f"two images in {root} have names that are written alike ({name}): rename one"
-            )
+            alike = f"two images in {root} have names that are written alike ({name})"
+            raise UserError(f"{alike}: rename one")
     return found
 
 
@@ -186,10 +176,10 @@ def _walk(
                 if _is_folder(entry, root):
                     folders.add(entry.name)
                 # splitext: a Path for each of millions of names would take long.
-                elif splitext(entry.name)[1].lower() in SUFFIXES and not is_unfinished(entry.name):  # noqa: PTH122
-                    files.append(entry.name)
+                elif splitext(entry.name)[1].lower() in pixels.SUFFIXES:  # noqa: PTH122
+                    files += [] if is_unfinished(entry.name) else [entry.name]
     except OSError as error:
-        check_there(root, error)
+        pixels.check_there(root, error)
         reason = f"{folder} can't be opened ({error.strerror})"
         warnings.warn(f"{reason}: its images are skipped", stacklevel=2)
         return
@@ -210,7 +200,7 @@ def _is_folder(entry: os.DirEntry[str], root: Path) -> bool:
     try:
         return entry.is_dir()
     except OSError as error:  # a link to itself
-        check_there(root, error)
+        pixels.check_there(root, error)
         return False
 
 

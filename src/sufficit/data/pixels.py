@@ -25,8 +25,7 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".t
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 # Errors of a disk or mount that no longer responds, as against those of one bad file.
-_BROKEN = ("EHOSTDOWN", "EIO", "ENODEV", "ENOTCONN", "ENXIO", "ESTALE", "ETIMEDOUT")
-BROKEN = frozenset(getattr(errno, name) for name in _BROKEN)
+BROKEN = ("EHOSTDOWN", "EIO", "ENODEV", "ENOTCONN", "ENXIO", "ESTALE", "ETIMEDOUT")
 
 
 class BadImageError(Exception):
@@ -75,11 +74,8 @@ def decode_image(
 
 @contextmanager
 def ignore_image_warnings() -> Iterator[None]:
-    """Silence Pillow's warnings about odd metadata and large images: what matters is an error.
-
-    Filters belong to the whole process, so they are set around a run and not around each file.
-    """
-    with warnings.catch_warnings():
+    """Silence Pillow's warnings about odd metadata and large images: what matters is an error."""
+    with warnings.catch_warnings():  # of the whole process, so around a run, not around each file
         warnings.filterwarnings("ignore", module=r"PIL\.")
         yield
 
@@ -98,7 +94,8 @@ def check_there(root: Path, error: BaseException) -> None:
     """Raise GoneError if a read error means that the folder or shard is gone, not one bad file."""
     cause = error if isinstance(error, OSError) else error.__cause__
     known = cause if isinstance(cause, OSError) else None
-    if (known is None or known.errno not in BROKEN) and _is_there(root):
+    broken = known is not None and errno.errorcode.get(known.errno or 0) in BROKEN
+    if not broken and _is_there(root):
         return
     reason = (known and known.strerror) or "it does not exist"
     lost = f"{root} can't be read any more ({reason})"

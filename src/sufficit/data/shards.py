@@ -1,12 +1,9 @@
 """Tar shards in the WebDataset convention: images with their labels, read without unpacking.
 
-Only headers are read to find the images. Nothing is written to disk, links and devices are passed
-over, and every size is checked before it is used. A file whose name leads outside the shard, a
-second file of one name, and a cut are bad images, listed under their byte position.
-
-The headers are walked by hand, with tarfile's parser for each: tarfile's own iteration ends
-silently at a cut or corrupt header, reads extended headers of any size into memory, and keeps a
-record of every member.
+Only headers are read to find the images, and every size is checked before it is used. A file whose
+name leads outside the shard, a second file of one name, and a cut are bad images, listed under
+their byte position. The headers are walked by hand: tarfile's own iteration ends silently at a cut
+or corrupt header, reads extended headers of any size, and keeps a record of every member.
 """
 
 import json
@@ -42,18 +39,13 @@ class Member(ImageFile):
     offset: int = 0
     size: int = 0
 
-    @property
-    def root(self) -> Path:
-        """The shard."""
-        return self.path
-
     def read(self, view: View | None) -> Tensor:
         """Decode it as the model sees it: [C,H,W] in 0..1."""
         if self.problem:
             raise BadImageError(self.problem)
         if not 0 < self.size <= MOST_IMAGE:
             raise BadImageError(f"a file of {self.size} bytes, the limit is {MOST_IMAGE}")
-        with while_there(self.root), self.path.open("rb") as file:
+        with while_there(self.path), self.path.open("rb") as file:
             content = _content(file, self.offset, self.size)
         return decode_image(BytesIO(content), view)
 
@@ -79,13 +71,8 @@ class _File:
 
     @property
     def suffix(self) -> str:
-        """The last suffix, in lower case."""
+        """In lower case."""
         return PurePosixPath(self.name).suffix.lower()
-
-
-def is_shards(data: Path) -> bool:
-    """Whether a path names tar shards: one, or several as in shards/{0000..0012}.tar."""
-    return data.suffix == ".tar" and not data.is_dir()
 
 
 def expand(pattern: str) -> list[str]:
@@ -104,7 +91,9 @@ def expand(pattern: str) -> list[str]:
 
 
 def shards_of(data: Path) -> list[Path]:
-    """The shards that a path or pattern names."""
+    """The shards that a path or a pattern names; none if it names something else."""
+    if data.suffix != ".tar" or data.is_dir():
+        return []
     paths = [Path(name) for name in expand(str(data))]
     for path in paths:
         if not path.is_file():
@@ -193,9 +182,8 @@ def _files(file: BinaryIO, shard: Path) -> Iterator[_File]:
         try:
             header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except tarfile.HeaderError as error:
-            raise UserError(
-                f"{shard} is no plain tar at byte {place} ({error}): unpack .tar.gz to .tar first"
-            ) from error
+            reason = f"{shard} is no plain tar at byte {place} ({error})"
+            raise UserError(f"{reason}: unpack .tar.gz to .tar first") from error
         extends = header.type in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE)  # the next header
         size = header.size if extends else int(extended.get("size", header.size))
         offset, place = place + BLOCK, place + BLOCK * (1 + -(-size // BLOCK))
@@ -204,10 +192,8 @@ def _files(file: BinaryIO, shard: Path) -> Iterator[_File]:
             return
         if extends:
             if size > MOST_WORDS:
-                raise UserError(
-                    f"{shard} has a name of {size} bytes at byte {offset}, the limit is"
-                    f" {MOST_WORDS}: write it with shorter names"
-                )
+                reason = f"{shard} has a name of {size} bytes at byte {offset}"
+                raise UserError(f"{reason}, the limit is {MOST_WORDS}: write shorter names")
             content = _content(file, offset, size)
             is_name = header.type == tarfile.GNUTYPE_LONGNAME
             extended |= {"path": _text(content)} if is_name else _pax_records(content, shard)

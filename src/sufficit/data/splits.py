@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,8 +16,6 @@ from sufficit.data.loader import labels_for
 from sufficit.errors import UserError
 
 FEWEST = 8  # images in a folder to train on
-MOST_HELD_OUT = 256
-FEW_HELD_OUT = 8  # of a small folder, for any share; but at most a quarter
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,12 @@ class Split:
         """Some of the images as a split."""
         here = rows.to(self.labels.device)
         masks = None if self.masks is None else self.masks[here]
-        return replace(self, images=self.images[here], labels=self.labels[here], masks=masks)
+        return Split(self.images[here], self.labels[here], self.side, masks)
 
     def to(self, device: torch.device | str) -> "Split":
         """The same split on another device."""
         masks = None if self.masks is None else self.masks.to(device)
-        images, labels = self.images.to(device), self.labels.to(device)
-        return replace(self, images=images, labels=labels, masks=masks)
+        return Split(self.images.to(device), self.labels.to(device), self.side, masks)
 
 
 @dataclass(frozen=True)
@@ -101,9 +98,8 @@ def read_folder(
     labels = [k for image in images if (k := known.number(image)) is not None] or None
     if labels is not None and len(set(labels)) < 2:
         raise UserError(
-            f"{data} is a folder with one class ({images[0].folder}): an adapter learns what"
-            " distinguishes classes. Give images of two classes or more, or explain the model's"
-            " predictions with --target prediction"
+            f"{data} is a folder with one class ({images[0].folder}), an adapter needs two or more:"
+            " add images of other classes, or explain the predictions with --target prediction"
         )
     n = how_many(len(images), share)
     held = set(evenly(labels or [0] * len(images), n, seed, spare_half=True).tolist())
@@ -117,14 +113,14 @@ def read_folder(
 
 
 def how_many(n: int, share: float) -> int:
-    """How many of n images to hold out: the share, or a few of a small folder.
+    """How many of n images to hold out: the share up to 256, or 8 or a quarter of a small folder.
 
     >>> how_many(8, 0.1), how_many(32, 0.1), how_many(1000, 0.1), how_many(9000, 0.1)
     (2, 8, 100, 256)
     """
     if not 0 < share <= 0.5:
         raise UserError(f"the share held out for validation must lie in 0..0.5, got {share:g}")
-    return min(MOST_HELD_OUT, max(int(share * n), min(FEW_HELD_OUT, n // 4)))
+    return min(256, max(int(share * n), min(8, n // 4)))
 
 
 def held_out(split: Split, n: int, seed: int) -> tuple[Split, Split]:

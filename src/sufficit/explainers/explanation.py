@@ -169,10 +169,7 @@ def _draw(
     methods: Mapping[str, Explainer | OwnMethod],
     layer: str | None,
 ) -> Drawn:
-    """What every method but the controls draws for a batch: [N,C,H,W], [N].
-
-    There is one forward pass per layer and one backward pass per score.
-    """
+    """What every method but the controls draws, with one forward pass per layer: [N,C,H,W], [N]."""
     watching = _watching(methods)
     own = {name: m for name, m in methods.items() if not isinstance(m, Explainer)}
     if not watching and not own:
@@ -198,7 +195,7 @@ def _draw(
             if targets is not None:  # they are on the CPU: no wait for a GPU
                 checks.check_range(targets, seen.logits.shape[1])
             goals = seen.logits.detach().argmax(1) if goals is None else goals
-            found |= _finished(some, _maps(seen, goals, list(some.values())), images)
+            found |= _finished(_maps(seen, goals, some), images)
     if own and goals is None:
         with torch.no_grad():
             goals = classifier(here).argmax(1)
@@ -275,12 +272,11 @@ def usual_batch(images: Tensor, device: torch.device) -> int:
     return max(1, min(most, elements // images[0].numel()))
 
 
-def _finished(methods: Mapping[str, Explainer], maps: Sequence[Tensor], images: Tensor) -> Drawn:
-    """Maps at the features' size and finished; those to stretch are finished all at once."""
+def _finished(drawn: Mapping[str, DrawnMaps], images: Tensor) -> Drawn:
+    """The maps as drawn and finished; those to stretch are finished all at once."""
     h, w = images.shape[2:]
-    drawn = {n: DrawnMaps(m, methods[n].final) for n, m in zip(methods, maps, strict=True)}
     found = {name: (one, one.at((h, w))) for name, one in drawn.items() if one.final}
-    raw = [name for name in methods if name not in found]
+    raw = [name for name in drawn if name not in found]
     if raw:
         finished = _stretched(torch.cat([drawn[name].maps for name in raw]), (h, w))
         for name, heatmaps in zip(raw, finished.split(len(images)), strict=True):
@@ -292,26 +288,27 @@ def _joined(batches: Sequence[Tensor]) -> Tensor:
     return batches[0] if len(batches) == 1 else torch.cat(list(batches))
 
 
-def _maps(seen: Pass, targets: Tensor, methods: list[Explainer]) -> list[Tensor]:
+def _maps(seen: Pass, targets: Tensor, methods: Mapping[str, Explainer]) -> dict[str, DrawnMaps]:
     """The maps of a pass by every method, at the features' size: each [N,h,w]."""
+    found = {}
     with torch.autocast(targets.device.type, enabled=False):
-        scores = list(dict.fromkeys(m.score for m in methods if m.needs == "gradients"))
+        scores = list(dict.fromkeys(m.score for m in methods.values() if m.needs == "gradients"))
         gradients = {}
         for score in scores:
             with torch.enable_grad():
                 values = score(seen.logits, targets)
             gradients[score] = seen.gradients(values, last=score is scores[-1])
-        maps = []
         with torch.no_grad():
-            for method in methods:
-                features = seen.features if method.final else seen.features.float()
-                if method.needs == "gradients":
-                    maps.append(method.draw(seen.features.float(), gradients[method.score]))
-                elif method.needs == "features":
-                    maps.append(method.draw(features))
-                elif seen.tokens is not None:
-                    maps.append(seen.tokens)
-        return maps
+            for name, method in methods.items():
+                if method.needs == "attention":
+                    assert seen.tokens is not None
+                    maps = seen.tokens
+                else:  # an adapter, which is final, chooses its own precision
+                    features = seen.features if method.final else seen.features.float()
+                    scored = (gradients[method.score],) if method.needs == "gradients" else ()
+                    maps = method.draw(features, *scored)
+                found[name] = DrawnMaps(maps, method.final)
+    return found
 
 
 def _stretched(maps: Tensor, size: tuple[int, int]) -> Tensor:
@@ -330,18 +327,13 @@ def _judge(heatmaps: Mapping[str, Tensor]) -> None:
     peaks = torch.stack([maps.amax((1, 2)) for maps in heatmaps.values()]).cpu()  # [methods,N]
     if (peaks > 0).all():  # NaN is not
         return
-    broken = peaks.isnan().any(0).nonzero().flatten().tolist()
+    images, broken = peaks.shape[1], peaks.isnan().any(0).nonzero().flatten().tolist()
     if broken:
-        raise NotFiniteError(
-            f"the model gave NaN or infinite values for {len(broken)} of {peaks.shape[1]} images, "
-            f"the first is {broken[0]}: check its weights and precision",
-            broken,
-        )
+        wrong = f"NaN or infinite values for {len(broken)} of {images} images"
+        remedy = f"the first is {broken[0]}: check its weights and precision"
+        raise NotFiniteError(f"the model gave {wrong}, {remedy}", broken)
     empty = (peaks == 0).sum(1).tolist()
     counts = ", ".join(f"{name} {n}" for name, n in zip(heatmaps, empty, strict=True) if n)
     if counts:
-        warnings.warn(
-            f"heatmaps with no positive part are all zeros, of {peaks.shape[1]} images: {counts}",
-            EmptyHeatmapWarning,
-            stacklevel=4,
-        )
+        wrong = f"heatmaps with no positive part are all zeros, of {images} images: {counts}"
+        warnings.warn(wrong, EmptyHeatmapWarning, stacklevel=4)

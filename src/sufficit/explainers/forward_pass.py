@@ -26,13 +26,10 @@ class Pass:
     tokens: Tensor | None  # [N,h,w] how much the prediction attends to each cell
 
     def gradients(self, scores: Tensor, *, last: bool) -> Tensor:
-        """Gradients of each image's score with respect to the features: [N] -> [N,K,h,w].
-
-        The `last` call frees the graph.
-        """
-        end, keep = (scores.sum(), self.leaf), not last
+        """Gradients of each image's score: [N] -> [N,K,h,w]. The `last` call frees the graph."""
         with torch.autocast(scores.device.type, enabled=False):
-            (found,) = torch.autograd.grad(*end, retain_graph=keep, allow_unused=True)
+            total, keep = scores.sum(), not last
+            (found,) = torch.autograd.grad(total, self.leaf, retain_graph=keep, allow_unused=True)
         if found is None:
             wrong = f"the logits do not depend on layer {self.layer!r}"
             raise UserError(f"{wrong}: choose another layer")
@@ -42,10 +39,7 @@ class Pass:
 def look(
     classifier: Classifier, images: Tensor, layer: str, *, differentiate: bool, fold: Fold | None
 ) -> Pass:
-    """One forward pass over images in 0..1: [N,C,H,W].
-
-    No graph is recorded before the layer; after it, only if `differentiate`.
-    """
+    """One forward pass over images in 0..1: [N,C,H,W]. It records no graph before the layer."""
     with torch.inference_mode(False), classifier.in_eval_mode():
         inputs = classifier.normalize(images)
         inputs = inputs.clone() if inputs.is_inference() else inputs
@@ -69,11 +63,8 @@ def _run(
     leaf = torch.empty(0)
 
     def cut(_: nn.Module, __: object, found: Any) -> Any:
-        """Replace the layer's output by a leaf of the graph.
-
-        Gradients reach it even if all weights are frozen, and go no further. The model continues
-        with a copy, so that later layers may overwrite it.
-        """
+        # Gradients reach the leaf even if all weights are frozen, and go no further. The model
+        # continues with a copy, so that later layers may overwrite it.
         nonlocal output, leaf
         tensor = found[0] if isinstance(found, tuple | list) and found else found
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():

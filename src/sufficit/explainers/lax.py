@@ -24,8 +24,7 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 OURS = "sufficit:"  # prefix of an adapter that ships with the package
 WIDTHS = (256, 128, 64)
-_MAX_CHANNELS = 2**16  # more than any classifier has
-_MAX_UPSAMPLE = 32
+_MAX_CHANNELS, _MAX_UPSAMPLE = 2**16, 32  # more than any classifier has or needs
 _MAX_WEIGHTS, _MAX_LAYERS = 2**27, 64  # half a gigabyte
 _CARD = """---
 library_name: sufficit
@@ -33,15 +32,8 @@ tags: [explainability, saliency]
 ---
 # A LAX adapter
 
-It draws the heatmaps of one classifier from the features of its layer `{layer}`.
-
-```python
-from sufficit import Classifier, Lax, explain
-
-lax = Lax.from_pretrained("this folder")
-heatmaps = explain(classifier, images, method=lax)
-```
-
+It draws the heatmaps of one classifier from the features of its layer `{layer}`:
+`sufficit.explain(classifier, images, method=sufficit.Lax.from_pretrained("this folder"))`.
 `config.json` says under `trained` how it was trained.
 """
 
@@ -87,10 +79,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     def logits(self, features: Tensor) -> Tensor:
         """The heatmaps before the sigmoid: [N,K,h,w] -> [N,h,w]."""
         if features.ndim != 4 or features.shape[1] != self.channels:
-            raise UserError(
-                f"this adapter reads features [N,K,h,w] with K = {self.channels}, got"
-                f" {list(features.shape)}: check the layer and the classifier"
-            )
+            wrong = f"K = {self.channels}, got {list(features.shape)}: check layer and classifier"
+            raise UserError(f"this adapter reads features [N,K,h,w] with {wrong}")
         if not torch.is_autocast_enabled(features.device.type):  # autocast chooses the dtype itself
             features = features.to(next(self.net.parameters(), features).dtype)
         found: Tensor = self.net(features)
@@ -110,8 +100,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         if known and not fingerprints.same(known, fingerprints.fingerprint(classifier)):
             raise UserError(
                 f"this adapter was trained on another classifier than {classifier!r}: load its own"
-                " classifier (weights, mean and std must be the same), or train one for this"
-                " classifier"
+                " (weights, mean and std must be the same), or train one for this classifier"
             )
 
     def belong_to(self, classifier: Classifier, layer: str) -> None:
@@ -182,8 +171,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 def _convnet(channels: int, widths: Sequence[int], upsample: int, bias: float) -> nn.Sequential:
     """K-256-128-64-1: the first layer mixes channels, the others read neighbouring cells too.
 
-    For a map larger than the features, the layer before the last computes several cells from each
-    of theirs, by mixing channels; the last reads neighbours among the new cells.
+    To upsample, the layer before the last mixes channels to several cells from each.
     """
     layers: list[nn.Module] = []
     for number, (k, m) in enumerate(pairwise([channels, *widths])):
@@ -197,10 +185,7 @@ def _convnet(channels: int, widths: Sequence[int], upsample: int, bias: float) -
 
 
 class Mix(nn.Conv2d):
-    """A 1x1 convolution: [N,k,h,w] -> [N,m,h,w].
-
-    Channels-last it is one matrix product with bias, which halves its time on a GPU.
-    """
+    """A 1x1 convolution; channels-last, a matrix product, which halves its time on a GPU."""
 
     def __init__(self, channels: int, wide: int) -> None:
         super().__init__(channels, wide, 1)
@@ -241,11 +226,8 @@ class Finer(nn.Conv2d):
 
 
 def _taps(times: int) -> Tensor:
-    """Which of the nine weights connects a fine cell to a cell of a neighbour: [t t,t t,3,3].
-
-    Axes: the cell that is computed, the cell that is read, and the coarse step from one to the
-    other. 9 where the two are no neighbours.
-    """
+    """Which of the nine weights connects a fine cell to a cell of a neighbour: [t t,t t,3,3]."""
+    # Axes: the cell that is computed, the one that is read, the coarse step; 9: no neighbours.
     found = torch.full((times**2, times**2, 3, 3), 9)
     for y, x, down, right in product(range(times), range(times), range(3), range(3)):
         row, column = y + down - 1, x + right - 1
@@ -265,10 +247,8 @@ def _check_sizes(channels: int, upsample: int, widths: Sequence[int]) -> None:
         raise UserError(f"upsample must be a whole number in 1..{_MAX_UPSAMPLE}, got {upsample!r}")
     weights = sum(k * m * max(9, upsample**2) for k, m in pairwise(sizes))
     if weights > _MAX_WEIGHTS or len(sizes) > _MAX_LAYERS:
-        raise UserError(
-            f"channels and widths make {len(sizes)} layers of {weights} weights: at most"
-            f" {_MAX_LAYERS} of {_MAX_WEIGHTS} are allowed"
-        )
+        limit = f"at most {_MAX_LAYERS} of {_MAX_WEIGHTS} are allowed"
+        raise UserError(f"widths make {len(sizes)} layers of {weights} weights: {limit}")
 
 
 def name_of(source: str | Path) -> str:

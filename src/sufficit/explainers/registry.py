@@ -24,20 +24,17 @@ class Explainer:
     - attention: draw(map so far or None, a block's attention), both [N,T,T] -> map so far [N,T,T]
     - images: draw(images [N,C,H,W], seed) -> heatmaps [N,H,W], final
 
-    Methods with the same `score` share one backward pass. `layer` is the layer a method reads, if
-    it is always the same. A `final` method draws values in 0..1 that are only resized. `check`
-    raises if the method does not fit the classifier; it runs while the first batch is computed, so
-    that a GPU does not wait for it. A `class_agnostic` method draws one map for every class.
+    Methods with the same `score` share one backward pass.
     """
 
     description: str
     needs: Literal["gradients", "features", "attention", "images"]
     draw: Callable[..., Tensor]
     score: Callable[[Tensor, Tensor], Tensor] = cams.target_logits
-    layer: str | None = None
-    final: bool = False
-    check: Callable[[], None] = lambda: None
-    class_agnostic: bool = False
+    layer: str | None = None  # the layer it reads, if that is always the same
+    final: bool = False  # it draws values in 0..1, which are only resized
+    check: Callable[[], None] = lambda: None  # raises if it does not fit the classifier
+    class_agnostic: bool = False  # it draws one map for every class
 
 
 def finer_cam(

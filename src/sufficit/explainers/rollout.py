@@ -31,16 +31,12 @@ def rolled(so_far: Tensor | None, attention: Tensor) -> Tensor:
 
 
 def class_row(tokens: Tensor, prefix: int, pool: Tensor | None, mean_pooled: bool) -> Tensor:
-    """How much the prediction attends to each token: [N,T,T] -> [N,T].
-
-    That is the class token's row; the mean of the patch tokens' rows in a model that averages
-    them; the pooling attention times the rows in a model that pools by attention.
-    """
-    if pool is not None:
+    """How much the prediction attends to each token: [N,T,T] -> [N,T]."""
+    if pool is not None:  # the model pools its tokens by attention
         return (pool @ tokens)[:, 0]
-    if mean_pooled or not prefix:
+    if mean_pooled or not prefix:  # it averages its patch tokens
         return tokens[:, prefix:].mean(1)
-    return tokens[:, 0]
+    return tokens[:, 0]  # it reads its class token
 
 
 class AttentionFold(TorchFunctionMode):
@@ -102,10 +98,8 @@ class AttentionFold(TorchFunctionMode):
 def attention_weights(
     query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any
 ) -> Tensor:
-    """The weights that scaled_dot_product_attention gives the values: [N,heads,T,T].
-
-    Called with the identity as values it returns them, masks and scales included.
-    """
+    """The weights that scaled_dot_product_attention gives the values: [N,heads,T,T]."""
+    # With the identity as values, the function returns its weights, masks and scales included.
     one_hot = torch.eye(key.shape[-2], dtype=value.dtype, device=value.device)
     values = one_hot.expand(*value.shape[:-1], -1)
     return F.scaled_dot_product_attention(query.detach(), key.detach(), values, *args, **options)

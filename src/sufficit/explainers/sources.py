@@ -16,7 +16,6 @@ from sufficit.explainers.registry import EXPLAINERS
 from sufficit.files import safe_name
 
 FILE_SUFFIXES = (".npz", ".safetensors")
-PYTHON = "python:"
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,8 @@ def sources_from(words: str | Iterable[str]) -> dict[str, Source]:
     for word in dict.fromkeys(filter(None, map(str.strip, listed))):
         name, source = source_from(word)
         if name in found:
-            raise UserError(
-                f"two methods are called {name} ({given[name]}, {word}): write NAME={word} to give"
-                " one of them another name"
-            )
+            wrong = f"two methods are called {name} ({given[name]}, {word})"
+            raise UserError(f"{wrong}: write NAME={word} to give one of them another name")
         given[name], found[name] = word, source
     return found
 
@@ -62,10 +59,8 @@ def methods_from(words: str | Iterable[str]) -> dict[str, Method]:
     found: dict[str, Method] = {}
     for name, source in sources_from(words).items():
         if isinstance(source, HeatmapFileSource):
-            raise UserError(
-                f"{source.path} holds finished heatmaps, but a method that draws them was expected:"
-                " score the file with sufficit evaluate or sufficit compare"
-            )
+            wrong = f"{source.path} holds finished heatmaps, where a method that draws them must be"
+            raise UserError(f"{wrong}: score the file with sufficit evaluate or sufficit compare")
         found[name] = source
     return found
 
@@ -80,17 +75,16 @@ def source_from(word: str) -> tuple[str, Source]:
     usual, source = _unnamed(rest)
     chosen = safe_name(name if rest != word else usual)
     if chosen in EXPLAINERS and source != chosen:
-        raise UserError(
-            f"{chosen!r} is the name of another method: write NAME={rest} to give {rest} its own"
-        )
+        remedy = f"write NAME={rest} to give {rest} its own"
+        raise UserError(f"{chosen!r} is the name of another method: {remedy}")
     return chosen, source
 
 
 def _unnamed(word: str) -> tuple[str, Source]:
     if word in EXPLAINERS:
         return word, word
-    if word.startswith(PYTHON):
-        return word.rpartition(":")[2], _python_method(word.removeprefix(PYTHON))
+    if word.startswith("python:"):
+        return word.rpartition(":")[2], _python_method(word.removeprefix("python:"))
     if Path(word).is_dir() or word.startswith(OURS):
         return name_of(word), Lax.from_pretrained(word)
     if Path(word).suffix in FILE_SUFFIXES:

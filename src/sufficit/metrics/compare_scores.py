@@ -30,46 +30,33 @@ def compare_scores(
     values = {method: found[column].numpy() for method, found in scores.items()}
     check_values(values)
     if names is not None:
-        _check_names(names, {method: len(found) for method, found in scores.items()})
-    _check_scoring(scores)
-    higher = next(iter(scores.values())).plan.higher_is_better(column)
-    if higher is None:
-        raise UserError(f"{column} has no better or worse to compare by: choose another column")
-    return compare_values(values, column, higher_is_better=higher, seed=seed)
-
-
-def _check_names(names: Mapping[str, Sequence[str]], counts: Mapping[str, int]) -> None:
-    """Raise unless every image has a name, and the same one for all methods."""
-    for method, n in counts.items():
-        given = len(names.get(method, ()))
-        if given != n:
-            raise UserError(
-                f"names must hold one name per image for each method, but {method} has {n} images"
-                f" and {given} names: name every image"
-            )
-    for i, alike in enumerate(zip(*(names[method] for method in counts), strict=True)):
-        check_equal(f"name of image {i}", dict(zip(counts, alike, strict=True)))
-
-
-def _check_scoring(scores: Mapping[str, Scores]) -> None:
-    """Raise unless all methods were scored in the same way, by the same model."""
+        for method, found in scores.items():
+            if len(names.get(method, ())) != len(found):
+                raise UserError(
+                    f"names must hold one name per image for each method, but {method} has"
+                    f" {len(found)} images and {len(names.get(method, ()))} names: name every image"
+                )
+        _check_rows("name", {method: names[method] for method in scores})
     check_equal("alpha_min", {method: found.alpha_min for method, found in scores.items()})
     for name in ("score", "value_step", "percent_step"):
-        used = {m: getattr(found.plan.schedules[0], name) for m, found in scores.items()}
-        check_equal(name, used)
+        check_equal(name, {m: getattr(s.plan.schedules[0], name) for m, s in scores.items()})
+    _check_rows("target", {method: found.targets.tolist() for method, found in scores.items()})
+    whole = {m: s.answers.of([EVERYTHING], "confidence")[:, 0] for m, s in scores.items()}
     first, *others = scores
-    one = scores[first]
     for other in others:
-        two = scores[other]
-        apart = (one.targets != two.targets).nonzero()
-        if len(apart):
-            i = int(apart[0])
-            both = {first: int(one.targets[i]), other: int(two.targets[i])}
-            check_equal(f"target of image {i}", both)
-        whole, again = (s.answers.of([EVERYTHING], "confidence")[:, 0] for s in (one, two))
-        if float(((whole - again).abs() > FAR).double().mean()) > FEW:
+        if float(((whole[first] - whole[other]).abs() > FAR).double().mean()) > FEW:
             raise UserError(
                 "methods to compare must be scored on the same images by the same model, but its"
                 f" predictions for the whole images differ between {first} and {other}: score both"
                 " on the same images and model"
             )
+    higher = scores[first].plan.higher_is_better(column)
+    if higher is None:
+        raise UserError(f"{column} has no better or worse to compare by: choose another column")
+    return compare_values(values, column, higher_is_better=higher, seed=seed)
+
+
+def _check_rows(what: str, rows: Mapping[str, Sequence[object]]) -> None:
+    """Raise unless all methods have the same value for each image."""
+    for i, alike in enumerate(zip(*rows.values(), strict=True)):
+        check_equal(f"{what} of image {i}", dict(zip(rows, alike, strict=True)))

@@ -3,23 +3,26 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
 from sufficit.errors import UserError
-from sufficit.metrics.donors import Donors, canvases, draw_donors
 from sufficit.metrics.registry import alpha_from, higher_is_better
 from sufficit.perturbation.bands import rest, show
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
-from sufficit.perturbation.predict import Views, check_batch_size, predict_views
+from sufficit.perturbation.predict import check_batch_size, predict_views
 from sufficit.perturbation.predictions import hits
 from sufficit.progress import Progress, bar, stage
 from sufficit.statistics import Estimate, estimates, ratio, ratio_estimate
 
+Ints = npt.NDArray[np.int64]
 POOL = 256  # images of a folder that are donors
 LIMIT = 1.5  # a ratio above it is worth a warning
 TENSORS = ("donors", "donors_chance", "grey", "grey_chance", "noise", "noise_chance", "calls")
@@ -78,12 +81,6 @@ class Leak:
         """Return the leak of some of the images."""
         return replace(self, **{name: getattr(self, name)[some] for name in TENSORS})
 
-    @staticmethod
-    def join(parts: Sequence["Leak"]) -> "Leak":
-        """Return the leak of several batches as one, in their order."""
-        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in TENSORS}
-        return Leak(**joined, alpha_min=parts[0].alpha_min)
-
 
 @dataclass(frozen=True)
 class LeakSettings:
@@ -131,49 +128,70 @@ class LeakProbe:
     @cached_property
     def canvas_classes(self) -> Tensor:
         """The class predicted for grey and noise through the pool's masks: [MP,1+noises]."""
-        return self.canvas_classes_of(self.pool.heatmaps)
+        return self._canvas_classes(self.pool.heatmaps)
 
-    def canvas_classes_of(self, heatmaps: Tensor) -> Tensor:
-        """Return the class predicted for grey and noise through each mask: [N,1+noises]."""
+    def _canvas_classes(self, heatmaps: Tensor) -> Tensor:
         shape, settings = tuple(self.pool.images.shape[1:]), self.settings
         blank = canvases(shape, settings.seed, settings.noises)
-        count, n = len(blank), len(heatmaps)
-        every = torch.arange(n * count, device="cpu")
-        return self._classes(blank, heatmaps, Views(every % count, every // count)).view(n, count)
-
-    def donor_share(
-        self,
-        heatmaps: Tensor,
-        masks: Tensor,
-        drawn: Donors,
-        targets: Tensor,
-        tick: Progress | None,
-    ) -> Tensor:
-        """Return the share of each image's donors predicted as its target through masks: [N]."""
-        views = Views(drawn.donors, masks)
-        named = self._classes(self.pool.images, heatmaps, views, targets, tick)
-        sums = torch.zeros(len(targets), dtype=torch.float64, device="cpu")
-        return sums.index_add_(0, drawn.owners, hits(named, targets[drawn.owners])) / drawn.counts
+        every = torch.arange(len(heatmaps) * len(blank), device="cpu")
+        views = (every % len(blank), every // len(blank))
+        return self._classes(blank, heatmaps, views).view(-1, len(blank))
 
     def _classes(
-        self,
-        images: Tensor,
-        heatmaps: Tensor,
-        views: Views,
-        targets: Tensor | None = None,
-        tick: Progress | None = None,
+        self, images: Tensor, heatmaps: Tensor, views: tuple[Tensor, Tensor], **more: Any
     ) -> Tensor:
         """Return the class predicted for each view through the mask M > alpha_min: [T]."""
-        return predict_views(
-            self.classifier,
-            images,
-            heatmaps,
-            show(self.settings.alpha_min),
-            views,
-            targets=targets,
-            fill=self.settings.fill,
-            batch_size=self.settings.batch_size,
-            progress=tick,
+        how = {"fill": self.settings.fill, "batch_size": self.settings.batch_size, **more}
+        band = show(self.settings.alpha_min)
+        return predict_views(self.classifier, images, heatmaps, band, views, **how)
+
+    def measure(
+        self, heatmaps: Tensor, targets: Tensor, numbers: Sequence[int], tick: Progress | None
+    ) -> Leak:
+        """Return the leak of M methods, method after method: [MN,H,W], [N].
+
+        `numbers` are those of the images among all images; donors are drawn by them.
+        """
+        pool, settings, n = self.pool, self.settings, len(targets)
+        m, known = len(heatmaps) // n, pool.targets.numpy()
+        drawn = [
+            draw(target, known, settings.donors, settings.seed, number)
+            for target, number in zip(targets.tolist(), numbers, strict=True)
+        ]
+        first, second = (torch.from_numpy(np.concatenate(x)) for x in zip(*drawn, strict=True))
+        counts = torch.tensor([len(donors) for donors, _ in drawn], device="cpu")
+        method = torch.arange(m, device="cpu")[:, None]
+        owners = (torch.arange(n, device="cpu").repeat_interleave(counts) + n * method).flatten()
+        others = (second + len(known) * method).flatten()
+        donors, counts, goals = first.repeat(m), counts.repeat(m), targets.repeat(m)
+
+        def donor_share(maps: Tensor, masks: Tensor, part: int) -> Tensor:
+            """Return the share of each image's donors predicted as its target: [MN]."""
+            more = {"targets": goals, "progress": stage(tick, part, 2)}
+            named = self._classes(pool.images, maps, (donors, masks), **more)
+            sums = torch.zeros(len(goals), dtype=torch.float64, device="cpu")
+            return sums.index_add_(0, owners, hits(named, goals[owners])) / counts
+
+        own, chance = donor_share(heatmaps, owners, 0), donor_share(pool.heatmaps, others, 1)
+        same = heatmaps is pool.heatmaps
+        named = self.canvas_classes if same else self._canvas_classes(heatmaps)
+        canvas = hits(named, goals[:, None])
+        classes, place = targets.unique(return_inverse=True)
+        by_chance = torch.cat(
+            [
+                torch.stack([hits(one[pool.targets != y], y).nanmean(0) for y in classes])[place]
+                for one in self.canvas_classes.chunk(m)
+            ]
+        )
+        return Leak(
+            donors=own,
+            donors_chance=chance,
+            grey=canvas[:, 0],
+            grey_chance=by_chance[:, 0],
+            noise=canvas[:, 1:].mean(1),
+            noise_chance=by_chance[:, 1:].mean(1),
+            calls=2 * counts + named.shape[1],
+            alpha_min=settings.alpha_min,
         )
 
 
@@ -213,12 +231,7 @@ def leak(
     """
     check_classifier(classifier)
     settings = LeakSettings(alpha_from(alpha_min), donors, seed, noises, fill, batch_size)
-    probe = None
-    if pool is not None:
-        settings.check(images)
-        known = checked_pool(pool)
-        _check_size(known, images)
-        probe = prepare(classifier, known, settings)
+    probe = None if pool is None else checked_probe(classifier, pool, settings)
     with bar("measuring the leak", progress) as tick:
         return measure(classifier, images, heatmaps, targets, settings, probe, tick=tick)
 
@@ -239,19 +252,25 @@ def measure(
 
     An image without a possible donor raises, or has NaN unless strict.
     """
-    known = _checked(images, heatmaps, targets)
+    known = checked(images, heatmaps, targets)
     settings.check(images)
-    goals = _predictions(classifier, images, settings) if known is None else known.cpu()
+    if probe is not None and probe.pool.images.shape[1:] != images.shape[1:]:
+        wanted, came = list(images.shape[1:]), list(probe.pool.images.shape[1:])
+        raise UserError(
+            f"the pool's images must be {wanted} as the others are, got {came}: resize them"
+        )
+    if known is None:  # the classes predicted for the whole images
+        every = torch.arange(len(images), device="cpu")
+        zeros = torch.zeros(1, *images.shape[2:], dtype=torch.float32, device="cpu")
+        views, size = (every, torch.zeros_like(every)), settings.batch_size
+        goals = predict_views(classifier, images, zeros, rest(math.inf), views, batch_size=size)
+    else:
+        goals = known.cpu()
     if strict:
         check_classes(goals, goals if probe is None else probe.pool.targets)
-    if probe is None:
-        probe = prepare(classifier, Pool(images, heatmaps, goals), settings)
-        named = probe.canvas_classes
-    else:
-        _check_size(probe.pool, images)
-        named = probe.canvas_classes_of(heatmaps)
+    probe = probe or prepare(classifier, Pool(images, heatmaps, goals), settings)
     numbers = range(len(goals)) if numbers is None else numbers
-    found = _found(probe, heatmaps, goals, named, numbers, tick)
+    found = probe.measure(heatmaps, goals, numbers, tick)
     return found if known is not None else replace(found, calls=found.calls + 1)
 
 
@@ -260,72 +279,63 @@ def measure_methods(
 ) -> dict[str, Leak]:
     """Return the leak of several methods on the same images, each [N,H,W], in one pass.
 
-    `numbers` are those of the images among all images; donors are drawn by them. The probe's pool
-    has heatmaps of the same methods, in the same order. Nothing is checked.
+    `numbers` are those of the images among all images. The probe's pool has heatmaps of the same
+    methods, in the same order. Nothing is checked.
     """
-    n, maps = len(targets), torch.cat(list(heatmaps.values()))
-    found = _found(probe, maps, targets, probe.canvas_classes_of(maps), numbers, None)
+    n = len(targets)
+    found = probe.measure(torch.cat(list(heatmaps.values())), targets, numbers, None)
     return {name: found.rows(slice(k * n, (k + 1) * n)) for k, name in enumerate(heatmaps)}
 
 
-def _found(
-    probe: LeakProbe,
-    heatmaps: Tensor,
-    targets: Tensor,
-    named: Tensor,
-    numbers: Sequence[int],
-    tick: Progress | None,
-) -> Leak:
-    """Return the leak of M methods, method after method: [MN,H,W].
+def draw(target: int, pool_targets: Ints, donors: int, seed: int, number: int) -> tuple[Ints, Ints]:
+    """Return the donors of image `number`, and the images whose masks give the chance level.
 
-    `named` are the classes predicted for grey and noise through the masks: [MN,1+noises].
+    Both are of another class than the target, each image at most once.
     """
-    pool, settings, m = probe.pool, probe.settings, len(heatmaps) // len(targets)
-    drawn = draw_donors(targets, pool.targets, settings.donors, settings.seed, numbers)
-    drawn = drawn.of_methods(m, len(pool.targets))
-    goals = targets.repeat(m)
-    own = probe.donor_share(heatmaps, drawn.owners, drawn, goals, stage(tick, 0, 2))
-    chance = probe.donor_share(pool.heatmaps, drawn.others, drawn, goals, stage(tick, 1, 2))
-    canvas = hits(named, goals[:, None])
-    each = probe.canvas_classes.chunk(m)
-    by_chance = torch.cat([_canvas_chance(one, pool.targets, targets) for one in each])
-    return Leak(
-        donors=own,
-        donors_chance=chance,
-        grey=canvas[:, 0],
-        grey_chance=by_chance[:, 0],
-        noise=canvas[:, 1:].mean(1),
-        noise_chance=by_chance[:, 1:].mean(1),
-        calls=2 * drawn.counts + named.shape[1],
-        alpha_min=settings.alpha_min,
-    )
+    others = np.flatnonzero((pool_targets != target) & (pool_targets >= 0))
+    random = np.random.default_rng([seed, number])
+    count = min(donors, len(others))
+    first, second = (random.choice(others, count, replace=False) for _ in range(2))
+    return first, second
 
 
-def _predictions(classifier: Classifier, images: Tensor, settings: LeakSettings) -> Tensor:
-    """Return the class predicted for each whole image: [N]."""
-    every = torch.arange(len(images), device="cpu")
-    zeros = torch.zeros(1, *images.shape[2:], dtype=torch.float32, device="cpu")
-    views, size = Views(every, torch.zeros_like(every)), settings.batch_size
-    return predict_views(classifier, images, zeros, rest(math.inf), views, batch_size=size)
+def draw_pool(targets: Tensor, size: int, seed: int) -> list[int]:
+    """Return the sorted numbers of up to `size` images, of two classes where there are two.
 
-
-def _canvas_chance(named: Tensor, pool_targets: Tensor, targets: Tensor) -> Tensor:
-    """Return how often the pool's masks of other classes are predicted as each target.
-
-    [P,K] -> [N,K]; NaN predictions are ignored.
+    >>> draw_pool(torch.tensor([1, 1, 1, 1, 1, 0]), 2, seed=0)
+    [3, 5]
     """
-    classes, place = targets.unique(return_inverse=True)
-    rows = [hits(named[pool_targets != target], target).nanmean(0) for target in classes]
-    return torch.stack(rows)[place]
+    known, order = targets.numpy(), np.random.default_rng(seed).permutation(len(targets))
+    chosen, left = order[:size].copy(), order[size:]
+    others = left[known[left] != known[chosen[0]]]
+    if (known[chosen] == known[chosen[0]]).all() and len(others):
+        chosen[-1] = others[0]
+    return sorted(chosen.tolist())
+
+
+@lru_cache(maxsize=4)
+@torch.inference_mode(False)
+def canvases(shape: tuple[int, ...], seed: int, noises: int) -> Tensor:
+    """Return an image of plain grey, and images of uniform noise by the seed: [1+noises,C,H,W]."""
+    random = np.random.default_rng(seed)
+    images = torch.from_numpy(random.random((noises, *shape), dtype=np.float32))
+    return torch.cat([torch.full_like(images[:1], 0.5), images])
 
 
 def leak_warning(summary: Mapping[str, Estimate]) -> str | None:
     """Return what a reader of MSI must know about the leak, None where there is no problem."""
     ratios, own, chance = (summary[name] for name in ("leak_ratio", "leak", "leak_chance"))
+    if not math.isfinite(ratios.mean):
+        words = "no ratio: by chance it never happens here"
+    else:
+        words = f"ratio {ratios.mean:.2f}"
+        if math.isinf(ratios.high):
+            words += f", 95 % interval from {ratios.low:.2f} without end"
+        elif not math.isnan(ratios.low):
+            words += f", 95 % interval {ratios.low:.2f} .. {ratios.high:.2f}"
     facts = (
         f"over images of other classes these masks make the model predict the mask's class in"
-        f" {own.mean:.1%} of the cases, masks of other classes in {chance.mean:.1%}"
-        f" ({_ratio_in_words(ratios)})"
+        f" {own.mean:.1%} of the cases, masks of other classes in {chance.mean:.1%} ({words})"
     )
     if ratios.mean > LIMIT and ratios.low > 1:
         return (
@@ -335,17 +345,6 @@ def leak_warning(summary: Mapping[str, Estimate]) -> str | None:
     if not (ratios.low > 1 or ratios.high <= 2 * LIMIT):
         return f"{ratios.n} images are too few to tell whether the masks leak: {facts}"
     return None
-
-
-def _ratio_in_words(ratio: Estimate) -> str:
-    """Return the ratio and its interval, as far as they exist."""
-    if not math.isfinite(ratio.mean):
-        return "no ratio: by chance it never happens here"
-    if math.isnan(ratio.low):
-        return f"ratio {ratio.mean:.2f}"
-    if math.isinf(ratio.high):
-        return f"ratio {ratio.mean:.2f}, 95 % interval from {ratio.low:.2f} without end"
-    return f"ratio {ratio.mean:.2f}, 95 % interval {ratio.low:.2f} .. {ratio.high:.2f}"
 
 
 def check_classes(targets: Tensor, pool_targets: Tensor) -> None:
@@ -358,28 +357,20 @@ def check_classes(targets: Tensor, pool_targets: Tensor) -> None:
         )
 
 
-def checked_pool(pool: Pool) -> Pool:
-    """Return the pool with integer targets, or raise where it is incomplete."""
+def checked_probe(classifier: Classifier, pool: Pool, settings: LeakSettings) -> LeakProbe:
+    """Return a probe of the pool, or raise where the pool is incomplete."""
     if not isinstance(pool, Pool):
         raise UserError(
             f"pool must be a Pool, got {type(pool).__name__}: pass Pool(images, heatmaps, targets)"
         )
-    targets = _checked(pool.images, pool.heatmaps, pool.targets)
+    targets = checked(pool.images, pool.heatmaps, pool.targets)
     if targets is None:
         raise UserError("a pool needs targets: pass its labels, or classifier(images).argmax(1)")
-    return replace(pool, targets=targets)
+    return prepare(classifier, replace(pool, targets=targets), settings)
 
 
-def _checked(images: Tensor, heatmaps: Tensor, targets: Tensor | None) -> Tensor | None:
+def checked(images: Tensor, heatmaps: Tensor, targets: Tensor | None) -> Tensor | None:
     """Return integer targets, or raise for bad images, heatmaps or targets."""
     check_images(images)
     check_heatmaps(heatmaps, images)
     return check_targets(targets, len(images))
-
-
-def _check_size(pool: Pool, images: Tensor) -> None:
-    wanted, came = list(images.shape[1:]), list(pool.images.shape[1:])
-    if wanted != came:
-        raise UserError(
-            f"the pool's images must be {wanted} as the others are, got {came}: resize them"
-        )

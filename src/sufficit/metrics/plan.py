@@ -1,6 +1,6 @@
 """A plan merges the bands that all metrics need, and `ask` sends them to the model in one pass."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Literal
@@ -9,15 +9,8 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError, unknown
-from sufficit.metrics.registry import (
-    COLUMNS,
-    METRICS,
-    OTHER_COLUMNS,
-    Metric,
-    Schedule,
-    alpha_from,
-    higher_is_better,
-)
+from sufficit.metrics import registry
+from sufficit.metrics.registry import COLUMNS, METRICS, OTHER_COLUMNS, Metric, Schedule
 from sufficit.perturbation.bands import EVERYTHING, Band, grid
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.predict import check_batch_size, predict
@@ -28,8 +21,8 @@ ALPHA_GRID: tuple[float, ...] = tuple(i / 20 for i in range(1, 20))
 RESERVED = (
     *("image", "target", "clean_accuracy"),  # columns of tables
     *("plan", "answers", "columns", "alpha_min", "search", "held_out", "leaked"),  # of Scores
-    *("targets", "calls", "leak_ratio", "clean", "mean", "nan_counts"),
-    *("curves", "curve_pieces", "mean_curves", "frame", "_schedule"),
+    *("targets", "calls", "leak_ratio", "clean", "mean", "summary", "nan_counts"),
+    *("curves", "mean_curves", "frame", "_schedule"),
 )  # names that a metric must not have
 
 
@@ -48,30 +41,27 @@ class Plan:
 
     def higher_is_better(self, name: str) -> bool | None:
         """Return the direction of a column, None where it has none."""
-        return self.own[name].higher_is_better if name in self.own else higher_is_better(name)
+        if name in self.own:
+            return self.own[name].higher_is_better
+        return registry.higher_is_better(name)
 
     @cached_property
     def asks(self) -> tuple[Band, ...]:
         """Every band the model must be called for, once."""
-        return self._merged(lambda metric: metric.asks, self.columns, [EVERYTHING])
+        return self._merged("asks", self.columns, EVERYTHING)
 
     @cached_property
     def msi_asks(self) -> tuple[Band, ...]:
         """Every band that MSI alone needs, once."""
-        return self._merged(lambda metric: metric.asks, ["msi"])
+        return self._merged("asks", ["msi"])
 
     @cached_property
     def weighs(self) -> tuple[Band, ...]:
         """Every band whose size is needed, once."""
-        return self._merged(lambda metric: metric.weighs, self.columns)
+        return self._merged("weighs", self.columns)
 
-    def _merged(
-        self,
-        part: Callable[[Metric], Callable[[Schedule], list[Band]]],
-        columns: Iterable[str],
-        first: Sequence[Band] = (),
-    ) -> tuple[Band, ...]:
-        wanted = (part(self.metric(name))(s) for s in self.schedules for name in columns)
+    def _merged(self, part: str, columns: Iterable[str], *first: Band) -> tuple[Band, ...]:
+        wanted = (getattr(self.metric(name), part)(s) for s in self.schedules for name in columns)
         return tuple(dict.fromkeys([*first, *(band for found in wanted for band in found)]))
 
 
@@ -86,8 +76,8 @@ def make_plan(
 ) -> Plan:
     """Return the plan for some columns, all by default, once the options are checked."""
     searching = isinstance(alpha_min, str) and alpha_min == "search"
-    kind = 'a number in 0..1 or "search"'
-    tried = tuple(sorted({alpha_from(a, kind) for a in (alphas if searching else [alpha_min])}))
+    given, kind = alphas if searching else [alpha_min], 'a number in 0..1 or "search"'
+    tried = sorted({registry.alpha_from(alpha, kind) for alpha in given})
     if not tried:
         raise UserError("alphas must name at least one alpha_min in 0..1 to try, got none")
     if score not in ("accuracy", "confidence"):

@@ -1,18 +1,46 @@
-"""The metrics: one entry per column, with the bands it asks for and its formula.
+"""The columns: one entry per metric, with the bands it asks for, its formula and its heading.
 
 To add a metric, add a line to METRICS, or pass your own to `evaluate(metrics={name: Metric(...)})`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.metrics.curves import Curve, area, mean_height
 from sufficit.perturbation import bands
 from sufficit.perturbation.bands import Band
 from sufficit.perturbation.predictions import Predictions, ScoreKind
+
+ALPHA = "\u03b1"
+
+
+class Heading(NamedTuple):
+    """What a column or curve is called."""
+
+    short: str  # in a terminal and under a heatmap
+    long: str  # in the report and over a figure
+    meaning: str  # one sentence
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The score of each image along a grid."""
+
+    grid: tuple[float, ...]  # [P]
+    accuracy: Tensor  # [N,P]
+    confidence: Tensor  # [N,P]
+
+
+@dataclass(frozen=True)
+class MeanCurve:
+    """The score along a grid, averaged over images."""
+
+    grid: tuple[float, ...]  # [P]
+    values: Tensor  # [P]
 
 
 @dataclass(frozen=True)
@@ -52,11 +80,21 @@ class Metric:
     asks: Callable[[Schedule], list[Band]]
     formula: Callable[[Predictions, Schedule], Tensor]  # -> [N]
     weighs: Callable[[Schedule], list[Band]] = lambda _: []
+    heading: Heading | None = None  # its name by default
 
 
 def higher_is_better(column: str) -> bool | None:
     """Return the direction of a column, None where it has none."""
-    return METRICS[column].higher_is_better if column in METRICS else OTHER_COLUMNS[column]
+    return METRICS[column].higher_is_better if column in METRICS else OTHER_COLUMNS[column][0]
+
+
+def heading(column: str) -> Heading:
+    """Return the heading of a column or curve; a metric of the user's own is called by its name.
+
+    >>> heading("msi").short, heading("my_metric").long
+    ('MSI', 'my_metric')
+    """
+    return HEADINGS.get(column, Heading(column, column, ""))
 
 
 def alpha_from(value: object, wanted: str = "a number in 0..1") -> float:
@@ -68,6 +106,23 @@ def alpha_from(value: object, wanted: str = "a number in 0..1") -> float:
     if not 0 <= alpha <= 1:
         raise UserError(f"alpha_min must lie in 0..1, got {alpha:g}: the default is 0.5")
     return alpha
+
+
+def area(values: Tensor, grid: Sequence[float]) -> Tensor:
+    """Return the trapezoid area under each curve: [N,P] -> [N].
+
+    >>> area(torch.tensor([[0.0, 1.0, 1.0]]), (0.0, 0.5, 1.0))
+    tensor([0.7500], dtype=torch.float64)
+    """
+    widths = torch.tensor(grid, dtype=torch.float64, device=values.device).diff()
+    middles = (values[:, 1:] + values[:, :-1]).double() / 2
+    return (middles * widths).sum(1)
+
+
+def mean_height(values: Tensor, grid: Sequence[float]) -> Tensor:
+    """Return area over width, or the height at the only point of a grid: [N,P] -> [N]."""
+    width = grid[-1] - grid[0]
+    return area(values, grid) / width if width > 0 else values[:, 0].double()
 
 
 def show_bands(schedule: Schedule) -> list[Band]:
@@ -112,7 +167,7 @@ def base_score(predictions: Predictions, schedule: Schedule) -> Tensor:
 
 def mask_penalty(predictions: Predictions, schedule: Schedule) -> Tensor:
     """Share of the pixels at or above a_min: [N]."""
-    return predictions.share(bands.at_least(schedule.alpha_min))
+    return predictions.share(*_penalty_bands(schedule))
 
 
 def msi(predictions: Predictions, schedule: Schedule) -> Tensor:
@@ -128,46 +183,95 @@ def _penalty_bands(schedule: Schedule) -> list[Band]:
     return [bands.at_least(schedule.alpha_min)]
 
 
-def _area_metric(curve: str, higher: bool) -> Metric:
-    """Area of the score under a curve."""
-    asks, axis = CURVES[curve]
-    return Metric(higher, asks, lambda p, s: area(p.of(asks(s), s.score), getattr(s, axis)))
+_EQUAL = ", in equal shares of the image"
+_SHARES = {"pixel": ("px", "pixel value", ""), "percent": ("%", "%", _EQUAL)}
 
 
-def _fidelity_metric(curve: str, higher: bool) -> Metric:
-    """Area of |p_y(x) - p_y(masked x)| over the grid of a curve."""
+def _area_metric(curve: str) -> Metric:
+    """Area of the score under a curve: higher is better for insertion, lower for deletion."""
     asks, axis = CURVES[curve]
+    kind, unit = curve.split("_")
+    short, long, shares = _SHARES[unit]
+    verb = "appear" if kind == "insertion" else "disappear"
+    meaning = f"Area under the score as pixels {verb}, from the highest heatmap value to the lowest"
+    words = Heading(f"{kind[:3]}. {short}", f"{kind.title()} ({long})", f"{meaning}{shares}.")
 
     def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
-        whole = predictions.of([bands.EVERYTHING], "confidence")
+        return area(predictions.of(asks(schedule), schedule.score), getattr(schedule, axis))
+
+    return Metric(kind == "insertion", asks, formula, heading=words)
+
+
+def _fidelity_metric(curve: str) -> Metric:
+    """Area of |p_y(x) - p_y(masked x)|: Fid- (lower is better) of insertion, Fid+ of deletion."""
+    asks, axis = CURVES[curve]
+    kind, unit = curve.split("_")
+    short, long, shares = _SHARES[unit]
+    kept, removed = "only the marked pixels are kept", "the marked pixels are removed"
+    name, when = ("Fid-", kept) if kind == "insertion" else ("Fid+", removed)
+    meaning = f"Mean change of the target's probability when {when}{shares}."
+
+    words = Heading(f"{name} {short}", f"{name} ({long})", meaning)
+    whole = [bands.EVERYTHING]
+
+    def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
         masked = predictions.of(asks(schedule), "confidence")
-        return area((whole - masked).abs(), getattr(schedule, axis))
+        change = (predictions.of(whole, "confidence") - masked).abs()
+        return area(change, getattr(schedule, axis))
 
-    return Metric(higher, lambda s: [*asks(s), bands.EVERYTHING], formula)
+    return Metric(kind == "deletion", lambda s: [*asks(s), *whole], formula, heading=words)
 
 
+_SUFFICES = "Whether the region above alpha_min suffices and the rest of the image does not."
+_BASE = Heading("base", "Base score", _SUFFICES)
+_SIZE = "Share of the image whose heatmap value is at least alpha_min."
+_PENALTY = Heading("penalty", "Mask penalty", _SIZE)
+_MSI = Heading("MSI", "MSI", "Base score minus mask penalty, from -2 to 1.")
 METRICS: dict[str, Metric] = {
-    "insertion_pixel": _area_metric("insertion_pixel", higher=True),
-    "deletion_pixel": _area_metric("deletion_pixel", higher=False),
-    "insertion_percent": _area_metric("insertion_percent", higher=True),
-    "deletion_percent": _area_metric("deletion_percent", higher=False),
-    "fid_minus_pixel": _fidelity_metric("insertion_pixel", higher=False),
-    "fid_plus_pixel": _fidelity_metric("deletion_pixel", higher=True),
-    "fid_minus_percent": _fidelity_metric("insertion_percent", higher=False),
-    "fid_plus_percent": _fidelity_metric("deletion_percent", higher=True),
-    "base_score": Metric(True, _base_bands, base_score),
-    "mask_penalty": Metric(False, lambda _: [], mask_penalty, _penalty_bands),
-    "msi": Metric(True, _base_bands, msi, _penalty_bands),
+    "insertion_pixel": _area_metric("insertion_pixel"),
+    "deletion_pixel": _area_metric("deletion_pixel"),
+    "insertion_percent": _area_metric("insertion_percent"),
+    "deletion_percent": _area_metric("deletion_percent"),
+    "fid_minus_pixel": _fidelity_metric("insertion_pixel"),
+    "fid_plus_pixel": _fidelity_metric("deletion_pixel"),
+    "fid_minus_percent": _fidelity_metric("insertion_percent"),
+    "fid_plus_percent": _fidelity_metric("deletion_percent"),
+    "base_score": Metric(True, _base_bands, base_score, heading=_BASE),
+    "mask_penalty": Metric(False, lambda _: [], mask_penalty, _penalty_bands, _PENALTY),
+    "msi": Metric(True, _base_bands, msi, _penalty_bands, _MSI),
 }
 COLUMNS: tuple[str, ...] = tuple(METRICS)
 
-OTHER_COLUMNS: dict[str, bool | None] = {
-    "msi_held_out": True,
-    "fill_drop": False,
-    "leak": False,
-    "leak_chance": None,
-    "leak_grey": False,
-    "leak_grey_chance": None,
-    "leak_noise": False,
-    "leak_noise_chance": None,
-}  # columns that need more than the plan's predictions: whether higher is better
+_OTHERS = "The same through the masks of other classes."
+_LEAK = "Share of images of other classes that the mask turns into its own class."
+_RATIO = "Leak divided by its chance level: 1 where the shape of the mask says nothing."
+_GREY = "Whether plain grey through the mask becomes the mask's class."
+_NOISE = "Share of noise that the mask turns into its own class."
+_HELD_OUT = "MSI with another fill for the hidden pixels."
+
+OTHER_COLUMNS: dict[str, tuple[bool | None, Heading]] = {
+    "msi_held_out": (True, Heading("held-out", "MSI, held-out fill", _HELD_OUT)),
+    "fill_drop": (False, Heading("drop", "Drop by fill", "MSI minus MSI with the held-out fill.")),
+    "leak_ratio": (False, Heading("leak", "Leak ratio", _RATIO)),
+    "leak": (False, Heading("leak", "Leak", _LEAK)),
+    "leak_chance": (None, Heading("chance", "Leak, chance", _OTHERS)),
+    "leak_grey": (False, Heading("grey", "Leak on grey", _GREY)),
+    "leak_grey_chance": (None, Heading("chance", "Leak on grey, chance", _OTHERS)),
+    "leak_noise": (False, Heading("noise", "Leak on noise", _NOISE)),
+    "leak_noise_chance": (None, Heading("chance", "Leak on noise, chance", _OTHERS)),
+}  # columns that need more than the plan's predictions: whether higher is better, and the heading
+
+_OWN_BEST = "MSI at the alpha_min that is best for this method alone."
+_IOU = "Overlap of the mask with the object's box, over their union."
+_POINTING = "Share of images whose highest heatmap value is on the object."
+_SHOW = f"Score of the image where only values above {ALPHA} are kept."
+_HIDE = f"Score of the region above alpha_min where values above {ALPHA} are hidden."
+HEADINGS: dict[str, Heading] = {
+    **{name: metric.heading for name, metric in METRICS.items() if metric.heading},
+    "msi_own_best": Heading("own", "MSI, own alpha_min", _OWN_BEST),
+    **{name: words for name, (_, words) in OTHER_COLUMNS.items()},
+    "iou": Heading("IoU", "IoU", _IOU),
+    "pointing": Heading("pointing", "Pointing game", _POINTING),
+    "show": Heading("Show", f"Show(>{ALPHA})", _SHOW),
+    "hide": Heading("Hide", f"Hide(>{ALPHA})", _HIDE),
+}  # in the order of the report's columns

@@ -1,22 +1,21 @@
 """`evaluate`: predict all bands in one pass, compute every column from them."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from math import isnan
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
+from sufficit.classifier.classifier import Classifier, check_classifier
 from sufficit.errors import UserError, unknown
-from sufficit.metrics.curves import Curve, MeanCurve, averaged
-from sufficit.metrics.leakage import Leak, LeakSettings, check_classes, measure
+from sufficit.metrics.leakage import Leak, LeakSettings, check_classes, checked, measure
 from sufficit.metrics.plan import ALPHA_GRID, Plan, ask, check_asking, make_plan
-from sufficit.metrics.registry import Metric, Schedule, curves_of, msi
+from sufficit.metrics.registry import Curve, MeanCurve, Metric, Schedule, curves_of, msi
 from sufficit.perturbation.bands import EVERYTHING
-from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.perturbation.predictions import Predictions, ScoreKind
 from sufficit.progress import Progress, bar, stage
 from sufficit.statistics import Estimate, Floats, estimates, ratio_estimate
@@ -115,13 +114,16 @@ class Scores:
         """Return the curves behind the columns, by name."""
         return curves_of(self.answers, self._schedule())
 
-    def curve_pieces(self) -> Iterator[dict[str, Curve]]:
-        """Yield the curves of some images at a time, so that little memory is needed."""
-        return (curves_of(some, self._schedule()) for some in self.answers.pieces())
-
     def mean_curves(self) -> dict[str, MeanCurve]:
         """Return each curve of the chosen score, averaged over the images, NaN ignored."""
-        return averaged(self.curve_pieces(), self._schedule().score)
+        schedule, sums = self._schedule(), dict[str, tuple[tuple[float, ...], Tensor, Tensor]]()
+        for some in self.answers.pieces():  # the curves of all images at once need much memory
+            for name, curve in curves_of(some, schedule).items():
+                values: Tensor = getattr(curve, schedule.score)
+                _, total, count = sums.get(name, ((), torch.tensor(0.0), torch.tensor(0)))
+                total, count = total + values.nansum(0), count + (~values.isnan()).sum(0)
+                sums[name] = (curve.grid, total, count)
+        return {name: MeanCurve(grid, total / count) for name, (grid, total, count) in sums.items()}
 
     def frame(self) -> "pandas.DataFrame":
         """Return one row per image: target, whether it is predicted, calls, all columns."""
@@ -172,9 +174,7 @@ def evaluate(
     (tensor([0.9275], dtype=torch.float64), tensor([32]))
     """
     check_classifier(classifier)
-    check_images(images)
-    check_heatmaps(heatmaps, images)
-    targets = check_targets(targets, len(images))
+    targets = checked(images, heatmaps, targets)
     plan = make_plan(alpha_min, score, value_step, percent_step, columns, alphas, metrics)
     check_asking(plan, fill, held_out_fill, batch_size)
     settings = LeakSettings(0, leak_donors, seed, fill=fill, batch_size=batch_size)
@@ -193,16 +193,13 @@ def evaluate(
             warnings.warn("no leak: the model's predictions are all of one class", stacklevel=2)
             return scores
         settings = replace(settings, alpha_min=scores.alpha_min)
-        last = stage(tick, stages - 1, stages)
-        return with_leak(
-            scores, measure(classifier, images, heatmaps, scores.targets, settings, tick=last)
-        )
+        asked = (classifier, images, heatmaps, scores.targets, settings)
+        return with_leak(scores, measure(*asked, tick=stage(tick, stages - 1, stages)))
 
 
 def read(predictions: Predictions, plan: Plan, held_out: Predictions | None = None) -> Scores:
     """Return every column of a plan, from its predictions and those with the held-out fill."""
-    search = None
-    schedule = plan.schedules[0]
+    search, schedule = None, plan.schedules[0]
     if plan.searching:
         tried = predictions.by_piece(
             lambda some: {"msi": torch.stack([msi(some, s) for s in plan.schedules], dim=1)}
@@ -233,22 +230,88 @@ def with_leak(scores: Scores, leaked: Leak) -> Scores:
     return replace(scores, columns={**scores.columns, **leaked.columns}, leaked=leaked)
 
 
-def join(parts: Iterable[Scores]) -> Scores:
-    """Return the scores of several batches as one; alpha_min is searched again over all images."""
-    listed = list(parts)
-    held_out = [part.held_out for part in listed if part.held_out is not None]
-    leaked = [part.leaked for part in listed if part.leaked is not None]
-    scores = read(
-        Predictions.join([part.answers for part in listed]),
-        listed[0].plan,
-        Predictions.join(held_out) if held_out else None,
-    )
-    if not leaked:
-        return scores
-    same = all(part.alpha_min == scores.alpha_min for part in leaked)
-    if len(leaked) < len(listed) or not same:
-        raise UserError(
-            f"the leak was not measured in all of these parts at alpha_min {scores.alpha_min:g}:"
-            " score them at one alpha_min, or measure the leak after joining"
+def spread(n: int, most: int = 16) -> tuple[int, ...]:
+    """Return up to `most` of n rows, evenly spaced.
+
+    >>> spread(3), spread(10, 4)
+    ((0, 1, 2), (0, 2, 5, 7))
+    """
+    count = min(n, most)
+    return tuple(i * n // count for i in range(count))
+
+
+def coarse(value_step: float) -> float:
+    """Return the step of a sample's curves: 0.05, or the run's step where it is larger."""
+    return max(0.05, value_step)
+
+
+def alpha_curves(
+    classifier: Classifier,
+    images: Tensor,
+    heatmaps: Mapping[str, Tensor],
+    targets: Tensor,
+    *,
+    step: float,
+    score: ScoreKind = "accuracy",
+    **options: Any,
+) -> tuple[dict[str, AlphaSearch], int]:
+    """Return MSI of each method at every alpha_min, and the model calls they took.
+
+    [n,C,H,W], each [n,H,W], [n]. `options` are those of `ask`: fill, batch_size, tick.
+    """
+    plan = make_plan("search", score, step, columns=["msi"])
+    maps, n = torch.cat(list(heatmaps.values())), len(images)
+    found, _ = ask(classifier, images, maps, targets, plan, **options)
+    searches: dict[str, AlphaSearch] = {}
+    for k, method in enumerate(heatmaps):
+        search = read(found.rows(slice(k * n, (k + 1) * n)), plan).search
+        assert search is not None  # the plan searches
+        searches[method] = search
+    return searches, int(found.calls.sum())
+
+
+@dataclass(frozen=True)
+class MethodScores:
+    """One method's scores as a run wrote them: the predictions are of the images shown only."""
+
+    columns: Mapping[str, Tensor]  # each [N] float64
+    targets: Tensor  # [N]
+    clean: Tensor  # [N] 1 where the model gives the whole image its target, NaN where it said NaN
+    calls: Tensor  # [N] model calls
+    alpha_min: float
+    schedule: Schedule  # at this alpha_min
+    curves: Mapping[str, MeanCurve]  # by name, as far as they are known
+    shown: Predictions  # of the images shown, in their order
+    alphas: Mapping[float, float] | None = None  # alpha_min -> mean MSI, where it was searched for
+
+    @staticmethod
+    def of(scores: "Scores | MethodScores", shown_rows: Sequence[int] = ()) -> "MethodScores":
+        """The same scores, with the predictions of these rows only."""
+        if isinstance(scores, MethodScores):
+            return scores
+        search = scores.search
+        return MethodScores(
+            columns=scores.columns,
+            targets=scores.targets,
+            clean=scores.clean,
+            calls=scores.calls,
+            alpha_min=scores.alpha_min,
+            schedule=replace(scores.plan.schedules[0], alpha_min=scores.alpha_min),
+            curves=scores.mean_curves(),
+            shown=scores.answers.rows(list(shown_rows)),
+            alphas=dict(zip(search.alphas, search.means.tolist(), strict=True)) if search else None,
         )
-    return with_leak(scores, Leak.join(leaked))
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, column: str) -> Tensor:
+        if column not in self.columns:
+            raise unknown("column", column, self.columns)
+        return self.columns[column]
+
+    @property
+    def own_alpha(self) -> float | None:
+        """The alpha_min with the highest mean MSI of this method, where it was searched for."""
+        known = {a: msi for a, msi in (self.alphas or {}).items() if not isnan(msi)}
+        return max(known, key=lambda alpha: known[alpha]) if known else None

@@ -10,20 +10,20 @@ from torch import Tensor
 from torchmetrics import Metric as TorchMetric
 from torchmetrics.utilities import dim_zero_cat
 
-from sufficit.classifier.classifier import Classifier
+from sufficit.classifier.classifier import Classifier, check_classifier
 from sufficit.errors import UserError
 from sufficit.metrics.leakage import (
     TENSORS,
     Leak,
     LeakSettings,
     Pool,
-    checked_pool,
+    checked,
+    checked_probe,
     measure,
-    prepare,
 )
-from sufficit.metrics.plan import ALPHA_GRID, make_plan
+from sufficit.metrics.plan import ALPHA_GRID, ask, check_asking, make_plan
 from sufficit.metrics.registry import COLUMNS, Metric, alpha_from
-from sufficit.metrics.scores import Scores, evaluate, read
+from sufficit.metrics.scores import Scores, read
 from sufficit.perturbation.fills import check_fill_name
 from sufficit.perturbation.predictions import ROWS, Predictions, ScoreKind
 
@@ -44,6 +44,18 @@ class _RowMetric(TorchMetric):
     @abstractmethod
     def _nothing(self) -> dict[str, Tensor]:
         """Return the states of no images, in the shapes that they have with images."""
+
+    def _add_states(self, names: Sequence[str], *settings: object) -> None:
+        for name in names:
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+        # A MetricCollection merges metrics whose states are equal after the first batch. This
+        # state differs between metrics with different settings.
+        key = torch.tensor(zlib.crc32(repr(settings).encode()))
+        self.add_state("setting", key, dist_reduce_fx="max")
+
+    def _add_rows(self, names: Sequence[str], found: object) -> None:
+        for name in names:
+            getattr(self, name).append(getattr(found, name).to(self.device))
 
     def _rows(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Return each state with the rows of all updates joined, on the CPU."""
@@ -86,47 +98,28 @@ class Evaluation(_RowMetric):
         super().__init__(**kwargs)
         check_fill_name(fill)
         self.classifier = classifier
-        self.options: dict[str, Any] = {
-            "alpha_min": alpha_min,
-            "score": score,
-            "value_step": value_step,
-            "percent_step": percent_step,
-            "columns": (*self.columns, *(metrics or {})),
-            "alphas": tuple(alphas),
-            "metrics": dict(metrics or {}),
-        }
-        self.plan = make_plan(**self.options)
-        self.fill = fill
-        self.batch_size = batch_size
-        for name in ROWS:
-            self.add_state(name, default=[], dist_reduce_fx="cat")
-        # A MetricCollection merges metrics whose states are equal after the first batch. This
-        # state differs between metrics with different options.
-        setting = repr((self.plan, fill, id(classifier))).encode()
-        self.add_state("setting", torch.tensor(zlib.crc32(setting)), dist_reduce_fx="max")
+        wanted = (*self.columns, *(metrics or {}))
+        self.plan = make_plan(
+            alpha_min, score, value_step, percent_step, wanted, tuple(alphas), dict(metrics or {})
+        )
+        check_asking(self.plan, fill, None, batch_size)
+        self.fill, self.batch_size = fill, batch_size
+        self._add_states(ROWS, self.plan, fill, id(classifier))
 
     def update(self, images: Tensor, heatmaps: Tensor, targets: Tensor | None = None) -> None:
         """Score a batch: [N,C,H,W], [N,H,W], [N]."""
-        scores = evaluate(
-            self.classifier,
-            images,
-            heatmaps,
-            targets,
-            fill=self.fill,
-            batch_size=self.batch_size,
-            progress=False,
-            **self.options,
-        )
-        for name in ROWS:
-            getattr(self, name).append(getattr(scores.answers, name).to(self.device))
+        check_classifier(self.classifier)
+        known = checked(images, heatmaps, targets)
+        given = (self.classifier, images, heatmaps, known, self.plan, self.fill)
+        found, _ = ask(*given, batch_size=self.batch_size)
+        self._add_rows(ROWS, found)
 
     def _nothing(self) -> dict[str, Tensor]:
-        asked, weighed = len(self.plan.asks), len(self.plan.weighs)
-        none = torch.empty(0, dtype=torch.long)
+        asked, none = len(self.plan.asks), torch.empty(0, dtype=torch.long)
         return {
             "named": torch.empty(0, asked, dtype=torch.int32),
             "confidences": torch.empty(0, asked, dtype=torch.float32),
-            "shares": torch.empty(0, weighed, dtype=torch.float64),
+            "shares": torch.empty(0, len(self.plan.weighs), dtype=torch.float64),
             "targets": none,
             "calls": none,
         }
@@ -198,13 +191,9 @@ class Leakage(_RowMetric):
         self.classifier = classifier
         alpha = alpha_from(alpha_min)
         self.settings = LeakSettings(alpha, donors, seed, fill=fill, batch_size=batch_size)
+        self.probe = None if pool is None else checked_probe(classifier, pool, self.settings)
         self._before = 0  # images of earlier batches that are not in the state
-        known = None if pool is None else checked_pool(pool)
-        self.probe = None if known is None else prepare(classifier, known, self.settings)
-        for name in TENSORS:
-            self.add_state(name, default=[], dist_reduce_fx="cat")
-        setting = repr((self.settings, id(pool), id(classifier))).encode()
-        self.add_state("key", torch.tensor(zlib.crc32(setting)), dist_reduce_fx="max")
+        self._add_states(TENSORS, self.settings, id(pool), id(classifier))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Measure a batch, and return its means: [N,C,H,W], [N,H,W], [N]."""
@@ -217,18 +206,9 @@ class Leakage(_RowMetric):
     def update(self, images: Tensor, heatmaps: Tensor, targets: Tensor | None = None) -> None:
         """Measure a batch: [N,C,H,W], [N,H,W], [N]."""
         first = self._before + sum(len(part) for part in self.donors)
-        found = measure(
-            self.classifier,
-            images,
-            heatmaps,
-            targets,
-            self.settings,
-            self.probe,
-            numbers=range(first, first + len(images)),
-            strict=False,
-        )
-        for name in TENSORS:
-            getattr(self, name).append(getattr(found, name).to(self.device))
+        numbers = range(first, first + len(images))
+        given = (self.classifier, images, heatmaps, targets, self.settings, self.probe)
+        self._add_rows(TENSORS, measure(*given, numbers=numbers, strict=False))
 
     def compute(self) -> dict[str, Tensor]:
         """Return the mean of each column, and the ratio of leak to chance."""

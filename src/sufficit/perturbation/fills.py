@@ -1,15 +1,12 @@
 """Fills for hidden pixels: images [N,C,H,W] in 0..1 -> a tensor that broadcasts to them."""
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from sufficit.errors import UserError, unknown
-
-NOISE_SEED = 0
 
 
 def black(images: Tensor) -> Tensor:
@@ -33,17 +30,12 @@ def blur(images: Tensor) -> Tensor:
 
 def noise(images: Tensor) -> Tensor:
     """Return one image of uniform noise, the same in every batch: [1,C,H,W]."""
-    generator = torch.Generator(device="cpu").manual_seed(NOISE_SEED)
+    generator = torch.Generator(device="cpu").manual_seed(0)
     shape = (1, *images.shape[1:])
     return torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").to(images)
 
 
-FILLS: dict[str, Callable[[Tensor], Tensor]] = {
-    "black": black,
-    "mean": mean,
-    "blur": blur,
-    "noise": noise,
-}
+FILLS = {"black": black, "mean": mean, "blur": blur, "noise": noise}
 
 
 def fill_for(images: Tensor, fill: str | Tensor, part: slice | list[int] = slice(None)) -> Tensor:
@@ -65,8 +57,8 @@ def check_fill_name(fill: str | Tensor) -> None:
 
 def check_fill(fill: str | Tensor, images: Tensor) -> None:
     """Raise unless the fill is a known name or a tensor that fits the images."""
-    check_fill_name(fill)
     if isinstance(fill, str):
+        check_fill_name(fill)
         return
     if not isinstance(fill, Tensor):
         raise UserError(
@@ -74,10 +66,10 @@ def check_fill(fill: str | Tensor, images: Tensor) -> None:
             " such a name or tensor"
         )
     n, c, h, w = images.shape
-    fits = (fill.ndim == 0 or fill.shape == (c,) or _broadcasts(fill, (c, h, w))) or (
-        fill.ndim == 4 and fill.shape[0] in (1, n) and _broadcasts(fill[0], (c, h, w))
-    )
-    if not fits:
+    sides = list(zip(reversed(fill.shape), (w, h, c), strict=False))
+    broadcasts = fill.ndim in (3, 4) and all(side in (1, whole) for side, whole in sides)
+    one_each = fill.ndim < 4 or fill.shape[0] in (1, n)
+    if not (fill.ndim == 0 or fill.shape == (c,) or (broadcasts and one_each)):
         raise UserError(
             f"a fill tensor must be a number, [C], [C,H,W] or [N,C,H,W] = {[n, c, h, w]}, got"
             f" {list(fill.shape)}: reshape it"
@@ -89,10 +81,6 @@ def check_fill(fill: str | Tensor, images: Tensor) -> None:
             f"a fill tensor must lie in 0..1 as images do, got {fill.min():.3g}..{fill.max():.3g}: "
             "pass it before normalisation"
         )
-
-
-def _broadcasts(fill: Tensor, shape: tuple[int, ...]) -> bool:
-    return fill.ndim == 3 and all(a in (1, b) for a, b in zip(fill.shape, shape, strict=True))
 
 
 # Written by hand because torchvision's gaussian_blur is not separable, and slow at this width.

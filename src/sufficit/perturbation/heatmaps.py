@@ -32,27 +32,22 @@ def resize(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
     if tuple(heatmaps.shape[-2:]) == tuple(size):
         return heatmaps
     # A GPU's kernel handles images one after the other, and channels at once.
-    grow = _as_channels if heatmaps.is_cuda else _one_by_one
-    return _bounded(grow(heatmaps.float(), size), heatmaps)
+    return _grown(heatmaps, size, as_channels=heatmaps.is_cuda)
 
 
-def _bounded(grown: Tensor, heatmaps: Tensor) -> Tensor:
-    """Clamp to the range of each map, which rounding may exceed and bilinear weights never do."""
-    low, high = (edge[:, None, None].float() for edge in heatmaps.flatten(1).aminmax(dim=1))
+def _grown(heatmaps: Tensor, size: tuple[int, int], *, as_channels: bool) -> Tensor:
+    maps = heatmaps.float()
+    if as_channels:
+        as_one = maps[None].contiguous(memory_format=torch.channels_last)
+        grown = F.interpolate(as_one, size=size, mode="bilinear")[0]
+    else:
+        grown = F.interpolate(maps[:, None], size=size, mode="bilinear")[:, 0]
+    # Bilinear weights never exceed the range of a map, but rounding may.
+    low, high = (edge[:, None, None] for edge in maps.flatten(1).aminmax(dim=1))
     if grown.requires_grad or grown.is_contiguous():
         return grown.clamp(low, high).contiguous()
     dense = torch.empty_like(grown, memory_format=torch.contiguous_format)
     return torch.clamp(grown, low, high, out=dense)
-
-
-def _one_by_one(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
-    return F.interpolate(heatmaps[:, None], size=size, mode="bilinear")[:, 0]
-
-
-def _as_channels(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize all maps as channels of one image; the result is not contiguous."""
-    as_one = heatmaps[None].contiguous(memory_format=torch.channels_last)
-    return F.interpolate(as_one, size=size, mode="bilinear")[0]
 
 
 def _check_maps(heatmaps: Tensor) -> None:

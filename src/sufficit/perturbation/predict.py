@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,9 +11,8 @@ from torch import Tensor, nn
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
-from sufficit.perturbation.bands import Band, ranks, runs
+from sufficit.perturbation.bands import Band, inside, ranks, runs
 from sufficit.perturbation.fills import fill_for
-from sufficit.perturbation.masks import Masker, distinct_masks, masks_of
 from sufficit.perturbation.predictions import NO_CLASS, Predictions
 from sufficit.progress import Progress
 
@@ -21,14 +21,8 @@ _GROUP_IMAGES = {"cuda": 256}
 _BATCH_ELEMENTS = {"cuda": 2**27, "cpu": 2**19}
 _FEW_SIZES = ("cuda",)  # where libraries plan for each new batch size, which is slow
 _SIZES = 8  # of batches, there
-
-
-@dataclass(frozen=True)
-class Views:
-    """Which image is seen through which heatmap's mask."""
-
-    images: Tensor  # [T]
-    heatmaps: Tensor  # [T]
+_STEP_ELEMENTS = 2**25  # of heatmaps copied to the device at a time
+_MASK_ELEMENTS = 2**32  # of masks, one byte each, kept on the device
 
 
 def predict(
@@ -58,12 +52,11 @@ def predict(
             rows: slice | list[int] = [row % n for row in range(start, start + count)]
             if start % n + count <= n:
                 rows = slice(start % n, start % n + count)  # copies nothing
-            device_images = images[rows].to(classifier.device, torch.float32)
-            filler = fill_for(device_images, fill, rows)
+            inputs = loop.normalized(images[rows], fill, rows)
             wanted = None if targets is None else targets[rows]
+            loop.reports = (progress, start, count, total)
             maps = heatmaps[start : start + count]
-            loop.tick = _ticker(progress, start, count, total)
-            parts.append(loop.group(device_images, filler, maps, wanted, bands, weigh))
+            parts.append(loop.group(*inputs, maps, wanted, bands, weigh))
             start += count
     return Predictions.join(parts)
 
@@ -73,7 +66,7 @@ def predict_views(
     images: Tensor,
     heatmaps: Tensor,
     band: Band,
-    views: Views,
+    views: tuple[Tensor, Tensor],
     *,
     targets: Tensor | None = None,
     fill: str | Tensor = "black",
@@ -82,12 +75,13 @@ def predict_views(
 ) -> Tensor:
     """Return the predicted class of each view, NO_CLASS where the model returned NaN: [T].
 
-    A view is any of the images [N,C,H,W] through the value band of any of the heatmaps [M,H,W].
-    Targets are only checked: the model must have these classes.
+    `views` are the numbers of the image and of the heatmap of each view: any of the images
+    [N,C,H,W] is seen through the value band of any of the heatmaps [M,H,W]. Targets are only
+    checked: the model must have these classes.
     """
     loop = _Loop(classifier, images, batch_size)
     loop.highest = -1 if targets is None else int(targets.max())
-    used, place = views.images.unique(return_inverse=True)
+    used, place = views[0].unique(return_inverse=True)
     order = place.argsort(stable=True)
     ends = place.bincount().cumsum(0).tolist()
     masks = masks_of(heatmaps, band, classifier.device)
@@ -95,12 +89,10 @@ def predict_views(
     start = done = 0
     with torch.no_grad(), classifier.in_eval_mode():
         for count in _groups(len(used), images, classifier.device):
-            device_images = images[used[start : start + count]]
-            device_images = device_images.to(classifier.device, torch.float32)
+            inputs = loop.normalized(images[used[start : start + count]], fill)
             here = order[done : ends[start + count - 1]]
-            rows = Views(place[here] - start, views.heatmaps[here])
-            loop.tick = _ticker(progress, done, len(here), len(order))
-            named[here] = loop.views(device_images, fill_for(device_images, fill), masks, rows)
+            loop.reports = (progress, done, len(here), len(order))
+            named[here] = loop.views(*inputs, masks, place[here] - start, views[1][here])
             start, done = start + count, done + len(here)
     return named
 
@@ -121,11 +113,8 @@ def halved(failed: int, stacklevel: int) -> int:
         )
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    warnings.warn(
-        f"out of memory: retrying with batch size {failed // 2}",
-        RuntimeWarning,
-        stacklevel=stacklevel + 1,
-    )
+    words = f"out of memory: retrying with batch size {failed // 2}"
+    warnings.warn(words, RuntimeWarning, stacklevel=stacklevel + 1)
     return failed // 2
 
 
@@ -134,15 +123,6 @@ def _groups(total: int, images: Tensor, device: torch.device) -> list[int]:
     elements, most = _GROUP_ELEMENTS.get(device.type, 2**25), _GROUP_IMAGES.get(device.type, 64)
     groups = -(-total // max(1, min(most, elements // images[0].numel())))
     return [total * (k + 1) // groups - total * k // groups for k in range(groups)]
-
-
-def _ticker(
-    progress: Progress | None, before: int, here: int, total: int
-) -> Callable[[float], None]:
-    """Return a function that reports progress in images, from the share of a group that is done."""
-    if progress is None:
-        return lambda share: None
-    return lambda share: progress(before + share * here, total)
 
 
 _fitting: "WeakKeyDictionary[nn.Module, dict[object, int]]" = WeakKeyDictionary()
@@ -162,25 +142,39 @@ class _Loop:
         wanted = batch_size or min(4096, 1 << (fitting.bit_length() - 1))
         self.batch_size = min(wanted, self.known.get(self.case, wanted))
         self.highest = -1  # of the target classes
-        self.tick: Callable[[float], None] = lambda share: None
+        # To whom progress is reported, images done before this group, in this group, in all.
+        self.reports: tuple[Progress | None, int, int, int] = (None, 0, 0, 0)
+
+    def tick(self, share: float) -> None:
+        """Report progress in images, from the share of a group that is done."""
+        progress, before, here, total = self.reports
+        if progress is not None:
+            progress(before + share * here, total)
+
+    def normalized(
+        self, images: Tensor, fill: str | Tensor, part: slice | list[int] = slice(None)
+    ) -> tuple[Tensor, Tensor]:
+        """Return images and their fill on the device, normalised: [N,C,H,W], [1 or N,C,H,W]."""
+        images = images.to(self.classifier.device, torch.float32)
+        filler = fill_for(images, fill, part).expand(-1, images.shape[1], -1, -1)
+        return self.classifier.normalize(images), self.classifier.normalize(filler)
 
     def group(
         self,
-        images: Tensor,
-        filler: Tensor,
+        inputs: Tensor,
+        hidden: Tensor,
         heatmaps: Tensor,
         targets: Tensor | None,
         bands: Sequence[Band],
         weigh: Sequence[Band],
     ) -> Predictions:
         """Return the predictions for a group of images that is on the device."""
-        inputs, hidden = self._normalized(images, filler)
         maps = heatmaps.to(inputs.device, torch.float32)
         pixels = maps[0].numel()
         spans = runs(maps, [*bands, *weigh])
-        masks, place = distinct_masks(spans[:, : len(bands)], pixels)
-        hides = (masks.starts > 0) | (masks.stops < pixels)
-        whole = masks.images[~hides]
+        owners, starts, stops, place = distinct_masks(spans[:, : len(bands)], pixels)
+        hides = (starts > 0) | (stops < pixels)
+        whole = owners[~hides]
         self.highest = -1 if targets is None else int(targets.max())
         if targets is None:
             logits = self._logits(inputs)
@@ -188,14 +182,16 @@ class _Loop:
         else:
             logits = self._logits(inputs if len(whole) == len(inputs) else inputs[whole])
             goals = targets.to(inputs.device)
-        wanted = goals[masks.images]
+        wanted = goals[owners]
         confidences = torch.empty(len(wanted), dtype=torch.float32, device=inputs.device)
         named = torch.empty_like(confidences, dtype=torch.int32)
         if len(whole):
             named[~hides], confidences[~hides] = _judge(logits, wanted[~hides])
         asked = hides.nonzero()[:, 0]
-        layout = self.classifier.memory_format
-        masker = Masker(inputs, hidden, ranks(maps), masks.rows(asked), layout)
+        layout, those = self.classifier.memory_format, owners[asked].tolist()
+        inputs = inputs.contiguous(memory_format=layout)
+        runs_asked = (starts[asked], stops[asked])
+        masker = Masker(inputs, hidden, ranks(maps), those, *runs_asked, layout)
 
         def one(start: int, stop: int) -> None:
             rows = asked[start:stop]
@@ -213,17 +209,18 @@ class _Loop:
             weighed=tuple(weigh),
             shares=(last - first).double() / pixels,
             targets=goals.cpu(),
-            calls=masks.images.bincount(minlength=len(maps)).cpu(),
+            calls=owners.bincount(minlength=len(maps)).cpu(),
         )
 
-    def views(self, images: Tensor, filler: Tensor, masks: Tensor, views: Views) -> Tensor:
+    def views(
+        self, inputs: Tensor, hidden: Tensor, masks: Tensor, seen: Tensor, through: Tensor
+    ) -> Tensor:
         """Return the predicted class of each view of a group on the device, on the CPU: [T]."""
-        inputs, hidden = self._normalized(images, filler)
-        named = torch.empty(len(views.images), dtype=torch.long, device=inputs.device)
+        named = torch.empty(len(seen), dtype=torch.long, device=inputs.device)
 
         def one(start: int, stop: int) -> None:
-            rows = views.images[start:stop].to(inputs.device)
-            mask = masks[views.heatmaps[start:stop].to(masks.device)].to(inputs)[:, None]
+            rows = seen[start:stop].to(inputs.device)
+            mask = masks[through[start:stop].to(masks.device)].to(inputs)[:, None]
             # At weights 0 and 1 lerp returns its ends to the bit.
             batch = torch.lerp(hidden[rows] if len(hidden) > 1 else hidden, inputs[rows], mask)
             batch = batch.contiguous(memory_format=self.classifier.memory_format)
@@ -234,10 +231,6 @@ class _Loop:
 
         self._in_batches(len(named), one)
         return named.cpu()
-
-    def _normalized(self, images: Tensor, filler: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.classifier.normalize(filler.expand(-1, images.shape[1], -1, -1))
-        return self.classifier.normalize(images), hidden
 
     def _answer(self, batch: Tensor) -> Tensor:
         """Return the logits of a batch as float32; raise if a target is no class of the model."""
@@ -296,3 +289,68 @@ def _judge(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     confidence = logits.softmax(1).gather(1, targets[:, None])[:, 0]
     named = logits.argmax(1).masked_fill(confidence.isnan(), NO_CLASS)
     return named.to(torch.int32), confidence
+
+
+def distinct_masks(spans: Tensor, pixels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the distinct runs of all images, and the place of each band's run among them.
+
+    [N,B,2] -> the image, the first rank that is kept and the first after it that is hidden, each
+    [T], sorted by image; [N,B].
+    """
+    width = pixels + 1
+    image = torch.arange(len(spans), device=spans.device)[:, None]
+    codes = (image * width + spans[..., 0]) * width + spans[..., 1]
+    distinct, place = codes.unique(return_inverse=True)
+    dtype = torch.float32 if pixels <= 2**24 else torch.float64  # that of the ranks
+    starts, stops = distinct // width % width, distinct % width
+    return distinct // width**2, starts.to(dtype), stops.to(dtype), place
+
+
+@dataclass
+class Masker:
+    """Makes masked inputs in its own buffers, from inputs that are already normalised.
+
+    Masking after normalising gives the same numbers as normalising after masking, and reads the
+    memory once per mask.
+    """
+
+    inputs: Tensor  # [N,C,H,W]
+    hidden: Tensor  # [N,C,H,W], or [1,...] where all images have one fill
+    ranks: Tensor  # [N,H,W]
+    owners: list[int]  # which image each mask is of, in order
+    starts: Tensor  # [T] the first rank that is kept
+    stops: Tensor  # [T] the first rank after it that is hidden
+    layout: torch.memory_format
+    buffers: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def batch(self, start: int, stop: int) -> Tensor:
+        """Keep each mask's run of ranks, fill the rest: masks start..stop -> [T,C,H,W]."""
+        if self.buffers is None or len(self.buffers[0]) < stop - start:
+            self.buffers = None
+            c, h, w = self.inputs.shape[1:]
+            size, empty = stop - start, self.inputs.new_empty
+            batch = torch.empty_like(empty(size, c, h, w), memory_format=self.layout)
+            self.buffers = (batch, empty(size, h, w), empty(size, h, w))
+        batch, keep, below = (buffer[: stop - start] for buffer in self.buffers)
+        cuts = [i for i in range(start + 1, stop) if self.owners[i] != self.owners[i - 1]]
+        for first, last in pairwise([start, *cuts, stop]):  # the masks of one image
+            image, here = self.owners[first], slice(first - start, last - start)
+            torch.ge(self.ranks[image], self.starts[first:last, None, None], out=keep[here])
+            torch.lt(self.ranks[image], self.stops[first:last, None, None], out=below[here])
+            mask = keep[here].mul_(below[here])[:, None]
+            hidden = self.hidden[image if len(self.hidden) > 1 else 0]
+            # At weights 0 and 1 lerp returns its ends to the bit, and is far faster than where.
+            torch.lerp(hidden, self.inputs[image], mask, out=batch[here])
+        return batch
+
+    def drop_buffers(self) -> None:
+        """Free the buffers, so that smaller ones can be allocated."""
+        self.buffers = None
+
+
+def masks_of(heatmaps: Tensor, band: Band, device: torch.device) -> Tensor:
+    """Return which pixels a band keeps, on the device if they fit: [N,H,W] -> bool [N,H,W]."""
+    there = device if heatmaps.numel() <= _MASK_ELEMENTS else heatmaps.device
+    step = max(1, _STEP_ELEMENTS // heatmaps[0].numel())
+    parts = heatmaps.split(step)
+    return torch.cat([inside(part.to(there, torch.float32), band) for part in parts])

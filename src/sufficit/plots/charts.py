@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sufficit.errors import UserError, unknown
-from sufficit.metrics.headings import ALPHA, heading
-from sufficit.metrics.method_scores import MethodScores
-from sufficit.metrics.scores import Scores
+from sufficit.metrics.registry import ALPHA, heading
+from sufficit.metrics.scores import MethodScores, Scores
 from sufficit.plots.style import (
     GRID,
     HIDE,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sufficit.metrics.method_scores import MethodScores
+from sufficit.metrics.scores import MethodScores
 from sufficit.report.content import Content, Facts, Shown, choose, pick_shown
 
 __all__ = ["Content", "Facts", "MethodScores", "Shown", "choose", "pick_shown", "write_report"]

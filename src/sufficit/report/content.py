@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.metrics.method_scores import MethodScores
-from sufficit.metrics.scores import Scores
+from sufficit.metrics.scores import MethodScores, Scores
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.statistics import Standing

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from sufficit import plots
 from sufficit.files import writing
-from sufficit.metrics.headings import HEADINGS, heading
+from sufficit.metrics.registry import HEADINGS, heading
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.report import interpretation as words
 from sufficit.report.content import Content

@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
-from sufficit.metrics.curves import mean_height
-from sufficit.metrics.headings import heading
 from sufficit.metrics.leakage import LIMIT, leak_warning
-from sufficit.metrics.method_scores import MethodScores
+from sufficit.metrics.registry import heading, mean_height
+from sufficit.metrics.scores import MethodScores
 from sufficit.report.content import Content
 from sufficit.tables import MAIN, methods_table
 

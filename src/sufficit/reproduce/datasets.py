@@ -7,7 +7,6 @@ import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,11 +51,11 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class DataSet:
-    """How to read a data set from a folder, and to download it there unless it is there."""
+    """How to read a data set from a folder, and how to find out whether it is there."""
 
     title: str
     read: Callable[[Path, DataOptions], Sets]
-    download: Callable[[Path], object]
+    find: Callable[[Path], Path | None]
 
 
 def load_sets(name: str, root: Path | None, options: DataOptions) -> Sets:
@@ -77,9 +76,19 @@ def load_sets(name: str, root: Path | None, options: DataOptions) -> Sets:
 
 def download(name: str, root: Path) -> None:
     """Download a data set to a folder, with its checksum checked, unless it is there."""
-    root.mkdir(parents=True, exist_ok=True)
+    from torchvision import datasets
+
+    if name == "folder":
+        raise UserError(f"an image folder of your own ({root}) is not downloaded: omit --download")
     try:
-        DATASETS[name].download(root)
+        root.mkdir(parents=True, exist_ok=True)
+        if DATASETS[name].find(root) is not None:
+            return
+        if name == "cub200":
+            datasets.utils.download_and_extract_archive(CUB_URL, str(root), md5=CUB_MD5)
+        else:
+            get = datasets.MNIST if name == "synthetic-mnist" else datasets.CIFAR10
+            get(str(root), download=True)
     except (OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
@@ -342,32 +351,9 @@ def image_folder(root: Path, options: DataOptions) -> Sets:
     return Sets(train.to(options.device), test.to(options.device), classes, source)
 
 
-# By name
-
-
-def _download_torchvision(name: str, find: Callable[[Path], Path | None], root: Path) -> None:
-    import torchvision.datasets
-
-    if find(root) is None:
-        getattr(torchvision.datasets, name)(str(root), download=True)
-
-
-def _download_cub(root: Path) -> None:
-    from torchvision.datasets.utils import download_and_extract_archive
-
-    if find_cub(root) is None:
-        download_and_extract_archive(CUB_URL, str(root), md5=CUB_MD5)
-
-
-def _download_nothing(root: Path) -> None:
-    raise UserError(f"an image folder of your own ({root}) is not downloaded: omit --download")
-
-
-_GET_MNIST = partial(_download_torchvision, "MNIST", find_mnist)
-_GET_CIFAR = partial(_download_torchvision, "CIFAR10", find_cifar)
 DATASETS: dict[str, DataSet] = {
-    "synthetic-mnist": DataSet("MNIST", synthetic_mnist, _GET_MNIST),
-    "cifar10": DataSet("CIFAR-10", cifar10, _GET_CIFAR),
-    "cub200": DataSet("CUB-200-2011", cub200, _download_cub),
-    "folder": DataSet("an image folder", image_folder, _download_nothing),
+    "synthetic-mnist": DataSet("MNIST", synthetic_mnist, find_mnist),
+    "cifar10": DataSet("CIFAR-10", cifar10, find_cifar),
+    "cub200": DataSet("CUB-200-2011", cub200, find_cub),
+    "folder": DataSet("an image folder", image_folder, lambda root: root),
 }

@@ -124,7 +124,7 @@ class UnitActor:
             return
         unit = worker.job.units[number]
         items = self._read(unit, following) if worker.needs_images(self.stage) else []
-        worker.work(self.stage, unit, items)
+        worker.store.write_unit(unit.number, worker.work(self.stage, unit, items))
 
     def _read(self, unit: Unit, following: int | None) -> list[Sample]:
         loader, units = self.worker.loader, self.worker.job.units

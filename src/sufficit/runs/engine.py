@@ -4,6 +4,7 @@ Read this file first. `run` starts or resumes a run; `Worker.score` computes one
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from sufficit.data.loader import Unit
-from sufficit.metrics.alpha_search import alpha_curves, coarse
 from sufficit.metrics.leakage import (
     POOL,
     TENSORS,
@@ -25,7 +25,8 @@ from sufficit.metrics.leakage import (
     prepare,
 )
 from sufficit.metrics.plan import ask
-from sufficit.metrics.scores import read
+from sufficit.metrics.registry import msi
+from sufficit.metrics.scores import alpha_curves, coarse
 from sufficit.perturbation.predictions import Predictions
 from sufficit.progress import Progress, bar
 from sufficit.report.content import choose
@@ -35,7 +36,7 @@ from sufficit.runs.job import Job
 from sufficit.runs.maps import maps_from_file, pack
 from sufficit.runs.merge import best_alpha, write_results
 from sufficit.runs.results import PARTS, RunResults
-from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, Store, store_in
+from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, StageFile, Store, store_in
 
 if TYPE_CHECKING:
     from sufficit.runs.distributed import RayCluster
@@ -100,10 +101,17 @@ def compute(
             cluster.compute(job, store, stage, missing, advance, alpha_min, kind)
             return
         worker = kind(job, store, alpha_min)
-        for unit, items in worker.read(missing, stage):
-            inside = _within(tick, before, len(unit) * width, total)
-            worker.work(stage, unit, items, inside)
-            advance(len(unit))
+        writing: Future[None] | None = None
+        with ThreadPoolExecutor(1) as pool:  # files are written while the next unit is computed
+            for unit, items in worker.read(missing, stage):
+                inside = _within(tick, before, len(unit) * width, total)
+                files = worker.work(stage, unit, items, inside)
+                if writing is not None:
+                    writing.result()
+                writing = pool.submit(store.write_unit, unit.number, files)
+                advance(len(unit))
+            if writing is not None:
+                writing.result()
 
 
 def cluster_of(job: Job, workers: Workers | None) -> "AbstractContextManager[RayCluster | None]":
@@ -141,21 +149,19 @@ class Worker(ImageWorker):
 
     def work(
         self, stage: str, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
-    ) -> None:
-        """Compute a unit of a stage and write its files."""
-        if stage == LEAK:
-            self.leak(unit)
-        else:
-            self.score(unit, items, tick)
+    ) -> list[StageFile]:
+        """Compute a unit of a stage; return its files, of which the last makes it done."""
+        return self.leak(unit) if stage == LEAK else self.score(unit, items, tick)
 
-    def score(self, unit: Unit, items: Sequence[Sample], tick: Progress | None = None) -> None:
-        """Explain and score the images of a unit, and write its files."""
+    def score(
+        self, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
+    ) -> list[StageFile]:
+        """Explain and score the images of a unit."""
         skipped = self.loader.dropped(unit)
         batch, broken = self.batch(items)
         facts: dict[str, Any] = {"names": [], "skipped": {**skipped, **broken}}
         if batch is None:
-            self.store.write(SCORES, unit.number, {}, facts)
-            return
+            return [(SCORES, {}, facts)]
         predictions = self._predicted(batch, tick)
         tensors = {
             f"{name}/{part}": getattr(found, part)
@@ -174,10 +180,9 @@ class Worker(ImageWorker):
             "empty": {m: int((h.amax((1, 2)) == 0).sum()) for m, h in batch.heatmaps.items()},
             "stretched": _stretched(items, batch.images),
         }
-        self._keep(unit, batch, predictions)
-        self.store.write(SCORES, unit.number, tensors, facts)
+        return [*self._kept(batch, predictions), (SCORES, tensors, facts)]
 
-    def leak(self, unit: Unit) -> None:
+    def leak(self, unit: Unit) -> list[StageFile]:
         """Measure the leakage of a unit's masks, from the heatmaps in the store."""
         facts = self.store.facts(SCORES, unit.number)
         tensors: dict[str, Tensor] = {}
@@ -188,7 +193,7 @@ class Worker(ImageWorker):
             maps = maps_from_file(kept, self.job.config.seed, self.job.classifier.device)
             blank = torch.empty(len(targets), *facts["shape"])
             tensors = self._leaked(Batch(facts["numbers"], facts["names"], blank, targets, maps))
-        self.store.write(LEAK, unit.number, tensors, {})
+        return [(LEAK, tensors, {})]
 
     def _predicted(self, batch: Batch, tick: Progress | None) -> dict[str, Predictions]:
         """What the model says of every source's bands, all asked in one go."""
@@ -216,37 +221,35 @@ class Worker(ImageWorker):
     def _alpha_curves(self, batch: Batch, facts: dict[str, Any]) -> dict[str, Tensor]:
         """MSI of some images at every alpha_min."""
         config = self.job.config
-        found = alpha_curves(
+        searches, calls = alpha_curves(
             self.job.classifier,
             batch.images,
             batch.heatmaps,
             batch.targets,
-            batch.numbers,
             step=coarse(config.value_step),
             score=config.score,
             fill=self.job.fill,
             batch_size=config.batch_size,
         )
-        facts |= {"alpha_images": batch.names, "alpha_calls": found.calls}
-        return {f"{name}/alphas": search.msi for name, search in found.searches.items()}
+        facts |= {"alpha_images": batch.names, "alpha_calls": calls}
+        return {f"{name}/alphas": search.msi for name, search in searches.items()}
 
-    def _keep(self, unit: Unit, batch: Batch, predictions: Mapping[str, Predictions]) -> None:
-        """Store the maps, and the pixels of images that may be shown."""
-        self.keep_maps(unit, batch, {})
+    def _kept(self, batch: Batch, predictions: Mapping[str, Predictions]) -> list[StageFile]:
+        """The maps, and the pixels of images that may be shown."""
+        files = [self.maps_file(batch, {})]
         if "msi" in self.job.plan.columns:
             few = len(self.job.entries) <= POOL
             rows = range(len(batch.names)) if few else sorted(self._candidates(batch, predictions))
-            numbers = [batch.numbers[i] for i in rows]
-            pixels = pack(batch.images[list(rows)].cpu())
-            self.store.write(PIXELS, unit.number, {"pixels": pixels}, {"numbers": numbers})
+            numbers, pixels = [batch.numbers[i] for i in rows], pack(batch.images[list(rows)])
+            files.append((PIXELS, {"pixels": pixels}, {"numbers": numbers}))
+        return files
 
     def _candidates(self, batch: Batch, predictions: Mapping[str, Predictions]) -> set[int]:
         """Rows that may be among the best, worst or most disputed of all images, or drawn."""
         values = {}
         for name in self.job.ranked:
-            scores = read(predictions[name], self.job.plan)
-            tried = scores.msi if scores.search is None else scores.search.msi.mean(1)
-            values[name] = np.asarray(tried.numpy(), np.float64)
+            tried = [msi(predictions[name], schedule) for schedule in self.job.plan.schedules]
+            values[name] = np.asarray(torch.stack(tried).mean(0).numpy(), np.float64)
         seeded = self.job.shown_by_seed
         drawn = {i for i, number in enumerate(batch.numbers) if number in seeded}
         return drawn | {row for row, reason in choose(values).items() if reason != "drawn by seed"}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sufficit.data.images import ignore_image_warnings
-from sufficit.data.loader import Entry, ImageLoader, Item, Unit
+from sufficit.data.loader import Entry, ImageLoader, Item
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
 from sufficit.explainers.explanation import DrawnMaps
 from sufficit.runs.job import Job
@@ -24,7 +24,7 @@ from sufficit.runs.maps import (
     pack,
     unpack,
 )
-from sufficit.runs.store import DONORS, HEATMAPS, Store
+from sufficit.runs.store import DONORS, HEATMAPS, StageFile, Store
 
 NOT_FINITE = "the model gives NaN or infinite values for it"
 
@@ -91,47 +91,57 @@ class ImageWorker:
             return Batch(numbers, [item.name for item in left], images, targets, maps), broken
         return None, broken
 
-    def keep_maps(self, unit: Unit, batch: Batch, facts: Mapping[str, Any]) -> None:
-        """Store the maps of a unit at the size they were drawn."""
-        sources, shape = self.job.sources, batch.images.shape[1:]
-        tensors, known = maps_as_file(batch.numbers, shape, batch.maps, sources)
-        self.store.write(HEATMAPS, unit.number, tensors, {**facts, **known, "names": batch.names})
+    def maps_file(self, batch: Batch, facts: Mapping[str, Any]) -> StageFile:
+        """The maps of a unit at the size they were drawn, as a file of the store."""
+        shape = batch.images.shape[1:]
+        tensors, known = maps_as_file(batch.numbers, shape, batch.maps, self.job.sources)
+        return HEATMAPS, tensors, {**facts, **known, "names": batch.names}
 
     def draw_donors(self) -> None:
         """Read and explain the images that leakage lays masks over; once in a run."""
         if not self.job.pool or self.donors is not None:
             return
-        if not self.store.has(DONORS, 0):
-            self._write_donors()
-        kept = self.store.read(DONORS, 0)
-        if kept.facts["names"]:
-            device, seed = self.job.classifier.device, self.job.config.seed
-            images = unpack(kept.tensors["images"]).to(device)
-            known = (kept.facts["numbers"], kept.facts["names"], images, kept.tensors["targets"])
-            self.donors = Batch(*known, maps_from_file(kept, seed, device))
+        self.donors = self._stored_donors() if self.store.has(DONORS, 0) else self._new_donors()
+        if self.donors is not None:
             self._donor_rows = {number: row for row, number in enumerate(self.donors.numbers)}
 
-    def _write_donors(self) -> None:
+    def _stored_donors(self) -> Batch | None:
+        kept, device = self.store.read(DONORS, 0), self.job.classifier.device
+        if not kept.facts["names"]:
+            return None
+        images = unpack(kept.tensors["images"]).to(device)
+        known = (kept.facts["numbers"], kept.facts["names"], images, kept.tensors["targets"])
+        return Batch(*known, maps_from_file(kept, self.job.config.seed, device))
+
+    def _new_donors(self) -> Batch | None:
         parts: list[Batch] = []
         pool = [self.job.entries[number] for number in self.job.pool]
-        for start in range(0, len(pool), self.job.unit):
-            batch, _ = self.batch(self.loader.items(pool[start : start + self.job.unit]))
+        starts = range(0, len(pool), self.job.unit)
+        groups = (Unit(k, tuple(pool[s : s + self.job.unit])) for k, s in enumerate(starts))
+        for _, items in self.loader.ahead(groups):
+            batch, _ = self.batch(items)
             parts += [] if batch is None else [batch]
         self.loader.skipped.clear()  # they are met again in their unit
         if not parts:
             self.store.write(DONORS, 0, {}, {"names": []})
-            return
+            return None
         maps = {
             name: DrawnMaps(torch.cat([part.maps[name].maps for part in parts]), one.final)
             for name, one in parts[0].maps.items()
         }
-        numbers = [number for part in parts for number in part.numbers]
-        shape, sources = parts[0].images.shape[1:], self.job.sources
-        tensors, facts = maps_as_file(numbers, shape, maps, sources)
-        tensors["images"] = pack(torch.cat([part.images for part in parts]).cpu())
-        tensors["targets"] = torch.cat([part.targets for part in parts])
-        names = [name for part in parts for name in part.names]
-        self.store.write(DONORS, 0, tensors, {**facts, "names": names})
+        donors = Batch(
+            [number for part in parts for number in part.numbers],
+            [name for part in parts for name in part.names],
+            torch.cat([part.images for part in parts]),
+            torch.cat([part.targets for part in parts]),
+            maps,
+        )
+        tensors, facts = maps_as_file(
+            donors.numbers, donors.images.shape[1:], maps, self.job.sources
+        )
+        tensors |= {"images": pack(donors.images), "targets": donors.targets}
+        self.store.write(DONORS, 0, tensors, {**facts, "names": donors.names})
+        return donors
 
     def _sample(self, entry: Entry) -> Sample:
         """An image with the maps given for it; called in the loader's threads."""

@@ -30,8 +30,7 @@ from sufficit.explainers import EXPLAINERS, methods_for
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.sources import HeatmapFileSource, sources_from
 from sufficit.files import safe_name
-from sufficit.metrics.donors import draw_pool
-from sufficit.metrics.leakage import POOL
+from sufficit.metrics.leakage import POOL, draw_pool
 from sufficit.metrics.plan import Plan, check_asking, make_plan
 from sufficit.perturbation.fills import FILLS
 from sufficit.provenance import plain
@@ -78,7 +77,7 @@ class Job:
     @cached_property
     def alpha_sample(self) -> frozenset[int]:
         """The images that MSI over alpha_min is measured on."""
-        from sufficit.metrics.alpha_search import spread
+        from sufficit.metrics.scores import spread
 
         wanted = self.config.alpha_curve and not self.plan.searching and "msi" in self.plan.columns
         return frozenset(spread(len(self.entries)) if wanted else ())

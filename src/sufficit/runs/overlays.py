@@ -23,7 +23,7 @@ from sufficit.runs.engine import Worker, cluster_of, compute, run_key
 from sufficit.runs.explanations import Sample, quiet
 from sufficit.runs.job import Job
 from sufficit.runs.merge import heatmaps_of
-from sufficit.runs.store import HEATMAPS, store_in
+from sufficit.runs.store import HEATMAPS, StageFile, store_in
 
 SHEET_ROWS = 24  # images of a sheet, and of a unit
 
@@ -105,14 +105,13 @@ class OverlayWorker(Worker):
 
     def work(
         self, stage: str, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
-    ) -> None:
+    ) -> list[StageFile]:
         """Overlays and a sheet of a unit, then its heatmaps, which make it done."""
         skipped = self.loader.dropped(unit)
         batch, broken = self.batch(items)
         facts: dict[str, Any] = {"names": [], "targets": [], "skipped": {**skipped, **broken}}
         if batch is None:
-            self.store.write(HEATMAPS, unit.number, {}, facts)
-            return
+            return [(HEATMAPS, {}, facts)]
         classifier, out = self.job.classifier, self.store.folder
         with torch.no_grad():
             probabilities = classifier(batch.images).float().softmax(1).cpu()
@@ -128,7 +127,7 @@ class OverlayWorker(Worker):
         ]
         sheet = "sheet.png" if unit.number == 0 else f"sheet-{unit.number + 1}.png"
         plots.save(plots.sheet_figure(images, heatmaps, titles), out / sheet)
-        self.keep_maps(unit, batch, facts | {"targets": targets})
+        return [self.maps_file(batch, facts | {"targets": targets})]
 
 
 def row_title(name: str, probabilities: Tensor, target: int, classes: Sequence[str] | None) -> str:

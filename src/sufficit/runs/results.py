@@ -14,9 +14,9 @@ from torch import Tensor
 from sufficit.data.images import open_images
 from sufficit.errors import UserError, unknown
 from sufficit.files import read_json, safe_name
-from sufficit.metrics.curves import MeanCurve
-from sufficit.metrics.method_scores import MethodScores
 from sufficit.metrics.plan import make_plan
+from sufficit.metrics.registry import MeanCurve
+from sufficit.metrics.scores import MethodScores
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain
 from sufficit.report.content import Content, Facts, Shown

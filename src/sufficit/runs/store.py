@@ -30,6 +30,10 @@ FORMAT = 3  # of the files below units/; a run of another format is not resumed
 MACHINE = ("device", "torch")  # may differ when every unit is there: the rest is merging
 
 
+StageFile = tuple[str, Mapping[str, Tensor], Mapping[str, Any]]
+"""What a unit leaves of a stage: its name, tensors and facts."""
+
+
 @dataclass(frozen=True)
 class UnitFile:
     """Tensors by name, and the facts of a unit as JSON."""
@@ -71,6 +75,11 @@ class Store:
         with writing(path) as part:
             # Not save_file: it does not report a full disk as an OSError.
             part.write_bytes(save(whole, metadata={"facts": json.dumps(plain(facts))}))
+
+    def write_unit(self, unit: int, files: Sequence[StageFile]) -> None:
+        """Write the files of a unit in order; the last one makes it done."""
+        for stage, tensors, facts in files:
+            self.write(stage, unit, tensors, facts)
 
     def read(self, stage: str, unit: int, *, names: Sequence[str] | None = None) -> UnitFile:
         """A unit's file, or some of its tensors."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.images import FORMATS, BadImageError, decode_image
+from sufficit.data.pixels import FORMATS, BadImageError, decode_image
 from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
 from sufficit.explainers import CAMS, EXPLAINERS, Explainer, explain_all, methods_for
 from sufficit.explainers.explanation import Methods, OwnMethod
