@@ -322,9 +322,7 @@ def test_masks_in_the_shape_of_their_class_are_found_out(sufficit, tmp_path: Pat
 
 
 @pytest.mark.parametrize("targets", ["label", "prediction"])
-def test_one_class_costs_the_leak_and_nothing_else(
-    sufficit, tmp_path: Path, targets: str
-) -> None:
+def test_one_class_costs_the_leak_and_nothing_else(sufficit, tmp_path: Path, targets: str) -> None:
     words, *_ = leaking(tmp_path, 6)
     for path in sorted((tmp_path / "digits").rglob("*.png"))[1:]:
         path.unlink()

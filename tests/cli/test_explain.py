@@ -16,7 +16,15 @@ N = 6
 
 
 def drawing(digits: Path, *more: object) -> list[object]:
-    return ["explain", digits, "--model", "sufficit:digits", "--out", digits.parent / "drawn", *more]
+    return [
+        "explain",
+        digits,
+        "--model",
+        "sufficit:digits",
+        "--out",
+        digits.parent / "drawn",
+        *more,
+    ]
 
 
 def test_it_draws_what_evaluate_reads(sufficit, digits: Path, tmp_path: Path) -> None:

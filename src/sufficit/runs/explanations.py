@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sufficit.data.images import ignore_image_warnings
-from sufficit.data.loader import Entry, ImageLoader, Item
+from sufficit.data.loader import Entry, ImageLoader, Item, Unit
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
 from sufficit.explainers.explanation import DrawnMaps
 from sufficit.runs.job import Job
