@@ -1,6 +1,6 @@
 """Write docs/messages.md: every error message of the package with its remedy, from the source.
 
-    python tools/messages.py
+python tools/messages.py
 """
 
 import ast

@@ -1,9 +1,14 @@
 """What every command shares: -h, the options of RunConfig, and text that is safe to print."""
 
+import subprocess
+import sys
+
 import pytest
 import typer
 from rich.console import Console
 
+from sufficit.classifier.architectures import MODELS
+from sufficit.classifier.digit_net import SMALL_NETS
 from sufficit.cli import app
 from sufficit.cli.app import literal
 from sufficit.runs.config import RunConfig
@@ -43,3 +48,62 @@ def test_literal_text_is_printed_as_it_is(text: str) -> None:
 
 def test_literal_text_gives_the_terminal_no_orders() -> None:
     assert literal("\x1b]0;x\x07\u202e\r\x9b") == r"\x1b]0;x\x07\u202e\r\x9b"
+
+
+def test_methods_and_models_are_listed(sufficit) -> None:
+    listed = sufficit("methods").out
+    assert "kpca-cam" in listed
+    assert "control" in listed
+    named = sufficit("models", "ResNet18").out
+    assert "torchvision:resnet18" in named
+    assert "timm:resnet18" in named
+    assert sufficit("models", "resnet1800").code == 2
+
+
+def test_the_packages_own_models_are_listed_with_what_they_are_for(sufficit) -> None:
+    run = sufficit("models", "sufficit:")
+    named = [word for word in run.words.split() if word.startswith("sufficit:")]
+    assert named == [f"sufficit:{name}" for name in (*SMALL_NETS, *MODELS)]
+    assert "sufficit:digits ships with the package, for the demo" in run.words
+    wanted = "sufficit:tiny-vit to train with sufficit reproduce: three layers, for --quick"
+    assert wanted in run.words
+    assert all(model.about for model in MODELS.values())
+
+
+@pytest.mark.processes
+def test_help_does_not_load_torch_and_comes_at_once() -> None:
+    code = (
+        "import sys, time; sys.argv = ['sufficit', '--help']\n"
+        "from sufficit.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules\n"
+        "assert time.process_time() < 1, time.process_time()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in COMMANDS:
+        assert f" {command} " in done.stdout
+
+
+def test_there_are_all_these_commands() -> None:
+    wanted = {"compare", "demo", "evaluate", "explain", "figure", "methods", "models", "sanity"}
+    assert wanted | {"serve", "train-lax"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_examples_and_every_option_help(sufficit, command: str) -> None:
+    printed = sufficit(command, "--help").out
+    assert printed.count(f"sufficit {command}") > 1  # the usage, and an example
+    for option in COMMANDS[command].params:
+        assert option.name == "help" or option.help, (command, option.name)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_use_options_that_exist(command: str) -> None:
+    known = {
+        word for option in COMMANDS[command].params for word in option.opts + option.secondary_opts
+    }
+    examples = (COMMANDS[command].help or "").splitlines()
+    used = {w for line in examples if line.strip().startswith("sufficit") for w in line.split()}
+    assert {word for word in used if word.startswith("-")} <= known

@@ -68,9 +68,12 @@ def test_an_interrupted_run_draws_only_what_is_missing(
     assert not (out / "run.json").exists()
     drawn: list[int] = []
     usual = maps.draw_all
-    monkeypatch.setattr(
-        maps, "draw_all", lambda c, images, *a, **k: drawn.append(len(images)) or usual(c, images, *a, **k)
-    )  # fmt: skip
+
+    def counted(classifier, images, *rest, **options):
+        drawn.append(len(images))
+        return usual(classifier, images, *rest, **options)
+
+    monkeypatch.setattr(maps, "draw_all", counted)
     explain_run(job_for(photos), out, progress=False)
     assert drawn == [3], "the last unit"
     for method in ("gradcam", "layercam"):
@@ -80,10 +83,8 @@ def test_an_interrupted_run_draws_only_what_is_missing(
         ):
             assert one.files == two.files
             assert all(np.array_equal(one[name], two[name]) for name in one.files)
+    interrupted(lambda: explain_run(job_for(photos), tmp_path / "b", progress=False), "heatmaps")
     with pytest.raises(UserError, match="Cannot resume"):
-        interrupted(
-            lambda: explain_run(job_for(photos), tmp_path / "b", progress=False), "heatmaps"
-        )
         explain_run(job_for(photos, methods=["gradcam"]), tmp_path / "b", progress=False)
 
 

@@ -70,6 +70,10 @@ def compare(
     if as_json:
         typer.echo(json.dumps(results.as_json(), indent=2, allow_nan=False))
         return
+    if results.shown is None:
+        out.print(literal(results.table().round(3).to_string()), highlight=False)
+        out.print(f"No report, which shows MSI on images of one size. Results: {out_folder}")
+        return
     print_results(results)
     out.print(
         literal(

@@ -182,10 +182,11 @@ def sentences(content: Content) -> Iterator[str]:
     elif content.facts.targets:
         yield "Targets: the model's own predictions."
     summary = content.summaries[best]
+    size = summary.get("mask_penalty")
+    marked = "" if size is None else f" and {size.mean:.0%} of the image marked"
     yield (
         "MSI is near +1 when a small region suffices and nothing else does. Best here:"
-        f" {best}, with MSI {summary['msi'].mean:.2f} and {summary['mask_penalty'].mean:.0%} of the"
-        f" image marked. {significance(content)}".rstrip()
+        f" {best}, with MSI {summary['msi'].mean:.2f}{marked}. {significance(content)}".rstrip()
     )
     if content.controls:
         yield _controls(content)[0]

@@ -30,7 +30,7 @@ from sufficit.explainers import EXPLAINERS, methods_for
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.sources import HeatmapFileSource, sources_from
 from sufficit.files import safe_name
-from sufficit.metrics.leakage import POOL, check_classes, draw_pool
+from sufficit.metrics.leakage import POOL, draw_pool
 from sufficit.metrics.plan import Plan, check_asking, make_plan
 from sufficit.perturbation.fills import FILLS
 from sufficit.provenance import plain
@@ -154,8 +154,6 @@ def make_job(
     images = open_images(Path(config.data)) if images is None else images
     labels = labels_for(classifier, images, config.targets)
     entries = tuple(Entry(k, one, labels.number(one)) for k, one in enumerate(images))
-    if config.leak and labels.kind == "label" and not config.methods:
-        check_classes(*2 * (torch.tensor([entry.label for entry in entries]),))
     methods = {name: s for name, s in named.items() if not isinstance(s, MapFile | MapTensor)}
     if methods:
         methods_for(methods, classifier)  # refuses an adapter of another classifier

@@ -1,3 +1,5 @@
+"""Wrong arguments of the library: the error names what was expected, what came and the remedy."""
+
 import math
 import sys
 
@@ -137,7 +139,7 @@ def test_images_outside_0_to_1_are_told_to_come_before_normalisation(
     classifier, images, heatmaps, value
 ):
     images[1, 0, 0, 0] = value
-    with says(r"0\.\.1", "got", "before normalisation"):
+    with says(r"0\.\.1", "got", "normalises them"):
         evaluate(classifier, images, heatmaps)
 
 
@@ -400,11 +402,11 @@ def test_what_is_no_module_is_no_classifier():
 @pytest.mark.parametrize(
     ("mean", "std", "words"),
     [
-        ((0.5,), None, "together"),
-        (None, (0.5,), "together"),
-        ((0.5, 0.5), (0.2,), "one length"),
+        ((0.5,), None, "both be given"),
+        (None, (0.5,), "both be given"),
+        ((0.5, 0.5), (0.2,), "one number per channel"),
         ((0.5,), (0.0,), "above 0"),
-        ((), (), "length"),
+        ((), (), "one number per channel"),
     ],
 )
 def test_mean_and_std_that_do_not_go_together_are_refused(mean, std, words):

@@ -1,0 +1,221 @@
+"""`sufficit compare` prints the table, writes the folder, and refuses what would do harm."""
+
+import json
+import os
+from pathlib import Path
+
+import pandas
+import pytest
+import torch
+
+from small_runs import FLAGS, config_for, interrupted, rows, run_small
+from sufficit import Lax
+from sufficit.runs.config import read_toml
+
+
+def words(photos: Path, *more: object) -> list[object]:
+    model = f"python:{photos.parent / 'model.py'}:make"
+    return [
+        "compare", "--model", model, "--data", photos, "--methods", "gradcam, layercam", *FLAGS,
+        "--out", photos.parent / "out", *more,
+    ]  # fmt: skip
+
+
+def test_it_prints_the_table_and_where_to_look(sufficit, photos: Path) -> None:
+    run = sufficit(*words(photos))
+    assert run.code == 0, run.err
+    out = photos.parent / "out"
+    summary = json.loads((out / "summary.json").read_text())
+    for method in ("gradcam", "layercam", "random", "center"):
+        assert f"{summary[method]['msi']['mean']:.3f}" in run.words
+    assert "11 images, alpha_min 0.5" in run.words
+    assert "* best MSI of 2" in run.words
+    for name in ("report.html", "sheet.png", "curves.png", "pairs.csv"):
+        assert name in run.words
+        assert (out / name).stat().st_size > 0
+    page = (out / "report.html").read_text()
+    assert "<b>MSI over alpha_min</b>" in page
+    losers = [
+        method
+        for method in ("gradcam", "layercam")
+        if summary[method]["msi"]["mean"]
+        <= max(summary[control]["msi"]["mean"] for control in ("random", "center"))
+    ]
+    assert ("All methods score above the controls" in run.words) == (not losers)
+
+
+def test_a_finished_run_is_not_overwritten_unless_it_is_asked_for(sufficit, photos: Path) -> None:
+    assert sufficit(*words(photos, "--no-leak")).code == 0
+    out = photos.parent / "out"
+    before = (out / "run.json").read_text()
+    (out / "notes.txt").write_text("mine")
+    again = sufficit(*words(photos, "--no-leak"))
+    assert again.code == 2
+    assert "holds an earlier run: choose another --out, or --overwrite" in again.err
+    assert (out / "run.json").read_text() == before
+    for wrong in (("--methods", "gradkam"), ("--fill", "nothing.png")):
+        assert sufficit(*words(photos, *wrong, "--overwrite")).code == 2
+        assert (out / "run.json").read_text() == before, "a typing error costs no run"
+    run = sufficit(*words(photos, "--no-leak", "--no-controls", "--overwrite"))
+    assert run.code == 0, run.err
+    folders = {path.name for path in out.iterdir() if path.is_dir()}
+    assert folders == {"gradcam", "layercam", "heatmaps"}
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_an_interrupted_run_is_resumed_by_the_same_command(sufficit, photos: Path) -> None:
+    out = photos.parent / "out"
+    config = config_for(photos)
+    interrupted(lambda: run_small(config, out, unit=32), after=0)
+    other = sufficit(*words(photos, "--seed", 1))
+    assert other.code == 2
+    assert "Cannot resume" in other.err
+    assert "`seed` was 0, now 1. Use the original settings, another --out" in other.err
+    assert sufficit(*words(photos)).code == 0
+
+
+@pytest.mark.parametrize("command", ["compare", "evaluate", "explain", "sanity", "demo"])
+def test_results_that_can_go_nowhere_are_refused_before_any_work(
+    sufficit, photos: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x")
+    model = ["--model", f"python:{tmp_path / 'model.py'}:make"]
+    given = {
+        "compare": ["compare", *model, "--data", photos],
+        "evaluate": ["evaluate", *model, "--data", photos, "--heatmaps", "absent.npz"],
+        "explain": ["explain", photos, *model],
+        "sanity": ["sanity", *model, "--data", photos],
+        "demo": ["demo", "--images", "1000"],
+    }[command]
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")):
+        run = sufficit(*given, "--out", place)
+        assert run.code == 2, place
+        assert "can't be a folder of results" in run.err
+        assert "Choose another --out" in run.err
+    if command != "demo":
+        run = sufficit(*given, "--out", photos / "inside")
+        assert run.code == 2
+        assert "so results would be read as images: choose another --out" in run.err
+    usual = os.access
+    monkeypatch.setattr(  # root may write everywhere
+        "os.access", lambda path, mode, **more: mode != os.W_OK and usual(path, mode, **more)
+    )
+    run = sufficit(*given, "--out", tmp_path / "closed")
+    assert run.code == 2
+    assert "no right to write there" in run.err
+    assert (tmp_path / "file").read_text() == "x"
+    assert not (photos / "inside").exists()
+    assert not (tmp_path / "closed").exists()
+
+
+def test_a_run_of_another_command_is_not_overwritten(sufficit, photos: Path) -> None:
+    assert sufficit(*words(photos, "--no-leak")).code == 0
+    out = photos.parent / "out"
+    model = ("--model", f"python:{photos.parent / 'model.py'}:make", "--out", out, "--overwrite")
+    for given in (["sanity", "--data", photos], ["explain", photos]):
+        run = sufficit(*given, *model)
+        assert run.code == 2
+        assert "holds a run of sufficit compare: choose another --out" in run.err
+
+
+def test_a_run_is_repeated_from_its_file_and_flags_override_it(sufficit, photos: Path) -> None:
+    first = sufficit(*words(photos, "--no-leak", "--no-controls", "--seed", 3))
+    assert first.code == 0, first.err
+    folder = photos.parent
+    repeat = ["compare", "--config", folder / "out" / "RUN.toml"]
+    run = sufficit(*repeat, "--out", folder / "again", "--json")
+    assert run.code == 0, run.err
+    printed = json.loads(run.out)
+    frames = [rows(folder / name, "layercam") for name in ("out", "again")]
+    pandas.testing.assert_frame_equal(*frames, check_exact=True)
+    assert (folder / "again" / "RUN.toml").read_text() == (folder / "out" / "RUN.toml").read_text()
+    assert printed["columns"]["layercam"]["msi"]["mean"] == frames[0]["msi"].mean()
+    assert printed["standing"]["chance"]["seed"] == 3
+    other = sufficit(*repeat, "--methods", "kpca-cam", "--seed", 1, "--out", folder / "other")
+    assert other.code == 0, other.err
+    stored = read_toml(folder / "other" / "RUN.toml")
+    assert (stored["methods"], stored["seed"], stored["controls"]) == (("kpca-cam",), 1, False)
+
+
+def test_adapters_are_named_after_their_folder_and_need_names_of_their_own(
+    sufficit, photos: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    adapter = Lax(6)
+    from sufficit import Classifier
+
+    adapter.belong_to(Classifier.load(f"python:{tmp_path / 'model.py'}:make"), "1")
+    for name in ("my-lax", "sub/my-lax", "gradcam"):
+        adapter.save_pretrained(tmp_path / name)
+    two = f"{tmp_path / 'my-lax'},{tmp_path / 'sub' / 'my-lax'}"
+    run = sufficit(*words(photos, "--methods", two))
+    assert run.code == 2
+    assert "two methods are called my-lax" in run.err
+    run = sufficit(*words(photos, "--methods", tmp_path / "gradcam"))
+    assert "'gradcam' is the name of another method: write NAME=" in run.err
+    assert not (tmp_path / "out").exists()
+    renamed = f"gradcam,{tmp_path / 'my-lax'},b={tmp_path / 'sub' / 'my-lax'}"
+    assert sufficit(*words(photos, "--methods", renamed, "--no-leak")).code == 0
+    pandas.testing.assert_frame_equal(rows(tmp_path / "out", "my-lax"), rows(tmp_path / "out", "b"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--alpha-min", "half"], "alpha_min must be a number or search, got 'half'"),
+        (["--methods", "gradcam,layrcam"], "Did you mean 'layercam'?"),
+        (["--methods", "lax"], "give the folder of its adapter"),
+        (["--methods", ","], "no method given: name one or more of gradcam"),
+        (["--methods", "run.json=gradcam"], "'run.json' is a file of every run"),
+        (["--methods", "units=gradcam"], "'units' is a file of every run"),
+        (["--methods", "python:absent.py:f"], "absent.py"),
+        (["--donors", "0"], "Invalid value for '--donors'"),
+        (["--targets", "labels"], "Invalid value for '--targets'"),
+        (["--held-out-fill", "mean", "--columns", "insertion_pixel"], 'add "msi" to columns'),
+        (["--config", "absent.toml"], "cannot read absent.toml"),
+    ],
+)
+def test_wrong_arguments_are_one_error_and_leave_no_folder(
+    sufficit, photos: Path, given: list[str], message: str
+) -> None:
+    run = sufficit(*words(photos, *given))
+    assert run.code == 2
+    assert message in run.err
+    assert "Traceback" not in run.err
+    assert not (photos.parent / "out").exists()
+
+
+def test_what_is_missing_is_asked_for(sufficit, photos: Path, tmp_path: Path) -> None:
+    run = sufficit("compare", "--data", photos, "--out", tmp_path / "out")
+    assert run.code == 2
+    assert "no model given: pass --model or set it in --config RUN.toml" in run.err
+    (tmp_path / "empty").mkdir()
+    run = sufficit(*words(photos, "--data", tmp_path / "empty"))
+    assert "no images in" in run.err
+
+
+def test_skipped_images_are_named_at_most_ten_times(sufficit, photos: Path) -> None:
+    for k in range(12):
+        (photos / "ant" / f"broken-{k:02d}.png").write_bytes(b"")
+    run = sufficit(*words(photos, "--no-leak"))
+    assert run.code == 0, run.err
+    assert run.err.count("the file is empty") == 10
+    assert "12 images skipped; run.json names all of them." in run.err
+
+
+def test_a_comparison_without_msi_prints_means_and_has_no_report(sufficit, photos: Path) -> None:
+    run = sufficit(*words(photos, "--no-leak", "--columns", "insertion_pixel", "--json"))
+    assert run.code == 0, run.err
+    assert json.loads(run.out)["standing"] is None
+    run = sufficit(*words(photos, "--no-leak", "--columns", "insertion_pixel", "--overwrite"))
+    assert run.code == 0, run.err
+    assert "No report, which shows MSI" in run.words
+    means = rows(photos.parent / "out", "gradcam")["insertion_pixel"]
+    assert f"{means.mean():.3f}".rstrip("0") in run.words
+
+
+def test_a_comparison_by_msi_alone_is_reported(sufficit, photos: Path) -> None:
+    run = sufficit(*words(photos, "--no-leak", "--columns", "msi"))
+    assert run.code == 0, run.err
+    assert "Best here:" in run.words
+    assert (photos.parent / "out" / "report.html").exists()

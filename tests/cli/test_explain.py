@@ -1,0 +1,155 @@
+"""`sufficit explain`: heatmaps drawn from the command line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+
+from sufficit import Classifier, explain
+from sufficit.data.images import list_images, read_image
+
+N = 6
+
+
+def drawing(digits: Path, *more: object) -> list[object]:
+    return [
+        "explain",
+        digits,
+        "--model",
+        "sufficit:digits",
+        "--out",
+        digits.parent / "drawn",
+        *more,
+    ]
+
+
+def test_it_draws_what_evaluate_reads(sufficit, digits: Path, tmp_path: Path) -> None:
+    run = sufficit(*drawing(digits, "--methods", "gradcam,center"))
+    assert run.code == 0, run.err
+    names = [image.name for image in list_images(digits)]
+    images = torch.stack([read_image(digits / name, None) for name in names])
+    labels = torch.tensor([int(name[0]) for name in names])
+    expected = explain(Classifier.load("sufficit:digits"), images, labels)
+    with np.load(tmp_path / "drawn" / "gradcam.npz") as stored:
+        for name, heatmap in zip(names, expected, strict=True):
+            assert stored[name] == pytest.approx(heatmap.numpy(), abs=1e-5)
+    assert len(list((tmp_path / "drawn" / "overlays").rglob("*.png"))) == 2 * N
+    with Image.open(tmp_path / "drawn" / "sheet.png") as sheet:
+        assert sheet.height > 6 * sheet.width / 4
+    model = ("--model", "sufficit:digits", "--data", digits, "--columns", "msi")
+    maps = ("--heatmaps", tmp_path / "drawn" / "gradcam.npz", "--out", tmp_path / "scored")
+    assert sufficit("evaluate", *model, *maps, "--value-step", "0.25").code == 0
+    listed = ("--methods", "gradcam,center", "--out", tmp_path / "compared", "--no-leak")
+    assert sufficit("compare", *model, *listed, "--value-step", "0.25").code == 0
+    both = [
+        pandas.read_parquet(tmp_path / place / "scores.parquet")
+        for place in ("scored", "compared/gradcam")
+    ]
+    assert both[0]["msi"].to_numpy() == pytest.approx(both[1]["msi"].to_numpy(), abs=1e-6)
+
+
+def test_it_takes_functions_adapters_and_heatmap_files(
+    sufficit, digits: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("def own(model, images, targets): return images.mean(1)")
+    words = f"a=python:{tmp_path / 'mine.py'}:own,lax=sufficit:digits,b={tmp_path / 'maps.npz'}"
+    run = sufficit(*drawing(digits, "--methods", words))
+    assert run.code == 0, run.err
+    name = list_images(digits)[0].name
+    with np.load(tmp_path / "drawn" / "a.npz") as stored:
+        expected = read_image(digits / name, None).mean(0).numpy()
+        assert stored[name] == pytest.approx(expected, abs=1e-6)
+    for other in ("lax.npz", "b.npz"):
+        assert (tmp_path / "drawn" / other).exists()
+
+
+def test_sanity_takes_functions_as_well(sufficit, digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def own(model, images, targets): return images.mean(1)")
+    words = ["sanity", "--model", "sufficit:digits", "--data", digits, "--steps", "1"]
+    words += ["--methods", f"gradcam,python:{tmp_path / 'mine.py'}:own", "--out", tmp_path / "out"]
+    run = sufficit(*words)
+    assert run.code == 0, run.err
+    frame = pandas.read_csv(tmp_path / "out" / "sanity.csv")
+    assert set(frame["method"]) == {"gradcam", "own"}
+
+
+@pytest.mark.parametrize("target", ["7", "Seven"])
+def test_one_class_is_given_by_number_or_name(
+    sufficit, digits: Path, tmp_path: Path, target: str
+) -> None:
+    classifier = Classifier.load("sufficit:digits")
+    names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    classifier.classes = tuple(names)
+    classifier.save(tmp_path / "named")
+    image = next(digits.rglob("*.png"))
+    words = ["explain", image, "--model", tmp_path / "named", "--out", tmp_path / "d"]
+    assert sufficit(*words, "--target", target).code == 0
+    with np.load(tmp_path / "d" / "gradcam.npz") as stored:
+        drawn = stored[image.name]
+    expected = explain(classifier, read_image(image, None)[None], torch.tensor([7]))[0]
+    assert drawn == pytest.approx(expected.numpy(), abs=1e-5)
+    assert "holds an earlier run" in sufficit(*words).err
+    wrong = sufficit(*words, "--target", "sevn", "--overwrite")
+    assert wrong.code == 2
+    assert "Unknown class 'sevn'. Did you mean 'seven'?" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--methods", "grad-cam"], "Unknown method 'grad-cam'. Did you mean 'gradcam'?"),
+        (["--methods", "rollout"], "rollout needs a transformer"),
+        (["--layer", "feature"], "Unknown layer 'feature'. Did you mean 'features'?"),
+        (["--target", "12"], "targets must lie in 0..9"),
+        (["--target", "3", "--targets", "label"], "--targets label one per image: give one of"),
+    ],
+)
+def test_wrong_arguments_are_one_error_and_leave_no_folder(
+    sufficit, digits: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    run = sufficit(*drawing(digits, *words))
+    assert run.code == 2
+    assert message in run.err
+    assert not (tmp_path / "drawn").exists()
+
+
+def test_class_folders_are_explained_for_their_class(
+    sufficit, digits: Path, tmp_path: Path
+) -> None:
+    swapped = tmp_path / "swapped" / "7"
+    swapped.mkdir(parents=True)
+    image = next(path for path in digits.rglob("*.png") if path.parent.name != "7")
+    image.rename(swapped / image.name)
+    words = ["explain", swapped.parent, "--model", "sufficit:digits", "--out", tmp_path / "d"]
+    assert sufficit(*words).code == 0
+    record = json.loads((tmp_path / "d" / "run.json").read_text())
+    assert record["targets"] == {f"7/{image.name}": 7}
+    assert sufficit(*words, "--overwrite", "--targets", "prediction").code == 0
+    record = json.loads((tmp_path / "d" / "run.json").read_text())
+    assert record["targets"] != {f"7/{image.name}": 7}
+    run = sufficit(
+        "evaluate", "--model", "sufficit:digits", "--data", swapped.parent, "--heatmaps",
+        tmp_path / "d" / "gradcam.npz", "--out", tmp_path / "e", "--columns", "msi",
+    )  # fmt: skip
+    assert "classifies 0.0% of whole images correctly" in run.words
+    assert "misses most labels" in run.err
+
+
+@pytest.mark.filterwarnings("always:the model has random weights")
+def test_random_weights_are_the_same_each_time_and_bring_a_warning(
+    sufficit, digits: Path, tmp_path: Path
+) -> None:
+    words = ["explain", digits, "--model", "sufficit:digits", "--weights", "none", "--size", "64"]
+    drawn = []
+    for name in ("a", "b"):
+        run = sufficit(*words, "--methods", "kpca-cam", "--out", tmp_path / name)
+        assert run.code == 0, run.err
+        assert "the model has random weights" in run.err
+        with np.load(tmp_path / name / "kpca-cam.npz") as stored:
+            drawn.append({key: stored[key] for key in stored.files})
+    assert drawn[0].keys() == drawn[1].keys()
+    assert all(np.array_equal(drawn[0][key], drawn[1][key]) for key in drawn[0])
