@@ -29,9 +29,9 @@ AREAS = {
 SKIPPED = "The image is skipped and listed in run.json. Fix or remove the file."
 HEAD = """# Error messages
 
-Every error that Sufficit raises on purpose (`UserError`), with its remedy. `{...}` is filled in when
-the error occurs. On the command line an error is one line on standard error and the exit code is 2;
-`SUFFICIT_TRACEBACK=1` shows the traceback of an unexpected one.
+Every error that Sufficit raises on purpose (`UserError`), with its remedy. `{...}` is filled in
+when the error occurs. On the command line an error is one line on standard error and the exit code
+is 2; `SUFFICIT_TRACEBACK=1` shows the traceback of an unexpected one.
 
 This page is written by `tools/messages.py` from the source; a test keeps it current.
 """
