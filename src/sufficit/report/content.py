@@ -111,9 +111,7 @@ class Content:
                     f"{what} must be of the methods scored, {sorted(methods)}, got {sorted(found)}"
                 )
         if outside := {*self.standing.ranking, *self.controls} - methods:
-            raise UserError(
-                f"no scores of {sorted(outside)}, which standing or controls name: add them"
-            )
+            raise UserError(f"methods without scores: {sorted(outside)}. Add their scores")
         if not 1 <= count <= MOST_SHOWN or count != len(shown.images):
             raise UserError(
                 f"a report shows 1 to {MOST_SHOWN} images with one row of the scores each, got"
