@@ -503,7 +503,7 @@ def test_steps_count_the_alphas_below() -> None:
 def test_parts_that_do_not_belong_together_are_refused(content: Content, tmp_path: Path) -> None:
     shown = content.shown
     for bad, words in (
-        (replace(content, names=["one"]), "give one name per image: bright has 8, got 1"),
+        (replace(content, names=["one"]), "bright has 8 images, got 1 names"),
         (replace(content, summaries={}), "summaries must be of the methods scored"),
         (replace(content, controls=["x"]), "methods without scores"),
         (replace(content, shown=replace(shown, rows=[0])), "one row of the scores each"),

@@ -123,7 +123,7 @@ class Content:
             if len(scored) != n:
                 raise UserError(f"give one name per image: {method} has {len(scored)}, got {n}")
             if len(scored.shown.targets) != count:
-                raise UserError(
+                raise UserError(f"{method} has {len(scored)} images, got {n} names: give one each")
                     f"{method} has predictions of {len(scored.shown.targets)} images for {count}"
                     " images shown: give MethodScores.of the rows that are shown"
                 )
