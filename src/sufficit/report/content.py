@@ -121,9 +121,9 @@ class Content:
             if "msi" not in scored.columns:
                 raise UserError(f"{method} has no MSI, which a report shows: score it with msi")
             if len(scored) != n:
-                raise UserError(f"give one name per image: {method} has {len(scored)}, got {n}")
-            if len(scored.shown.targets) != count:
                 raise UserError(f"{method} has {len(scored)} images, got {n} names: give one each")
+            if len(scored.shown.targets) != count:
+                raise UserError(
                     f"{method} has predictions of {len(scored.shown.targets)} images for {count}"
                     " images shown: give MethodScores.of the rows that are shown"
                 )
