@@ -23,14 +23,14 @@ from sufficit.provenance import provenance
 from sufficit.runs.config import Workers, config_from
 from sufficit.runs.engine import Worker, cluster_of, compute, run_key
 from sufficit.runs.job import Job, make_job
-from sufficit.runs.store import SCORES, Store
+from sufficit.runs.store import SCORES, StageFile, Store
 
 
 class IdleWorker(Worker):
-    """Writes an empty file per unit."""
+    """Makes an empty file per unit."""
 
-    def work(self, stage, unit, items, tick=None) -> None:
-        self.store.write(stage, unit.number, {}, {"names": unit.names})
+    def work(self, stage, unit, items, tick=None) -> list[StageFile]:
+        return [(stage, {}, {"names": unit.names})]
 
 
 def job_of(units: int) -> Job:
