@@ -94,7 +94,8 @@ def test_every_kind_of_source_is_scored_as_evaluate_scores_its_maps(
 def test_the_command_line_takes_the_same_sources(sufficit, place: Path, tmp_path: Path) -> None:
     words = [
         "gradcam", str(place / "adapter"), f"python:{place / 'mine.py'}:own",
-        str(place / "maps.npz"), f"again={place / 'maps.safetensors'}", f"b=python:{place}/mine.py:own",
+        str(place / "maps.npz"), f"again={place / 'maps.safetensors'}",
+        f"b=python:{place}/mine.py:own",
     ]  # fmt: skip
     model = ("--model", f"python:{place / 'model.py'}:make", "--data", place / "photos")
     given = ("--methods", ",".join(words), "--out", tmp_path / "out", *FLAGS)
@@ -154,7 +155,7 @@ def test_options_are_those_of_the_command(classifier: Classifier) -> None:
     assert results.methods == ("gradcam",)
     assert (results.alpha_min, results.config.seed) == (0.3, 5)
     assert list(results.rows["gradcam"])[4:] == ["msi"]
-    with pytest.raises(UserError, match="Unknown option 'alpha_mim'. Did you mean 'alpha_min'"):
+    with pytest.raises(UserError, match=r"Unknown option 'alpha_mim'\. Did you mean 'alpha_min'"):
         compare(classifier, images, alpha_mim=0.5)
 
 
@@ -196,8 +197,8 @@ def test_wrong_arguments_are_refused_before_any_work(
         compare(classifier, images, ["gradcm"])
     with pytest.raises(UserError, match="name one or more"):
         compare(classifier, images, [])
+    (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="no images in"):
-        (tmp_path / "empty").mkdir()
         compare(classifier, tmp_path / "empty")
     with pytest.raises(UserError, match="inside"):
         compare(classifier, place / "photos", out=place / "photos" / "out")

@@ -73,7 +73,7 @@ def test_a_file_for_other_images_is_refused(tmp_path: Path) -> None:
         UserError, match=r"none of the 2 images.*'a/1\.png', its keys like 'x': use"
     ):
         MapFile(tmp_path / "maps.npz").check(["a/1.png", "b/1.png"])
-    with pytest.raises(UserError, match="key 'x' of .* fits 2 images or more"):
+    with pytest.raises(UserError, match=r"key 'x' of .* fits 2 images or more"):
         MapFile(tmp_path / "maps.npz").check(["a/x.png", "b/x.png"])
 
 
@@ -105,9 +105,7 @@ def test_all_sources_are_drawn_as_explain_draws_them_and_stored_without_loss(
         "middle": "center",
     }
     numbers = [4, 5, 6]
-    drawn = draw_sources(
-        classifier, sources, images, targets, numbers, given, seed=7, layer=None
-    )
+    drawn = draw_sources(classifier, sources, images, targets, numbers, given, seed=7, layer=None)
     assert list(drawn) == list(sources)
     noises = [np.random.default_rng([7, k]).random((12, 10), dtype=np.float32) for k in numbers]
     expected = {
