@@ -32,8 +32,8 @@ IMAGES = 10
 STARTED = multiprocessing.get_context("forkserver")
 """Starts processes that have all imported: a start takes a moment, not seconds."""
 PRELOADED = [
-    *("sufficit.cli", "sufficit.compare", "sufficit.reproduce.chain", "sufficit.scoring"),
-    *("sufficit.training", "sufficit.reproduce.telling", "lightning.fabric"),
+    *("sufficit.cli", "sufficit.runs.engine", "sufficit.reproduce.pipeline"),
+    *("sufficit.training", "lightning.fabric"),
     *("matplotlib.backends.backend_agg", "pandas", "pyarrow.parquet", "kill"),
 ]
 
@@ -76,10 +76,10 @@ def _run(words: Sequence[str], log: Path, moment: Moment) -> None:
     from sufficit.classifier.architectures import MODELS
     from sufficit.classifier.digit_net import SmallNet
     from sufficit.cli import main
-    from sufficit.compare import compare_folder
+    from sufficit.runs.job import make_job
 
     torch.set_num_threads(1)
-    compare_folder.__kwdefaults__["group"] = 3  # several groups of few images
+    make_job.__kwdefaults__["unit"] = 3  # several units of few images
     MODELS["small-net"] = replace(
         MODELS["small-net"], build=lambda classes, _: SmallNet(classes, width=4)
     )
@@ -96,19 +96,17 @@ def _run(words: Sequence[str], log: Path, moment: Moment) -> None:
 
 def _draw_nothing() -> None:
     """Files stand in for pictures and reports."""
-    from sufficit import plots as figures
-    from sufficit.comparing import saving
+    from sufficit import plots, report
     from sufficit.files import writing
-    from sufficit.reproduce import telling
+    from sufficit.reproduce import table_results
 
     def stand_in(path: Path) -> None:
         with writing(path) as part:
             part.write_text("a picture")
 
-    figures.save = lambda figure, path, **_: stand_in(path)
-    figures.sheet_figure = lambda *_, **__: None
-    saving.write_report = lambda path, content: stand_in(path)
-    telling.report_run = lambda out, path, outcome: stand_in(path)
+    plots.save = lambda figure, path, **_: stand_in(path)
+    plots.sheet_figure = plots.methods_figure = lambda *_, **__: None
+    report.write_report = table_results.write_report = lambda path, content: stand_in(path)
 
 
 def _killing(moment: Moment) -> Callable[[Path, Path], Path]:
@@ -142,15 +140,9 @@ def adapter_rows(out: Path) -> dict[str, Any]:
 
 
 def table_rows(out: Path) -> dict[str, Any]:
-    """All numbers of a table, and the table."""
-    from safetensors.torch import load_file
-
-    numbers = {
-        f"{path.stem}/{name}": values.numpy().tobytes()
-        for path in sorted((out / "numbers").glob("*.safetensors"))
-        for name, values in load_file(path).items()
-    }
-    return numbers | files(out, "results/table.md", "results/summary.json")
+    """All rows of a table, and the table."""
+    rows = files(out, "compare/*/*.parquet", "search/*/*.parquet")
+    return rows | files(out, "results/table.md", "results/summary.json", "results/rows.parquet")
 
 
 def first_missing(*marks: tuple[str, str]) -> Callable[[Path], str]:
@@ -160,17 +152,6 @@ def first_missing(*marks: tuple[str, str]) -> Callable[[Path], str]:
         return next((name for name, mark in marks if not any(out.glob(mark))), "after the end")
 
     return stage
-
-
-def compare_stage(out: Path) -> str:
-    """How far a comparison is."""
-    if (out / "run.json").exists():
-        return "after the end"
-    if (out / "parts" / "complete").exists():
-        return "results"
-    if any(out.glob("parts/leak-*")):
-        return "leak"
-    return "scores" if (out / "parts" / "begun.json").exists() else "begin"
 
 
 def _compare(data: Path, out: Path) -> Sequence[object]:
@@ -198,7 +179,7 @@ COMMANDS = {
     "compare": Command(
         _compare,
         lambda out: files(out, "*/scores.parquet", "*/curves.parquet", "*.csv", "summary.json"),
-        compare_stage,
+        first_missing(("start", "units"), ("scores", "summary.json"), ("results", "run.json")),
     ),
     "evaluate": Command(
         _evaluate,
@@ -214,15 +195,12 @@ COMMANDS = {
         _reproduce,
         table_rows,
         first_missing(
-            ("plan", "numbers/plan.json"),
             ("classifier", "classifier/trained.json"),
             ("first adapter", "adapters/lax-paper-0/trained.json"),
             ("second adapter", "adapters/lax-robust-0/trained.json"),
             ("test folder", "test.json"),
-            ("scores", "numbers/scores.safetensors"),
-            ("search", "numbers/search.safetensors"),
-            ("places", "numbers/places.safetensors"),
-            ("shown", "numbers/shown.safetensors"),
+            ("scores", "compare/run.json"),
+            ("search", "search/run.json"),
             ("results", "results/run.json"),
             ("report", "results/report.html"),
         ),

@@ -1,6 +1,6 @@
 """Write docs/messages.md: every error message of the package with its remedy, from the source.
 
-    python tools/messages.py
+python tools/messages.py
 """
 
 import ast
@@ -29,9 +29,9 @@ AREAS = {
 SKIPPED = "The image is skipped and listed in run.json. Fix or remove the file."
 HEAD = """# Error messages
 
-Every error that Sufficit raises on purpose (`UserError`), with its remedy. `{...}` is filled in when
-the error occurs. On the command line an error is one line on standard error and the exit code is 2;
-`SUFFICIT_TRACEBACK=1` shows the traceback of an unexpected one.
+Every error that Sufficit raises on purpose (`UserError`), with its remedy. `{...}` is filled in
+when the error occurs. On the command line an error is one line on standard error and the exit code
+is 2; `SUFFICIT_TRACEBACK=1` shows the traceback of an unexpected one.
 
 This page is written by `tools/messages.py` from the source; a test keeps it current.
 """
@@ -47,7 +47,7 @@ def messages() -> dict[str, list[tuple[str, str]]]:
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             name = node.func.id if isinstance(node.func, ast.Name) else ""
-            if name in ERRORS and (text := _text(node.args[0])):
+            if path.name != "errors.py" and name in ERRORS and (text := _text(node.args[0])):
                 problem, remedy = split(text)
                 if name == "BadImageError":
                     remedy = remedy or SKIPPED
@@ -62,12 +62,22 @@ def messages() -> dict[str, list[tuple[str, str]]]:
 def split(text: str) -> tuple[str, str]:
     """A message as what failed, and what to do: after the last colon, or the last sentence."""
     text = text.strip()
-    wanted = re.fullmatch(r".+? must (?:be|lie in|name|have) (.+?),? (?:but )?got .+", text)
-    for mark in (": ", ". "):
+    verbs = "be |lie in |name |have |hold |give |return "
+    wanted = re.fullmatch(rf".+? (?:must|needs|is) (?:{verbs})?(.+?),? (?:but )?got .+", text)
+    for mark in (": ", ". ", "; "):
         problem, found, remedy = text.rstrip(".").rpartition(mark)
-        if found and len(remedy) > 7 and not remedy.startswith("{") and len(problem) > 8:
+        if found and len(remedy) > 5 and not remedy.startswith("{"):
             return problem, remedy[0].upper() + remedy[1:].rstrip(".") + "."
-    return text, f"Give {wanted[1]}." if wanted else ""
+    if wanted:
+        return text, f"Give {wanted[1]}."
+    if re.search(r"\{(remedy|advice|enough|limit|hint)\}", text):
+        return text, "The end of the message says what to do."
+    if re.search(r"\{(error|strerror|reason|wrong|\.\.\.)\}", text):
+        return (
+            text,
+            "The message gives the reason: fix the file or its permissions, or give another.",
+        )
+    return text, ""
 
 
 def render() -> str:

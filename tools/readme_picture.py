@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from PIL import Image
+from sufficit.demo import LEARNED, METHODS, TRAINED_ON, TRUTH, around, score_all, train
 
 from sufficit import Classifier, explain_all
 from sufficit.data.digits import synthetic_digits
-from sufficit.demo import LEARNED, METHODS, TRAINED_ON, TRUTH, around, score_all, train
 from sufficit.plots import Look, save, sheet_figure
 
 N, COLOURS = 3, 256

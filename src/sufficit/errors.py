@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -37,3 +38,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     quoted = repr(name) if len(name) <= 100 else f"{name[:100]!r}..."
     shown = ", ".join(names[:20]) + (f", and {len(names) - 20} more" if len(names) > 20 else "")
     return UserError(f"Unknown {kind} {quoted}.{hint} Known: {shown}")
+
+
+def cannot_resume(out: Path, name: str, before: object, now: object) -> UserError:
+    """Return the error for a folder whose run was started with another value of a setting."""
+    return UserError(
+        f"Cannot resume {out}: `{name}` was {before!r:.200}, now {now!r:.200}. Use the original"
+        " settings, another --out, or --overwrite."
+    )

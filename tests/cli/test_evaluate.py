@@ -179,7 +179,7 @@ def test_a_fill_can_be_an_image(sufficit, digits: Path, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--fill", "blak"], "Unknown fill 'blak'. Did you mean 'black'?"),
-        (["--held-out-fill", "black"], "another fill than fill, both are 'black'"),
+        (["--held-out-fill", "black"], "are both 'black': hold another fill out"),
         (["--columns", "mis"], "Unknown column 'mis'. Did you mean 'msi'?"),
         (["--alpha-min", "high"], "alpha_min must be a number or search, got 'high'"),
         (["--alpha-min", "1.5"], "alpha_min must lie in 0..1"),

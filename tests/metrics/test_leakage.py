@@ -534,7 +534,7 @@ def test_the_held_out_fill_costs_msis_own_masks_and_no_more() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"held_out_fill": "black"}, "another fill than fill, both are 'black'"),
+        ({"held_out_fill": "black"}, "are both 'black': hold another fill out"),
         ({"held_out_fill": "blurr"}, "Did you mean 'blur'"),
         ({"held_out_fill": "blur", "columns": ["base_score"]}, 'add "msi" to columns'),
         ({"leak_donors": -2}, "donors must be"),

@@ -21,18 +21,23 @@ from sufficit.errors import UserError
 from sufficit.metrics.registry import curves_of as curves_by_image
 from sufficit.perturbation.heatmaps import normalize, resize
 from sufficit.report import Content, Facts, MethodScores, Shown, choose, pick_shown, write_report
-from sufficit.report.encoding import encode_fill, encode_heatmaps, encode_images, steps
 from sufficit.report.interpretation import (
-    MeanParts,
     cautions,
     reading,
     readings,
     results_table,
     run_remarks,
     sentences,
-    why_short,
+    why,
 )
-from sufficit.report.viewer_data import curves_of, slider_grid
+from sufficit.report.viewer_data import (
+    curves_of,
+    encode_fill,
+    encode_heatmaps,
+    encode_images,
+    slider_grid,
+    steps,
+)
 from sufficit.statistics import compare_values
 
 
@@ -286,13 +291,13 @@ def test_the_four_losses_add_up_to_what_msi_lacks(alpha_min: float) -> None:
     content = make(alpha_min=alpha_min, maps={"coarse": coarse_maps(8, 16, 1)}, value_step=0.037)
     for found in readings(content):
         scores = content.scores[found.method]
-        losses = [getattr(found.losses, name) for name in ("size", "short", "outside", "weaker")]
+        losses = [found.losses[name] for name in ("size", "short", "outside", "weaker")]
         assert sum(losses) == pytest.approx(1 - scores["msi"].mean().item(), abs=1e-6)
 
 
 def test_the_losses_are_those_of_the_definition(content: Content) -> None:
     for found in readings(content):
-        losses = [getattr(found.losses, name) for name in ("size", "short", "outside", "weaker")]
+        losses = [found.losses[name] for name in ("size", "short", "outside", "weaker")]
         assert losses == pytest.approx(losses_by_hand(content.scores[found.method]), abs=1e-6)
 
 
@@ -328,20 +333,25 @@ def test_scores_are_read_as_the_paper_reads_them(case: str, place: str, reason: 
 
 
 def test_a_mask_whose_peak_alone_falls_short_is_not_said_to_fall_short_itself() -> None:
-    whole = why_short(-0.5, MeanParts(True, size=0.2, kept=0.95, inner=0.4, outside=0.1, weak=0.0))
+    losses = {"size": 0.2, "short": 1.0, "outside": 0.05, "weaker": 0.0}
+    whole = why(-0.5, losses, kept=0.95, inner=0.4, accuracy=True)
     assert "with all that is marked the model is right on 95% of the images" in whole
     assert "from there, the model is right on 40% of the images on average" in whole
-    parts = MeanParts(True, size=0.2, kept=0.3, inner=0.2, outside=0.1, weak=0.0)
-    assert why_short(-0.5, parts) == (
+    scores = {"kept": 0.3, "inner": 0.2, "accuracy": True}
+    assert why(-0.5, losses, **scores) == (
         "What it marks does not suffice: with that alone the model is right on 30% of the images."
     )
-    assert why_short(0.1, parts) == (
+    assert why(0.1, losses, **scores) == (
         "It is near 0 because what it marks does not suffice: with that alone the model is right on"
         " 30% of the images. The size of the mask (20% of the image) and evidence elsewhere"
         " (without what it marks the model is right on 10% of the images) matter less."
     )
-    assert why_short(0.5, parts).startswith("It stays below +1 mostly because what it marks does")
-    assert why_short(-0.8, parts).startswith("A poor mask: what it marks does not suffice: with")
+    assert why(0.5, losses, **scores).startswith(
+        "It stays below +1 mostly because what it marks does"
+    )
+    assert why(-0.8, losses, **scores).startswith(
+        "A poor mask: what it marks does not suffice: with"
+    )
 
 
 def test_the_one_pixel_that_decides_is_read_as_the_best_there_is() -> None:
@@ -492,14 +502,17 @@ def test_steps_count_the_alphas_below() -> None:
 
 def test_parts_that_do_not_belong_together_are_refused(content: Content, tmp_path: Path) -> None:
     shown = content.shown
-    for bad, why in (
-        (replace(content, names=["one"]), "names must have one name per image"),
-        (replace(content, summaries={}), "same methods"),
+    for bad, words in (
+        (replace(content, names=["one"]), "bright has 8 images, got 1 names"),
+        (replace(content, summaries={}), "summaries must be of the methods scored"),
         (replace(content, controls=["x"]), "methods without scores"),
         (replace(content, shown=replace(shown, rows=[0])), "one row of the scores each"),
-        (replace(content, shown=replace(shown, heatmaps={})), "must be of the methods scored"),
+        (
+            replace(content, shown=replace(shown, heatmaps={})),
+            "heatmaps must be of the methods scored",
+        ),
         (replace(content, shown=replace(shown, rows=[99] * 8)), "must be in 0..7"),
     ):
-        with pytest.raises(UserError, match=why):
+        with pytest.raises(UserError, match=words):
             write_report(tmp_path / "report.html", bad)
     assert not list(tmp_path.iterdir())

@@ -50,6 +50,8 @@ def commit(kind: str) -> None:
         os._exit(1)
     elif kind == "hang":
         time.sleep(10_000)
+    elif kind == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif kind == "memory":
         torch.empty(2**60, dtype=torch.uint8)
     elif kind == "error":

@@ -84,7 +84,7 @@ def test_leakage_and_the_search_of_alpha_are_the_same_too(cluster: Any, tmp_path
 def test_workers_that_die_or_fail_or_hang_are_replaced(
     cluster: Any, wanted: dict[str, bytes], tmp_path: Path
 ) -> None:
-    faults = ("kill", "memory", "error", "hang")
+    faults = ("kill", "memory", "error", "freeze", "hang")
     plant(tmp_path, *faults)
     assert survive(tmp_path, Workers(count=2, unit_timeout=8)) == wanted
     assert not list(tmp_path.glob("fault-*"))

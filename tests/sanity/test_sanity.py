@@ -551,7 +551,7 @@ def test_the_command_refuses_before_any_work(folder: Path, tmp_path: Path) -> No
     shared = ["--model", "sufficit:digits", "--data", folder]
     with pytest.raises(UserError, match="Did you mean 'gradcam'"):
         run(*shared, "--methods", "gradcamm")
-    with pytest.raises(UserError, match="lies inside"):
+    with pytest.raises(UserError, match="is inside"):
         run(*shared, "--out", folder / "inside")
     for path in folder.rglob("*.png"):
         path.rename(folder / path.name)

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from sufficit import Classifier, UserError
 from sufficit.training import RECIPES, LaxRecipe, losses
-from sufficit.training.random_fills import TRAINING_FILLS, random_fills
+from sufficit.training.recipes import TRAINING_FILLS, random_fills
 from sufficit.training.step import Batch, take_step, upsampled
 
 TEMPERATURES = {0.25: 0.0574, 0.3: 0.0909, 0.4: 0.1541, 0.5: 0.2055, 0.8: 0.3019}

@@ -320,6 +320,24 @@ def test_a_checkpoint_that_tells_sense_is_read(tmp_path: Path) -> None:
     assert found["state"] == STATE
 
 
+def test_a_checkpoint_of_another_adapter_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    train(out=tmp_path, epochs=1)
+    whole = torch.load(path, weights_only=True)
+    first = next(iter(whole["model"]))
+    for changes in (
+        {"model": {**whole["model"], first: torch.zeros(1)}},
+        {"model": 3},
+        {"optimizer": {}},
+        {"state": whole["state"] | {"best": {first: torch.zeros(1)}}},
+    ):
+        torch.save(whole | changes, path)
+        with pytest.raises(UserError, match=r"checkpoint\.pt in .* does not fit"):
+            train(out=tmp_path, epochs=1)
+    torch.save(whole, path)
+    assert len(train(out=tmp_path, epochs=1).trained["history"]) == 1
+
+
 @pytest.mark.parametrize(
     "changes",
     [

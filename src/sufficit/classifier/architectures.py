@@ -39,7 +39,7 @@ def build(name: str, num_classes: int, image_size: int, *, folded: bool = False)
         raise unknown("model", name, MODELS)
     side = MODELS[name].fixed_side
     if side is not None and image_size != side:
-        raise UserError(f"{name} sees {side} x {side} pixels, not {image_size} x {image_size}")
+        raise UserError(f"{name} takes {side} px, got {image_size} px: resize to {side}")
     model: nn.Module = MODELS[name].build(num_classes, image_size).eval()
     return fold(model) if folded else model
 

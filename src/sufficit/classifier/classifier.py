@@ -267,7 +267,7 @@ def check_range(targets: Tensor, classes: int) -> None:
     """Raise for a class that the model does not have."""
     if (highest := int(targets.max())) >= classes:
         wanted = f"targets must lie in 0..{classes - 1}, the model has {classes} classes"
-        raise UserError(f"{wanted}, got {highest}")
+        raise UserError(f"{wanted}, got {highest}: use its class numbers")
 
 
 def _check_mean_std(

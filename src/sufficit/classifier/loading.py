@@ -318,7 +318,7 @@ def known_models() -> Iterator[tuple[str, str]]:
     try:
         timm = import_module("timm")
     except ImportError:
-        yield "timm:NAME", "a thousand more with pip install 'sufficit[timm]'"
+        yield "timm:NAME", "a thousand more with pip install '.[timm]'"
         return
     for name in timm.list_models():
         pretrained = timm.is_model_pretrained(name)
@@ -329,7 +329,7 @@ def _extra(package: str) -> ModuleType:
     try:
         return import_module(package)
     except ImportError as error:
-        remedy = f"pip install 'sufficit[{package}]'"
+        remedy = f"pip install '.[{package}]'"
         raise UserError(f"{package} models need the extra: {remedy}") from error
 
 

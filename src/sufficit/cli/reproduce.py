@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from sufficit.cli.app import app, err, literal, out
 from sufficit.cli.options import OverwriteOption, run_options
@@ -22,65 +22,53 @@ def reproduce(
     given: dict[str, Any],
     workers: Workers | None,
     table: Annotated[
-        str,
-        typer.Argument(help="synthetic-mnist, cub200, cifar10, cifar10-vit, or folder: your own."),
+        str, Argument(help="synthetic-mnist, cub200, cifar10, cifar10-vit, or folder: your own.")
     ],
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder with MNIST, CIFAR-10 or CUB-200-2011 in it, or class folders."),
+        Option(help="Folder with MNIST, CIFAR-10 or CUB-200-2011 in it, or class folders."),
     ] = None,
     out_folder: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the results; TABLE by default.")
+        Path | None, Option("--out", help="Folder for the results; TABLE by default.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A small net and few images: minutes on a CPU.")
+        bool, Option("--quick", help="A small net and few images: minutes on a CPU.")
     ] = False,
     download: Annotated[
-        bool, typer.Option("--download", help="Download the data to --data first.")
+        bool, Option("--download", help="Download the data to --data first.")
     ] = False,
     images: Annotated[
-        int | None, typer.Option(help="Test images to score; 2000 by default.", min=2)
+        int | None, Option(help="Test images to score; 2000 by default.", min=2)
     ] = None,
     search_images: Annotated[
-        int | None, typer.Option(help="Images to search alpha_min on; 500 by default.", min=1)
+        int | None, Option(help="Images to search alpha_min on; 500 by default.", min=1)
     ] = None,
     train_images: Annotated[
-        int | None, typer.Option(help="Training images; all by default.", min=20)
+        int | None, Option(help="Training images; all by default.", min=20)
     ] = None,
     test_images: Annotated[
-        int | None, typer.Option(help="Test images to draw from; all by default.", min=2)
+        int | None, Option(help="Test images to draw from; all by default.", min=2)
     ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="Adapters per recipe; 3 by default.", min=0)
-    ] = None,
-    recipes: Annotated[
-        str | None, typer.Option(help="Recipes of LAX; paper,robust by default.")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs of the classifier.", min=1)] = None,
-    lax_epochs: Annotated[int | None, typer.Option(help="Epochs of each adapter.", min=1)] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Another architecture than the paper's.")
-    ] = None,
+    seeds: Annotated[int | None, Option(help="Adapters per recipe; 3 by default.", min=0)] = None,
+    recipes: Annotated[str | None, Option(help="Recipes of LAX; paper,robust by default.")] = None,
+    epochs: Annotated[int | None, Option(help="Epochs of the classifier.", min=1)] = None,
+    lax_epochs: Annotated[int | None, Option(help="Epochs of each adapter.", min=1)] = None,
+    model: Annotated[str | None, Option(help="Another architecture than the paper's.")] = None,
     weights: Annotated[
         str | None,
-        typer.Option(help="Initial weights: default (ImageNet), none, or a .safetensors file."),
+        Option(help="Initial weights: default (ImageNet), none, or a .safetensors file."),
     ] = None,
     classes: Annotated[
-        str | None,
-        typer.Option(help="Classes of CUB-200, comma-separated; twenty drawn by the seed."),
+        str | None, Option(help="Classes of CUB-200, comma-separated; twenty drawn by the seed.")
     ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="fp32 or bf16; bf16 on a GPU by default.")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Masked images per forward pass.", min=1)
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.", min=0)] = None,
+    precision: Annotated[str | None, Option(help="fp32 or bf16; bf16 on a GPU by default.")] = None,
+    batch_size: Annotated[int | None, Option(help="Masked images per forward pass.", min=1)] = None,
+    seed: Annotated[int | None, Option(help="Seed of everything random.", min=0)] = None,
     step: Annotated[
         float | None,
-        typer.Option(help="Step of the pixel-value curves, 0.01; the percentage curves have 2x."),
+        Option(help="Step of the pixel-value curves, 0.01; the percentage curves have 2x."),
     ] = None,
-    report: Annotated[bool, typer.Option(help="Write report.html at the end.")] = True,
+    report: Annotated[bool, Option(help="Write report.html at the end.")] = True,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Repeat a table of the paper: train the classifier and LAX, score every method, report.
@@ -112,16 +100,13 @@ def reproduce(
         if data is None:
             raise UserError("--download needs a folder to put the data in: give --data ROOT")
         fetch(data_name, data)
+    options: dict[str, Any] = {"data": data, "quick": quick, "overwrite": overwrite}
+    options |= {"device": device_named(given.get("device", "auto")), "workers": workers}
+    options |= {"say": lambda line: err.print(literal(line), highlight=False), "report": report}
     results = run(
         table,
         folder,
-        data=data,
-        device=device_named(given.get("device", "auto")),
-        quick=quick,
-        overwrite=overwrite,
-        workers=workers,
-        report=report,
-        say=lambda line: err.print(literal(line), highlight=False),
+        **options,
         images=images,
         search_images=search_images,
         train_images=train_images,

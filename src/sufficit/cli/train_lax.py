@@ -23,7 +23,7 @@ from sufficit.files import CHECKPOINT, check_output
 from sufficit.runs.config import RunConfig
 
 if TYPE_CHECKING:
-    from sufficit.training.training_report import TrainingOutcome
+    from sufficit.training.train_folder import TrainingOutcome
 
 OPTIONS = (*(name for name in MODEL if name != "precision"), "data", "targets", "on_error", "seed")
 ROWS = 10  # epochs in the table

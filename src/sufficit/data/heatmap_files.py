@@ -151,4 +151,4 @@ def _check_shape(shape: tuple[int, ...], what: str) -> None:
     if len(shape) != 2 or 0 in shape:
         raise HeatmapError(f"{what} must be [h,w], got {list(shape)}")
     if math.prod(shape) > MOST:
-        raise HeatmapError(f"{what} is too large: {list(shape)}, at most {MOST} values")
+        raise HeatmapError(f"{what} has {list(shape)} values, more than {MOST}: reduce it")

@@ -98,8 +98,8 @@ def read_folder(
     labels = [k for image in images if (k := known.number(image)) is not None] or None
     if labels is not None and len(set(labels)) < 2:
         raise UserError(
-            f"{data} is a folder with one class ({images[0].folder}), an adapter needs two or more:"
-            " add images of other classes, or explain the predictions with --target prediction"
+            f"{data} is a folder with one class ({images[0].folder}): an adapter needs two classes"
+            " or more. Add images of others, or explain the predictions with --target prediction"
         )
     n = how_many(len(images), share)
     held = set(evenly(labels or [0] * len(images), n, seed, spare_half=True).tolist())

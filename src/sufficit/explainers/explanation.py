@@ -220,7 +220,7 @@ def methods_for(
     methods = [methods] if isinstance(methods, str) else methods
     named = methods if isinstance(methods, Mapping) else {name: name for name in methods}
     if not named:
-        raise UserError(f"give at least one method of {', '.join(EXPLAINERS)}")
+        raise UserError(f"no method given: name one or more of {', '.join(EXPLAINERS)}")
     found = {name: _known(method, classifier) for name, method in named.items()}
     if check:
         _check_methods(found)

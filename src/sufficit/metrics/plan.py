@@ -114,7 +114,7 @@ def check_asking(
     if held_out is not None and "msi" not in plan.columns:
         raise UserError('held_out_fill scores MSI a second time: add "msi" to columns')
     if isinstance(held_out, str) and isinstance(fill, str) and held_out == fill:
-        raise UserError(f"held_out_fill must be another fill than fill, both are {fill!r}")
+        raise UserError(f"fill and held_out_fill are both {fill!r}: hold another fill out")
 
 
 def ask(

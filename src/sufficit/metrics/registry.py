@@ -80,7 +80,7 @@ class Metric:
     asks: Callable[[Schedule], list[Band]]
     formula: Callable[[Predictions, Schedule], Tensor]  # -> [N]
     weighs: Callable[[Schedule], list[Band]] = lambda _: []
-    heading: Heading | None = None  # its name by default
+    heading: Heading | None = None  # of METRICS; a user's own metric is called by its name
 
 
 def higher_is_better(column: str) -> bool | None:

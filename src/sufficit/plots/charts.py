@@ -5,26 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sufficit.errors import UserError, unknown
 from sufficit.metrics.registry import ALPHA, heading
 from sufficit.metrics.scores import MethodScores, Scores
-from sufficit.plots.style import (
-    GRID,
-    HIDE,
-    INK,
-    LINES,
-    PAPER,
-    QUIET,
-    REST,
-    SHOW,
-    USUAL,
-    Look,
-    axes_for,
-    dress,
-)
+from sufficit.plots import style
+from sufficit.plots.style import HIDE, INK, LINES, QUIET, SHOW, USUAL, Look, axes_for, dress
 from sufficit.statistics import Estimate
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -54,10 +45,10 @@ def curves_figure(scores: MethodScores | Scores, title: str = "") -> "Figure":
     figure, axes = axes_for(len(groups) + (scores.alphas is not None))
     for axis, names in zip(axes, groups, strict=False):
         for name in names:
-            curve, colour = scores.curves[name], SHOW if name[0] in "is" else HIDE
-            label = heading(name).long
-            axis.plot(curve.grid, curve.values, color=colour, label=label, linewidth=1.6)
-            axis.fill_between(curve.grid, curve.values, color=colour, alpha=0.12, linewidth=0)
+            line = scores.curves[name].grid, scores.curves[name].values
+            colour = SHOW if name[0] in "is" else HIDE
+            axis.plot(*line, color=colour, label=heading(name).long, linewidth=1.6)
+            axis.fill_between(*line, color=colour, alpha=0.12, linewidth=0)
         words = heading(names[0]).long
         if len(names) > 1:
             words = f"MSI's curves from alpha_min {scores.alpha_min:g}"
@@ -69,9 +60,8 @@ def curves_figure(scores: MethodScores | Scores, title: str = "") -> "Figure":
         axis.axvline(scores.alpha_min, color=QUIET, linestyle=":", linewidth=1)
         words = f"MSI over alpha_min, best at {scores.alpha_min:g}"
         dress(axis, words, "alpha_min", "mean MSI", unit=False)
-    mean = f"mean over {len(scores)} images"
-    words = f"{title}: {mean}" if title else mean.capitalize()
-    figure.suptitle(words, fontsize=10, color=INK)
+    words = f"{title}: mean" if title else "Mean"
+    figure.suptitle(f"{words} over {len(scores)} images", fontsize=10, color=INK)
     return figure
 
 
@@ -109,13 +99,10 @@ def curve_panel(name: str, scores: Mapping[str, MethodScores], title: str | None
 def parts_panel(scores: MethodScores) -> Panel:
     """The mean score of what is kept, hidden and left by one method, over the threshold."""
     curves = scores.curves
-    wanted = {"kept": ("insertion_pixel", "show"), "complement": ("deletion_pixel",)}
-    lines = {
-        name: (curves[found].grid, curves[found].values)
-        for name, sources in (wanted | {"hidden": ("hide",)}).items()
-        if (found := next((c for c in sources if c in curves), None))
-    }
-    colours = {"kept": SHOW, "complement": REST, "hidden": HIDE}
+    kept = "insertion_pixel" if "insertion_pixel" in curves else "show"
+    wanted = {"kept": kept, "complement": "deletion_pixel", "hidden": "hide"}
+    lines = {n: (curves[c].grid, curves[c].values) for n, c in wanted.items() if c in curves}
+    colours = {"kept": SHOW, "complement": style.REST, "hidden": HIDE}
     return Panel("", ALPHA, scores.schedule.score, lines, mark=scores.alpha_min, colours=colours)
 
 
@@ -150,7 +137,7 @@ def alpha_figure(
     scores: Mapping[str, MethodScores],
     alpha_curve: Mapping[str, Any] | None = None,
     quiet: Sequence[str] = (),
-    look: Look = PAPER,
+    look: Look = style.PAPER,
 ) -> "Figure":
     """Mean MSI over alpha_min, one line per method."""
     lines = alpha_lines(scores, alpha_curve)
@@ -173,8 +160,8 @@ def lines_figure(
     styles = _styles(methods, [method for method in quiet if method in methods])
     for axis, panel in zip(axes, panels, strict=False):
         for name, (x, y) in panel.lines.items():
-            style = {"color": panel.colours[name]} if panel.colours else styles[name]
-            axis.plot(x, y, label=name, linewidth=look.font / 6, **style)
+            own = {"color": panel.colours[name]} if panel.colours else styles[name]
+            axis.plot(x, y, label=name, linewidth=look.font / 6, **own)
         if panel.mark is not None:
             axis.axvline(panel.mark, color=QUIET, linestyle=":", linewidth=1)
         dress(axis, panel.title, panel.across, panel.up, look.font, unit=panel.unit)
@@ -215,12 +202,10 @@ def sizes_figure(
         colour, marker = styles[method]["color"], "osD^vPX<>h"[number % 10]
         axis.plot([size.low, size.high], [base.mean] * 2, color=colour, linewidth=1)
         axis.plot([size.mean] * 2, [base.low, base.high], color=colour, linewidth=1)
-        axis.plot(
-            [size.mean], [base.mean], marker, color=colour, markersize=look.font / 1.8, label=method
-        )
         points[method] = (size.mean, base.mean)
-    across = "mask penalty: share of pixels \u2265 alpha_min"
-    dress(axis, "", across, "base score", look.font)
+        dot = {"color": colour, "marker": marker, "markersize": look.font / 1.8}
+        axis.plot(*points[method], linestyle="", label=method, **dot)
+    dress(axis, "", "mask penalty: share of pixels \u2265 alpha_min", "base score", look.font)
     axis.set_ylim(auto=True)
     axis.autoscale()
     _equal_msi(axis, look)
@@ -241,18 +226,12 @@ def _equal_msi(axis: "Axes", look: Look) -> None:
         x, y = (high - msi, high) if above else (right, right + msi)
         if x <= left or y <= low:
             continue
-        axis.plot([left, x], [left + msi, y], color=GRID, linewidth=0.6, zorder=0)
+        axis.plot([left, x], [left + msi, y], color=style.GRID, linewidth=0.6, zorder=0)
+        shift, ha, va = ((0, 2), "center", "bottom") if above else ((2, 0), "left", "center")
         axis.annotate(
-            f"MSI {msi:+.1f}" if msi else "MSI 0",
-            (x, y),
-            (0, 2) if above else (2, 0),
-            textcoords="offset points",
-            ha="center" if above else "left",
-            va="bottom" if above else "center",
-            fontsize=look.font - 3,
-            color=QUIET,
-            annotation_clip=False,
-        )
+            f"MSI {msi:+.1f}" if msi else "MSI 0", (x, y), shift, textcoords="offset points",
+            ha=ha, va=va, fontsize=look.font - 3, color=QUIET, annotation_clip=False,
+        )  # fmt: skip
     axis.set_xlim(left, right)
     axis.set_ylim(low, high)
 
@@ -302,3 +281,84 @@ def _styles(methods: Sequence[str], quiet: Sequence[str]) -> dict[str, dict[str,
 
 def _across(curve: str) -> str:
     return "share of pixels" if curve.endswith("percent") else ALPHA
+
+
+def training_figure(history: "pandas.DataFrame", best: int, n: int) -> "Figure":
+    """The scores on n held-out images, the leakage and the loss of each epoch; `best` is dotted."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = axes_for(3)
+    axes.append(axes[2].twinx())
+    scores = {"base_score": SHOW, "mask_penalty": HIDE, "msi": INK}
+    leaks = {"leak": HIDE, "leak_chance": QUIET}
+    panels: tuple[tuple[str, str, dict[str, str]], ...] = (
+        (f"On {n} held-out images", "score", scores),
+        ("Leakage and chance, held-out images", "share of donor images", leaks),
+        ("Training", "loss", {"loss": INK}),
+        ("", "accuracy on masked images", {"accuracy": SHOW}),
+    )
+    look: dict[str, Any] = {"linewidth": 1.6, "marker": "o" if len(history) < 30 else None}
+    for axis, (title, up, colours) in zip(axes, panels, strict=True):
+        dress(axis, title, "epoch", up, unit=False)
+        axis.set_xlim(auto=True)
+        for name, colour in colours.items():
+            label = {"msi": "MSI", "leak_chance": "chance"}.get(name, name.replace("_", " "))
+            line = (history["epoch"], history[name])
+            axis.plot(*line, color=colour, label=label, markersize=3, **look)
+        if len(colours) > 1:
+            axis.legend(frameon=False, fontsize=7)
+        axis.axvline(best, color=QUIET, linestyle=":", linewidth=1)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].axhline(0, color=QUIET, linewidth=0.6)
+    axes[1].set_ylim(0, max(0.05, 1.1 * float(history[[*leaks]].max().max())))
+    axes[3].set_ylim(0, 1.02)
+    axes[3].yaxis.label.set_color(SHOW)
+    axes[3].tick_params(colors=SHOW, labelcolor=SHOW)
+    axes[3].spines["right"].set_visible(True)
+    title = f"Training, epoch by epoch; epoch {best} is selected"
+    figure.suptitle(title, fontsize=10, color=INK)
+    return figure
+
+
+def sanity_figure(frame: "pandas.DataFrame", threshold: float, n: int) -> "Figure":
+    """Similarity to the original heatmaps as layers become random, a line per method.
+
+    The frame is that of a sanity report on n images; random labels get a marker to the right.
+    """
+    figure, axes = axes_for(2)
+    figure.set_size_inches(9.6, 4.2)
+    cascade, labelled = (frame[frame["check"] == check] for check in ("cascade", "random labels"))
+    methods, layers = list(cascade["method"].unique()), list(cascade["layer"].unique())
+    last = len(layers)
+    ticks = ["original", *(name if len(name) <= 23 else f"...{name[-20:]}" for name in layers)]
+    places: list[float] = list(range(last + 1))
+    if len(labelled):
+        ticks, places = [*ticks, "random labels"], [*places, last + 1.5]
+    titles = {"rank_correlation": "Rank correlation", "ssim": "SSIM"}
+    for axis, (column, title) in zip(axes, titles.items(), strict=True):
+        bounds = [column, f"{column}_low", f"{column}_high"]
+        dress(axis, title, "", "similarity to the original maps", unit=False)
+        for number, method in enumerate(methods):
+            colour = LINES[number % len(LINES)]
+            rows = cascade[cascade["method"] == method]
+            mean, low, high = ([1.0, *rows[name]] for name in bounds)  # the original equals itself
+            # Every other line is dashed and above the next, so that equal lines are both visible.
+            style: Any = {"linestyle": (0, (4, 2)) if number % 2 else "-", "linewidth": 1.7}
+            above = 2 + (len(methods) - number) / len(methods)
+            axis.plot(mean, color=colour, label=method, zorder=above, **style)
+            axis.fill_between(places[: last + 1], low, high, color=colour, alpha=0.15, linewidth=0)
+            for mean, low, high in labelled[labelled["method"] == method][bounds].to_numpy():
+                place = last + 1 + (number + 0.5) / len(methods)
+                axis.plot([place] * 2, [low, high], color=colour, linewidth=1)
+                axis.plot([place], [mean], color=colour, marker="D", markersize=4, linestyle="none")
+        if len(labelled):
+            axis.axvline(last + 0.6, color=QUIET, linewidth=0.6)
+        axis.set_xlim(auto=True)
+        axis.autoscale(axis="x")
+        axis.set_xticks(places, ticks, rotation=40, ha="right", rotation_mode="anchor")
+        axis.set_ylim(float(np.nanmin([0.0, *frame[bounds[1]], *frame[column]])) - 0.04, 1.04)
+    axes[0].axhline(threshold, color=QUIET, linestyle=":", linewidth=1)
+    _legend(figure, axes[0], USUAL)
+    words = f"Layers randomised from the output downwards: mean over {n} images, 95 % intervals"
+    figure.suptitle(words, fontsize=10, color=INK)
+    return figure

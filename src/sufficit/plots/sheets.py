@@ -1,7 +1,7 @@
 """Sheets: one row per image, one column per method."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -75,53 +75,40 @@ def sheet_figure(
 
     `under` has further images under each heatmap: {title: {method: [N,C,H,W]}}.
     """
-    deep, further = 1 + len(under or {}), list((under or {}).items())
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    deep, further, columns = 1 + len(under or {}), list((under or {}).items()), 1 + len(heatmaps)
     lines = max(1 + title.count("\n") for title in row_titles)
-    figure, grid = _sheet_axes(images, 1 + len(heatmaps), deep, lines, look)
+    width = 1.75 * columns if look.width is None else look.width
+    side = width / columns * images.shape[2] / images.shape[3]
+    height = len(images) * (deep * side + lines * 1.3 * (look.font - 2) / 72) + 0.3
+    near = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
+    figure = Figure(figsize=(width, height), layout=near)
+    grid = figure.subplots(deep * len(images), columns, squeeze=False)
+    for axis in grid.flatten():
+        axis.set(xticks=[], yticks=[])
+        axis.spines[:].set_visible(False)
     small = {"fontsize": look.font - 2, "color": INK}
     for i, image in enumerate(images):
-        first, last = grid[deep * i], grid[deep * (i + 1) - 1]
+        first, *more = grid[deep * i : deep * (i + 1)]
         _show(first[0], image)
         first[0].set_xlabel(row_titles[i], **small)
         for j, (name, maps) in enumerate(heatmaps.items(), 1):
             first[j].imshow(overlay(image, maps[i]).numpy())
-            for k, (_, masked) in enumerate(further, 1):
-                _show(grid[deep * i + k][j], masked[name][i])
+            for row, (_, masked) in zip(more, further, strict=True):
+                _show(row[j], masked[name][i])
             if captions and captions.get(name):
-                last[j].set_xlabel(captions[name][i], **small)
-        for k, (title, _) in enumerate(further, 1):
-            axis = grid[deep * i + k][0]
-            place = {"ha": "right", "va": "center", "transform": axis.transAxes}
-            axis.text(0.95, 0.5, title, **small, **place)
+                grid[deep * (i + 1) - 1][j].set_xlabel(captions[name][i], **small)
+        for row, (title, _) in zip(more, further, strict=True):
+            place = {"ha": "right", "va": "center", "transform": row[0].transAxes}
+            row[0].text(0.95, 0.5, title, **small, **place)
     for axis, title in zip(grid[0], ["image", *heatmaps], strict=True):
         axis.set_title(title, fontsize=look.font, color=INK)
     return figure
 
 
-def _sheet_axes(
-    images: Tensor, columns: int, deep: int, lines: int, look: Look
-) -> tuple["Figure", Any]:
-    """Empty panels, `deep` per image, with room for some lines of text under each image."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    rows = deep * len(images)
-    width = 1.75 * columns if look.width is None else look.width
-    side = width / columns * images.shape[2] / images.shape[3]
-    height = rows * side + len(images) * lines * 1.3 * (look.font - 2) / 72 + 0.3
-    near = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
-    figure = Figure(figsize=(width, height), layout=near)
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for axis in grid.flatten():
-        axis.set_xticks([])
-        axis.set_yticks([])
-        axis.spines[:].set_visible(False)
-    return figure, grid
-
-
 def _show(axis: "Axes", image: Tensor) -> None:
     shown = image.detach().cpu().float()
-    if shown.shape[0] == 3:
-        axis.imshow(shown.permute(1, 2, 0).numpy())
-    else:
-        axis.imshow(shown.mean(0).numpy(), cmap="gray", vmin=0, vmax=1)
+    colours = shown if len(shown) == 3 else shown.mean(0, keepdim=True)
+    axis.imshow(colours.permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=1)  # grey if not RGB

@@ -23,14 +23,10 @@ FORMATS = (".pdf", ".svg", ".eps", ".png")
 WIDTHS = {"column": 3.3, "page": 6.9}  # inches
 _FONTS: Any = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.hashsalt": "sufficit"}
 _UNDATED: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-_PAGE_COLOURS = {
-    colour: f"var(--{name})"
-    for colour, name in (
-        *((INK, "ink"), (QUIET, "soft"), (GRID, "line")),
-        *((SHOW, "kept"), (HIDE, "hidden"), (REST, "rest")),
-        *((colour, f"m{k}") for k, colour in enumerate(LINES)),
-    )
-}  # to variables of report/page.css
+_PAGE_COLOURS = {  # to variables of report/page.css
+    **{INK: "ink", QUIET: "soft", GRID: "line", SHOW: "kept", HIDE: "hidden", REST: "rest"},
+    **{colour: f"m{k}" for k, colour in enumerate(LINES)},
+}
 
 
 @dataclass(frozen=True)
@@ -41,11 +37,6 @@ class Look:
     font: float = 9  # points, of titles; the rest is smaller
     legend: bool = True
 
-    def columns(self, panels: int, most: int = 3) -> int:
-        """The number of panels in a row."""
-        fits = most if self.width is None else max(1, min(4, round(self.width / 1.65)))
-        return min(fits, max(1, panels))
-
 
 USUAL = Look()
 PAPER = Look(width=WIDTHS["page"], font=8)
@@ -55,7 +46,8 @@ def axes_for(panels: int, look: Look = USUAL) -> tuple["Figure", list["Axes"]]:
     """A figure and its panels, up to three in a row or as many as fit the width."""
     from matplotlib.figure import Figure
 
-    columns = look.columns(panels)
+    fits = 3 if look.width is None else max(1, min(4, round(look.width / 1.65)))
+    columns = min(fits, max(1, panels))
     rows = max(1, -(-panels // columns))
     width = 3.4 * columns if look.width is None else look.width
     each = min(width / columns, 3.4 if look.legend else width)
@@ -84,10 +76,8 @@ def dress(
 def check_file(path: Path) -> None:
     """Raise for a path whose suffix is not a format of figures."""
     if path.suffix.lower() not in FORMATS:
-        raise UserError(
-            f"a figure's file must end with {', '.join(FORMATS)}, got {path.name!r}: use .pdf for"
-            " LaTeX, .svg for the web"
-        )
+        wanted = f"a figure's file must end with {', '.join(FORMATS)}"
+        raise UserError(f"{wanted}, got {path.name!r}: use .pdf for LaTeX, .svg for the web")
 
 
 def width_from(text: str) -> float:
@@ -146,17 +136,19 @@ def svg(figure: "Figure", name: str, label: str) -> str:
     text = _bytes(figure, "svg", "none", transparent=True).decode()
     size = re.search(r'viewBox="[^"]*"', text)
     assert size is not None
-    text = re.sub(
-        r"<(metadata|style)\b.*?</\1>", "", text[text.index(">", size.end()) + 1 :], flags=re.S
-    )
+    text = text[text.index(">", size.end()) + 1 :]
+    text = re.sub(r"<(metadata|style)\b.*?</\1>", "", text, flags=re.S)
     text = re.sub(r'<g id="named:([^"]*)">', r'<g class="named"><title>\1</title>', text)
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
+
+    def page_colour(found: re.Match[str]) -> str:
+        return f"var(--{_PAGE_COLOURS[found[0]]})" if found[0] in _PAGE_COLOURS else found[0]
 
     def for_the_page(tag: re.Match[str]) -> str:
         """A tag without what the page sets, with few decimals; names between tags are untouched."""
         one = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", tag[0])
         one = re.sub(r'((?:url\(|href=")#| id=")', rf"\1{name}-", one).replace("xlink:", "")
-        one = re.sub(r"#[0-9a-f]{6}", lambda m: _PAGE_COLOURS.get(m[0], m[0]), one)
+        one = re.sub(r"#[0-9a-f]{6}", page_colour, one)
         one = re.sub(r" font-family: [^;\"]*;| transform=\"rotate\(-0 [^\"]*\"", "", one)
         return re.sub(r"\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), one)
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from sufficit.files import writing
 from sufficit.metrics.scores import MethodScores
 from sufficit.report.content import Content, Facts, Shown, choose, pick_shown
 
@@ -10,6 +11,11 @@ __all__ = ["Content", "Facts", "MethodScores", "Shown", "choose", "pick_shown", 
 
 def write_report(path: Path | str, content: Content) -> Path:
     """Write the report of a comparison, and return its path."""
-    from sufficit.report import html  # imports jinja2, which may be absent where models are trained
+    from sufficit.report.html import render  # imports jinja2, which may be absent in training
 
-    return html.write_report(path, content)
+    content.check()
+    page = render(content)
+    with writing(Path(path)) as part:
+        # A file name may hold bytes that are no text; they become character references.
+        part.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
+    return Path(path)

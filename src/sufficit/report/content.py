@@ -1,5 +1,6 @@
 """What a report is made of."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +13,7 @@ from sufficit.errors import UserError
 from sufficit.metrics.scores import MethodScores, Scores
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
-from sufficit.statistics import Standing
-from sufficit.tables import Summaries, ranked
+from sufficit.statistics import Estimate, Standing
 
 MOST_SHOWN = 24
 REASONS = ("best", "worst", "most disputed", "drawn by seed")
@@ -68,7 +68,7 @@ class Content:
     title: str
     facts: Facts
     scores: Mapping[str, MethodScores]
-    summaries: Summaries
+    summaries: Mapping[str, Mapping[str, Estimate]]  # method -> column
     standing: Standing
     names: Sequence[str]  # [N] of all images
     shown: Shown
@@ -80,8 +80,10 @@ class Content:
 
     @property
     def methods(self) -> list[str]:
-        """All methods, best first."""
-        return ranked(self.summaries, self.standing)
+        """All methods by the mean of the ranked column, best first, those without a mean last."""
+        means = {m: found[self.standing.column].mean for m, found in self.summaries.items()}
+        sign = -1 if self.standing.higher_is_better else 1
+        return sorted(means, key=lambda m: (math.isnan(means[m]), sign * means[m]))
 
     @property
     def first(self) -> MethodScores:
@@ -95,8 +97,40 @@ class Content:
 
     def check(self) -> None:
         """Raise unless the parts fit together."""
-        _check_methods(self)
-        _check_shown(self)
+        shown, n, count, methods = (
+            self.shown,
+            len(self.names),
+            len(self.shown.rows),
+            set(self.scores),
+        )
+        if not methods:
+            raise UserError("a report needs the scores of at least one method, got none")
+        for what, found in (("summaries", self.summaries), ("heatmaps", shown.heatmaps)):
+            if set(found) != methods:
+                raise UserError(
+                    f"{what} must be of the methods scored, {sorted(methods)}, got {sorted(found)}"
+                )
+        if outside := {*self.standing.ranking, *self.controls} - methods:
+            raise UserError(f"methods without scores: {sorted(outside)}. Add their scores")
+        if not 1 <= count <= MOST_SHOWN or count != len(shown.images):
+            raise UserError(
+                f"a report shows 1 to {MOST_SHOWN} images with one row of the scores each, got"
+                f" {len(shown.images)} images and {count} rows: choose them with pick_shown"
+            )
+        for method, scored in self.scores.items():
+            if "msi" not in scored.columns:
+                raise UserError(f"{method} has no MSI, which a report shows: score it with msi")
+            if len(scored) != n:
+                raise UserError(f"{method} has {len(scored)} images, got {n} names: give one each")
+            if len(scored.shown.targets) != count:
+                raise UserError(
+                    f"{method} has predictions of {len(scored.shown.targets)} images for {count}"
+                    " images shown: give MethodScores.of the rows that are shown"
+                )
+            check_heatmaps(shown.heatmaps[method], shown.images)
+        if not all(0 <= row < n for row in shown.rows):
+            raise UserError(f"rows of images shown must be in 0..{n - 1}, got {list(shown.rows)}")
+        check_fill(self.fill, shown.images)
 
 
 def choose(
@@ -134,49 +168,3 @@ def choose(
 def pick_shown(scores: Mapping[str, Scores | MethodScores], count: int = MOST_SHOWN) -> list[int]:
     """The rows of the images to show, as `choose` finds them, in ascending order."""
     return sorted(choose({m: s.columns["msi"].numpy() for m, s in scores.items()}, most=count))
-
-
-def _check_methods(content: Content) -> None:
-    if not content.scores:
-        raise UserError("a report needs the scores of at least one method, got none")
-    if set(content.scores) != set(content.summaries):
-        raise UserError(
-            f"scores and summaries must have the same methods, got {sorted(content.scores)} and"
-            f" {sorted(content.summaries)}"
-        )
-    outside = {*content.standing.ranking, *content.controls} - set(content.scores)
-    if outside:
-        raise UserError(f"standing and controls name methods without scores: {sorted(outside)}")
-    for method, found in content.scores.items():
-        if "msi" not in found.columns:
-            raise UserError(f"{method} has no column msi, which a report shows: score it with msi")
-        if len(found) != len(content.names):
-            raise UserError(
-                f"names must have one name per image: {method} has {len(found)} images, got"
-                f" {len(content.names)} names"
-            )
-
-
-def _check_shown(content: Content) -> None:
-    shown, n = content.shown, len(content.names)
-    count = len(shown.rows)
-    if not 1 <= count <= MOST_SHOWN or count != len(shown.images):
-        raise UserError(
-            f"a report shows 1 to {MOST_SHOWN} images with one row of the scores each, got"
-            f" {len(shown.images)} images and {count} rows: choose them with pick_shown"
-        )
-    if not all(0 <= row < n for row in shown.rows):
-        raise UserError(f"rows of images shown must be in 0..{n - 1}, got {list(shown.rows)}")
-    if set(shown.heatmaps) != set(content.scores):
-        raise UserError(
-            f"heatmaps shown must be of the methods scored, {sorted(content.scores)}, got"
-            f" {sorted(shown.heatmaps)}"
-        )
-    for method, found in content.scores.items():
-        if len(found.shown.targets) != count:
-            raise UserError(
-                f"{method} has predictions of {len(found.shown.targets)} images for {count} images"
-                " shown: give MethodScores.of the rows that are shown"
-            )
-        check_heatmaps(shown.heatmaps[method], shown.images)
-    check_fill(content.fill, shown.images)

@@ -1,97 +1,61 @@
-"""`write_report`: content -> one HTML file. The web page shares templates, styles and viewer."""
+"""`render`: content -> the page as text. The web page shares templates, styles and viewer."""
 
 import base64
 import hashlib
 import math
 import re
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from sufficit import plots
-from sufficit.files import writing
 from sufficit.metrics.registry import HEADINGS, heading
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.report import interpretation as words
 from sufficit.report.content import Content
-from sufficit.report.encoding import SIDES, encode_images
-from sufficit.report.viewer_data import downloads, script_safe, viewer_data
+from sufficit.report.viewer_data import SIDES, downloads, encode_images, script_safe, viewer_data
 from sufficit.statistics import Estimate
 
 HOME = "sufficit.report"
-MAIN = (
-    "msi",
-    "base_score",
-    "mask_penalty",
-    "insertion_percent",
-    "deletion_percent",
-    "leak_ratio",
-)
+MAIN = ("msi", "base_score", "mask_penalty", "insertion_percent", "deletion_percent", "leak_ratio")
 CHART, SMALL_CHART = plots.Look(4.2, 10, legend=False), plots.Look(2.4, 9.5, legend=False)
-
-
-def write_report(path: Path | str, content: Content) -> Path:
-    """Write the report of a comparison, and return its path."""
-    content.check()
-    page = render(content)
-    path = Path(path)
-    with writing(path) as part:
-        # A file name may hold bytes that are no text; they become character references.
-        part.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
-    return path
 
 
 def render(content: Content) -> str:
     """The page as text."""
-    readings = words.readings(content)
-    return (
-        _report_environment()
-        .get_template("page.html")
-        .render(
-            content=content,
-            facts=facts_list(content),
-            columns=columns_of(content),
-            main=(content.standing.column, *MAIN),
-            heading=heading,
-            alphas=_alphas(content),
-            leaks=lambda method: words.leaks(content, method),
-            significance=words.significance(content),
-            styles=styles_of(content),
-            readings=readings,
-            longest=max([1.0, *(1 - r.msi for r in readings if not math.isnan(r.msi))]),
-            cautions=words.cautions(content),
-            place=_scale(content),
-            charts=charts_of(content),
-            method_charts=method_charts(content),
-            images=encode_images(content.shown.images),
-            rows=rows_of(content),
-            reduced=max(content.shown.images.shape[-2:]) > SIDES[0],
-            data=Markup(script_safe(viewer_data(content))),
-            downloads=downloads(content),
-            **look_and_feel(),
-        )
-    )
-
-
-# The page's parts
-
-
-def columns_of(content: Content) -> list[str]:
-    """The columns of the table: the ranked one, the main ones, then all others."""
+    readings, standing = words.readings(content), content.standing
+    main = (standing.column, *MAIN)
     known = dict.fromkeys(name for found in content.summaries.values() for name in found)
-    first = [name for name in (content.standing.column, *MAIN) if name in known]
-    return list(dict.fromkeys([*first, *(name for name in HEADINGS if name in known), *known]))
-
-
-def styles_of(content: Content) -> dict[str, str]:
-    """The CSS class of each method's colour, as the charts have it; grey outside the ranking."""
-    ranking = content.standing.ranking
-    found = {method: f"m{k % len(plots.LINES)}" for k, method in enumerate(ranking)}
-    return dict.fromkeys(content.methods, "grey") | found
+    order = dict.fromkeys((*main, *HEADINGS, *known))
+    colours = {m: f"m{k % len(plots.LINES)}" for k, m in enumerate(standing.ranking)}
+    page = environment().get_template("page.html")
+    return page.render(
+        content=content,
+        facts=facts_list(content),
+        columns=[name for name in order if name in known],
+        main=main,
+        heading=heading,
+        alphas=_alphas(content),
+        leaks=lambda method: words.leaks(content, method),
+        significance=words.significance(content),
+        styles=dict.fromkeys(content.methods, "grey") | colours,  # as the charts have them
+        readings=readings,
+        longest=max([1.0, *(1 - r.msi for r in readings if not math.isnan(r.msi))]),
+        cautions=words.cautions(content),
+        place=_scale(content),
+        charts=charts_of(content),
+        method_charts=method_charts(content),
+        images=encode_images(content.shown.images),
+        rows=rows_of(content),
+        reduced=max(content.shown.images.shape[-2:]) > SIDES[0],
+        data=Markup(script_safe(viewer_data(content))),
+        downloads=downloads(content),
+        **look_and_feel(),
+    )
 
 
 def charts_of(content: Content) -> list[dict[str, Any]]:
@@ -99,25 +63,21 @@ def charts_of(content: Content) -> list[dict[str, Any]]:
     order = [*content.standing.ranking]
     quiet = [method for method in content.methods if method not in order]
     scores = {method: content.scores[method] for method in (*order, *quiet)}
-    kind = content.first.schedule.score
     found = []
-    sizes = {m: s for m, s in content.summaries.items() if {"base_score", "mask_penalty"} <= set(s)}
-    sizes = {m: sizes[m] for m in scores if m in sizes}
+    needed = {"base_score", "mask_penalty"}
+    sizes = {m: content.summaries[m] for m in scores if needed <= set(content.summaries[m])}
     if any(not math.isnan(s["base_score"].mean) for s in sizes.values()):
         figure = plots.sizes_figure(sizes, [m for m in quiet if m in sizes], CHART)
         note = "Higher is better, further left is better. Means with 95 % intervals."
         found.append(_chart("sizes", "Base score over mask penalty", note, figure))
-    lines = plots.alpha_lines(scores, content.alpha_curve)
-    if lines:
-        panel = plots.Panel(
-            "", "alpha_min", "mean MSI", lines, mark=content.first.alpha_min, unit=False
-        )
+    if lines := plots.alpha_lines(scores, content.alpha_curve):
+        panel = replace(plots.alpha_panel(lines, content.first.alpha_min), title="")
         figure = plots.lines_figure([panel], quiet, CHART)
         found.append(_chart("alpha", "MSI over alpha_min", words.alpha_note(content), figure))
     for name, what in (("insertion_percent", "shown"), ("deletion_percent", "removed")):
-        known = {method: s for method, s in scores.items() if name in s.curves}
-        if known:
+        if known := {method: s for method, s in scores.items() if name in s.curves}:
             figure = plots.lines_figure([plots.curve_panel(name, known, "")], quiet, CHART)
+            kind = content.first.schedule.score
             note = f"Mean {kind} with this share of the top-ranked pixels {what}."
             found.append(_chart(name, heading(name).long, note, figure))
     return found
@@ -136,13 +96,8 @@ def method_charts(content: Content) -> list[dict[str, Any]]:
 
 
 def _chart(name: str, title: str, note: str, figure: Any) -> dict[str, Any]:
-    label = f"{title}. {note}"
-    return {
-        "name": name,
-        "title": title,
-        "note": note,
-        "svg": Markup(plots.svg(figure, name, label)),
-    }
+    drawn = Markup(plots.svg(figure, name, f"{title}. {note}"))
+    return {"name": name, "title": title, "note": note, "svg": drawn}
 
 
 def _scale(content: Content) -> Any:
@@ -155,24 +110,21 @@ def _scale(content: Content) -> Any:
 
 def rows_of(content: Content) -> list[dict[str, Any]]:
     """The words for each image shown."""
-    shown, found = content.shown, []
-    some = content.first.shown
+    shown, some, found = content.shown, content.first.shown, []
     whole, right = (some.of([EVERYTHING], kind)[:, 0] for kind in ("confidence", "accuracy"))
-    named = some.classes_of([EVERYTHING])[:, 0].tolist()
     for i, row in enumerate(shown.rows):
-        target = int(content.first.targets[row])
+        target, named = int(content.first.targets[row]), int(some.classes_of([EVERYTHING])[i, 0])
         label = target if shown.labels is None else int(shown.labels[i])
-        found.append(
-            {
-                "name": content.names[row],
-                "target": content.class_name(target),
-                "label": None if label == target else content.class_name(label),
-                "whole": whole[i].item(),
-                "right": bool(right[i] == 1),
-                "said": content.class_name(named[i]) if named[i] >= 0 else "another class",
-                "msi": [content.scores[method]["msi"][row].item() for method in content.methods],
-            }
-        )
+        words_of = {
+            "name": content.names[row],
+            "target": content.class_name(target),
+            "label": None if label == target else content.class_name(label),
+            "whole": whole[i].item(),
+            "right": bool(right[i] == 1),
+            "said": content.class_name(named) if named >= 0 else "another class",
+            "msi": [content.scores[method]["msi"][row].item() for method in content.methods],
+        }
+        found.append(words_of)
     return found
 
 
@@ -180,14 +132,13 @@ def facts_list(content: Content) -> list[tuple[str, str]]:
     """What ran, line by line; empty lines are left out."""
     facts, n = content.facts, len(content.names)
     searched = " (searched)" if content.first.alphas is not None else ""
+    targets = {"label": "labels", "prediction": "the model's own predictions"}
     skipped = f"{facts.n_skipped:,} skipped" if facts.n_skipped else "none skipped"
     lines = {
         "Model": facts.model,
         "Data": facts.data,
         "Images": f"{n:,} scored, {skipped}",
-        "Targets": {"label": "labels", "prediction": "the model's own predictions"}.get(
-            facts.targets, facts.targets
-        ),
+        "Targets": targets.get(facts.targets, facts.targets),
         "Score": content.first.schedule.score,
         "alpha_min": _alphas(content) + searched,
         "Fill of hidden pixels": content.fill if isinstance(content.fill, str) else "custom",
@@ -205,9 +156,6 @@ def facts_list(content: Content) -> list[tuple[str, str]]:
 def _alphas(content: Content) -> str:
     """Every alpha_min; there is more than one only where each method has its own."""
     return ", ".join(f"{a:g}" for a in sorted({s.alpha_min for s in content.scores.values()}))
-
-
-# Numbers in the page
 
 
 def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
@@ -233,39 +181,25 @@ def typeset(text: str) -> str:
     return re.sub(r"(?<=\d) ?%", "\u00a0%", text)
 
 
-def interval(estimate: Estimate, digits: int = 3) -> str:
+def interval(estimate: Estimate) -> str:
     """The ends of an interval; empty where there is none."""
-    if math.isnan(estimate.low):
-        return ""
-    return f"{number(estimate.low, digits)} to {number(estimate.high, digits)}"
-
-
-# Templates, styles and scripts
+    ends = f"{number(estimate.low)} to {number(estimate.high)}"
+    return "" if math.isnan(estimate.low) else ends
 
 
 def asset(name: str, package: str = HOME) -> str:
     """A file of a package as text, else the report's file of that name."""
-    found = files(package).joinpath(name)
-    found = found if found.is_file() else files(HOME).joinpath(name)
-    return found.read_text(encoding="utf-8")
+    own, shared = (files(home).joinpath(name) for home in (package, HOME))
+    return (own if own.is_file() else shared).read_text(encoding="utf-8")
 
 
 @cache
 def environment(package: str = HOME) -> Environment:
     """The templates of a package; all that they print is escaped."""
-    return Environment(
-        loader=FunctionLoader(lambda name: asset(name, package)),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-@cache
-def _report_environment() -> Environment:
-    found = environment().overlay()
-    found.filters = found.filters | {"number": number, "interval": interval, "typeset": typeset}
+    options: dict[str, Any] = {"undefined": StrictUndefined, "autoescape": True}
+    options |= {"trim_blocks": True, "lstrip_blocks": True}
+    found = Environment(loader=FunctionLoader(lambda name: asset(name, package)), **options)
+    found.filters |= {"number": number, "interval": interval, "typeset": typeset}
     return found
 
 

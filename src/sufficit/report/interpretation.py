@@ -5,75 +5,45 @@ How MSI is read follows the supplement of MSI's paper.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+from rich import box
 from rich.table import Table
 
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.metrics.registry import heading, mean_height
 from sufficit.metrics.scores import MethodScores
 from sufficit.report.content import Content
-from sufficit.tables import MAIN, methods_table
+from sufficit.statistics import Standing
 
 NEAR = 0.25  # how far from +1, 0 or -1 is still close to it
 FEW_IMAGES = 30
 LOW_ACCURACY = 0.7
 MANY_NAN = 0.05
-
-
-# One method's MSI
-
-
-@dataclass(frozen=True)
-class Losses:
-    """What keeps a mean MSI from +1, in four parts that add up to 1 - MSI."""
-
-    size: float  # the share of the image that is marked
-    short: float  # what is marked does not suffice
-    outside: float  # what is not marked suffices too
-    weaker: float  # what is marked suffices without its peak
-
-    @property
-    def largest(self) -> str:
-        """The part that costs most."""
-        parts = asdict(self)
-        return max(parts, key=lambda name: parts[name])
+BEST, SAME = "*", "="  # marks of the terminal's table
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One method's scores in words."""
+    """One method's scores in words.
+
+    `losses` keep the mean MSI from +1 and add up to 1 - MSI: size, the share of the image that is
+    marked; short, what is marked does not suffice; outside, what is not marked suffices too;
+    weaker, what is marked suffices without its peak.
+    """
 
     method: str
     msi: float
     place: str  # which of the paper's three marks MSI is close to
     why: str
-    losses: Losses
-
-
-@dataclass(frozen=True)
-class MeanParts:
-    """The means that MSI is made of."""
-
-    accuracy: bool  # whether scores are accuracies; confidences otherwise
-    size: float  # share of the image that is marked
-    kept: float  # score of what is marked
-    inner: float  # mean score as the threshold rises from alpha_min to 1
-    outside: float  # score of what is not marked
-    weak: float  # mean score of what is marked, without its peak
-
-    def score(self, value: float) -> str:
-        """A score as a clause."""
-        if self.accuracy:
-            return f"the model is right on {value:.0%} of the images"
-        return f"the model gives the class {value:.0%} on average"
+    losses: Mapping[str, float]
 
 
 def readings(content: Content) -> list[Reading]:
     """Every method that has all columns of MSI, in words, best first."""
     needed = {"msi", "base_score", "mask_penalty"}
-    known = {m: content.scores[m] for m in content.methods}
-    return [reading(m, found) for m, found in known.items() if needed <= set(found.columns)]
+    methods = [m for m in content.methods if needed <= set(content.scores[m].columns)]
+    return [reading(method, content.scores[method]) for method in methods]
 
 
 def reading(method: str, scores: MethodScores) -> Reading:
@@ -89,9 +59,10 @@ def reading(method: str, scores: MethodScores) -> Reading:
         scores[column].nanmean().item() for column in ("msi", "base_score", "mask_penalty")
     )
     outside = kept + inner - weak - 2 * base
-    losses = Losses(size, 1 - (kept + inner) / 2, outside / 2, weak / 2)
-    parts = MeanParts(scores.schedule.score == "accuracy", size, kept, inner, outside, weak)
-    return Reading(method, msi, place_of(msi), _why(msi, losses, parts), losses)
+    short = 1 - (kept + inner) / 2
+    losses = {"size": size, "short": short, "outside": outside / 2, "weaker": weak / 2}
+    words = why(msi, losses, kept, inner, accuracy=scores.schedule.score == "accuracy")
+    return Reading(method, msi, place_of(msi), words, losses)
 
 
 def place_of(msi: float) -> str:
@@ -108,63 +79,99 @@ def place_of(msi: float) -> str:
     return f"close to {mark}" if abs(msi) >= 1 - NEAR else f"between 0 and {mark}"
 
 
-def _why(msi: float, losses: Losses, parts: MeanParts) -> str:
+def why(
+    msi: float, losses: Mapping[str, float], kept: float, inner: float, *, accuracy: bool
+) -> str:
+    """Why a mean MSI is what it is; `kept` is the mean score of what is marked, `inner` the mean as
+    the threshold rises from alpha_min to 1. Scores are accuracies or else confidences.
+    """
+    right, given = "is right on {:.0%} of the images", "gives the class {:.0%} on average"
+    says = f"the model {right if accuracy else given}".format
+    outside, weak = says(2 * losses["outside"]), says(2 * losses["weaker"])
     if math.isnan(msi):
         return "The model answered with NaN for every image."
     if msi >= 1 - NEAR:
         return (
-            f"A small region suffices: {parts.size:.0%} of the image is marked, and with that alone"
-            f" {parts.score(parts.kept)}. It likely holds all the evidence there is."
+            f"A small region suffices: {losses['size']:.0%} of the image is marked, and with that"
+            f" alone {says(kept)}. It likely holds all the evidence there is."
         )
-    if losses.largest == "short":
-        return why_short(msi, parts)
-    return {
+    other = {
         "size": (
-            f"The mask is too large: it marks {parts.size:.0%} of the image. Check whether the"
+            f"The mask is too large: it marks {losses['size']:.0%} of the image. Check whether the"
             " object is as large, or whether the explanation lacks focus."
         ),
         "outside": (
-            "Other regions suffice too: with all that it marks removed,"
-            f" {parts.score(parts.outside)}, so there is evidence that it does not capture."
+            f"Other regions suffice too: with all that it marks removed, {outside}, so there is"
+            " evidence that it does not capture."
         ),
-        "weaker": (
-            "Its peak is not needed: with the peak removed from the marked region,"
-            f" {parts.score(parts.weak)}."
-        ),
-    }[losses.largest]
-
-
-def why_short(msi: float, parts: MeanParts) -> str:
-    """What to say where the marked region does not suffice; how bad that is depends on MSI."""
-    if parts.kept <= parts.inner + NEAR:
-        found = f"with that alone {parts.score(parts.kept)}"
-    else:
+        "weaker": f"Its peak is not needed: with the peak removed from the marked region, {weak}.",
+    }
+    if (largest := max(losses, key=lambda name: losses[name])) in other:
+        return other[largest]
+    found = f"with that alone {says(kept)}"
+    if kept > inner + NEAR:
         found = (
-            f"with all that is marked {parts.score(parts.kept)}, and as the threshold rises from"
-            f" there, {parts.score(parts.inner)} on average"
+            f"with all that is marked {says(kept)}, and as the threshold rises from there,"
+            f" {says(inner)} on average"
         )
     if msi > NEAR:
         return f"It stays below +1 mostly because what it marks does not always suffice: {found}."
     if msi >= -NEAR:
         return (
             f"It is near 0 because what it marks does not suffice: {found}. The size of the mask"
-            f" ({parts.size:.0%} of the image) and evidence elsewhere (without what it marks"
-            f" {parts.score(parts.outside)}) matter less."
+            f" ({losses['size']:.0%} of the image) and evidence elsewhere (without what it marks"
+            f" {outside}) matter less."
         )
     poor = "A poor mask: what" if msi <= NEAR - 1 else "What"
     return f"{poor} it marks does not suffice: {found}."
 
 
-# The comparison
-
-
 def results_table(content: Content) -> Table:
-    """The terminal's table: one row per method, best first, with marks and a legend."""
-    searched = bool(own_alphas(content))
+    """The terminal's table: one row per method, best first in the ranked column, which has marks
+    and an interval. A method outside the ranking, such as a control, is dimmed.
+    """
+    searched, standing = bool(own_alphas(content)), content.standing
     title = f"Means over {len(content.names)} images, alpha_min {content.first.alpha_min:g}"
     title += " (best for the mean of the methods)" if searched else ""
-    columns = (*MAIN, "msi_own_best" if searched else "leak_ratio")
-    return methods_table(content.summaries, content.standing, title, columns)
+    main = ("insertion_percent", "deletion_percent", "base_score", "mask_penalty", "msi")
+    last = "msi_own_best" if searched else "leak_ratio"  # 80 columns have room for one more
+    known = next(iter(content.summaries.values()))
+    shown = [c for c in dict.fromkeys((*main, last, standing.column)) if c in known]
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    table.caption, table.caption_justify = legend(standing), "left"
+    table.add_column("method", no_wrap=True)
+    for column in shown:
+        arrow = "↑" if known[column].higher_is_better else "↓"
+        room = "  " if column == standing.column else ""
+        table.add_column(f"{heading(column).short} {arrow}{room}", justify="right", no_wrap=True)
+    table.add_column("95 % interval", justify="right", no_wrap=True)
+    marks = {standing.best: BEST} | dict.fromkeys(standing.tied, SAME)
+    for method in content.methods:
+        summary = content.summaries[method]
+        cells = {c: "-" if math.isnan(m := summary[c].mean) else f"{m:.3f}" for c in shown}
+        cells[standing.column] += f" {marks.get(method, ' ')}"
+        found = summary[standing.column]
+        interval = "-" if math.isnan(found.low) else f"{found.low:.2f} .. {found.high:.2f}"
+        style = "bold" if method == standing.best else None
+        style = style if method in standing.ranking else "dim"
+        table.add_row(method, *cells.values(), interval, style=style)
+    return table
+
+
+def legend(standing: Standing) -> str:
+    """What the marks mean, and how they and the interval were computed."""
+    chance, pairs = standing.chance, len(standing.pairs)
+    best = f"{BEST} best {heading(standing.column).short} of {len(standing.ranking)}"
+    interval = f"Interval: bootstrap, {chance.resamples:,} resamples, seed {chance.seed}."
+    if not pairs:
+        return f"{best}. {interval}"
+    found = f"{SAME} not significantly different" if standing.tied else "all others differ"
+    exact = all(pair.exact for pair in standing.pairs)
+    drawn = "exact" if exact else f"{chance.draws:,} draws"
+    return (
+        f"{best}; {found} (n = {standing.n}): paired sign-flip test ({drawn}), level"
+        f" {chance.level:g}, Holm correction for {pairs} pair{'s' if pairs > 1 else ''}. {interval}"
+    )
 
 
 def sentences(content: Content) -> Iterator[str]:
@@ -182,7 +189,7 @@ def sentences(content: Content) -> Iterator[str]:
         f" {best}, with MSI {summary['msi'].mean:.2f}{marked}. {significance(content)}".rstrip()
     )
     if content.controls:
-        yield _controls_sentence(content)
+        yield _controls(content)[0]
     if own := own_alphas(content):
         listed = ", ".join(f"{m} {own[m]:g}" for m in content.methods if m in own)
         yield (
@@ -196,12 +203,8 @@ def significance(content: Content) -> str:
     """Whether the best method differs significantly from the others; empty if it has none."""
     standing = content.standing
     if standing.tied:
-        plural = "s" if len(standing.tied) > 1 else ""
-        verb = "are" if plural else "is"
-        return (
-            f"The difference{plural} to {_listed(standing.tied)} {verb} not significant"
-            f" (n = {standing.n})."
-        )
+        words = "differences to {} are" if len(standing.tied) > 1 else "difference to {} is"
+        return f"The {words.format(_listed(standing.tied))} not significant (n = {standing.n})."
     if any(pair.n for pair in standing.pairs if pair.first == standing.best):
         return f"It differs significantly from every other method (n = {standing.n})."
     return ""
@@ -213,21 +216,15 @@ def own_alphas(content: Content) -> dict[str, float]:
     return {method: alpha for method, alpha in found.items() if alpha is not None}
 
 
-def not_above_controls(content: Content) -> list[str]:
-    """The ranked methods whose mean MSI is not above that of every control."""
-    if not content.controls:
-        return []
-    bar = max(content.summaries[method]["msi"].mean for method in content.controls)
-    means = {method: content.summaries[method]["msi"].mean for method in content.standing.ranking}
-    return [method for method, mean in means.items() if not mean > bar]
-
-
-def _controls_sentence(content: Content) -> str:
-    means = {method: content.summaries[method]["msi"].mean for method in content.controls}
-    known = ", ".join(f"{method} {mean:.2f}" for method, mean in means.items())
-    if beaten := not_above_controls(content):
-        return f"Not above the controls in MSI ({known}): {_listed(beaten)}."
-    return f"All methods score above the controls in MSI ({known})."
+def _controls(content: Content) -> tuple[str, bool]:
+    """How the methods compare to the controls in MSI, and whether all are above them."""
+    names = (*content.controls, *content.standing.ranking)
+    means = {method: content.summaries[method]["msi"].mean for method in names}
+    known = ", ".join(f"{method} {means[method]:.2f}" for method in content.controls)
+    bar = max(means[method] for method in content.controls)
+    if below := [method for method in content.standing.ranking if not means[method] > bar]:
+        return f"Not above the controls in MSI ({known}): {_listed(below)}.", False
+    return f"All methods score above the controls in MSI ({known}).", True
 
 
 def alpha_note(content: Content) -> str:
@@ -241,13 +238,8 @@ def alpha_note(content: Content) -> str:
     finer = content.first.schedule.value_step < curve["value_step"]
     why = " and ".join(["fewer images"] * (count < n) + ["coarser steps"] * finer)
     differs = f"; with {why}, MSI may differ slightly from the table" if why else ""
-    return (
-        f"Mean MSI on {which}, from curves in steps of {curve['value_step']:g}. The dotted line is"
-        f" the alpha_min of the table{differs}."
-    )
-
-
-# Warnings
+    found = f"Mean MSI on {which}, from curves in steps of {curve['value_step']:g}"
+    return f"{found}. The dotted line is the alpha_min of the table{differs}."
 
 
 @dataclass(frozen=True)
@@ -300,8 +292,8 @@ def _remarks(content: Content) -> Iterator[str]:
                 f"{method}: {counts[worst]} of {n} images have no {heading(worst).long}, because"
                 " the model answered NaN. Means leave them out."
             )
-    if not_above_controls(content):
-        yield _controls_sentence(content)
+    if content.controls and not (found := _controls(content))[1]:
+        yield found[0]
 
 
 def leaks(content: Content, method: str) -> bool:
@@ -321,14 +313,9 @@ def _leaks(content: Content) -> Iterator[Caution]:
     }
     leaking = [method for method in found if leaks(content, method)]
     unsure = [method for method in found if method not in leaking]
-    for methods, text in (
-        (
-            leaking,
-            "The masks of {} leak: their shape alone tells the model the class, so MSI is too high"
-            " for them.",
-        ),
-        (unsure, "There are too few images to say whether the masks of {} leak."),
-    ):
+    leak = "masks of {} leak: their shape alone tells the model the class, so MSI is too high for"
+    few = "There are too few images to say whether the masks of {} leak."
+    for methods, text in ((leaking, f"The {leak} them."), (unsure, few)):
         if methods:
             details = tuple(f"{method}: {found[method]}." for method in methods)
             yield Caution(text.format(_listed(methods)), details)

@@ -1,25 +1,127 @@
-"""The numbers of a page: what the viewer's script reads, and the files a reader can download."""
+"""What a page holds: images and heatmaps as data addresses, what the viewer's script reads, and the
+files a reader can download.
+"""
 
 import base64
+import io
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pandas
+import torch
+from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 
 from sufficit.perturbation import bands
-from sufficit.perturbation.bands import Band
+from sufficit.perturbation.fills import fill_for
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain
 from sufficit.report.content import Content
-from sufficit.report.encoding import encode_fill, encode_heatmaps
 
 MOST_POINTS = 201  # of the slider
 MOST_ROWS = 3000  # of the table of all images
 VIEWS = ("kept", "hidden", "rest")
+IMAGE_ROOM = 900_000  # bytes that all images of a page may take together
+MAP_ROOM = 1_200_000  # and all heatmaps
+QUALITIES = (88, 75, 60, 40, 20)
+SIDES = (112, 84, 56, 42)
+SMALL = 96  # images up to this side are stored without loss
+BLUR_SIDE = 64  # a blurred image has no finer detail than this
+
+
+# Images and heatmaps
+
+
+def encode_images(images: Tensor) -> list[str]:
+    """Data addresses of WebP, in the best quality that fits: [N,C,H,W] in 0..1 -> N."""
+    if max(images.shape[-2:]) <= SMALL:
+        return _webp(images, lossless=True, quality=80)
+    return _fitting(lambda quality: _webp(images, quality=quality), QUALITIES, IMAGE_ROOM)
+
+
+def encode_heatmaps(
+    heatmaps: Mapping[str, Tensor], grid: Sequence[float], sides: Sequence[int] = SIDES
+) -> dict[str, list[str]]:
+    """Data addresses of 8-bit PNG that hold `steps` of the maps: [N,H,W] -> N per method."""
+    maps = torch.cat([found.detach().cpu().float() for found in heatmaps.values()])
+
+    def encode(side: int) -> list[str]:
+        coded = steps(_reduced(maps[:, None], side)[:, 0], grid).numpy()
+        return [_picture(Image.fromarray(code), "png", optimize=True) for code in coded]
+
+    found = _fitting(encode, sides, MAP_ROOM)
+    n = len(found) // len(heatmaps)
+    return {method: found[i * n : (i + 1) * n] for i, method in enumerate(heatmaps)}
+
+
+def steps(heatmaps: Tensor, grid: Sequence[float]) -> Tensor:
+    """The number of grid points below each value, so that M > grid[i] where steps > i.
+
+    >>> steps(torch.tensor([0.0, 0.5, 0.51, 1.0]), (0.0, 0.5, 1.0))
+    tensor([0, 1, 2, 2], dtype=torch.uint8)
+    """
+    edges = torch.tensor(grid, dtype=torch.float32)
+    return torch.searchsorted(edges, heatmaps.float().contiguous()).to(torch.uint8)
+
+
+def encode_fill(images: Tensor, fill: str | Tensor) -> list[str]:
+    """The fill of hidden pixels: a colour or an image, one for all images or one per image."""
+    filled = fill_for(images.detach().cpu().float(), fill)
+    if filled.shape[-2:] == (1, 1):
+        return [f"#{r:02x}{g:02x}{b:02x}" for r, g, b in _rgb(filled)[:, 0, 0].tolist()]
+    filled = filled.expand(-1, -1, *images.shape[-2:])
+    if isinstance(fill, str) and fill == "blur":
+        filled = _reduced(filled, BLUR_SIDE)
+    return _webp(filled, quality=80)
+
+
+def _reduced(images: Tensor, side: int) -> Tensor:
+    """Images averaged down to at most this side: [N,C,H,W] -> [N,C,h,w]."""
+    longest = max(images.shape[-2:])
+    if longest <= side:
+        return images
+    size = [max(1, round(length * side / longest)) for length in images.shape[-2:]]
+    return F.interpolate(images, size, mode="area")
+
+
+def _fitting(make: Callable[[int], list[str]], tries: Sequence[int], room: int) -> list[str]:
+    """The result of the first try that fits into the room, else of the last try."""
+    found: list[str] = []
+    for attempt in tries:
+        found = make(attempt)
+        if sum(map(len, found)) <= room:
+            break
+    return found
+
+
+def _webp(images: Tensor, **options: int | bool) -> list[str]:
+    return [_picture(Image.fromarray(pixels), "webp", **options) for pixels in _rgb(images)]
+
+
+def _rgb(images: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """8-bit colours, grey where there are not three channels: [N,C,H,W] in 0..1 -> [N,H,W,3]."""
+    found = images.detach().cpu().float()
+    found = found if found.shape[1] == 3 else found.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+    pixels = found.clamp(0, 1).mul(255).round().to(torch.uint8).permute(0, 2, 3, 1)
+    return np.ascontiguousarray(pixels.numpy())
+
+
+def _picture(image: Image.Image, kind: str, **options: int | bool) -> str:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return _address(file.getvalue(), f"image/{kind}")
+
+
+def _address(content: bytes, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+# The viewer
 
 
 def slider_grid(content: Content) -> tuple[float, ...]:
@@ -55,11 +157,10 @@ def viewer_data(content: Content) -> dict[str, Any]:
         }
         for i, (row, target) in enumerate(zip(shown.rows, targets, strict=True))
     ]
-    starts = [grid.index(content.scores[method].alpha_min) for method in methods]
     named = {number for found in curves.values() for one in found for number in classes_in(one)}
     return {
         "grid": [round(alpha, 4) for alpha in grid],
-        "starts": starts,
+        "starts": [grid.index(content.scores[method].alpha_min) for method in methods],
         "methods": methods,
         "best": methods.index(content.standing.best),
         "classes": {number: content.class_name(number) for number in sorted(named)},
@@ -90,27 +191,23 @@ def answers_along(
     For each view there are probabilities, None where the model was not asked; hits as one text of
     1, 0 and ?; and the predicted class, where it is known and not the target.
     """
-    asked: dict[str, list[Band]] = {
-        "kept": [bands.show(a) for a in grid],
-        "hidden": [bands.hide(alpha_min, a) for a in grid],
-        "rest": [bands.rest(a) for a in grid],
-    }
     found: list[dict[str, Any]] = [{} for _ in predictions.targets]
-    for name, wanted in asked.items():
-        places = [i for i, band in enumerate(wanted) if band in set(predictions.bands)]
-        known = [wanted[i] for i in places]
+    makers = (bands.show, lambda alpha: bands.hide(alpha_min, alpha), bands.rest)
+    for name, make in zip(VIEWS, makers, strict=True):
+        asked = {i: make(alpha) for i, alpha in enumerate(grid)}
+        known = {i: band for i, band in asked.items() if band in set(predictions.bands)}
         rows = zip(
             found,
-            predictions.of(known, "confidence"),
-            predictions.of(known, "accuracy").tolist(),
-            predictions.classes_of(known).tolist(),
+            predictions.of([*known.values()], "confidence"),
+            predictions.of([*known.values()], "accuracy").tolist(),
+            predictions.classes_of([*known.values()]).tolist(),
             strict=True,
         )
         for one, confidences, accuracies, classes in rows:
             values: list[float | None] = [None] * len(grid)
             said: list[int | None] = [None] * len(grid)
             hits = ["?"] * len(grid)
-            row = zip(places, rounded(confidences), accuracies, classes, strict=True)
+            row = zip(known, rounded(confidences), accuracies, classes, strict=True)
             for i, confidence, accuracy, predicted in row:
                 values[i] = confidence
                 hits[i] = "?" if math.isnan(accuracy) else str(int(accuracy))
@@ -141,64 +238,56 @@ def script_safe(content: object) -> str:
     return text
 
 
+# Downloads
+
+
 def downloads(content: Content) -> list[tuple[str, str, str]]:
     """(file name, what it holds, data address) of every file that a reader can download."""
-    found = [
-        ("methods.csv", "every mean with its interval", methods_csv(content), "text/csv"),
-        ("report.json", "means, comparisons and facts", json_text(content), "application/json"),
-    ]
-    if (table := images_csv(content)) is not None:
-        found.append(("images.csv", "the scores of every image", table, "text/csv"))
-    return [(name, what, _address(text, kind)) for name, what, text, kind in found]
-
-
-def json_text(content: Content) -> str:
-    """Facts, means and comparisons as JSON."""
-    found = {
+    summaries = {method: content.summaries[method] for method in content.methods}
+    facts = {
         "title": content.title,
         "facts": asdict(content.facts) | {"n": len(content.names)},
         "alpha_min": {name: found.alpha_min for name, found in content.scores.items()},
         "score": content.first.schedule.score,
-        "methods": {
-            method: {column: asdict(e) for column, e in content.summaries[method].items()}
-            for method in content.methods
-        },
-        "standing": asdict(content.standing),
+        "methods": summaries,
+        "standing": content.standing,
     }
-    return json.dumps(plain(found), indent=2, ensure_ascii=False) + "\n"
-
-
-def methods_csv(content: Content) -> str:
-    """One row per method and column: mean, interval, and the number of images."""
-    rows = [
+    means = pandas.DataFrame(
         {"method": _text(method), "column": column} | asdict(estimate)
-        for method in content.methods
-        for column, estimate in content.summaries[method].items()
+        for method, found in summaries.items()
+        for column, estimate in found.items()
+    )
+    text = json.dumps(plain(facts), indent=2, ensure_ascii=False) + "\n"
+    found = [
+        ("methods.csv", "every mean with its interval", _csv(means)),
+        ("report.json", "means, comparisons and facts", text),
     ]
-    return str(pandas.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+    if len(content.names) * len(content.scores) <= MOST_ROWS:
+        found.append(("images.csv", "the scores of every image", _csv(_all_rows(content))))
+    kinds = {"csv": "text/csv;charset=utf-8", "json": "application/json;charset=utf-8"}
+    return [
+        (name, what, _address(_text(text).encode(), kinds[name.rpartition(".")[2]]))
+        for name, what, text in found
+    ]
 
 
-def images_csv(content: Content) -> str | None:
-    """One row per method and image with all columns; None if a page should not hold as many."""
-    if len(content.names) * len(content.scores) > MOST_ROWS:
-        return None
+def _csv(frame: pandas.DataFrame) -> str:
+    return str(frame.to_csv(index=False, lineterminator="\n"))
+
+
+def _all_rows(content: Content) -> pandas.DataFrame:
+    """One row per method and image, with all columns."""
     frames = []
     for method in content.methods:
         found = content.scores[method]
         targets = [_text(content.class_name(target)) for target in found.targets.tolist()]
-        values = {column: values.numpy() for column, values in found.columns.items()}
         names = [_text(name) for name in content.names]
         facts = {"method": _text(method), "image": names, "target": targets}
+        values = {column: values.numpy() for column, values in found.columns.items()}
         frames.append(pandas.DataFrame(facts | values))
-    return str(pandas.concat(frames).round(4).to_csv(index=False, lineterminator="\n"))
+    return pandas.concat(frames).round(4)
 
 
 def _text(name: str) -> str:
     """A name with escapes for raw bytes of a file name, which are no text."""
     return name.encode("utf-8", "backslashreplace").decode()
-
-
-def _address(text: str, kind: str) -> str:
-    """Text as a data address for a link."""
-    content = base64.b64encode(_text(text).encode()).decode()
-    return f"data:{kind};charset=utf-8;base64,{content}"

@@ -1,7 +1,4 @@
-"""The tables of paper.toml: data, network, training, and the numbers that the paper prints.
-
-Imports no torch.
-"""
+"""The tables of paper.toml: data, network, training, printed numbers. Imports no torch."""
 
 import tomllib
 from collections.abc import Mapping
@@ -72,20 +69,18 @@ class PaperTable:
         return self.printed.get("lax" if method == "lax-paper" else method)
 
 
-def _read() -> dict[str, PaperTable]:
-    found: dict[str, Any] = tomllib.loads(Path(__file__).with_name("paper.toml").read_text())
-    columns = found.pop("columns")
-    tables = {}
-    for name, table in found.items():
-        rows = table.pop("rows", {})
-        printed = {m: dict(zip(columns, row, strict=True)) for m, row in rows.items()}
-        training = NetTraining(**table.pop("training"))
-        adapter = AdapterTraining(**table.pop("adapter"))
-        tables[name] = PaperTable(training=training, adapter=adapter, printed=printed, **table)
-    return tables
+def _table(rows: Mapping[str, list[float]], **table: Any) -> PaperTable:
+    training, adapter = (
+        NetTraining(**table.pop("training")),
+        AdapterTraining(**table.pop("adapter")),
+    )
+    printed = {method: dict(zip(COLUMNS, row, strict=True)) for method, row in rows.items()}
+    return PaperTable(training=training, adapter=adapter, printed=printed, **table)
 
 
-TABLES = _read()
+_FOUND: dict[str, Any] = tomllib.loads(Path(__file__).with_name("paper.toml").read_text())
+COLUMNS: list[str] = _FOUND.pop("columns")  # of the paper's tables
+TABLES = {name: _table(table.pop("rows", {}), **table) for name, table in _FOUND.items()}
 
 
 def table_named(name: str) -> PaperTable:

@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
-from sufficit.classifier.architectures import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    MODELS,
-    build,
-    fill_in,
-    fold,
-)
+from sufficit.classifier import architectures as nets
 from sufficit.classifier.checkpoint import Recipe, View
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest
@@ -31,30 +24,17 @@ from sufficit.explainers.lax import Lax
 from sufficit.files import CHECKPOINT, make_folder, safe_name, writing
 from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
+from sufficit.reproduce import plan as plans
 from sufficit.reproduce.datasets import DataOptions, load_sets
-from sufficit.reproduce.plan import (
-    PLAN,
-    SECONDS,
-    TRAINED,
-    TablePlan,
-    check_same,
-    clear,
-    keep_plan,
-    plan_for,
-)
+from sufficit.reproduce.plan import PLAN, SECONDS, TRAINED, TablePlan
 from sufficit.reproduce.table_results import TableResults, seconds_in
-from sufficit.runs.config import RunConfig, Workers, config_from
+from sufficit.runs.config import Workers, config_from
 from sufficit.runs.engine import run
 from sufficit.runs.explanations import quiet
 from sufficit.runs.job import make_job
 from sufficit.seeds import seeded
+from sufficit.training import classifier_training as training
 from sufficit.training import train_lax
-from sufficit.training.classifier_training import (
-    Augmented,
-    ClassifierRecipe,
-    accuracy,
-    train_classifier,
-)
 from sufficit.training.loaders import Shuffled, loader_for
 from sufficit.training.processes import fabric_for
 
@@ -64,7 +44,6 @@ if TYPE_CHECKING:
 VALIDATION, SHARE = 256, 16  # images held out to select epochs: one in 16, at most 256
 SAMPLE = 64  # images of each part that the digest of the data reads
 SEARCH_STEP = 0.05  # of the curves when alpha_min is searched
-MSI = ("base_score", "mask_penalty", "msi")
 
 
 def reproduce(
@@ -87,9 +66,9 @@ def reproduce(
     of a TablePlan. With `workers` Ray scores the images; training stays in this process.
     """
     if overwrite:
-        clear(out)
+        plans.clear(out)
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    plan = plan_for(out, table, asked, quick=quick, cuda=device.type == "cuda")
+    plan = plans.plan_for(out, table, asked, quick=quick, cuda=device.type == "cuda")
     work = TablePipeline(plan, out, data, device, say, progress, workers)
     if not all((out / stage / "run.json").exists() for stage in ("compare", "search")):
         work.train_classifier()
@@ -119,67 +98,56 @@ class TablePipeline:
         folder, done = self.out / "classifier", self.out / "classifier" / TRAINED
         if done.exists():
             return
-        plan, sets, (training, _) = self.plan, self.sets, self.parts
-        own = plan.paper.training
-        lr = own.lr if plan.weights == "none" else own.fine_lr
-        recipe = ClassifierRecipe(
-            epochs=plan.epochs,
-            batch_size=plan.train_batch,
-            optimizer=own.optimizer,
-            lr=lr * plan.train_batch / own.batch_size,
-            weight_decay=own.weight_decay,
-            augment=own.augment,
+        plan, sets, images = self.plan, self.sets, self.parts[0]
+        own, mean, std = plan.paper.training, nets.IMAGENET_MEAN, nets.IMAGENET_STD
+        lr = (own.lr if plan.weights == "none" else own.fine_lr) * plan.train_batch / own.batch_size
+        recipe = training.ClassifierRecipe(
+            plan.epochs, plan.train_batch, own.optimizer, lr, own.weight_decay, own.augment
         )
+        work = self.out / "classifier-training"
+        options: Any = {"mean": mean, "std": std, "seed": plan.seed, "progress": self.progress}
+        made = {"num_classes": len(sets.classes), "image_size": plan.side, "folded": True}
         with self._timed("classifier"):
             with seeded(plan.seed):
-                model = build(plan.model, len(sets.classes), plan.side)
-            random = fill_in(model, plan.model, plan.weights, plan.side)
-            history = train_classifier(
-                model,
-                training,
-                recipe,
-                mean=IMAGENET_MEAN,
-                std=IMAGENET_STD,
-                fabric=self.fabric,
-                out=self.out / "classifier-training",
-                seed=plan.seed,
-                progress=self.progress,
+                model = nets.build(plan.model, len(sets.classes), plan.side)
+            random = nets.fill_in(model, plan.model, plan.weights, plan.side)
+            history = training.train_classifier(
+                model, images, recipe, fabric=self.fabric, out=work, **options
             )
-            options = {"num_classes": len(sets.classes), "image_size": plan.side, "folded": True}
             Classifier(
-                fold(model.cpu().eval()),
-                MODELS[plan.model].layer,
-                IMAGENET_MEAN,
-                IMAGENET_STD,
+                nets.fold(model.cpu().eval()),
+                nets.MODELS[plan.model].layer,
+                mean,
+                std,
                 classes=sets.classes,
                 view=View((plan.side, plan.side)),
-                recipe=Recipe(f"sufficit:{plan.model}", options),
+                recipe=Recipe(f"sufficit:{plan.model}", made),
             ).save(folder)
-            right = accuracy(self.classifier, sets.test)
+            right = training.accuracy(self.classifier, sets.test)
             facts = {
                 "test_accuracy": right,
                 "test_images": len(sets.test),
                 "history": history,
-                "train_images": len(training),
+                "train_images": len(images),
                 "random_at_first": random,
                 "data": sets.source,
             }
             save_json(done, facts | self._provenance())
-            shutil.rmtree(self.out / "classifier-training", ignore_errors=True)
+            shutil.rmtree(work, ignore_errors=True)
         self.say(f"  test accuracy {right:.1%} on {len(sets.test)} images")
 
     def train_adapters(self) -> None:
         """Train an adapter for each recipe and seed."""
         plan = self.plan
-        check_same(self.out, "recipes", plan.recipe_values)
+        plans.check_same(self.out, "recipes", plan.recipe_values)
         for name, (recipe, seed) in plan.adapters.items():
             folder = self.out / "adapters" / name
             if (folder / TRAINED).exists():
                 continue
-            options = {"recipe": plan.recipe(recipe), "seed": seed, "out": folder}
+            options = {"recipe": plan.recipe(recipe), "seed": seed, "progress": self.progress}
             loader, start = self.loader, time.monotonic()
             with self._timed(f"adapter {name}"), quiet():
-                lax = self.train_adapter(loader, **options, progress=self.progress)
+                lax = self.train_adapter(loader, out=folder, **options)
                 took = round(time.monotonic() - start, 2)
                 facts = {"seed": seed, "recipe": recipe, "seconds": took}
                 save_json(folder / TRAINED, self._provenance() | facts)
@@ -188,17 +156,10 @@ class TablePipeline:
 
     def train_adapter(self, loader: Shuffled, **options: Any) -> Lax:
         """An adapter of the classifier; images held out from training select the epoch."""
-        images, labels = self.parts[1].part(slice(None))
-        return train_lax(
-            self.classifier,
-            loader,
-            alpha_min=self.plan.paper.alpha_min,
-            patience=None,
-            validation=[(images, labels)],
-            validation_images=len(labels),
-            fabric=self.fabric,
-            **options,
-        )
+        held = self.parts[1].part(slice(None))
+        options |= {"validation": [held], "validation_images": len(held[1]), "patience": None}
+        options |= {"alpha_min": self.plan.paper.alpha_min, "fabric": self.fabric}
+        return train_lax(self.classifier, loader, **options)
 
     def write_test_images(self) -> None:
         """Write some test images, evenly over the classes, as PNG in class folders."""
@@ -229,7 +190,7 @@ class TablePipeline:
 
     def compare_methods(self) -> None:
         """Score all methods at the paper's alpha_min: every column, and leakage."""
-        self._run("compare", "scoring", self._config(), list_images(self.out / "test"))
+        self._run("compare", "scoring", list_images(self.out / "test"))
 
     def search_alpha(self) -> None:
         """Score MSI of all methods at every alpha_min, on some of the images."""
@@ -237,55 +198,52 @@ class TablePipeline:
         classes = sorted({str(image.folder) for image in images})
         labels = [classes.index(str(image.folder)) for image in images]
         rows = evenly(labels, self.plan.search_images, self.plan.seed).tolist()
-        step = max(SEARCH_STEP, self.plan.step)
-        config = self._config(alpha_min="search", leak=False, columns=MSI, value_step=step)
-        self._run("search", "search of alpha_min", config, [images[row] for row in rows])
+        changed = {"alpha_min": "search", "value_step": max(SEARCH_STEP, self.plan.step)}
+        changed |= {"leak": False, "columns": ("base_score", "mask_penalty", "msi")}
+        self._run("search", "search of alpha_min", [images[row] for row in rows], **changed)
 
-    def _run(self, stage: str, title: str, config: RunConfig, images: list[ImageFile]) -> None:
+    def _run(self, stage: str, title: str, images: list[ImageFile], **changed: Any) -> None:
         if (self.out / stage / "run.json").exists():
             return
-        classifier, source = self.classifier, ImageSource.of(images)
-        with self._timed(title):
-            job = make_job(config, classifier=classifier, images=source, unit=self.plan.group)
-            run(job, self.out / stage, progress=self.progress, workers=self.workers)
-
-    def _config(self, **changed: Any) -> RunConfig:
-        plan, out = self.plan, self.out
-        adapters = [str(out / "adapters" / name) for name in plan.adapters]
+        plan, out, classifier = self.plan, self.out, self.classifier
         values: dict[str, Any] = {
             "model": str(out / "classifier"),
             "data": str(out / "test"),
-            "methods": (*plan.peers, *adapters),
+            "methods": (*plan.peers, *(str(out / "adapters" / name) for name in plan.adapters)),
             "targets": "label",
             "alpha_min": plan.paper.alpha_min,
             "alpha_curve": False,  # the search has it on more images
             "value_step": plan.step,
             "percent_step": 2 * plan.step,
             "device": str(self.device),
-            "precision": plan.precision,
-            "batch_size": plan.batch_size,
+            **{name: getattr(plan, name) for name in ("precision", "batch_size", "seed")},
             "on_error": "stop",
-            "seed": plan.seed,
         }
-        return config_from(values | changed)
+        config, source = config_from(values | changed), ImageSource.of(images)
+        with self._timed(title):
+            job = make_job(config, classifier=classifier, images=source, unit=plan.group)
+            run(job, out / stage, progress=self.progress, workers=self.workers)
 
     @cached_property
     def sets(self) -> Sets:
         """The data, read when a stage needs it; raise if the run started with other data."""
         plan = self.plan
-        options = DataOptions(
-            side=plan.side,
-            seed=plan.seed,
-            train_images=plan.train_images,
-            test_images=plan.test_images,
-            classes=plan.classes,
-            device=self.device,
-        )
+        names = ("side", "seed", "train_images", "test_images", "classes")
+        asked = {name: getattr(plan, name) for name in names}
         with self._timed("data"):
+            options = DataOptions(**asked, device=self.device)
             found = load_sets(plan.paper.data, self.root, options)
-            keep_plan(self.out, plan, _identity(found))
-        counts = f"{len(found.train)} training images, {len(found.test)} test images"
-        self.say(f"  {found.source}: {counts}")
+            splits = (found.train, found.test)
+            some = [part.images[:: max(1, len(part) // SAMPLE)] for part in splits]
+            identity = {  # what tells data from other data: all labels and some images, bit by bit
+                "source": found.source,
+                "classes": list(found.classes),
+                "images": [*map(len, splits)],
+                "digest": digest(*some, *(part.labels for part in splits)),
+            }
+            plans.keep_plan(self.out, plan, identity)
+        train, test = map(len, splits)
+        self.say(f"  {found.source}: {train} training images, {test} test images")
         return found
 
     @cached_property
@@ -306,7 +264,7 @@ class TablePipeline:
         size = min(self.plan.lax_batch, len(self.parts[0]))
         adapter = self.plan.paper.adapter
         if adapter.augment:
-            return Augmented(self.parts[0], size, adapter.images)
+            return training.Augmented(self.parts[0], size, adapter.images)
         return loader_for(self.classifier, self.parts[0], size, adapter.images)
 
     @cached_property
@@ -330,15 +288,3 @@ class TablePipeline:
                 total = round(known.get(stage, 0) + took, 2)
                 save_json(self.out / SECONDS, known | {stage: total})
         self.say(f"{stage}: {took:.1f} s")
-
-
-def _identity(sets: Sets) -> dict[str, Any]:
-    """What tells data from other data: all labels and some images, bit by bit."""
-    parts = (sets.train, sets.test)
-    some = [part.images[:: max(1, len(part) // SAMPLE)] for part in parts]
-    return {
-        "source": sets.source,
-        "classes": list(sets.classes),
-        "images": [len(part) for part in parts],
-        "digest": digest(*some, *(part.labels for part in parts)),
-    }

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from sufficit.classifier.architectures import MODELS
-from sufficit.errors import UserError, unknown
+from sufficit.errors import UserError, cannot_resume, unknown
 from sufficit.files import make_folder, read_json
 from sufficit.perturbation.bands import grid
 from sufficit.provenance import plain, save_json
 from sufficit.reproduce.paper_tables import PAPER_CAMS, PaperTable, table_named
 from sufficit.runs.config import CONTROLS
-from sufficit.runs.store import cannot_resume
 from sufficit.training import RECIPES, LaxRecipe
 
 PLAN, SECONDS = "reproduce.json", "seconds.json"
@@ -81,11 +80,10 @@ class TablePlan:
 
     def recipe(self, name: str) -> LaxRecipe:
         """A recipe of LAX with the values of this table."""
-        recipe = replace(RECIPES[name], epochs=self.lax_epochs)
-        if name != "paper":
-            return recipe
         own = self.paper.adapter
-        return replace(recipe, entropy=own.entropy, upsample=own.upsample, lr=own.lr)
+        papers = {"entropy": own.entropy, "upsample": own.upsample, "lr": own.lr}
+        changed: Any = papers if name == "paper" else {}
+        return replace(RECIPES[name], epochs=self.lax_epochs, **changed)
 
     @property
     def recipe_values(self) -> dict[str, Any]:
@@ -101,30 +99,26 @@ def make_plan(table: str, asked: Mapping[str, Any], *, quick: bool, cuda: bool) 
     if model not in MODELS:
         raise unknown("model", model, MODELS)
     side = MODELS[model].fixed_side or (known.quick_side if quick else known.side)
-    shipped = MODELS[model].shipped_for == known.data
+    shipped, large = MODELS[model].shipped_for == known.data, side > 64
     defaults: dict[str, Any] = {
-        "quick": quick,
-        "model": model,
-        "side": side,
+        **{"quick": quick, "model": model, "side": side, "classes": (), "recipes": LAX_RECIPES},
         "weights": "default" if shipped or not quick else "none",
-        "classes": (),
         "train_images": 512 if quick else None,
         "test_images": 200 if quick else None,
+        "images": 20 if quick else 2000,
+        "search_images": 10 if quick else 500,
+        "seeds": 1 if quick else 3,
         "epochs": (2 if shipped else 6) if quick else known.training.epochs,
         "train_batch": 32 if quick else known.training.batch_size,
         "lax_epochs": 4 if quick else known.adapter.epochs,
         "lax_batch": 16 if quick else known.adapter.batch_size,
-        "recipes": LAX_RECIPES,
-        "seeds": 1 if quick else 3,
-        "images": 20 if quick else 2000,
-        "search_images": 10 if quick else 500,
         "precision": "bf16" if cuda else "fp32",
-        "batch_size": (512 if side > 64 else 2048) if cuda else None,
-        "group": (64 if side > 64 else 256) if cuda else 8,
-        "step": 0.01,
-        "seed": 0,
+        "batch_size": (512 if large else 2048) if cuda else None,
+        "group": (64 if large else 256) if cuda else 8,
+        **{"step": 0.01, "seed": 0},
     }
-    plan = TablePlan(table=table, **(defaults | {k: v for k, v in asked.items() if v is not None}))
+    given = {name: value for name, value in asked.items() if value is not None}
+    plan = TablePlan(table=table, **(defaults | given))
     if plan.weights not in ("default", "none") and not Path(plan.weights).is_file():
         raise UserError(f"no weights file at {plan.weights}: give a file, default, or none")
     _check(plan)
@@ -143,9 +137,8 @@ def plan_for(
         (out / PLAN).unlink(missing_ok=True)
         return make_plan(table, asked, quick=quick, cuda=cuda)
     if not (out / PLAN).exists():
-        raise UserError(
-            f"{out} has {started[0]}, but no {PLAN} of an earlier run: use another --out"
-        )
+        words = f"{out} has {started[0]}, but no {PLAN} of an earlier run"
+        raise UserError(f"{words}: use another --out")
     plan = read_plan(out)
     given = {"table": table, "quick": quick} | {k: v for k, v in asked.items() if v is not None}
     for name, value in given.items():
@@ -165,8 +158,7 @@ def keep_plan(out: Path, plan: TablePlan, data: Mapping[str, Any]) -> None:
 
 def check_same(out: Path, kind: str, now: Mapping[str, Any]) -> None:
     """Raise where the stored recipes or data are not those of now."""
-    stored = read_json(out / PLAN).get(kind)
-    before = stored if isinstance(stored, dict) else {}
+    before = stored if isinstance(stored := read_json(out / PLAN).get(kind), dict) else {}
     for name, value in plain(now).items():
         if before.get(name) != value:
             raise cannot_resume(out, f"{name} of the {kind}", before.get(name), value)
@@ -180,9 +172,8 @@ def read_plan(out: Path) -> TablePlan:
         plan = TablePlan(**(saved | lists))
         _check(plan)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"cannot read {out / PLAN} ({error}): use another --out, or --overwrite"
-        ) from error
+        words = f"cannot read {out / PLAN} ({error})"
+        raise UserError(f"{words}: use another --out, or --overwrite") from error
     return plan
 
 
@@ -210,9 +201,7 @@ def _check(plan: TablePlan) -> None:
     for name, (least, most) in BOUNDS.items():
         value = getattr(plan, name)
         if value is not None and (not isinstance(value, int) or not least <= value <= most):
-            raise UserError(
-                f"{name} must be a whole number, {least} or more, at most {most}, got {value!r}:"
-                " change it"
-            )
+            wanted = f"a whole number, {least} or more, at most {most}"
+            raise UserError(f"{name} must be {wanted}, got {value!r}: change it")
     for step in (plan.step, 2 * plan.step):
         grid(step)

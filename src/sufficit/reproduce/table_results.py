@@ -18,10 +18,11 @@ from sufficit.data.splits import evenly
 from sufficit.errors import UserError
 from sufficit.files import make_folder, read_json, writing
 from sufficit.metrics.plan import make_plan
+from sufficit.metrics.registry import heading, higher_is_better
 from sufficit.metrics.scores import summarise
 from sufficit.provenance import plain, save_json
 from sufficit.report import write_report
-from sufficit.reproduce.paper_tables import TITLES, table_named
+from sufficit.reproduce.paper_tables import COLUMNS, TITLES, table_named
 from sufficit.reproduce.plan import SECONDS, TRAINED, TablePlan, read_plan
 from sufficit.runs.config import CONTROLS
 from sufficit.runs.results import RunResults
@@ -32,21 +33,12 @@ TRUTH = ("iou", "pointing")  # columns where the object's pixels are known
 SHEET, DRAWN = 6, 12  # images on the sheet, of those drawn for it
 ROWS = 64  # images whose heatmaps are in memory at a time
 CLASSIFIER_FACTS = ("test_accuracy", "test_images", "train_images", "random_at_first", "data")
-FACTS = ("command", "time", "commit", "versions", "device")  # of the run that scored the table
+FACTS = (  # of the run that scored the table
+    *("command", "time", "commit", "versions", "device"),
+    *("n", "clean_accuracy", "empty_heatmaps", "model_calls"),
+)
 MOST_NAMES = 2**28  # bytes of the list of test images
-HEADINGS = {
-    "insertion_pixel": "ins. px ↑",
-    "deletion_pixel": "del. px ↓",
-    "insertion_percent": "ins. % ↑",
-    "deletion_percent": "del. % ↓",
-    "fid_minus_pixel": "Fid- px ↓",
-    "fid_plus_pixel": "Fid+ px ↑",
-    "fid_minus_percent": "Fid- % ↓",
-    "fid_plus_percent": "Fid+ % ↑",
-    "base_score": "base ↑",
-    "mask_penalty": "penalty ↓",
-    "msi": "MSI ↑",
-}
+HEADINGS = {c: f"{heading(c).short} {'↑' if higher_is_better(c) else '↓'}" for c in COLUMNS}
 FURTHER = {"leak_ratio": "leak / chance", "iou": "IoU ↑", "pointing": "pointing ↑"}
 Columns = Mapping[str, Floats]  # column -> [N]
 Summary = dict[str, dict[str, Any]]  # column -> Estimate, as JSON has it
@@ -112,7 +104,11 @@ class TableResults:
             {name: plain(self.summary(columns)) for name, columns in methods.items()}
             for methods in (self.pooled, self.columns)
         )
-        seeds = {recipe: self._spread(recipe) for recipe in self.plan.recipes if self.plan.seeds}
+        seeds = {}
+        for recipe in self.plan.recipes if self.plan.seeds else ():
+            means = [float(np.nanmean(self.columns[name]["msi"])) for name in self._of(recipe)]
+            sd = float(np.std(means, ddof=1)) if means[1:] else None
+            seeds[recipe] = {"msi": means, "sd": sd}
         save_json(folder / "summary.json", {"methods": pooled, "runs": own, "seeds": seeds})
         with writing(folder / "table.md") as path:
             path.write_text("\n".join(table_lines(self.plan.table, pooled)) + "\n")
@@ -125,7 +121,10 @@ class TableResults:
             pandas.concat(frames).to_parquet(path, index=False)
         curves = self.alpha_curves()
         save_json(folder / "alpha.json", curves)
-        plots.save(self._alpha_figure(curves), folder / "alpha.png")
+        lines = {name: (curves["alphas"], means) for name, means in curves["mean_msi"].items()}
+        panel = plots.alpha_panel(lines, self.plan.paper.alpha_min)
+        words = f"{self.plan.paper.title}: mean over {curves['n']} images"
+        plots.save(plots.lines_figure([panel], CONTROLS, words=words), folder / "alpha.png")
         plots.save(self._sheet(), folder / "sheet.png", dpi=80)
         save_json(folder / "run.json", self.record())
         if report:
@@ -133,17 +132,11 @@ class TableResults:
 
     def record(self) -> dict[str, Any]:
         """What run.json holds: plan, provenance, accuracy and the seconds of each stage."""
-        record, plan = self.compared.record, self.plan
+        compared, plan = self.compared, self.plan
         return {
             "config": asdict(plan),
-            **{name: record[name] for name in FACTS},
-            "table": plan.table,
-            "n": record["n"],
-            "alpha_min": self.compared.alpha_min,
-            "seed": plan.seed,
-            "clean_accuracy": record["clean_accuracy"],
-            "empty_heatmaps": record["empty_heatmaps"],
-            "model_calls": record["model_calls"],
+            **{name: compared.record[name] for name in FACTS},
+            **{"table": plan.table, "seed": plan.seed, "alpha_min": compared.alpha_min},
             "classifier": dict(self.trained),
             "seconds": seconds_in(self.folder),
         }
@@ -162,17 +155,6 @@ class TableResults:
             "mean_msi": {name: values.tolist() for name, values in means.items()},
         }
 
-    def _spread(self, recipe: str) -> dict[str, Any]:
-        """The mean MSI of each seed of a recipe, and their standard deviation."""
-        means = [float(np.nanmean(self.columns[name]["msi"])) for name in self._of(recipe)]
-        return {"msi": means, "sd": float(np.std(means, ddof=1)) if means[1:] else None}
-
-    def _alpha_figure(self, curves: Mapping[str, Any]) -> Any:
-        lines = {name: (curves["alphas"], means) for name, means in curves["mean_msi"].items()}
-        panel = plots.alpha_panel(lines, self.plan.paper.alpha_min)
-        words = f"{self.plan.paper.title}: mean over {curves['n']} images"
-        return plots.lines_figure([panel], CONTROLS, words=words)
-
     def _sheet(self) -> Any:
         """Some images drawn by the seed, with the heatmap of every method; one seed per recipe."""
         names, side, seed = self.compared.names, self.plan.side, self.plan.seed
@@ -182,17 +164,16 @@ class TableResults:
         first = [f"lax-{recipe}-{seed}" for recipe in self.plan.recipes if self.plan.seeds]
         maps = self.compared.heatmaps(rows, [*self.plan.peers, *first, *CONTROLS])
         captions = {m: [f"MSI {self.columns[m]['msi'][row]:+.2f}" for row in rows] for m in maps}
-        titles = [_class_name(names[row]) for row in rows]
+        classes = [names[row].partition("/")[0] for row in rows]
+        titles = [name.partition(".")[2] or name for name in classes]  # CUB-200 numbers its classes
         return plots.sheet_figure(images, maps, titles, captions)
 
     def _report(self, path: Path) -> None:
         """The report of the comparison, with the table's title and the searched alpha_min."""
         content, search = self.compared.content(), self.searched
-        curve = search.record["search"] | {
-            "images": search.names,
-            "value_step": search.config.value_step,
-            "model_calls": search.record["model_calls"],
-        }
+        step, calls = search.config.value_step, search.record["model_calls"]
+        more = {"images": search.names, "value_step": step, "model_calls": calls}
+        curve = search.record["search"] | more
         right = f"{self.trained['test_accuracy']:.1%} of {self.trained['test_images']} images"
         more = {**content.facts.more, "test accuracy": right}
         facts = replace(content.facts, model=self.plan.model, data=self.trained["data"], more=more)
@@ -249,9 +230,8 @@ def _truth(out: Path, plan: TablePlan, compared: RunResults) -> dict[str, dict[s
         return {method: {} for method in plan.methods}
     listed = read_json(out / "test.json", MOST_NAMES)["names"]
     where = {name: row for row, name in enumerate(listed)}
-    masks = load_file(out / "masks.safetensors")["masks"][
-        [where[name] for name in compared.names]
-    ].bool()
+    known = load_file(out / "masks.safetensors")["masks"]
+    masks = known[[where[name] for name in compared.names]].bool()
     found: dict[str, dict[str, list[Tensor]]] = {m: {c: [] for c in TRUTH} for m in plan.methods}
     for start in range(0, len(masks), ROWS):
         rows = range(start, min(start + ROWS, len(masks)))
@@ -261,13 +241,3 @@ def _truth(out: Path, plan: TablePlan, compared: RunResults) -> dict[str, dict[s
             found[method]["iou"].append(iou)
             found[method]["pointing"].append(pointing(maps, truth))
     return {m: {c: torch.cat(parts) for c, parts in own.items()} for m, own in found.items()}
-
-
-def _class_name(name: str) -> str:
-    """An image's class folder, without the number of CUB-200.
-
-    >>> _class_name("011.Rusty_Blackbird/00003.png"), _class_name("cat/00001.png")
-    ('Rusty_Blackbird', 'cat')
-    """
-    folder = name.partition("/")[0]
-    return folder.partition(".")[2] or folder

@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -55,6 +56,15 @@ class Shipment:
     versions: dict[str, str] = field(default_factory=_versions)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a worker runs, also in words that name its log."""
+
+    node: str = ""
+    process: int = 0
+    text: str = "not placed yet; Ray's logs may say more"
+
+
 class UnitActor:
     """A worker of the engine in a process of its own."""
 
@@ -63,13 +73,15 @@ class UnitActor:
         self.ahead: tuple[int, Future[list[Sample]]] | None = None
         self.pool = ThreadPoolExecutor(1)
 
-    def place(self) -> tuple[str, str]:
-        """The node, and a text that names machine, process and log."""
+    def place(self) -> Place:
+        """Where this worker runs."""
         import ray
 
         log = os.path.realpath("/proc/self/fd/2")  # Ray sends each worker's output to a file
-        text = f"process {os.getpid()} on {socket.gethostname()}, log {log}"
-        return ray.get_runtime_context().get_node_id(), text
+        node = ray.get_runtime_context().get_node_id()
+        return Place(
+            node, os.getpid(), f"process {os.getpid()} on {socket.gethostname()}, log {log}"
+        )
 
     def load(self) -> Outcome:
         """Load the model; what can't work on this machine is said here."""
@@ -164,6 +176,13 @@ def ship(
         threads,
         next((entry.number for entry in job.entries if _is_there(entry)), None),
     )
+
+
+def end_process(number: int) -> None:
+    """End a worker of this machine that does not answer Ray."""
+    with suppress(OSError):
+        if Path(f"/proc/{number}/cmdline").read_bytes().startswith(b"ray::UnitActor"):
+            os.kill(number, signal.SIGKILL)
 
 
 def short(error: BaseException) -> str:

@@ -22,13 +22,23 @@ import torch
 
 from sufficit.data.loader import Unit, check_sizes
 from sufficit.errors import UserError
-from sufficit.runs.actors import DRAW_DONORS, Outcome, UnitActor, ship, short
+from sufficit.runs.actors import (
+    DRAW_DONORS,
+    Outcome,
+    Place,
+    UnitActor,
+    end_process,
+    ship,
+    short,
+)
 from sufficit.runs.config import Workers
 from sufficit.runs.engine import Worker
 from sufficit.runs.job import Job
 from sufficit.runs.store import DONORS, Store
 
 TRIES = 3  # of a unit, and of starting a worker
+MOST_TRIES = 10  # of a unit whose machines are lost
+LONGEST_PAUSE = 60.0  # seconds before a worker that cannot start is tried again
 WAKE = 1.0  # seconds between two looks at timeouts
 GROW = 5.0  # seconds between two looks at the size of the cluster
 PATIENCE = 60.0  # seconds without any worker before a warning
@@ -159,7 +169,8 @@ class Slot:
     following: int | None = None  # the unit that it reads ahead
     since: float = 0.0
     is_loaded: bool = False
-    failed_starts: int = 0
+    failed_starts: int = 0  # in a row
+    pause_until: float = 0.0
 
 
 @dataclass
@@ -173,7 +184,7 @@ class Dispatch:
     advance: Callable[[int, str], None]
     slots: list[Slot] = field(default_factory=list)
     left: dict[int, Unit] = field(default_factory=dict)
-    tries: dict[int, int] = field(default_factory=dict)
+    tries: dict[int, list[bool]] = field(default_factory=dict)  # True: its own fault, as it seems
     failed: dict[Unit, str] = field(default_factory=dict)
     sizes: dict[tuple[int, ...], str] = field(default_factory=dict)
     images: int = 0  # that these workers have done
@@ -187,15 +198,17 @@ class Dispatch:
         while self.left or any(slot.unit is not None for slot in self.slots):
             self._grow()
             for slot in self.slots:
+                if slot.actor is None and time.monotonic() > slot.pause_until:
+                    self._start(slot)
                 if slot.is_loaded and slot.ref is None and self.left:
                     self._assign(slot)
-            refs = [slot.ref for slot in self.slots if slot.ref is not None]
-            ready, _ = self.cluster.ray.wait(refs, timeout=WAKE)
+            ready = self._wait([slot.ref for slot in self.slots if slot.ref is not None])
             for slot in list(self.slots):
                 if slot.ref is not None and slot.ref in ready:
                     self._take(slot)
                 elif limit and slot.unit is not None and time.monotonic() - slot.since > limit:
-                    self._replace(slot, f"no result after {limit:g} s (--unit-timeout)")
+                    reason = f"no result after {limit:g} s (--unit-timeout)"
+                    self._replace(slot, reason, hangs=True)
             if not self.started and time.monotonic() - asked > PATIENCE:
                 asked = time.monotonic()
                 self._warn_waiting()
@@ -203,6 +216,13 @@ class Dispatch:
                 break  # the others would fail as well
         if self.failed:
             raise self._error(len(units))
+
+    def _wait(self, refs: Sequence[Any]) -> Sequence[Any]:
+        if not refs:
+            time.sleep(WAKE)
+            return []
+        ready: Sequence[Any] = self.cluster.ray.wait(refs, timeout=WAKE)[0]
+        return ready
 
     def stop(self) -> None:
         """Kill the actors."""
@@ -217,7 +237,6 @@ class Dispatch:
         useful = len(self.left) + sum(slot.unit is not None for slot in self.slots)
         for number in range(len(self.slots), min(self.cluster.wanted(), useful)):
             self.slots.append(Slot(number + 1))
-            self._start(self.slots[-1])
 
     def _start(self, slot: Slot) -> None:
         # Not Ray's own restarts and retries: those have no limit per unit.
@@ -266,39 +285,48 @@ class Dispatch:
             self.advance(len(slot.unit), f"{rate:.1f} images/s, {loaded} workers")
         slot.ref = slot.unit = None
 
-    def _replace(self, slot: Slot, reason: str) -> None:
-        """Start another worker, and give its unit back unless that failed too often."""
-        node, place = self._place(slot)
+    def _replace(self, slot: Slot, reason: str, *, hangs: bool = False) -> None:
+        """Have another worker, and give its unit back unless that failed too often."""
+        place = self._place(slot)
         self._kill(slot)
-        if slot.unit is None:
+        if hangs and place.node:
+            self._end_process(place)
+        unit, slot.actor, slot.ref, slot.unit, slot.is_loaded = slot.unit, None, None, None, False
+        if unit is None:
             slot.failed_starts += 1
-            what = f"cannot start, try {slot.failed_starts} of {TRIES}"
-        elif all(one["NodeID"] != node for one in self.cluster.ray.nodes() if one["Alive"]):
-            self.left[slot.unit.number] = slot.unit  # which is not to blame
-            what = f"lost its machine in {_called(slot.unit)}"
+            slot.pause_until = time.monotonic() + min(2.0**slot.failed_starts, LONGEST_PAUSE)
+            what = f"cannot start, try {slot.failed_starts}"
         else:
-            unit = slot.unit
-            tries = self.tries[unit.number] = self.tries.get(unit.number, 0) + 1
-            what = f"failed in {_called(unit)}, try {tries} of {TRIES}"
-            if tries < TRIES:
+            alive = {one["NodeID"] for one in self.cluster.ray.nodes() if one["Alive"]}
+            tries = self.tries.setdefault(unit.number, [])
+            tries.append(place.node in alive and not reason.startswith("ActorUnavailableError"))
+            what = f"failed in {_called(unit)}, try {sum(tries)} of {TRIES}"
+            if not tries[-1]:
+                what = f"lost its machine in {_called(unit)}"
+            if sum(tries) < TRIES and len(tries) < MOST_TRIES:
                 self.left[unit.number] = unit
             else:
-                self.failed[unit] = f"{reason} ({place})"
+                self.failed[unit] = f"{reason} ({place.text})"
                 self.store.write_failure(self.stage, unit.number, unit.names, reason)
-        _warn(f"worker {slot.number} {what}: {reason} ({place})")
-        if slot.failed_starts < TRIES:
-            self._start(slot)
-            return
-        self.slots.remove(slot)
-        if not self.slots:
-            raise UserError(f"no worker can start; the last error: {reason}. Read {place}")
+        _warn(f"worker {slot.number} {what}: {reason} ({place.text})")
+        if all(other.failed_starts >= TRIES for other in self.slots):
+            raise UserError(
+                f"no worker can start; the last error: {reason}. It ran as {place.text}"
+            )
 
-    def _place(self, slot: Slot) -> tuple[str, str]:
-        """The node of a worker, and where to read its log."""
+    def _place(self, slot: Slot) -> Place:
         with suppress(Exception):  # it may have died before it could say
-            found: tuple[str, str] = self.cluster.ray.get(slot.place, timeout=WAKE)
+            found: Place = self.cluster.ray.get(slot.place, timeout=WAKE)
             return found
-        return "", "its log is among Ray's logs"
+        return Place()
+
+    def _end_process(self, place: Place) -> None:
+        """Kill a worker by a task on its machine: one that is frozen does not hear `ray.kill`."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = NodeAffinitySchedulingStrategy(place.node, soft=False)
+        task = self.cluster.ray.remote(end_process)
+        task.options(num_cpus=0, scheduling_strategy=there).remote(place.process)
 
     def _kill(self, slot: Slot) -> None:
         with suppress(Exception):  # it may be dead already

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from sufficit.data.loader import Entry
-from sufficit.errors import UserError
+from sufficit.errors import UserError, cannot_resume
 from sufficit.files import is_unfinished, make_folder, read_json, writing
 from sufficit.provenance import plain, save_json
 
@@ -140,16 +140,14 @@ class Store:
 
     def state(self) -> "RunState":
         """How far the run is, from its files alone."""
-        from pyarrow import parquet
-
         path = self.folder / UNITS / KEY
         if (self.folder / "run.json").exists() and not path.exists():
             images = int(read_json(self.folder / "run.json").get("n", 0))
             return RunState({}, 0, images, images, [], is_finished=True)
         if not path.exists():
             raise UserError(f"{self.folder} holds no run: give the --out of one")
-        key = read_json(path)
-        images, size = parquet.read_metadata(path.with_name(MANIFEST)).num_rows, key[UNIT_SIZE]
+        key, manifest = read_json(path), read_json(path.with_name(MANIFEST), MOST_MANIFEST)
+        images, size = len(manifest["image"]), key[UNIT_SIZE]
         done = {stage: self.done(stage) for stage in key["stages"]}
         first = done[key["stages"][0]]
         done_images = sum(min(size, images - unit * size) for unit in first)
@@ -207,14 +205,6 @@ def store_in(out: Path | None) -> Iterator[Store]:
             if new and out.exists() and not any(out.iterdir()):
                 out.rmdir()
         raise
-
-
-def cannot_resume(out: Path, name: str, before: object, now: object) -> UserError:
-    """The one error for a run that is not the one in the folder."""
-    return UserError(
-        f"Cannot resume {out}: `{name}` was {before!r}, now {now!r}. Use the original settings,"
-        " another --out, or --overwrite."
-    )
 
 
 def write_manifest(path: Path, entries: Sequence[Entry]) -> None:

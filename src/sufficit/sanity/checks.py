@@ -1,7 +1,7 @@
 """Does a method's heatmap depend on what the model has learned? (Adebayo et al. 2018.)"""
 
 import warnings
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,15 +19,8 @@ from sufficit.explainers import CAMS, Methods, explain_all, methods_for
 from sufficit.files import make_folder, writing
 from sufficit.progress import bar
 from sufficit.provenance import provenance, save_json
-from sufficit.sanity.randomization import (
-    EPOCHS,
-    STEPS,
-    Pairs,
-    cascade,
-    copied,
-    randomise,
-    train_on_random_labels,
-)
+from sufficit.sanity import randomization
+from sufficit.sanity.randomization import EPOCHS, STEPS, Pairs, randomise
 from sufficit.sanity.sanity_report import THRESHOLD, Likeness, SanityReport
 from sufficit.seeds import seeded
 from sufficit.similarity import rank_correlation, structural_similarity
@@ -64,12 +57,11 @@ def sanity_check(
     known = check_targets(targets, len(images))
     goals = predictions(classifier, images) if known is None else known
     used = methods_for(methods, classifier)
-    options = {"layer": layer, "batch_size": batch_size, "seed": seed, "progress": False}
+    options: Any = {"layer": layer, "batch_size": batch_size, "seed": seed, "progress": False}
 
     def maps_of(model: Classifier) -> dict[str, Tensor]:
-        """Heatmaps of every method; stochastic methods use the same seed for every model."""
-        with seeded(seed):
-            return explain_all(model, images, goals, used, **options)  # type: ignore[arg-type]  # by name
+        with seeded(seed):  # stochastic methods use the same seed for every model
+            return explain_all(model, images, goals, used, **options)
 
     def likenesses(model: Classifier, step: int | None, layer: str) -> list[Likeness]:
         with warnings.catch_warnings():
@@ -82,8 +74,8 @@ def sanity_check(
         ]
 
     original = maps_of(classifier)
-    copy = copied(classifier)
-    blocks = cascade(copy, images, steps)
+    copy = randomization.copied(classifier)
+    blocks = randomization.cascade(copy, images, steps)
     found: list[Likeness] = []
     with bar("randomising layers", progress) as tick:
         for step, block in enumerate(blocks, 1):
@@ -94,9 +86,8 @@ def sanity_check(
     labelled: list[Likeness] = []
     training = None
     if random_labels is not None:
-        student, training = train_on_random_labels(
-            classifier, random_labels, epochs=epochs, seed=seed, progress=progress
-        )
+        learn = randomization.train_on_random_labels
+        student, training = learn(classifier, random_labels, epochs, seed, progress)
         labelled = likenesses(student, None, "all, trained on random labels")
     return SanityReport(tuple(found), tuple(labelled), training, goals.cpu(), threshold, seed)
 
@@ -137,31 +128,24 @@ def check_folder(
     found = list_images(data)
     labels = labels_for(classifier, ImageSource.of(found), options.targets)
 
-    def draw(n: int) -> tuple[ReadImages, Tensor]:
-        """At most n images by seed, in the folder's order, with labels or predictions."""
+    def draw(n: int) -> ReadImages:
+        """At most n images by seed, in the folder's order."""
         generator = torch.Generator().manual_seed(options.seed)
         rows = torch.randperm(len(found), generator=generator)[:n].sort().values.tolist()
         images = tuple(found[i] for i in rows)
         numbers = [number for i in images if (number := labels.number(i)) is not None]
         with ignore_image_warnings():
-            read = read_part(Part(images, tuple(numbers) or None), classifier, options.on_error)
-        return read, predictions(classifier, read.images) if read.labels is None else read.labels
+            return read_part(Part(images, tuple(numbers) or None), classifier, options.on_error)
 
-    sample, targets = draw(options.images)
+    sample = draw(options.images)
     loader, skipped = None, sample.skipped
     if options.random_labels:
-        learnt, known = draw(options.train_images)
-        loader = zip(learnt.images.split(BATCH), known.split(BATCH), strict=True)
+        learnt = draw(options.train_images)
+        loader = zip(learnt.images.split(BATCH), learnt.targets.split(BATCH), strict=True)
         skipped = skipped | learnt.skipped
-    same = ("steps", "epochs", "layer", "seed", "progress")
-    report = sanity_check(
-        classifier,
-        sample.images,
-        targets,
-        methods,
-        random_labels=loader,
-        **{name: getattr(options, name) for name in same},
-    )
+    names = ("steps", "epochs", "layer", "seed", "progress")
+    same = {name: getattr(options, name) for name in names} | {"random_labels": loader}
+    report = sanity_check(classifier, sample.images, sample.targets, methods, **same)
     return FolderSanity(report, sample.names, labels.kind, skipped)
 
 
@@ -178,17 +162,16 @@ def save_sanity(
     with writing(folder / "sanity.csv") as path:
         report.frame().to_csv(path, index=False)
     plots.save(report.figure(), folder / "sanity.png")
-    named = asdict(replace(options, methods=tuple(options.methods)))
-    run = provenance(config | {"options": named}, classifier.device, classifier.dtype)
-    run |= {
+    config = config | {"options": replace(options, methods=tuple(options.methods))}
+    run = provenance(config, classifier.device, classifier.dtype) | {
         "n": len(result.names),
-        "images": list(result.names),
+        "images": result.names,
         "targets": result.target_kind,
         "threshold": report.threshold,
         "seed": report.seed,
         "verdicts": report.verdicts(),
         "sentences": report.sentences(),
-        "training": report.training and asdict(report.training),
+        "training": report.training,
         "skipped": result.skipped,
     }
     save_json(folder / "run.json", run)

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from zlib import crc32
 
 import torch
@@ -56,15 +56,8 @@ def copied(classifier: Classifier) -> Classifier:
             f"Cannot copy the model ({error}), and only a copy may be randomised: make"
             " copy.deepcopy(model) work"
         ) from error
-    return Classifier(
-        model,
-        classifier.layer,
-        classifier.mean,
-        classifier.std,
-        classes=classifier.classes,
-        view=classifier.view,
-        reshape=classifier.reshape,
-    )
+    names = ("layer", "mean", "std", "classes", "view", "reshape")
+    return Classifier(model, **{name: getattr(classifier, name) for name in names})
 
 
 def cascade(classifier: Classifier, images: Tensor, steps: int = STEPS) -> list[Block]:
@@ -77,12 +70,22 @@ def cascade(classifier: Classifier, images: Tensor, steps: int = STEPS) -> list[
     units = _units(classifier, images)
     if not units:
         raise UserError("The model has no weights to randomise: a sanity check needs some")
-    blocks = _blocks(units)
-    if steps == 1:
-        return [_joined(blocks)]
-    if len(blocks) > steps:
-        return [blocks[0], *_merged(blocks[1:], steps - 1)]
-    return blocks
+    # Modules are grouped by the first parts of their names, as few as leave no group over half.
+    for depth in range(1, max(name.count(".") for name in units) + 2):
+        cut = lambda name, depth=depth: ".".join(name.split(".")[:depth])  # noqa: E731  # a key
+        runs = [(name, list(run)) for name, run in groupby(units, key=cut)]
+        if max(len(run) for _, run in runs) <= len(units) / 2:
+            break
+    modules = [tuple(chain(*(units[one] for one in run))) for _, run in runs]
+    blocks = [Block(run[0] or "(model)", each) for run, each in zip(runs, modules, strict=True)]
+    if len(blocks) <= steps:
+        return blocks
+    sizes = [len(blocks)]
+    if steps > 1:  # the larger groups are nearer the input
+        small, more = divmod(len(blocks) - 1, steps - 1)
+        sizes = [1] + [small] * (steps - 1 - more) + [small + 1] * more
+    rest = iter(blocks)
+    return [_joined(list(islice(rest, size))) for size in sizes]
 
 
 def randomise(model: nn.Module, block: Block, seed: int) -> None:
@@ -98,7 +101,6 @@ def randomise(model: nn.Module, block: Block, seed: int) -> None:
 def train_on_random_labels(
     classifier: Classifier,
     loader: Pairs,
-    *,
     epochs: int = EPOCHS,
     seed: int = 0,
     progress: bool | None = None,
@@ -109,7 +111,21 @@ def train_on_random_labels(
     """
     if epochs < 1:
         raise UserError(f"epochs must be 1 or more, got {epochs}")
-    images, labels, size = _read(loader)
+    pairs = []
+    for batch in loader:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise UserError(
+                f"random_labels must yield (images, labels), got {type(batch).__name__}: give a"
+                " DataLoader of pairs"
+            )
+        check_images(batch[0])
+        known = check_targets(batch[1], len(batch[0]))
+        assert known is not None
+        pairs.append((batch[0].cpu(), known.cpu()))
+    if sum(len(known) for _, known in pairs) < 2:
+        raise UserError("random_labels must yield two images or more: is the loader exhausted?")
+    size = max(2, len(pairs[0][1]))
+    images, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     generator = torch.Generator().manual_seed(seed)
     labels = labels[torch.randperm(len(labels), generator=generator)]
     student = copied(classifier).to(dtype=torch.float32)
@@ -142,35 +158,25 @@ def train_on_random_labels(
     return student, LabelTraining(len(labels), epochs, accuracy, chance)
 
 
-def _read(loader: Pairs) -> tuple[Tensor, Tensor, int]:
-    """All images and labels of a loader, and its batch size."""
-    images, labels = [], []
-    for batch in loader:
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise UserError(
-                f"random_labels must yield (images, labels), got {type(batch).__name__}: give a"
-                " DataLoader of pairs"
-            )
-        check_images(batch[0])
-        found = check_targets(batch[1], len(batch[0]))
-        assert found is not None
-        images.append(batch[0].cpu())
-        labels.append(found.cpu())
-    if sum(map(len, labels)) < 2:
-        raise UserError("random_labels must yield two images or more: is the loader exhausted?")
-    return torch.cat(images), torch.cat(labels), max(2, len(labels[0]))
-
-
 def _units(classifier: Classifier, images: Tensor) -> dict[str, list[str]]:
     """Modules with weights of their own by the module that calls them, last used first.
 
     A module that is never called itself, as the projection inside nn.MultiheadAttention, belongs to
     the nearest parent that is called.
     """
-    model = classifier.bare
-    order = _order_of_use(classifier, images)
-    homes: dict[str, list[str]] = {name: [] for name in order}
-    for name, module in model.named_modules():
+    calls: list[str] = []
+    handles = [
+        module.register_forward_pre_hook(lambda *_, name=name: calls.append(name))
+        for name, module in classifier.bare.named_modules()
+    ]
+    try:
+        with torch.no_grad(), classifier.in_eval_mode():
+            classifier.plain_logits_of(classifier.normalize(images[:1]))
+    finally:
+        for handle in handles:
+            handle.remove()
+    homes: dict[str, list[str]] = {name: [] for name in reversed(calls)}
+    for name, module in classifier.bare.named_modules():
         if any(True for _ in module.parameters(recurse=False)) or _has_statistics(module):
             home = name
             while home not in homes:
@@ -179,54 +185,8 @@ def _units(classifier: Classifier, images: Tensor) -> dict[str, list[str]]:
     return {home: found for home, found in homes.items() if found}
 
 
-def _order_of_use(classifier: Classifier, images: Tensor) -> list[str]:
-    """Names of the modules called in a forward pass, last called first; the model itself last."""
-    last: dict[str, int] = {}
-    calls = 0
-
-    def listen(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
-        def note(_: nn.Module, __: object) -> None:
-            nonlocal calls
-            calls += 1
-            last[name] = calls
-
-        return module.register_forward_pre_hook(note)
-
-    handles = [listen(name, module) for name, module in classifier.bare.named_modules()]
-    try:
-        with torch.no_grad(), classifier.in_eval_mode():
-            classifier.plain_logits_of(classifier.normalize(images[:1]))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return sorted(last, key=lambda name: -last[name])
-
-
 def _has_statistics(module: nn.Module) -> bool:
     return isinstance(getattr(module, "running_mean", None), Tensor)
-
-
-def _blocks(units: dict[str, list[str]]) -> list[Block]:
-    """Modules grouped by the first parts of their names, as few as leave no group over half."""
-    deepest = max(name.count(".") + 1 for name in units)
-    for depth in range(1, deepest + 1):
-        cut = lambda name, depth=depth: ".".join(name.split(".")[:depth])  # noqa: E731  # a key
-        runs = [(name, list(run)) for name, run in groupby(units, key=cut)]
-        if max(len(run) for _, run in runs) <= len(units) / 2:
-            break
-    return [Block(name or "(model)", tuple(m for u in run for m in units[u])) for name, run in runs]
-
-
-def _merged(blocks: list[Block], groups: int) -> list[Block]:
-    """Neighbouring blocks merged into `groups`, the larger groups nearer the input.
-
-    >>> [block.name for block in _merged([Block(name, ()) for name in "edcba"], 3)]
-    ['e', 'd to c', 'b to a']
-    """
-    small, more = divmod(len(blocks), groups)
-    sizes = [small] * (groups - more) + [small + 1] * more
-    rest = iter(blocks)
-    return [_joined([next(rest) for _ in range(size)]) for size in sizes]
 
 
 def _joined(blocks: list[Block]) -> Block:

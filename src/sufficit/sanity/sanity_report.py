@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
-from sufficit.plots import INK, LINES, QUIET
+from sufficit.plots import sanity_figure
 from sufficit.sanity.randomization import LabelTraining
 from sufficit.similarity import estimate
 from sufficit.statistics import Estimate
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 THRESHOLD = 0.5  # at this rank correlation a quarter of the ranks' variance is shared
@@ -51,10 +50,17 @@ class SanityReport:
         """A row per method and step: means over images with 95 % intervals; NaN is counted."""
         import pandas
 
-        checks = [("cascade", found) for found in self.cascade]
-        checks += [("random labels", found) for found in self.random_labels]
-        rows = pandas.DataFrame([_row(check, found, self.seed) for check, found in checks])
-        return rows.astype({"step": "Int64"})
+        rows = []
+        for found in (*self.cascade, *self.random_labels):
+            check = "random labels" if found.step is None else "cascade"
+            row: dict[str, Any] = {"check": check, "method": found.method}
+            row |= {"step": found.step, "layer": found.layer}
+            for name in ("rank_correlation", "ssim"):
+                value = estimate(getattr(found, name), seed=self.seed)
+                row |= {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
+            missing = int(found.rank_correlation.isnan().sum())  # a constant heatmap has none
+            rows.append(row | {"n": len(found.rank_correlation), "n_nan": missing})
+        return pandas.DataFrame(rows).astype({"step": "Int64"})
 
     def cascade_of(self, method: str) -> list[Likeness]:
         """The similarities of one method, step by step."""
@@ -77,9 +83,8 @@ class SanityReport:
             f"The copy learned {found.accuracy:.0%} of {found.images} random labels in"
             f" {found.epochs} epochs (chance {found.chance:.0%})"
         )
-        if found.learned:
-            return f"{words}."
-        return f"{words}: too little for a meaningful check. Train for more epochs."
+        end = "" if found.learned else ": too little for a meaningful check. Train for more epochs"
+        return f"{words}{end}."
 
     def figure(self) -> "Figure":
         """Rank correlation and SSIM over the cascade, a line per method."""
@@ -90,9 +95,9 @@ class SanityReport:
 
     def _sentence(self, method: str) -> str:
         end = self._end(method)
-        verdict, missing = _verdict(end, self.threshold), _missing(end)
+        verdict = _verdict(end, self.threshold)
         if _too_few(end):
-            words = f"undecided: {missing}"
+            words = f"undecided: {_missing(end)}"
         else:
             words = {
                 "insensitive": "insensitive to the weights: rank correlation is still",
@@ -100,43 +105,22 @@ class SanityReport:
                 "undecided": "undecided, use more images: rank correlation is",
             }[verdict]
             words += f" {_value(end)} with all layers random"
-            words += f" ({missing})" if end.n_nan else ""
+            words += f" ({_missing(end)})" if end.n_nan else ""
         if verdict == "passes":
             steps = self.cascade_of(method)
             means = [float(found.rank_correlation.nanmean()) for found in steps]
             high = [number for number, mean in enumerate(means, 1) if mean >= self.threshold]
             layer = steps[high[-1] if high else 0].layer
             words += f", and stays below {self.threshold:g} once {layer} is random"
-        for found in self.random_labels:
-            if found.method == method:
-                words += f"; {self._label_words(found)}"
+        for likeness in (found for found in self.random_labels if found.method == method):
+            found = estimate(likeness.rank_correlation, seed=self.seed)
+            insensitive = _verdict(found, self.threshold) == "insensitive"
+            if _too_few(found):
+                words += f"; after training on random labels, {_missing(found)}"
+            else:
+                words += "; insensitive to the labels: " if insensitive else "; "
+                words += f"{_value(found)} after training on random labels"
         return f"{words}."
-
-    def _label_words(self, likeness: Likeness) -> str:
-        found = estimate(likeness.rank_correlation, seed=self.seed)
-        if _too_few(found):
-            return f"after training on random labels, {_missing(found)}"
-        insensitive = _verdict(found, self.threshold) == "insensitive"
-        words = "insensitive to the labels: " if insensitive else ""
-        return f"{words}{_value(found)} after training on random labels"
-
-
-def _row(check: str, found: Likeness, seed: int) -> dict[str, Any]:
-    rank, ssim = (estimate(v, seed=seed) for v in (found.rank_correlation, found.ssim))
-    return {
-        "check": check,
-        "method": found.method,
-        "step": found.step,
-        "layer": found.layer,
-        "rank_correlation": rank.mean,
-        "rank_correlation_low": rank.low,
-        "rank_correlation_high": rank.high,
-        "ssim": ssim.mean,
-        "ssim_low": ssim.low,
-        "ssim_high": ssim.high,
-        "n": rank.n + rank.n_nan,
-        "n_nan": rank.n_nan,  # images with a constant heatmap, which has no rank correlation
-    }
 
 
 def _verdict(found: Estimate, threshold: float) -> Verdict:
@@ -160,59 +144,3 @@ def _value(found: Estimate) -> str:
 
 def _missing(found: Estimate) -> str:
     return f"{found.n_nan} of {found.n + found.n_nan} images have a constant heatmap"
-
-
-def sanity_figure(frame: "pandas.DataFrame", threshold: float, n: int) -> "Figure":
-    """Similarity to the original heatmaps as layers become random, a line per method.
-
-    The frame is that of a sanity report; random labels get a marker to the right.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.6, 3.7))
-    panels = figure.subplots(1, 2)
-    columns = {"rank_correlation": "Rank correlation", "ssim": "SSIM"}
-    for axis, (column, title) in zip(panels, columns.items(), strict=True):
-        _panel(axis, frame, column)
-        axis.set_title(title, fontsize=9, color=INK)
-        axis.set_ylabel("similarity to the original maps", fontsize=8)
-    panels[0].axhline(threshold, color=QUIET, linestyle=":", linewidth=1)
-    lines, names = panels[0].get_legend_handles_labels()
-    look: dict[str, Any] = {"bbox_to_anchor": (1, 0.6), "frameon": False, "fontsize": 8}
-    figure.legend(lines, names, loc="center left", **look)
-    words = f"Layers randomised from the output downwards: mean over {n} images, 95 % intervals"
-    figure.suptitle(words, fontsize=10, color=INK)
-    figure.tight_layout()
-    return figure
-
-
-def _panel(axis: "Axes", frame: "pandas.DataFrame", column: str) -> None:
-    bounds = (column, f"{column}_low", f"{column}_high")
-    cascade = frame[frame["check"] == "cascade"]
-    labelled = frame[frame["check"] == "random labels"]
-    methods = list(dict.fromkeys(cascade["method"]))
-    layers = list(dict.fromkeys(cascade["layer"]))
-    for number, method in enumerate(methods):
-        colour = LINES[number % len(LINES)]
-        rows = cascade[cascade["method"] == method]
-        mean, low, high = ([1.0, *rows[name]] for name in bounds)  # the original equals itself
-        # Every other line is dashed and above the next, so that equal lines are both visible.
-        dashes = (0, (4, 2)) if number % 2 else "-"
-        above = 2 + (len(methods) - number) / len(methods)
-        axis.plot(mean, color=colour, label=method, linewidth=1.7, linestyle=dashes, zorder=above)
-        axis.fill_between(range(len(mean)), low, high, color=colour, alpha=0.15, linewidth=0)
-        for mean, low, high in labelled[labelled["method"] == method][list(bounds)].to_numpy():
-            place = len(layers) + 1 + (number + 0.5) / len(methods)
-            axis.plot([place] * 2, [low, high], color=colour, linewidth=1)
-            axis.plot([place], [mean], color=colour, marker="D", markersize=4, linestyle="none")
-    short = [name if len(name) <= 23 else f"...{name[-20:]}" for name in layers]
-    ticks, places = ["original", *short], [float(place) for place in range(len(layers) + 1)]
-    if len(labelled):
-        ticks.append("random labels")
-        places.append(len(layers) + 1.5)
-        axis.axvline(len(layers) + 0.6, color=QUIET, linewidth=0.6)
-    axis.set_xticks(places, ticks, rotation=40, ha="right", rotation_mode="anchor", fontsize=7)
-    axis.tick_params(axis="y", labelsize=7)
-    lowest = float(np.nanmin([0.0, *frame[f"{column}_low"], *frame[column]]))
-    axis.set_ylim(lowest - 0.04, 1.04)
-    axis.spines[["top", "right"]].set_visible(False)

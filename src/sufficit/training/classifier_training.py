@@ -20,8 +20,6 @@ from sufficit.training.trainer import Trainer
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-SHIFT = 8  # images without a margin shift by up to an eighth of their side
-
 
 @dataclass(frozen=True)
 class ClassifierRecipe:
@@ -92,18 +90,9 @@ def train_classifier(
         right = (logits.detach().argmax(1) == labels).float().mean()
         return {"loss": F.cross_entropy(logits, labels), "accuracy": right}
 
-    trainer = Trainer(
-        model,
-        recipe.optimizer_of(model),
-        fabric,
-        batches,
-        step,
-        total=total,
-        epochs=recipe.epochs,
-        rate=recipe.rate,
-        out=out,
-        settings=settings,
-    )
+    parts = (model, recipe.optimizer_of(model), fabric, batches, step)
+    course: Any = {"total": total, "epochs": recipe.epochs, "rate": recipe.rate}
+    trainer = Trainer(*parts, **course, out=out, settings=settings)
     with keeping_randomness():
         trainer.fit("training the classifier", progress)
     model.eval()
@@ -113,14 +102,15 @@ def train_classifier(
 def augmented(images: Tensor, side: int) -> Tensor:
     """Images flipped and cropped at random: [N,3,h,w] bytes -> [N,3,s,s].
 
-    An image larger than `side` is cropped within itself, another one is shifted over black.
+    An image larger than `side` is cropped within itself, another one is shifted over black by up to
+    an eighth of its side.
     """
     n, _, h, _ = images.shape
     here = images.device  # random numbers from the CPU would make a GPU wait
     flip = torch.rand(n, device=here) < 0.5
     images = torch.where(flip[:, None, None, None], images.flip(3), images)
     kept = min(side, h)
-    pad = 0 if h > side else max(1, h // SHIFT)
+    pad = 0 if h > side else max(1, h // 8)
     padded = F.pad(images, (pad,) * 4)
     room = h + 2 * pad - kept
     tops, lefts = (torch.randint(0, room + 1, (n, 1), device=here) for _ in range(2))

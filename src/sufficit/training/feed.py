@@ -43,19 +43,18 @@ class Feed:
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch, in an order that seed and epoch alone decide."""
-        self.reseed(epoch)
+        self._reseed(epoch)
         set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
-        seen = 0
-        for given in self.loader:
-            first = not seen and epoch == 0
-            batch = self.batch(given, look=first)
+        number = -1
+        for number, given in enumerate(self.loader):
+            first = number == epoch == 0
+            batch = self._batch(given, look=first)
             if first:
                 check_images(batch.images)  # not every batch: a GPU would wait
-            seen += 1
             yield batch
-        if not seen:
+        if number < 0:
             raise UserError(
                 "The loader gave no batches: it must start again at each epoch, as a DataLoader"
                 " does"
@@ -63,11 +62,11 @@ class Feed:
 
     def first_images(self, n: int) -> tuple[Tensor, Tensor | None]:
         """The first n images and their labels, checked, on the CPU."""
-        self.reseed(-1)
+        self._reseed(-1)
         images: list[Tensor] = []
         labels: list[Tensor] = []
         for given in self.loader:
-            some, known = self.split(given)
+            some, known = self._split(given)
             check_images(some)
             images.append(some.cpu())
             labels += [] if known is None else [known.cpu()]
@@ -77,7 +76,7 @@ class Feed:
             raise UserError("The loader gave no images: check what it reads")
         return torch.cat(images)[:n], torch.cat(labels)[:n] if labels else None
 
-    def reseed(self, epoch: int) -> None:
+    def _reseed(self, epoch: int) -> None:
         """Seed every generator the loader may draw from, its own included."""
         value = mixed_seed(self.seed, epoch, self.rank)
         random.seed(value)
@@ -89,7 +88,7 @@ class Feed:
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(value)
 
-    def batch(self, given: object, *, look: bool = True) -> Batch:
+    def _batch(self, given: object, *, look: bool) -> Batch:
         """What a loader gave, with targets and features, on the classifier's device.
 
         Labels on a GPU are checked only with `look`, because the check makes the GPU wait.
@@ -97,7 +96,7 @@ class Feed:
         device = self.classifier.device
         if isinstance(given, Batch):
             return given.to(device)
-        images, labels = self.split(given, look=look)
+        images, labels = self._split(given, look=look)
         dtype = torch.float32 if images.is_floating_point() else images.dtype
         images = images.to(device, dtype, non_blocking=True)
         with torch.no_grad():
@@ -108,14 +107,12 @@ class Feed:
             check_range(labels, logits.shape[1])
         return Batch(images, labels.to(device, non_blocking=True), features.float())
 
-    def split(self, given: object, *, look: bool = True) -> tuple[Tensor, Tensor | None]:
+    def _split(self, given: object, *, look: bool = True) -> tuple[Tensor, Tensor | None]:
         """The images and, if labels are the targets, the labels of what a loader gave."""
         if isinstance(given, Batch):
             return given.images, given.targets
-        several: list[Any] = (
-            [*given, None] if isinstance(given, tuple | list) and given else [given, None]
-        )
-        images, labels = several[:2]
+        several = isinstance(given, tuple | list) and len(given) > 0
+        images, labels, *_ = (*given, None) if several else (given, None)  # type: ignore[misc]  # a list
         if not isinstance(images, Tensor):
             raise UserError(
                 f"The loader gave {type(given).__name__} of {type(images).__name__}: give tensors,"
@@ -136,45 +133,32 @@ class Feed:
 def feed_of(
     classifier: Classifier, loader: Loader, target: Target, seed: int, fabric: "Fabric"
 ) -> Feed:
-    """A feed over this process's share of the loader."""
-    if target not in ("label", "prediction"):
-        raise UserError(f'target must be "label" or "prediction", got {target!r}')
-    if isinstance(loader, Tensor | str | bytes) or not isinstance(loader, Iterable):
-        raise UserError(
-            f"loader must give batches of (images, labels), got {type(loader).__name__}: use a"
-            " torch.utils.data.DataLoader"
-        )
-    if iter(loader) is loader:  # a generator has no second epoch
-        raise UserError(
-            f"loader must start again at each epoch, got {type(loader).__name__}: give a list or a"
-            " DataLoader"
-        )
-    return Feed(classifier, _share(loader, fabric, seed), target, seed, fabric.global_rank)
-
-
-def _share(loader: Loader, fabric: "Fabric", seed: int) -> Loader:
-    """The part of a loader that this process reads.
+    """A feed over this process's share of the loader.
 
     Fabric.setup_dataloaders would take the seed of the order from the environment.
     """
-    if fabric.world_size == 1 or isinstance(getattr(loader, "sampler", None), DistributedSampler):
-        return loader
-    if not isinstance(loader, DataLoader):
+    kind, world, rank = type(loader).__name__, fabric.world_size, fabric.global_rank
+    if target not in ("label", "prediction"):
+        raise UserError(f'target must be "label" or "prediction", got {target!r}')
+    some = isinstance(loader, Iterable) and not isinstance(loader, Tensor | str | bytes)
+    if not some or iter(loader) is loader:  # a generator has no second epoch
         raise UserError(
-            f"With {fabric.world_size} processes the loader must be a torch DataLoader, got"
-            f" {type(loader).__name__}: only that can be split among them"
+            f"loader must give batches of (images, labels) and start again at each epoch, got"
+            f" {kind}: use a torch.utils.data.DataLoader or a list of batches"
         )
-    sampler: DistributedSampler[Any] = DistributedSampler(
-        loader.dataset,
-        fabric.world_size,
-        fabric.global_rank,
-        shuffle=isinstance(loader.sampler, RandomSampler),
-        seed=seed,
-        drop_last=loader.drop_last,
-    )
-    names = ("batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last", "worker_init_fn")
-    options = {name: getattr(loader, name) for name in names}
-    return DataLoader(loader.dataset, sampler=sampler, **options)
+    if world > 1 and not isinstance(getattr(loader, "sampler", None), DistributedSampler):
+        if not isinstance(loader, DataLoader):
+            raise UserError(
+                f"With {world} processes the loader must be a torch DataLoader, got {kind}: only"
+                " that can be split among them"
+            )
+        names = ("batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last")
+        options = {name: getattr(loader, name) for name in (*names, "worker_init_fn")}
+        order: Any = {"shuffle": isinstance(loader.sampler, RandomSampler), "seed": seed}
+        order |= {"drop_last": loader.drop_last}
+        sampler: Any = DistributedSampler(loader.dataset, world, rank, **order)
+        loader = DataLoader(loader.dataset, sampler=sampler, **options)
+    return Feed(classifier, loader, target, seed, rank)
 
 
 class CachedLoader:

@@ -2,10 +2,8 @@
 
 import copy
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +17,9 @@ from sufficit.explainers import explain
 from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
 from sufficit.files import CHECKPOINT, check_output, read_json
 from sufficit.progress import Progress, Tick
-from sufficit.provenance import surroundings
+from sufficit.provenance import plain, surroundings
 from sufficit.similarity import Agreement, agreement
-from sufficit.training.feed import (
-    Feed,
-    Loader,
-    Target,
-    feed_of,
-    keeping_randomness,
-    mixed_seed,
-)
+from sufficit.training.feed import Feed, Loader, Target, feed_of, keeping_randomness, mixed_seed
 from sufficit.training.processes import fabric_for
 from sufficit.training.recipes import LaxRecipe, recipe_of
 from sufficit.training.step import Batch, take_step
@@ -38,7 +29,6 @@ from sufficit.training.validation import ValidationSet
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-VALIDATION_IMAGES = 256
 PATIENCE = 5
 
 
@@ -59,7 +49,7 @@ def train_lax(
     seed: int = 0,
     out: str | Path | None = None,
     validation: Loader | ValidationSet | None = None,
-    validation_images: int = VALIDATION_IMAGES,
+    validation_images: int = 256,
     net: nn.Module | None = None,
     alpha_min: float | None = None,
     patience: int | None = PATIENCE,
@@ -88,13 +78,8 @@ def train_lax(
         raise UserError(f"validation_images must be 2 or more, got {validation_images}")
     fabric = fabric or fabric_for(classifier.device)
     place = None if out is None else Path(out)
-    # Gradients are on inside, also if the caller has turned them off.
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        keeping_randomness(),
-        _frozen(classifier, fabric),
-    ):
+    grad = torch.enable_grad()  # also if the caller has turned gradients off
+    with torch.inference_mode(False), grad, keeping_randomness(), _frozen(classifier, fabric):
         feed = feed_of(classifier, loader, target, seed, fabric)
         if not isinstance(validation, ValidationSet):
             source = feed if validation is None else Feed(classifier, validation, target, seed)
@@ -102,9 +87,8 @@ def train_lax(
         lax = _new(classifier, validation.images, chosen, net, seed)
         if place is not None and fabric.is_global_zero:
             check_output(place)
-        trainer = LaxTrainer(
-            feed, validation, chosen, lax, fabric, place, patience, overwrite, dict(about or {})
-        )
+        given = (feed, validation, chosen, lax, fabric, patience, about or {})
+        trainer = LaxTrainer(*given, out=place, overwrite=overwrite)
         trainer.fit("training", progress)
         trainer.keep(last=True)
         return trainer.result()
@@ -160,40 +144,30 @@ class LaxTrainer(Trainer):
         recipe: LaxRecipe,
         lax: Lax,
         fabric: "Fabric",
-        out: Path | None,
         patience: int | None,
-        overwrite: bool,
-        about: dict[str, Any],
+        about: Mapping[str, Any],
+        **options: Any,
     ) -> None:
         self.feed, self.validation, self.recipe, self.lax = feed, validation, recipe, lax
         self.classifier, self.patience = feed.classifier, patience
-        self._surroundings: dict[str, Any] | None = None
-        recipe_values = asdict(recipe).items()
-        settings = {
-            "recipe": {k: list(v) if isinstance(v, tuple) else v for k, v in recipe_values},
+        self.facts = {
+            "recipe": plain(recipe),
             "target": feed.target,
             "seed": feed.seed,
             "batches": len(feed),
             "processes": fabric.world_size,
-            "about": about,
+            "about": dict(about),
+        }
+        settings = self.facts | {
             "validation": digest(validation.images),
             "adapter": {k: v for k, v in lax.config.items() if k != "trained"},
         }
-        super().__init__(
-            lax,
-            torch.optim.Adam(lax.parameters(), lr=recipe.lr),
-            fabric,
-            self._batches,
-            self._step,
-            total=len(feed),
-            epochs=recipe.epochs,
-            rate=recipe.rate,
-            out=out,
-            settings=settings,
-            overwrite=overwrite,
-        )
+        adam = torch.optim.Adam(lax.parameters(), lr=recipe.lr)
+        parts = (lax, adam, fabric, self._batches, self._step)
+        options |= {"total": len(feed), "epochs": recipe.epochs, "rate": recipe.rate}
+        super().__init__(*parts, settings=settings, **options)
         if self.state.history and self.state.best is None:
-            raise UserError(f"The {CHECKPOINT} in {out} has no best adapter: remove it")
+            raise UserError(f"The {CHECKPOINT} in {self.out} has no best adapter: remove it")
 
     def over(self) -> bool:
         """Whether all epochs are done, or `patience` epochs brought no improvement."""
@@ -206,22 +180,28 @@ class LaxTrainer(Trainer):
 
     def _step(self, batch: Batch, done: float) -> dict[str, Tensor]:
         found = take_step(self.classifier, self.module, batch, self.recipe, self._generator, done)
-        numbers = {"loss": found.loss, "accuracy": found.accuracy}
-        return numbers | {"area": found.area, "share": found.share}
+        return {name: value for name, value in vars(found).items() if name != "terms"}
 
     def run_epoch(self, tick: Tick | None) -> None:
         """As any trainer; losses that are not finite become an error with the best adapter."""
         try:
             super().run_epoch(tick)
-        except LossError as error:
-            raise self._stopped(str(error)) from error
-        except NotFiniteError as error:
-            raise self._stopped(
-                "The adapter, or the classifier on masked images, gives NaN after the last batch of"
-                " an epoch: check its images, or lower the learning rate"
-            ) from error
-        except torch.OutOfMemoryError as error:
-            raise self._stopped("Out of memory: use smaller batches") from error
+        except (LossError, NotFiniteError, torch.OutOfMemoryError) as error:
+            reason = str(error)
+            if isinstance(error, NotFiniteError):
+                reason = (
+                    "The adapter, or the classifier on masked images, gives NaN after the last"
+                    " batch of an epoch: check its images, or lower the learning rate"
+                )
+            elif isinstance(error, torch.OutOfMemoryError):
+                reason = "Out of memory: use smaller batches"
+            if self.state.best is None:
+                raise TrainingError(f"{reason}. No epoch was finished.") from error
+            where = f"in {self.out}" if self.out else "in this error's .lax"
+            epoch = best_of(self.state.history)["epoch"]
+            stopped = TrainingError(f"{reason}. The adapter of epoch {epoch} is kept {where}.")
+            stopped.lax = self.result()
+            raise stopped from error
 
     def validate(self) -> dict[str, Any]:
         """The adapter's scores; the first process computes them for all."""
@@ -232,25 +212,22 @@ class LaxTrainer(Trainer):
         row = self.fabric.broadcast(found.row if found else {})
         state, worth = self.state, row["worth"]
         if math.isnan(worth):
-            raise self._stopped("The classifier gives NaN for masked images: it can't be explained")
+            raise LossError("The classifier gives NaN for masked images: it can't be explained")
         state.stale = 0 if worth > state.best_worth else state.stale + 1
         self._better = worth >= state.best_worth  # of equal epochs the later one
         if self._better:
             state.best_worth, state.best = worth, weights_of(self.lax)
             self.validation.best = found
-            state.made = self._made()
+            state.made = surroundings(self.fabric.device, self.classifier.dtype)
         return row
-
-    def _made(self) -> dict[str, Any]:
-        """When, where and with which versions this epoch was made; versions are read once."""
-        if self._surroundings is None:
-            self._surroundings = surroundings(self.fabric.device, self.classifier.dtype)
-        return self._surroundings | {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
 
     def keep(self, *, last: bool = False) -> None:
         """Write the best adapter to `out` if it is new or not there; at last with all history."""
         if self.out is not None and self.fabric.is_global_zero:
-            there = _epochs_in(self.out)
+            there = None  # epochs in the history of the adapter that is there
+            with suppress(UserError, KeyError, TypeError):
+                there = len(read_json(self.out / CONFIG)["trained"]["history"])
+            there = there if (self.out / WEIGHTS).exists() else None
             if there != len(self.state.history) if last else self._better or there is None:
                 self.result().save_pretrained(self.out)
         self.fabric.barrier()
@@ -259,35 +236,13 @@ class LaxTrainer(Trainer):
         """The best adapter, with the history of its training."""
         best = copy.deepcopy(self.lax)
         best.load_state_dict(self.state.best or {})
-        keys = ("recipe", "target", "seed", "batches", "processes", "about")
-        best.trained = {key: self.settings[key] for key in keys}
-        best.trained |= {**self.state.made, "history": list(self.state.history)}
+        best.trained = self.facts | self.state.made | {"history": list(self.state.history)}
         return best.to(self.fabric.device).eval()
-
-    def _stopped(self, reason: str) -> TrainingError:
-        """An error that says what is left of the run."""
-        if self.state.best is None:
-            return TrainingError(f"{reason}. No epoch was finished.")
-        where = f"in {self.out}" if self.out else "in this error's .lax"
-        epoch = best_of(self.state.history)["epoch"]
-        error = TrainingError(f"{reason}. The adapter of epoch {epoch} is kept {where}.")
-        error.lax = self.result()
-        return error
 
 
 def best_of(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The row of the epoch whose adapter is kept: the highest worth, of equals the later."""
     return max(history, key=lambda row: (float(row["worth"]), row["epoch"]))
-
-
-def _epochs_in(folder: Path) -> int | None:
-    """How many epochs the adapter in a folder has in its history; None if there is no adapter."""
-    if not (folder / WEIGHTS).exists() or not (folder / CONFIG).exists():
-        return None
-    try:
-        return len(read_json(folder / CONFIG)["trained"]["history"])
-    except (UserError, KeyError, TypeError):
-        return None
 
 
 def repeatability(
@@ -307,8 +262,7 @@ def repeatability(
         raise UserError(f"seeds must hold two different seeds or more, got {list(seeds)}")
     if "out" in options or "seed" in options:
         raise UserError("repeatability trains once per seed and saves nothing: drop out= and seed=")
-    trained = [
-        train_lax(classifier, loader, seed=seed, alpha_min=alpha_min, **options) for seed in seeds
-    ]
+    options["alpha_min"] = alpha_min
+    trained = [train_lax(classifier, loader, seed=seed, **options) for seed in seeds]
     maps = [explain(classifier, images, method=lax).cpu() for lax in trained]
     return agreement(torch.stack(maps), alpha_min), trained

@@ -16,41 +16,35 @@ from sufficit.errors import UserError
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # set if torchrun has started this process and its siblings
 WAIT = 3.0  # seconds in which the first process can print an error that all of them meet
-PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed"}
-
-
-def by_torchrun() -> bool:
-    """Whether torchrun has started this process, and so decides how many there are."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def leads(devices: int, nodes: int) -> bool:
-    """Whether this process is the first of the run, or the only one."""
-    if devices * nodes == 1 and not by_torchrun():
-        return True
-    env = os.environ
-    if "RANK" in env:
-        return env["RANK"] == "0"
-    if "LOCAL_RANK" in env:
-        node = env.get("NODE_RANK", env.get("GROUP_RANK", "0"))
-        return env["LOCAL_RANK"] == "0" and node == "0"
-    return env.get("NODE_RANK", env.get("SLURM_PROCID", "0")) == "0"
-
-
-def places(devices: int, nodes: int) -> tuple[int, int]:
-    """Devices per machine, and machines: as asked or, under torchrun, as it has started."""
-    if not by_torchrun():
-        return devices, nodes
-    devices = int(os.environ["LOCAL_WORLD_SIZE"])
-    return devices, int(os.environ["WORLD_SIZE"]) // devices
 
 
 def own_rank(devices: int) -> int:
     """The rank of this process, with so many processes per machine."""
-    local, node = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "NODE_RANK"))
-    return int(os.environ.get("RANK", node * devices + local))
+    env = os.environ
+    if "RANK" in env:
+        return int(env["RANK"])
+    if "LOCAL_RANK" in env:
+        node = env.get("NODE_RANK", env.get("GROUP_RANK", "0"))
+        return int(node) * devices + int(env["LOCAL_RANK"])
+    if "NODE_RANK" in env:
+        return int(env["NODE_RANK"]) * devices
+    return int(env.get("SLURM_PROCID", "0"))
+
+
+def leads(devices: int, nodes: int) -> bool:
+    """Whether this process is the first of the run, or the only one."""
+    alone = devices * nodes == 1 and TORCHRUN not in os.environ
+    return alone or own_rank(devices) == 0
+
+
+def places(devices: int, nodes: int) -> tuple[int, int]:
+    """Devices per machine, and machines: as asked or, under torchrun, as it has started."""
+    if TORCHRUN not in os.environ:
+        return devices, nodes
+    devices = int(os.environ["LOCAL_WORLD_SIZE"])
+    return devices, int(os.environ["WORLD_SIZE"]) // devices
 
 
 def fabric_for(
@@ -64,24 +58,23 @@ def fabric_for(
             f"--devices {devices} takes the first {devices} devices of a kind, but --device is"
             f" {device}: use --device cuda or --device cpu"
         )
-    if device.type == "cuda" and devices > torch.cuda.device_count():
-        count = torch.cuda.device_count()
+    if device.type == "cuda" and devices > (count := torch.cuda.device_count()):
         raise UserError(f"--devices is {devices}, but this machine has {count} GPUs: use fewer")
     chosen = [device.index or 0] if device.type == "cuda" and devices == 1 else devices
-    words = PRECISIONS[precision]
+    words = {"fp32": "32-true", "bf16": "bf16-mixed"}[precision]
     return Fabric(accelerator=device.type, devices=chosen, num_nodes=nodes, precision=words)  # type: ignore[arg-type]  # one of its words
 
 
 def launch(fabric: "Fabric") -> None:
     """Start the processes, without Lightning's log lines about ranks and ports."""
-    loggers = [logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch")]
-    levels = [logger.level for logger in loggers]
+    names = ("lightning.fabric", "lightning.pytorch")
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
     try:
-        for logger in loggers:
+        for logger in levels:
             logger.setLevel(logging.WARNING)
         fabric.launch()
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)
 
 

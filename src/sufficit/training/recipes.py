@@ -1,12 +1,18 @@
 """Recipes: the weights of the loss terms, the fills, the learning rate and the number of epochs."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+from torch import Generator, Tensor
+
 from sufficit.errors import UserError, unknown
+from sufficit.perturbation.fills import blur, mean
 from sufficit.training.losses import temperature_for
-from sufficit.training.random_fills import check_fills
+
+WARM_UP = 0.1  # share of the training
 
 
 @dataclass(frozen=True)
@@ -43,19 +49,27 @@ class LaxRecipe:
         return self.lr * 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
 
 
-WARM_UP = 0.1  # share of the training
-_PAPER = LaxRecipe(entropy=5, schedule="constant", epochs=500)
+def _noise(others: Tensor, generator: Generator) -> Tensor:
+    h, w = others.shape[2:]
+    order = torch.randperm(h * w, generator=generator, device=others.device)
+    return others.flatten(2)[:, :, order].view_as(others)
 
+
+TRAINING_FILLS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
+    "black": lambda others, _: torch.zeros_like(others),
+    "colour": lambda others, _: mean(others).expand_as(others),
+    "noise": _noise,
+    "blurred": lambda others, _: blur(others),
+    "other": lambda others, _: others,
+}
+"""Black, or made from another image of the batch: its mean colour, its pixels in random order, the
+blurred image, the image itself. These stay close to what the classifier knows."""
+
+_FILLS = ("black", "colour", "noise", "blurred")
+_ROBUST = LaxRecipe(drop=0.5, donors=1.0, power=0.5, size=2, decide=0.5, fills=_FILLS, upsample=4)
+_PAPER = LaxRecipe(entropy=5, schedule="constant", epochs=500)
 RECIPES: dict[str, LaxRecipe] = {
-    "robust": LaxRecipe(
-        drop=0.5,
-        donors=1.0,
-        power=0.5,
-        size=2,
-        decide=0.5,
-        fills=("black", "colour", "noise", "blurred"),
-        upsample=4,
-    ),
+    "robust": _ROBUST,
     "paper": LaxRecipe(entropy=5),
     "paper-synthetic-mnist": _PAPER,
     "paper-cub200": replace(_PAPER, lr=1e-4),
@@ -68,7 +82,10 @@ RECIPES: dict[str, LaxRecipe] = {
 def recipe_of(
     recipe: str | LaxRecipe, epochs: int | None, area: float | None, alpha_min: float | None
 ) -> LaxRecipe:
-    """A recipe, by name or as given, with the caller's epochs, area and alpha_min; checked."""
+    """A recipe, by name or as given, with the caller's epochs, area and alpha_min; checked.
+
+    The entropy term gets the area through its temperature, the size term as a target.
+    """
     if isinstance(recipe, str) and recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
     chosen = RECIPES[recipe] if isinstance(recipe, str) else recipe
@@ -79,40 +96,51 @@ def recipe_of(
     if alpha_min is not None:
         chosen = replace(chosen, alpha_min=alpha_min)
     if area is not None:
-        chosen = _with_area(chosen, area)
+        if not (chosen.entropy or chosen.size):
+            raise UserError("area needs a weight for `entropy` or `size`: use another recipe")
+        _check_area(area)
+        change = {"temperature": temperature_for(area)} if chosen.entropy else {"area": area}
+        chosen = replace(chosen, **change)  # type: ignore[arg-type]  # both are numbers
     _check(chosen)
     return chosen
 
 
-def _with_area(recipe: LaxRecipe, area: float) -> LaxRecipe:
-    """The entropy term gets the area through its temperature, the size term as a target."""
-    if not 0 < area < 1:
-        raise UserError(f"area must be between 0 and 1, got {area:g}: it is a mean heatmap value")
-    if recipe.entropy:
-        return replace(recipe, temperature=temperature_for(area))
-    if not recipe.size:
-        raise UserError("area needs a weight for `entropy` or `size`: use another recipe")
-    return replace(recipe, area=area)
-
-
-_WEIGHTS = ("keep", "drop", "donors", "power", "entropy", "size", "decide")
-_SCHEDULES = ("constant", "one-cycle")
-
-
 def _check(recipe: LaxRecipe) -> None:
-    check_fills(recipe.fills)
-    for name in _WEIGHTS:
+    if not recipe.fills:
+        raise UserError(f"a recipe needs at least one fill: give {', '.join(TRAINING_FILLS)}")
+    for kind in recipe.fills:
+        if kind not in TRAINING_FILLS:
+            raise unknown("fill", kind, TRAINING_FILLS)
+    for name in ("keep", "drop", "donors", "power", "entropy", "size", "decide"):
         value = getattr(recipe, name)
         if not 0 <= value < math.inf:
             raise UserError(f"the recipe's {name} must be a number, 0 or more, got {value!r}")
-    if recipe.schedule not in _SCHEDULES:
-        raise unknown("schedule", recipe.schedule, _SCHEDULES)
-    if recipe.area is not None and not 0 < recipe.area < 1:
-        raise UserError(f"the recipe's area must be between 0 and 1, got {recipe.area!r}")
+    if recipe.schedule not in ("constant", "one-cycle"):
+        raise unknown("schedule", recipe.schedule, ("constant", "one-cycle"))
+    if recipe.area is not None:
+        _check_area(recipe.area)
     if not isinstance(recipe.epochs, int) or recipe.epochs < 1:
         raise UserError(f"epochs must be a whole number, 1 or more, got {recipe.epochs!r}")
     if not 0 <= recipe.alpha_min < 1:
         raise UserError(f"alpha_min must be in 0..1, 1 excluded, got {recipe.alpha_min:g}")
-    if recipe.temperature <= 0 or recipe.lr <= 0:
-        given = f"{recipe.temperature:g}, {recipe.lr:g}"
-        raise UserError(f"temperature and lr must be above 0, got {given}")
+    for name, value in (("temperature", recipe.temperature), ("lr", recipe.lr)):
+        if value <= 0:
+            raise UserError(f"the recipe's {name} must be above 0, got {value:g}")
+
+
+def _check_area(area: float) -> None:
+    if not 0 < area < 1:
+        raise UserError(f"area must be between 0 and 1, got {area:g}: it is a mean heatmap value")
+
+
+def random_fills(images: Tensor, kinds: tuple[str, ...], generator: Generator) -> Tensor:
+    """One fill per image, each kind for an equal random share of them: like images."""
+    if len(images) == 1:  # there is no other image
+        return torch.zeros_like(images)
+    others = images.roll(1, 0)
+    order = torch.randperm(len(images), generator=generator, device=images.device)
+    found = torch.empty_like(images)
+    for kind, part in zip(kinds, order.tensor_split(len(kinds)), strict=True):
+        if len(part):
+            found[part] = TRAINING_FILLS[kind](others[part], generator).to(found)
+    return found

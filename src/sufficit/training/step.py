@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.training import losses
-from sufficit.training.random_fills import random_fills
-from sufficit.training.recipes import LaxRecipe
+from sufficit.training.recipes import LaxRecipe, random_fills
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Step:
     """The loss of a batch, and the numbers to report."""
 
     loss: Tensor
-    terms: dict[str, Tensor]
+    terms: dict[str, Tensor]  # by the name of their weight in the recipe
     accuracy: Tensor  # on the images inside the masks
     area: Tensor  # mean mask
     share: Tensor  # of the pixels above alpha_min
@@ -54,61 +53,44 @@ def take_step(
 
     `done` is the finished share of the training: the push of masks to 0 and 1 grows with it.
     """
+    images, targets, power = batch.images, batch.targets, recipe.power
     cells = lax(batch.features)
-    masks = upsampled(cells, batch.images)
-    views = _views(batch, masks, recipe, generator)
-    logits = classifier.logits_of(classifier.normalize(torch.cat(list(views.values())))).float()
-    logits_of_view = dict(zip(views, logits.split(len(batch.images)), strict=True))
-    terms = _terms(logits_of_view, batch, cells, recipe)
-    weights = {name: getattr(recipe, name) for name in terms}
-    weights["decide"] = recipe.decide * done
-    total = sum(weights[name] * value for name, value in terms.items())
+    masks = upsampled(cells, images)
+    inside = masks[:, None]
+
+    def mixed(shown: Tensor, weights: Tensor) -> Tensor:
+        if recipe.fills == ("black",):
+            return shown * weights
+        return torch.lerp(random_fills(shown, recipe.fills, generator), shown, weights)
+
+    views = {"keep": mixed(images, inside)}
+    if recipe.drop:
+        views["drop"] = mixed(images, 1 - inside)
+    if recipe.donors:
+        views["donors"] = mixed(images.roll(1, 0), inside)
+    every = classifier.logits_of(classifier.normalize(torch.cat(list(views.values())))).float()
+    logits = dict(zip(views, every.split(len(images)), strict=True))
+    terms = {"keep": losses.kept(logits["keep"], targets, power)}
+    if recipe.drop:
+        terms["drop"] = losses.unlike(logits["drop"], targets, power=power)
+    if recipe.donors:
+        other_class = targets != targets.roll(1, 0)
+        terms["donors"] = losses.unlike(logits["donors"], targets, other_class, power)
+    if recipe.entropy:
+        terms["entropy"] = losses.entropy(cells, recipe.temperature)
+    if recipe.size:
+        terms["size"] = losses.size(cells, recipe.area)
+    if recipe.decide:
+        terms["decide"] = losses.undecided(cells)
+    weights = {name: getattr(recipe, name) for name in terms} | {"decide": recipe.decide * done}
+    loss = torch.as_tensor(sum(weights[name] * value for name, value in terms.items()))
     with torch.no_grad():
-        right = (logits_of_view["keep"].argmax(1) == batch.targets).float().mean()
+        right = (logits["keep"].argmax(1) == targets).float().mean()
         share = (masks > recipe.alpha_min).float().mean()
-    return Step(torch.as_tensor(total), terms, right, masks.detach().mean(), share)
+    return Step(loss, terms, right, masks.detach().mean(), share)
 
 
 def upsampled(cells: Tensor, images: Tensor) -> Tensor:
     """Maps at the images' size, bilinear, corners not aligned: [N,h,w] -> [N,H,W]."""
     h, w = images.shape[2:]
     return F.interpolate(cells[:, None], size=(h, w), mode="bilinear", align_corners=False)[:, 0]
-
-
-def _views(
-    batch: Batch, masks: Tensor, recipe: LaxRecipe, generator: Generator
-) -> dict[str, Tensor]:
-    """The masked images that each term of the recipe sends through the classifier."""
-    images, weights = batch.images, masks[:, None]
-    views = {"keep": _mix(images, weights, recipe, generator)}
-    if recipe.drop:
-        views["drop"] = _mix(images, 1 - weights, recipe, generator)
-    if recipe.donors:
-        views["donors"] = _mix(images.roll(1, 0), weights, recipe, generator)
-    return views
-
-
-def _mix(images: Tensor, weights: Tensor, recipe: LaxRecipe, generator: Generator) -> Tensor:
-    if recipe.fills == ("black",):
-        return images * weights
-    return torch.lerp(random_fills(images, recipe.fills, generator), images, weights)
-
-
-def _terms(
-    logits_of_view: dict[str, Tensor], batch: Batch, cells: Tensor, recipe: LaxRecipe
-) -> dict[str, Tensor]:
-    """Every term that has a weight in the recipe, under the weight's name."""
-    targets, power = batch.targets, recipe.power
-    found = {"keep": losses.kept(logits_of_view["keep"], targets, power)}
-    if recipe.drop:
-        found["drop"] = losses.unlike(logits_of_view["drop"], targets, power=power)
-    if recipe.donors:
-        other_class = targets != targets.roll(1, 0)
-        found["donors"] = losses.unlike(logits_of_view["donors"], targets, other_class, power)
-    if recipe.entropy:
-        found["entropy"] = losses.entropy(cells, recipe.temperature)
-    if recipe.size:
-        found["size"] = losses.size(cells, recipe.area)
-    if recipe.decide:
-        found["decide"] = losses.undecided(cells)
-    return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sufficit.errors import UserError
+from sufficit.errors import UserError, cannot_resume
 from sufficit.files import CHECKPOINT, make_folder, writing
 from sufficit.progress import Progress, Tick, bar
 
@@ -70,7 +70,13 @@ class Trainer:
         saved = fabric.broadcast(saved)
         self.module, self.optimizer = fabric.setup(module, optimizer)
         if saved:
-            self._restore(saved)
+            state = TrainingState(**saved["state"])
+            with _in_words(f"The {CHECKPOINT} in {out} does not fit"):
+                for weights in (state.best, saved["model"]):
+                    if weights is not None:
+                        module.load_state_dict(weights)
+                self.optimizer.load_state_dict(saved["optimizer"])
+            self.state = state
 
     def validate(self) -> dict[str, Any]:
         """Numbers of the module after an epoch, for the history."""
@@ -98,7 +104,18 @@ class Trainer:
         self.state.history.append(row | {"seconds": time.monotonic() - start})
         self.keep()
         if self.out is not None and self.fabric.is_global_zero:
-            self._save(make_folder(self.out) / CHECKPOINT)
+            content = {
+                "settings": self.settings,
+                "state": vars(self.state),
+                "model": weights_of(self.bare),
+                "optimizer": self.optimizer.state_dict(),
+            }
+            # Not Fabric.save: its temporary folder may be on another disk, so a killed process
+            # leaves half a copy. Not torch.save to a file: it hides that a disk is full.
+            written = BytesIO()
+            torch.save(content, written)
+            with writing(make_folder(self.out) / CHECKPOINT) as part:
+                part.write_bytes(written.getvalue())
         self.fabric.barrier()
 
     def _train(self, tick: Tick | None) -> dict[str, float]:
@@ -119,32 +136,6 @@ class Trainer:
                 tick(epoch * whole + number + 1, self.epochs * whole, means.note)
         return means.mean()
 
-    def _restore(self, saved: Mapping[str, Any]) -> None:
-        state = TrainingState(**saved["state"])
-        with _in_words(f"The {CHECKPOINT} in {self.out} does not fit"):
-            for weights in (state.best, saved["model"]):
-                if weights is not None:
-                    self.bare.load_state_dict(weights)
-            self.optimizer.load_state_dict(saved["optimizer"])
-        self.state = state
-
-    def _save(self, path: Path) -> None:
-        """Write the checkpoint, whole or not at all.
-
-        Fabric.save writes by way of the system's temporary folder: on another disk that is a copy,
-        which a killed process leaves half done. torch.save hides that a disk is full.
-        """
-        content = {
-            "settings": self.settings,
-            "state": vars(self.state),
-            "model": weights_of(self.bare),
-            "optimizer": self.optimizer.state_dict(),
-        }
-        written = BytesIO()
-        torch.save(content, written)
-        with writing(path) as part:
-            part.write_bytes(written.getvalue())
-
 
 class EpochMeans:
     """The means of an epoch's numbers; raises LossError for a loss that is not finite.
@@ -161,20 +152,18 @@ class EpochMeans:
     def add(self, numbers: Mapping[str, Tensor]) -> None:
         """Add the numbers of one step."""
         self._names = tuple(numbers)
-        values = [value.detach().float() for value in numbers.values()]
-        self._waiting.append(torch.stack(values))
+        self._waiting.append(torch.stack([value.detach().float() for value in numbers.values()]))
         if len(self._waiting) >= EVERY:
             self._look()
 
     def mean(self) -> dict[str, float]:
-        """The mean of each number."""
-        self._look()
-        found = (torch.as_tensor(self._sums) / max(1, self.count)).tolist()
-        return dict(zip(self._names, found if self._names else (), strict=True))
+        """The mean of each number; nothing if there was no step."""
+        if self._waiting:
+            self._look()
+        means = torch.as_tensor(self._sums) / max(1, self.count)
+        return dict(zip(self._names, means.tolist(), strict=True)) if self._names else {}
 
     def _look(self) -> None:
-        if not self._waiting:
-            return
         values = torch.stack(self._waiting).cpu().double()  # [steps,numbers]
         self._waiting.clear()
         bad = (~values[:, self._names.index("loss")].isfinite()).nonzero().flatten().tolist()
@@ -207,35 +196,18 @@ def read_checkpoint(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | 
         if state.stale < 0 or (worths and state.best is None):
             raise ValueError("its best epoch is missing")
         float(state.best_worth)
-    found = _difference(before, settings)
-    if found is not None:
-        raise cannot_resume(out, *found)
+    _check_same(out, before, settings)
     return saved
 
 
-def cannot_resume(out: Path, name: str, before: object, now: object) -> UserError:
-    """The error for a run that was started with other settings."""
-    return UserError(
-        f"Cannot resume {out}: `{name}` was {before}, now {now}. Use the original settings, another"
-        " --out, or --overwrite."
-    )
-
-
-def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """The first setting that differs: its name, its value before and its value now.
-
-    >>> _difference({"seed": 0, "recipe": {"epochs": 5}}, {"seed": 0, "recipe": {"epochs": 6}})
-    ('recipe.epochs', '5', '6')
-    """
+def _check_same(out: Path, before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> None:
+    """Raise for the first setting that differs; `at` is the name of what holds these settings."""
     for key in {**before, **now}:
         known, value = before.get(key), now.get(key)
         if isinstance(known, dict) and isinstance(value, dict):
-            inner = _difference(known, value)
-            if inner is not None:
-                return f"{key}.{inner[0]}", *inner[1:]
+            _check_same(out, known, value, f"{at}{key}.")
         elif known != value:
-            return key, repr(known)[:40], repr(value)[:40]
-    return None
+            raise cannot_resume(out, f"{at}{key}", known, value)
 
 
 @contextmanager
@@ -245,9 +217,8 @@ def _in_words(failure: str) -> Iterator[None]:
         yield
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{failure} ({reason}): remove it, or start again with overwrite"
-        ) from error
+        words = f"{failure} ({reason}): remove it, or start again with overwrite"
+        raise UserError(words) from error
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:

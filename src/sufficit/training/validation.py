@@ -12,9 +12,6 @@ from sufficit.errors import UserError
 from sufficit.explainers import Method, explain
 from sufficit.metrics.scores import evaluate
 
-VALUE_STEP = 0.05  # coarser than a final score: it is computed after every epoch
-DONORS = 8
-
 
 @dataclass(frozen=True)
 class ValidationScores:
@@ -36,9 +33,10 @@ class ValidationScores:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The means, for the history."""
-        names = ("msi", "base_score", "mask_penalty", "leak", "leak_chance", "worth")
-        return {name: getattr(self, name) for name in names}
+        """The means and their worth, for the history."""
+        per_image = ("scores", "heatmaps")
+        means = {name: value for name, value in vars(self).items() if name not in per_image}
+        return means | {"worth": self.worth}
 
 
 @dataclass
@@ -63,22 +61,15 @@ class ValidationSet:
         return cls(images, targets)
 
     def score(self, classifier: Classifier, method: Method, alpha_min: float) -> ValidationScores:
-        """MSI and leakage of a method's heatmaps."""
+        """MSI and leakage of a method's heatmaps, by coarser steps than a final score has."""
         heatmaps = explain(classifier, self.images, self.targets, method, progress=False)
-        scores = evaluate(
-            classifier,
-            self.images,
-            heatmaps,
-            self.targets,
-            alpha_min=alpha_min,
-            value_step=VALUE_STEP,
-            columns=("base_score", "mask_penalty", "msi"),
-            leak_donors=DONORS,
-            progress=False,
-        )
-        names = ("msi", "base_score", "mask_penalty", "leak", "leak_chance")
-        means = {name: value for name, value in scores.mean().items() if name in names}
-        return ValidationScores(**means, scores=scores, heatmaps=heatmaps.cpu())
+        names = ("base_score", "mask_penalty", "msi")
+        steps: dict[str, Any] = {"alpha_min": alpha_min, "value_step": 0.05, "leak_donors": 8}
+        given = (classifier, self.images, heatmaps, self.targets)
+        scores = evaluate(*given, columns=names, progress=False, **steps)
+        means = scores.mean()
+        chosen = {name: means[name] for name in (*names, "leak", "leak_chance")}
+        return ValidationScores(**chosen, scores=scores, heatmaps=heatmaps.cpu())
 
 
 def predictions(classifier: Classifier, images: Tensor) -> Tensor:

@@ -28,8 +28,16 @@ from sufficit.metrics.scores import evaluate
 from sufficit.perturbation import bands
 from sufficit.perturbation.fills import FILLS
 from sufficit.progress import Progress
-from sufficit.report.encoding import encode_fill, encode_heatmaps, encode_images
-from sufficit.report.viewer_data import answers_along, classes_in, rounded, shares_of, stops
+from sufficit.report.viewer_data import (
+    answers_along,
+    classes_in,
+    encode_fill,
+    encode_heatmaps,
+    encode_images,
+    rounded,
+    shares_of,
+    stops,
+)
 from sufficit.runs.overlays import class_number
 from sufficit.web import schemas
 from sufficit.web.schemas import LEAST_STEP, ExplainForm, ImageAnswer, ImageForm, Limits, ScoreForm

@@ -9,8 +9,7 @@ from torch import Generator, Tensor
 from sufficit import UserError
 from sufficit.perturbation.fills import blur
 from sufficit.training import RECIPES, LaxRecipe
-from sufficit.training.random_fills import TRAINING_FILLS, random_fills
-from sufficit.training.recipes import recipe_of
+from sufficit.training.recipes import TRAINING_FILLS, random_fills, recipe_of
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:

@@ -1,0 +1,90 @@
+"""What Ray costs per unit: CPU time of the driver, units per second, memory.
+
+    OMP_NUM_THREADS=1 python benchmarks/scale.py --out benchmarks/results/scale-cpu.json
+
+A unit writes its file and computes nothing, so that all time is overhead. No workers: the loop in
+this process. Starting Ray and loading the model are counted apart.
+"""
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from sufficit import Classifier
+from sufficit.data.images import ImageSource
+from sufficit.provenance import provenance
+from sufficit.runs.config import Workers, config_from
+from sufficit.runs.engine import Worker, cluster_of, compute, run_key
+from sufficit.runs.job import Job, make_job
+from sufficit.runs.store import SCORES, StageFile, Store
+
+
+class IdleWorker(Worker):
+    """Makes an empty file per unit."""
+
+    def work(self, stage, unit, items, tick=None) -> list[StageFile]:
+        return [(stage, {}, {"names": unit.names})]
+
+
+def job_of(units: int) -> Job:
+    """A job of so many units of one tiny image."""
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 2)).eval()
+    images = ImageSource.from_tensors(torch.zeros(units, 3, 4, 4), None, [0] * units)
+    options = {"leak": False, "alpha_curve": False, "columns": ["msi"], "controls": False}
+    config = config_from({"model": "", "data": "", "methods": ["center"], **options})
+    sources = {"center": "center"}
+    return make_job(config, classifier=Classifier(layers), images=images, sources=sources, unit=1)
+
+
+def measure(units: int, workers: int) -> dict[str, float]:
+    """Compute the units once."""
+    job, moments = job_of(units), list[float]()
+    asked = Workers(count=workers) if workers else None
+    with tempfile.TemporaryDirectory() as folder, cluster_of(job, asked) as cluster:
+        store = Store(Path(folder))
+        store.start(run_key(job, cluster), job.entries, units)
+        start, busy = time.monotonic(), time.process_time()
+        compute(
+            job,
+            store,
+            SCORES,
+            lambda *_: moments.append(time.monotonic()),
+            cluster=cluster,
+            kind=IdleWorker,
+        )
+        busy = time.process_time() - busy
+        assert len(store.done(SCORES)) == units
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    return {
+        "seconds to the first unit": round(moments[0] - start, 2),
+        "units per second": round((units - 1) / (moments[-1] - moments[0]), 1),
+        "driver's CPU milliseconds per unit": round(1000 * busy / units, 3),
+        "peak MiB of the driver": round(peak),
+    }
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--units", type=int, nargs="*", default=[10, 100, 1_000, 10_000])
+    words.add_argument("--workers", type=int, nargs="*", default=[0, 1, 2])
+    words.add_argument("--out", type=Path)
+    asked = words.parse_args()
+    results = {}
+    for workers in asked.workers:
+        for units in asked.units:
+            results[f"{workers} workers, {units} units"] = found = measure(units, workers)
+            print(workers, units, json.dumps(found), flush=True)
+    facts = provenance({"argv": sys.argv[1:]}, torch.device("cpu"), torch.float32)
+    text = json.dumps(facts | {"results": results}, indent=2) + "\n"
+    asked.out.write_text(text) if asked.out else print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,0 @@
-"""Markers of the report's tests."""
-
-import pytest
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "browser: needs Chromium")

@@ -1,0 +1,90 @@
+"""The table of methods in the terminal: order, marks, dashes and the legend."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from reference import three_methods
+from report_content import make
+from sufficit.report import Content
+from sufficit.report.interpretation import legend, results_table
+from sufficit.statistics import Estimate, Standing, compare_values
+
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def content() -> Content:
+    return make()
+
+
+def with_values(
+    content: Content, values: Mapping[str, np.ndarray], standing: Standing | None = None
+) -> Content:
+    summaries = {
+        name: {
+            "msi": Estimate(float(found.mean()), -0.5, 0.5, len(found), 0, True),
+            "deletion_percent": Estimate(0.25, NAN, NAN, 1, 0, False),
+        }
+        for name, found in values.items()
+    }
+    return replace(content, summaries=summaries, standing=standing or compare_values(values))
+
+
+def test_the_table_marks_the_best_and_those_that_do_not_differ_significantly(
+    content: Content,
+) -> None:
+    values = three_methods()
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(results_table(with_values(content, values)))
+    table = capture.get().splitlines()
+    rows = {line.split()[0]: line.split() for line in table if line.strip()}
+    assert list(rows)[3:6] == ["a", "b", "c"]
+    assert rows["a"][1:4] == ["0.250", f"{values['a'].mean():.3f}", "*"]
+    assert rows["b"][1:4] == ["0.250", f"{values['b'].mean():.3f}", "="]
+    assert rows["c"][1:4] == ["0.250", f"{values['c'].mean():.3f}", "-0.50"]
+    assert rows["method"][1:6] == ["del.", "%", "↓", "MSI", "↑"]
+    text = " ".join(" ".join(table).split())
+    assert "* best MSI of 3; = not significantly different" in text
+    assert "(10,000 draws), level 0.05, Holm correction for 3 pairs" in text
+    assert "2,000 resamples, seed 0." in text
+
+
+def test_a_mean_of_nothing_is_a_dash_in_the_table(content: Content) -> None:
+    found = with_values(content, three_methods())
+    none = {"deletion_percent": Estimate(NAN, NAN, NAN, 0, 3, False)}
+    summaries = {**found.summaries, "b": {**found.summaries["b"], **none}}
+    table = results_table(replace(found, summaries=summaries))
+    assert list(table.columns[1].cells) == ["0.250", "-", "0.250"]
+
+
+def test_controls_are_in_the_table_and_not_in_the_ranking(content: Content) -> None:
+    values = three_methods()
+    standing = compare_values({name: values[name] for name in "bc"})
+    found = with_values(content, values, standing)
+    assert found.methods == ["a", "b", "c"]
+    table = results_table(found)
+    assert [row.style for row in table.rows] == ["dim", "bold", None]
+    assert [cell[-1] for cell in table.columns[2].cells] == [" ", "*", " "]
+    assert "all others differ" in legend(standing)
+    assert legend(compare_values({"a": values["a"]})).startswith("* best MSI of 1. Interval")
+
+
+def test_a_table_by_another_column_has_its_interval_and_ranks_by_it(content: Content) -> None:
+    values = {name: found["mask_penalty"].numpy() for name, found in content.scores.items()}
+    standing = compare_values(values, "mask_penalty", higher_is_better=False)
+    found = replace(content, standing=standing)
+    means = [found.summaries[name]["mask_penalty"].mean for name in found.methods]
+    assert means == sorted(means)
+    table = results_table(found)
+    heads = [column.header.strip() for column in table.columns]
+    assert heads == [
+        *("method", "ins. % ↑", "del. % ↓", "base ↑", "penalty ↓", "MSI ↑", "95 % interval"),
+    ]
+    best = found.summaries[standing.best]["mask_penalty"]
+    assert next(iter(table.columns[4].cells)) == f"{best.mean:.3f} *"
+    assert next(iter(table.columns[6].cells)) == f"{best.low:.2f} .. {best.high:.2f}"

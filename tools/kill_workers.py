@@ -1,0 +1,185 @@
+"""Kill Ray workers, nodes and drivers, and see whether the run ends with the same rows.
+
+python tools/kill_workers.py --kills 50 --minutes 20
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from digit_folder import main as write_digits
+
+from sufficit.runs.config import Workers, config_from
+from sufficit.runs.engine import run
+from sufficit.runs.job import make_job
+from sufficit.runs.store import Store
+
+IMAGES, UNIT = 40, 2
+KINDS = ("worker", "hang", "node", "driver")
+TIMEOUT = 20.0  # seconds for a unit
+NODE = {"num_cpus": 1, "object_store_memory": 10**8}
+METHOD = """
+import time
+
+def slow(classifier, images, targets):
+    time.sleep(1)
+    return images.mean(1)
+"""
+
+
+def compute(place: Path, out: Path, workers: Workers | None) -> None:
+    """Compare two methods on digits, one of which is slow enough to be killed."""
+    config = config_from(
+        {
+            "model": "sufficit:digits",
+            "data": str(place / "digits"),
+            "methods": ["gradcam", f"slow=python:{place / 'slow.py'}:slow"],
+            "controls": False,
+            "leak": False,
+            "alpha_curve": False,
+            "device": "cpu",
+            "value_step": 0.25,
+            "percent_step": 0.25,
+        }
+    )
+    run(make_job(config, unit=UNIT), out, progress=False, workers=workers)
+
+
+def rows(out: Path) -> dict[str, bytes]:
+    """The files that must not depend on who computed them."""
+    patterns = ("*/*.parquet", "heatmaps/*", "summary.json", "pairs.csv")
+    found = sorted(path for pattern in patterns for path in out.glob(pattern))
+    return {str(path.relative_to(out)): path.read_bytes() for path in found}
+
+
+def own_workers() -> list[int]:
+    """The actors below this process; other clusters of this machine are left alone."""
+    parents, actors = {}, []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            stat = (path / "stat").read_text().rpartition(")")[2].split()
+            parents[int(path.name)] = int(stat[1])
+            if (path / "cmdline").read_bytes().startswith(b"ray::UnitActor") and stat[0] != "T":
+                actors.append(int(path.name))
+    found = []
+    for actor in actors:
+        pid = actor
+        while pid > 1 and pid != os.getpid():
+            pid = parents.get(pid, 0)
+        found += [actor] if pid == os.getpid() else []
+    return found
+
+
+class Trial:
+    """A cluster of a head and two nodes, and a driver that is started again until it is done."""
+
+    def __init__(self, place: Path) -> None:
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 10**8}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.nodes = [self.cluster.add_node(**NODE) for _ in range(2)]
+        self.place, self.counts = place, Counter[str]()
+        self.driver: subprocess.Popen[bytes] | None = None
+
+    def stop(self) -> None:
+        """End what is still there."""
+        if self.driver is not None:
+            self.driver.kill()
+        self.cluster.shutdown()
+
+    def kills(self) -> int:
+        """How many there were."""
+        return sum(self.counts[kind] for kind in KINDS)
+
+    def start(self, out: Path) -> subprocess.Popen[bytes]:
+        """A driver in a process of its own."""
+        words = [sys.executable, __file__, "--driver", str(self.place), "--out", str(out)]
+        self.counts["drivers started"] += 1
+        with (self.place / "log").open("ab") as log:
+            return subprocess.Popen(
+                [*words, "--address", self.cluster.address], stdout=log, stderr=log
+            )
+
+    def survive(self, out: Path, chance: random.Random, kills: int, end: float) -> None:
+        """Let a run end that is disturbed every few seconds."""
+        driver, done = self.start(out), 0
+        while True:
+            self.driver = driver
+            with suppress(subprocess.TimeoutExpired):
+                driver.wait(chance.uniform(0.2, 2))
+            if driver.returncode == 0:
+                return
+            if driver.returncode is not None:  # killed, or some units failed three times
+                self.counts["runs that ended with failed units"] += driver.returncode > 0
+                driver = self.start(out)
+            elif self.kills() < kills and time.monotonic() < end:
+                now = len(Store(out).done("scores"))
+                if now > done and self.disturb(chance, driver):  # never twice without a unit done
+                    done = now
+
+    def disturb(self, chance: random.Random, driver: subprocess.Popen[bytes]) -> bool:
+        """Kill or stop something; whether there was something."""
+        kind = chance.choices(KINDS, (6, 2, 2, 1))[0]
+        workers = own_workers()
+        if kind in ("worker", "hang") and not workers:
+            return False
+        if kind == "worker":
+            os.kill(chance.choice(workers), signal.SIGKILL)
+        elif kind == "hang":
+            os.kill(chance.choice(workers), signal.SIGSTOP)
+        elif kind == "node":
+            self.cluster.remove_node(self.nodes.pop(0), allow_graceful=False)
+            self.nodes.append(self.cluster.add_node(**NODE))
+        else:
+            driver.kill()
+        self.counts[kind] += 1
+        print(kind, dict(self.counts), flush=True)
+        return True
+
+
+def main() -> None:
+    """Disturb runs until there were enough kills, and count them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--minutes", type=float, default=20, help="no further kills after these")
+    parser.add_argument("--seed", type=int, default=0)
+    for option in ("--driver", "--out", "--address"):  # of the processes that this one starts
+        parser.add_argument(option, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.driver:
+        workers = Workers(count=2, address=asked.address, unit_timeout=TIMEOUT)
+        compute(Path(asked.driver), Path(asked.out), workers)
+        return
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    chance, runs = random.Random(asked.seed), 0
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        write_digits(place / "digits", IMAGES)
+        (place / "slow.py").write_text(METHOD)
+        compute(place, place / "undisturbed", None)
+        trial = Trial(place)
+        end = time.monotonic() + 60 * asked.minutes
+        try:
+            while trial.kills() < asked.kills and time.monotonic() < end:
+                out = place / f"run-{runs}"
+                trial.survive(out, chance, asked.kills, end)
+                runs += 1
+                assert rows(out) == rows(place / "undisturbed"), f"run {runs} differs"
+        finally:
+            trial.stop()
+    for kind, count in sorted(trial.counts.items()):
+        print(f"{kind:40} {count:5}")
+    print(f"{runs} runs; all ended with the same rows.")
+
+
+if __name__ == "__main__":
+    main()
