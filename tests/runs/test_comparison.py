@@ -155,7 +155,7 @@ def test_options_are_those_of_the_command(classifier: Classifier) -> None:
     assert results.methods == ("gradcam",)
     assert (results.alpha_min, results.config.seed) == (0.3, 5)
     assert list(results.rows["gradcam"])[4:] == ["msi"]
-    with pytest.raises(UserError, match="Unknown option 'alpha_mim'. Did you mean 'alpha_min'"):
+    with pytest.raises(UserError, match=r"Unknown option 'alpha_mim'\. Did you mean 'alpha_min'"):
         compare(classifier, images, alpha_mim=0.5)
 
 

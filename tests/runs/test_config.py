@@ -141,7 +141,7 @@ def test_wrong_values_in_a_run_file_are_one_error(tmp_path: Path, line: str, err
 
 def test_a_run_file_that_is_not_there_is_one_error(tmp_path: Path) -> None:
     for path in (tmp_path / "none.toml", tmp_path):
-        with pytest.raises(UserError, match="cannot read .*: give a RUN.toml"):
+        with pytest.raises(UserError, match=r"cannot read .*: give a RUN\.toml"):
             read_toml(path)
 
 
@@ -161,7 +161,7 @@ def test_any_text_is_read_back_from_a_run_file(
 
 
 def test_a_path_that_is_not_utf8_can_not_be_written(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not valid UTF-8 .*: rename it"):
+    with pytest.raises(UserError, match=r"is not valid UTF-8 .*: rename it"):
         write_toml(tmp_path / "RUN.toml", RunConfig(model="m", data="\udcff"))
     assert not list(tmp_path.iterdir())
 

@@ -73,7 +73,7 @@ def test_a_file_for_other_images_is_refused(tmp_path: Path) -> None:
         UserError, match=r"none of the 2 images.*'a/1\.png', its keys like 'x': use"
     ):
         MapFile(tmp_path / "maps.npz").check(["a/1.png", "b/1.png"])
-    with pytest.raises(UserError, match="key 'x' of .* fits 2 images or more"):
+    with pytest.raises(UserError, match=r"key 'x' of .* fits 2 images or more"):
         MapFile(tmp_path / "maps.npz").check(["a/x.png", "b/x.png"])
 
 

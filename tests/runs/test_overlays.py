@@ -69,9 +69,9 @@ def test_an_interrupted_run_draws_only_what_is_missing(
     drawn: list[int] = []
     usual = maps.draw_all
 
-    def counted(classifier, images, *rest, **options):
+    def counted(classifier: Classifier, images: torch.Tensor, *rest: Any, **more: Any) -> Any:
         drawn.append(len(images))
-        return usual(classifier, images, *rest, **options)
+        return usual(classifier, images, *rest, **more)
 
     monkeypatch.setattr(maps, "draw_all", counted)
     explain_run(job_for(photos), out, progress=False)
@@ -83,9 +83,10 @@ def test_an_interrupted_run_draws_only_what_is_missing(
         ):
             assert one.files == two.files
             assert all(np.array_equal(one[name], two[name]) for name in one.files)
-    interrupted(lambda: explain_run(job_for(photos), tmp_path / "b", progress=False), "heatmaps")
+    other = tmp_path / "other"
+    interrupted(lambda: explain_run(job_for(photos), other, progress=False), "heatmaps")
     with pytest.raises(UserError, match="Cannot resume"):
-        explain_run(job_for(photos, methods=["gradcam"]), tmp_path / "b", progress=False)
+        explain_run(job_for(photos, methods=["gradcam"]), other, progress=False)
 
 
 def test_overwriting_leaves_no_file_of_the_earlier_run(photos: Path, tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_a_class_is_a_number_or_a_name() -> None:
     assert class_number("7", names) == 1, "a name comes first"
     assert class_number("5", names) == 5
     assert class_number("Tabby_Cat", names) == 0
-    with pytest.raises(UserError, match="Unknown class 'dg'. Did you mean 'dog'"):
+    with pytest.raises(UserError, match=r"Unknown class 'dg'\. Did you mean 'dog'"):
         class_number("dg", names)
     with pytest.raises(UserError, match="the model has no class names: give --target a number"):
         class_number("dog", None)
