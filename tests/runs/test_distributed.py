@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -166,10 +168,9 @@ run(job, place / "out", progress=False, workers=Workers(count=2))
 def test_a_killed_driver_leaves_no_process_and_the_same_command_resumes(
     wanted: dict[str, bytes], tmp_path: Path
 ) -> None:
-    temp = tmp_path / "t"
-    temp.mkdir()
+    temp = tempfile.mkdtemp(prefix="s", dir="/tmp")  # short, for the paths of sockets
     paths = [str(Path(__file__).parent), *filter(None, sys.path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": "/tmp"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": temp}
     environment.pop("RAY_AUTH_MODE", None)
     words = [sys.executable, "-c", DRIVER.format(place=str(tmp_path))]
     driver = subprocess.Popen(words, env=environment)
@@ -182,6 +183,7 @@ def test_a_killed_driver_leaves_no_process_and_the_same_command_resumes(
     finally:
         driver.send_signal(signal.SIGKILL)
         driver.wait()
+        shutil.rmtree(temp, ignore_errors=True)
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
     assert len(listening) > 2
     assert {*listening} == {"127.0.0.1"}

@@ -119,7 +119,7 @@ def draw_all(
         raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
     if not all(isinstance(method, Explainer) for method in wanted.values()):
         checks.check_extremes(torch.stack(images.aminmax()))  # a user's function gets 0..1 only
-    batches: list[Drawn] = []
+    batches, peaks = list[Drawn](), list[Tensor]()
     with bar("explaining", progress) as tick:
         start = 0
         while start < len(images):
@@ -136,6 +136,8 @@ def draw_all(
                 size = halved(min(size, len(images) - start), stacklevel=3)
                 continue
             batches.append(drawn)
+            tops = [drawn[name][1].amax((1, 2)) for name in _watching(wanted)]
+            peaks += [torch.stack(tops)] if tops else []  # before the checks below wait for a GPU
             if not start:  # a GPU is busy by now, so that these checks cost no time
                 extremes = torch.stack(images.aminmax())
                 _check_methods(wanted)
@@ -152,7 +154,8 @@ def draw_all(
         elif isinstance(method, Explainer):  # all images at once: batches must not change noise
             heatmaps = method.draw(images, seed).to(classifier.device)
             found[name] = DrawnMaps(heatmaps, final=True), heatmaps
-    _judge({name: found[name][1] for name in _watching(wanted)})
+    if peaks:
+        _judge(list(_watching(wanted)), torch.cat(peaks, 1).cpu())
     return found
 
 
@@ -320,11 +323,11 @@ def _stretched(maps: Tensor, size: tuple[int, int]) -> Tensor:
     return normalize(resize((positive - low) / spread, size))
 
 
-def _judge(heatmaps: Mapping[str, Tensor]) -> None:
-    """Raise for heatmaps that are not finite; warn, once, of those without a positive part."""
-    if not heatmaps:
-        return
-    peaks = torch.stack([maps.amax((1, 2)) for maps in heatmaps.values()]).cpu()  # [methods,N]
+def _judge(methods: Sequence[str], peaks: Tensor) -> None:
+    """Raise for heatmaps that are not finite; warn, once, of those without a positive part.
+
+    `peaks` are the highest values of their heatmaps: [methods,N].
+    """
     if (peaks > 0).all():  # NaN is not
         return
     images, broken = peaks.shape[1], peaks.isnan().any(0).nonzero().flatten().tolist()
@@ -333,7 +336,7 @@ def _judge(heatmaps: Mapping[str, Tensor]) -> None:
         remedy = f"the first is {broken[0]}: check its weights and precision"
         raise NotFiniteError(f"the model gave {wrong}, {remedy}", broken)
     empty = (peaks == 0).sum(1).tolist()
-    counts = ", ".join(f"{name} {n}" for name, n in zip(heatmaps, empty, strict=True) if n)
+    counts = ", ".join(f"{name} {n}" for name, n in zip(methods, empty, strict=True) if n)
     if counts:
         wrong = f"heatmaps with no positive part are all zeros, of {images} images: {counts}"
         warnings.warn(wrong, EmptyHeatmapWarning, stacklevel=4)

@@ -43,6 +43,7 @@ WAKE = 1.0  # seconds between two looks at timeouts
 GROW = 5.0  # seconds between two looks at the size of the cluster
 PATIENCE = 60.0  # seconds without any worker before a warning
 ANSWER = 10.0  # seconds for a cluster to accept a connection
+LONGEST_FOLDER = 20  # characters
 LOOPBACK = "127.0.0.1"
 
 
@@ -113,7 +114,9 @@ class RayCluster:
         os.environ.pop("RAY_AUTH_MODE", None)
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         # Readable by this user alone; Ray's default, /tmp/ray, is open to everyone.
-        self.temp = Path(tempfile.mkdtemp(prefix="sufficit-ray-"))
+        # Short, because the path of a socket below it must not exceed 107 bytes.
+        folder = "/tmp" if len(tempfile.gettempdir()) > LONGEST_FOLDER else None
+        self.temp = Path(tempfile.mkdtemp(prefix="sufficit-ray-", dir=folder))
         self.ray.init(
             address="local",
             num_cpus=max(1, round(count * self.workers.cpus)),
