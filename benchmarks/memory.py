@@ -4,8 +4,8 @@
 
 Images of 16 px are made up and written to shards, found, explained by Grad-CAM and scored by a
 small net on coarse curves, with the memory of the process at ten points; then the results are
-joined. After that answers to all bands of the usual settings are made up for as many images, and
-joined and written as a comparison does it. Each number of images has a process of its own. Memory
+merged. After that predictions for all bands of the usual settings are made up for as many images,
+and merged and written as a run does it. Each number of images has a process of its own. Memory
 is that which only this process can give back (RssAnon): pages of files are the system's to drop.
 """
 
@@ -27,20 +27,15 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from sufficit.compare import score_folder
-from sufficit.comparing.settings import Settings
-from sufficit.gathering import gather
-from sufficit.keeping import Parts, predictions_as_tensors
-from sufficit.results import save_scores
-from sufficit.sharing import SCORES
 from torch import nn
 
 from sufficit import Classifier, View
-from sufficit.data.loader import UNIT
-from sufficit.metrics.plan import make_plan
-from sufficit.metrics.scores import read
-from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import provenance
+from sufficit.runs.config import RunConfig
+from sufficit.runs.engine import run
+from sufficit.runs.job import UNIT, Job, make_job
+from sufficit.runs.merge import write_results
+from sufficit.runs.store import SCORES, Store
 
 SIDE, SHARD = 16, 10_000
 POINTS = 10
@@ -99,67 +94,69 @@ def small_net() -> Classifier:
     return Classifier(model, layer="1", view=View((SIDE, SIDE)))
 
 
-def scored(images: int, place: Path) -> dict[str, Any]:
-    """A comparison over shards: when the first part is there, and memory on the way and after."""
-    points: list[dict[str, float]] = []
-    found: dict[str, float] = {}
+def job_on(place: Path, images: int, **options: Any) -> Job:
+    """A comparison of one method over shards."""
     (place / "shards").mkdir()
     write_shards(place / "shards", images)
-    settings = Settings(
+    config = RunConfig(
         model="small", data=str(place / "shards"), methods=("gradcam",), controls=False, leak=False,
-        value_step=0.25, percent_step=0.25, targets="label",
+        alpha_curve=False, targets="label", **options,
     )  # fmt: skip
+    return make_job(config, classifier=small_net())
 
-    def told(done: float, total: float) -> None:
-        del total  # is not known
+
+def scored(images: int, place: Path) -> dict[str, Any]:
+    """A run on coarse curves: when the first unit is done, and memory on the way and after."""
+    points: list[dict[str, float]] = []
+    found: dict[str, float] = {}
+    job = job_on(place, images, value_step=0.25, percent_step=0.25)
+
+    def ticked(done: float, _: float, *__: object) -> None:
         if done >= UNIT:
-            found.setdefault("seconds_to_first_part", time.perf_counter() - begun)
+            found.setdefault("seconds_to_first_unit", time.perf_counter() - started)
         if done >= max(UNIT, len(points) * images / POINTS) and len(points) <= POINTS:
             points.append({"images": done, "mib": resident()})
             print(f"{done:9.0f} images {points[-1]['mib']:8.1f} MiB", flush=True)
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with peak(found, "all"):
-        score_folder(settings, place / "run", classifier=small_net(), progress=told)
+        run(job, place / "run", progress=ticked)
     return found | {"points": points, "growth_mib": points[-1]["mib"] - points[1]["mib"]}
 
 
-def joined(images: int, place: Path) -> dict[str, Any]:
-    """Made-up answers to all bands of the usual settings: read back, joined, written."""
-    plan, parts, found = make_plan(), Parts(place / "parts"), dict[str, float]()
-    parts.folder.mkdir()
+def merged(images: int, place: Path) -> dict[str, Any]:
+    """Made-up predictions for all bands of the usual settings, merged and written."""
+    job, found = job_on(place, images), dict[str, float]()
+    store, plan = Store(place / "run"), job.plan
+    store.start(job.key(), job.entries, len(job.units))
     generator = torch.Generator().manual_seed(0)
-    for number in range(-(-images // UNIT)):
-        n = min(UNIT, images - number * UNIT)
+    for unit in job.units:
+        n = len(unit)
         drawn = torch.rand(n, len(plan.asks), generator=generator)
         shares = torch.rand(n, len(plan.weighs), generator=generator, dtype=torch.float64)
         whole = torch.zeros(n, dtype=torch.long)
-        answers = Predictions(plan.asks, drawn.round(), drawn, plan.weighs, shares, whole, whole)
-        names = [f"{number:05d}/{k:02d}.png" for k in range(n)]
-        facts = {"names": names, "skipped": {}, "size": [3, SIDE, SIDE]}
-        parts.write(SCORES, number, predictions_as_tensors("made up", answers), facts)
+        parts = {"named": drawn.round(), "confidences": drawn, "shares": shares}
+        parts |= {"targets": whole, "calls": whole}
+        facts = {"names": unit.names, "numbers": [entry.number for entry in unit.entries]}
+        # Of two shapes, so that no images are chosen to be shown: there are none in the store.
+        shape = [3, SIDE, SIDE + unit.number % 2]
+        facts |= {"skipped": {}, "shape": shape, "empty": {"gradcam": 0}, "stretched": []}
+        store.write(SCORES, unit.number, {f"gradcam/{k}": v for k, v in parts.items()}, facts)
     before = resident()
-    with peak(found, "gathered"):
-        got = gather(
-            parts, -(-images // UNIT), plan, ["made up"], held_out=False, one_size=True,
-            each=lambda _: None,
-        )  # fmt: skip
-    with peak(found, "columns"):
-        scores = read(got.answers["made up"], plan)
-    with peak(found, "summary"):
-        scores.summary()
-    with peak(found, "curves"):
-        scores.mean_curves()
-    with peak(found, "written"):
-        save_scores(place, scores, got.names)
-    answers_mib = 2 * 4 * images * len(plan.asks) / 2**20
-    return found | {"before_mib": before, "bands": len(plan.asks), "answers_mib": answers_mib}
+    with peak(found, "merged"):
+        write_results(job, store, 0.5, flat=False, temporary=False)
+    predictions_mib = 2 * 4 * images * len(plan.asks) / 2**20
+    return found | {
+        "before_mib": before,
+        "bands": len(plan.asks),
+        "predictions_mib": predictions_mib,
+    }
 
 
 def measured(images: int) -> dict[str, Any]:
     """Both, for so many images."""
     found: dict[str, Any] = {"images": images}
-    for step in (scored, joined):
+    for step in (scored, merged):
         with tempfile.TemporaryDirectory() as place:
             found[step.__name__] = step(images, Path(place))
             print(json.dumps(found[step.__name__]), flush=True)

@@ -1,4 +1,4 @@
-"""Disks that are full, folders that may not be written or vanish: one line, and nothing lost."""
+"""Disks that are full, folders that may not be written or vanish: one error, nothing lost."""
 
 import os
 import re
@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from digit_folder import main as write_digits
-from sufficit.comparing import groups
 
-from sufficit import Lax
+from digit_images import write_digits
+from small_runs import assert_same_rows, config_for, run_small
+from sufficit import Lax, UserError
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images
-from sufficit.errors import UserError
-from sufficit.files import is_unfinished, make_folder, writing
+from sufficit.files import is_unfinished
+from sufficit.runs.config import RunConfig
+from sufficit.runs.explanations import ImageWorker
 from sufficit.training.validation import ValidationScores, ValidationSet
 
 MODEL = ("--model", "sufficit:digits", "--device", "cpu")
@@ -64,16 +65,17 @@ def no_file_over(size: int) -> Iterator[None]:
 
 @pytest.fixture
 def short_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A demo of one method and few model calls."""
-    from sufficit import demo
-
-    monkeypatch.setattr(demo, "STEPS", {"value_step": 0.5, "percent_step": 0.5})
+    """A demo of few model calls."""
+    coarse = {"value_step": 0.5, "percent_step": 0.5, "donors": 1}
+    monkeypatch.setattr(
+        "sufficit.cli.demo.RunConfig", lambda **options: RunConfig(**options | coarse)
+    )
 
 
 @pytest.mark.usefixtures("short_demo")
 @pytest.mark.filterwarnings("ignore:heatmaps with no positive part")
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "figure"])
-def test_a_full_disk_is_one_line_and_leaves_what_was_there(
+def test_a_full_disk_is_one_error_and_leaves_what_was_there(
     sufficit, place: Path, tmp_path: Path, command: str
 ) -> None:
     out = tmp_path / "out"
@@ -91,13 +93,12 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(
 
 
 @pytest.mark.filterwarnings("ignore:heatmaps with no positive part")
-def test_a_disk_that_gets_room_again_is_gone_on_with(sufficit, place: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_when_the_disk_has_room_again(sufficit, place: Path, tmp_path: Path) -> None:
     given = words("compare", place, tmp_path / "out")
-    with no_file_over(30_000):  # of the report, the last file but one
+    with no_file_over(30_000):  # less than the pixels of a unit
         run = sufficit(*given)
     assert run.code == 2, run.err
     assert "could not be written: File too large" in run.err
-    assert (tmp_path / "out" / "parts" / "complete").exists()
     assert sufficit(*given).code == 0
     assert sufficit(*words("compare", place, tmp_path / "whole")).code == 0
     for method in ("gradcam", "random", "center"):
@@ -112,7 +113,7 @@ def test_a_disk_that_gets_room_again_is_gone_on_with(sufficit, place: Path, tmp_
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_folder_that_may_not_be_written_is_one_line_before_any_work(
+def test_a_folder_that_may_not_be_written_is_one_error_before_any_work(
     sufficit, place: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("x")
@@ -129,23 +130,28 @@ def test_a_folder_that_may_not_be_written_is_one_line_before_any_work(
     assert not (tmp_path / "closed").exists()
 
 
-def test_a_folder_that_vanishes_under_a_comparison_is_one_line(
-    sufficit, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_that_vanishes_during_a_run_is_one_error_and_the_run_starts_again(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out"
-    usual = groups._explained
+    config, out, seen = config_for(photos, leak=False), tmp_path / "out", []
+    run_small(config, tmp_path / "whole")
+    usual = ImageWorker.batch
 
-    def vanishing(*given: object) -> object:
-        shutil.rmtree(out)
+    def vanishing(*given: Any) -> Any:
+        seen.append(given)
+        if len(seen) == 3:
+            shutil.rmtree(out)
         return usual(*given)
 
-    monkeypatch.setattr(groups, "_explained", vanishing)
-    run = sufficit(*words("compare", place, out))
-    assert run.code == 2, run.err
-    assert "could not be written: No such file or directory" in run.err
+    with monkeypatch.context() as patched:
+        patched.setattr(ImageWorker, "batch", vanishing)
+        with pytest.raises(UserError, match="annot read|ould not be|annot write"):
+            run_small(config, out)
+    run_small(config, out)
+    assert_same_rows(tmp_path / "whole", out, ("gradcam", "random"))
 
 
-def test_a_folder_that_vanishes_under_a_training_is_made_anew_and_whole(
+def test_a_folder_that_vanishes_during_training_is_made_again(
     sufficit, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -164,37 +170,3 @@ def test_a_folder_that_vanishes_under_a_training_is_made_anew_and_whole(
     assert run.code == 0, run.err
     assert Lax.from_pretrained(out).trained["history"]
     assert (out / "checkpoint.pt").exists()
-
-
-def test_what_a_killed_process_left_half_written_is_swept(tmp_path: Path) -> None:
-    with writing(tmp_path / "x" / "a.json") as part:
-        (tmp_path / "x").mkdir()
-        part.write_text("1")
-        own = part.name
-    dead, living, other = (
-        tmp_path / own.replace(own.split("-")[2].split(".")[0], pid)
-        for pid in ("4194999", "1", "7")
-    )
-    elsewhere = tmp_path / ".b.part-00000000-4194999.json"
-    for path in (dead, living, elsewhere, tmp_path / ".hidden.json"):
-        path.write_text("half")
-    with writing(tmp_path / "b.json") as part:
-        part.write_text("2")
-    left = {path.name for path in tmp_path.iterdir() if path.is_file()}
-    assert left == {living.name, elsewhere.name, ".hidden.json", "b.json"}
-    assert is_unfinished(other.name)
-    assert not is_unfinished(".hidden.json")
-
-
-def test_a_folder_that_can_not_be_made_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="could not be made: Not a directory"):
-        make_folder(tmp_path / "file" / "below")
-
-
-def test_a_name_as_long_as_names_may_be_can_be_written(tmp_path: Path) -> None:
-    path = tmp_path / f"{'é' * 125}.json"  # 255 bytes
-    with writing(path) as part:
-        part.write_text("1")
-        assert is_unfinished(part.name)
-    assert [found.name for found in tmp_path.iterdir()] == [path.name]

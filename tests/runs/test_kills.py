@@ -1,20 +1,80 @@
-"""Runs that are killed at any moment go on and end with the same rows."""
+"""A run that is killed at any moment resumes and ends with the same rows."""
 
+import os
 import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from kill import COMMANDS, Bench, Moment, draw, make_bench
 
-FIRST = (Moment(write=1), Moment(write=1, named=True))  # half written, and just named
+from small_runs import assert_same_rows, config_for, run_small, write_photos
+from sufficit.files import is_unfinished
+from sufficit.runs.config import write_toml
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+METHODS = ("gradcam", "layercam", "random", "center")
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+from threading import Timer
+from sufficit import files
+from sufficit.runs import engine, merge, store
+from sufficit.runs.config import config_from, read_toml
+from sufficit.runs.job import make_job
+
+kind, when = sys.argv[1], float(sys.argv[2])
+end = lambda: os.kill(os.getpid(), signal.SIGKILL)
+usual, count = files.Path.replace, [0]
+
+def replace(part, path):  # the moment at which a file gets its name
+    count[0] += 1
+    if kind == "half" and count[0] == when:
+        part.write_bytes(part.read_bytes()[:50])
+        end()
+    found = usual(part, path)
+    if kind == "whole" and count[0] == when:
+        end()
+    return found
+
+files.Path.replace = replace
+job = make_job(config_from(read_toml(Path("RUN.toml"))), unit=2)
+if kind == "seconds":
+    Timer(when, end).start()
+engine.run(job, Path("out"), progress=False)
+os._exit(0)
+"""
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """Data, and a run of each command that nothing disturbed."""
-    return make_bench(tmp_path_factory.mktemp("killed"), drawn=False)
+def start(place: Path, kind: str, when: float) -> int:
+    """Run in a process of its own, to be killed; return its exit code."""
+    source = str(Path(sys.modules["sufficit"].__file__ or "").parents[1])
+    words = [sys.executable, "-W", "ignore", "-c", SCRIPT, kind, str(when)]
+    env = {**os.environ, "PYTHONPATH": source}
+    return subprocess.run(words, cwd=place, env=env, check=False, timeout=300).returncode
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_run_killed_again_and_again_ends_with_the_same_rows(bench: Bench, name: str) -> None:
-    by_chance = draw(random.Random(f"{name} 1"), bench.seconds[name] / 2, 2)
-    assert len(bench.survive(name, [*FIRST, *by_chance])) >= 2
+@pytest.mark.parametrize("alpha_min", [0.5, "search"])
+def test_a_run_killed_again_and_again_ends_with_the_same_rows(
+    tmp_path: Path, alpha_min: float
+) -> None:
+    photos = write_photos(tmp_path)
+    config = config_for(photos, alpha_min=alpha_min, save_heatmaps=True)
+    write_toml(tmp_path / "RUN.toml", config)
+    run_small(config, tmp_path / "whole", unit=2)
+    chance = random.Random(str(alpha_min))
+    moments = [("half", 3.0), ("whole", 5.0), ("half", 8.0), ("whole", 12.0)]
+    moments += [("seconds", chance.uniform(0.1, 0.6)), ("half", 4.0)]
+    codes = [start(tmp_path, *moment) for moment in moments]
+    assert codes[:4] == [-signal.SIGKILL] * 4
+    for _ in range(3):
+        if (tmp_path / "out" / "run.json").exists():
+            break
+        assert start(tmp_path, "never", 0) == 0
+    assert_same_rows(tmp_path / "whole", tmp_path / "out", METHODS)
+    names = ("summary.json", "pairs.csv", "shown.safetensors")
+    for name in names:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert not [p for p in (tmp_path / "out").rglob("*") if is_unfinished(p.name)]
+    assert not (tmp_path / "out" / "units").exists()

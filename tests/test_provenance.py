@@ -1,0 +1,21 @@
+"""Where numbers come from, and JSON that any reader takes."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from sufficit.provenance import provenance, save_json
+
+
+def test_json_has_null_for_nan_and_names_in_any_script(tmp_path: Path) -> None:
+    save_json(tmp_path / "a.json", {"x": float("nan"), "名": [1.5, float("inf")]})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"x": None, "名": [1.5, None]}
+
+
+def test_provenance_says_what_ran_where() -> None:
+    run = provenance({"seed": 1}, torch.device("cpu"), torch.float32)
+    assert run["config"] == {"seed": 1}
+    assert run["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert run["device"]["type"] == "cpu"
+    assert run["device"]["dtype"] == "torch.float32"
