@@ -23,7 +23,7 @@ from sufficit.data.splits import Split, evenly
 from sufficit.files import writing
 from sufficit.provenance import provenance
 from sufficit.reproduce.pipeline import TablePipeline
-from sufficit.reproduce.plan import read_plan
+from sufficit.reproduce.table_plan import read_plan
 from sufficit.reproduce.table_results import pointing
 from sufficit.runs.engine import quiet
 from sufficit.similarity import region_overlap

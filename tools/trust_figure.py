@@ -22,7 +22,7 @@ from sufficit import Classifier, Lax, explain
 from sufficit import plots as figures
 from sufficit.data.images import list_images, read_image
 from sufficit.reproduce.datasets import CIFAR_CLASSES as CLASSES
-from sufficit.reproduce.plan import read_plan
+from sufficit.reproduce.table_plan import read_plan
 
 DONORS = 5
 SHOWN = 4  # images, where none are named

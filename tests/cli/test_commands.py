@@ -10,7 +10,7 @@ from rich.console import Console
 from sufficit.classifier.architectures import MODELS
 from sufficit.classifier.digit_net import SMALL_NETS
 from sufficit.cli import app
-from sufficit.cli.app import literal
+from sufficit.cli.console import literal
 from sufficit.runs.config import RunConfig
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]

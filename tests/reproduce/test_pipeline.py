@@ -22,7 +22,7 @@ from sufficit.data.images import list_images, read_image
 from sufficit.data.splits import Sets, Split
 from sufficit.errors import UserError
 from sufficit.reproduce.pipeline import TablePipeline
-from sufficit.reproduce.plan import PLAN, make_plan, read_plan
+from sufficit.reproduce.table_plan import PLAN, make_plan, read_plan
 from sufficit.similarity import region_overlap
 from sufficit.training import RECIPES
 

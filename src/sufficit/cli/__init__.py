@@ -6,7 +6,7 @@ import warnings
 from importlib import import_module
 from io import TextIOWrapper
 
-from sufficit.cli.app import app, err, literal, warn
+from sufficit.cli.console import app, err, literal, warn
 from sufficit.errors import UserError
 
 COMMANDS = (

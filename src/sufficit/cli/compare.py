@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sufficit.cli.app import app, err, literal, out, print_skipped
+from sufficit.cli.console import app, err, literal, out, print_skipped
 from sufficit.cli.options import (
     ConfigOption,
     JsonOption,

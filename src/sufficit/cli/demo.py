@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sufficit.cli.app import app, literal, out
 from sufficit.cli.browser import show_page
 from sufficit.cli.compare import print_results, write_pictures
+from sufficit.cli.console import app, literal, out
 from sufficit.cli.options import OutOption, SeedOption
 from sufficit.files import check_output
 from sufficit.runs.config import RunConfig

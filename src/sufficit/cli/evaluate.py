@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sufficit.cli.app import app, err, literal, out, print_skipped
+from sufficit.cli.console import app, err, literal, out, print_skipped
 from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, config_of, run_options
 from sufficit.files import check_output
 from sufficit.runs.config import Workers

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sufficit.cli.app import app, out, print_skipped
+from sufficit.cli.console import app, out, print_skipped
 from sufficit.cli.options import OutOption, OverwriteOption, config_of, run_options
 from sufficit.errors import UserError
 from sufficit.files import check_output

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sufficit.cli.app import app, literal, out
+from sufficit.cli.console import app, literal, out
 from sufficit.cli.options import was_given
 from sufficit.errors import UserError
 from sufficit.files import check_output, make_folder

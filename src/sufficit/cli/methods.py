@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sufficit.cli.app import app, literal, out
+from sufficit.cli.console import app, literal, out
 from sufficit.errors import UserError
 
 

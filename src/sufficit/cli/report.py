@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from sufficit.cli.app import app, literal, out
 from sufficit.cli.browser import show_page
+from sufficit.cli.console import app, literal, out
 from sufficit.files import check_output
 
 

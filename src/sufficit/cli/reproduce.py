@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from sufficit.cli.app import app, err, literal, out
+from sufficit.cli.console import app, err, literal, out
 from sufficit.cli.options import OverwriteOption, run_options
 from sufficit.errors import UserError
 from sufficit.files import check_output

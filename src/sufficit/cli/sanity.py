@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sufficit.cli.app import MODEL, app, config_options, literal, load, out, print_skipped
+from sufficit.cli.console import MODEL, app, config_options, literal, load, out, print_skipped
 from sufficit.cli.options import OutOption, OverwriteOption
 from sufficit.files import check_output
 from sufficit.runs.config import RunConfig

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from sufficit.cli.app import MODEL, app, config_options, literal, load, out, warn
 from sufficit.cli.browser import show_page
+from sufficit.cli.console import MODEL, app, config_options, literal, load, out, warn
 from sufficit.errors import UserError
 from sufficit.runs.config import RunConfig
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sufficit.cli.app import app, literal, out
+from sufficit.cli.console import app, literal, out
 from sufficit.cli.options import JsonOption
 
 

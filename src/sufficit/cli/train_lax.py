@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from sufficit.cli.app import (
+from sufficit.cli.console import (
     MODEL,
     app,
     config_options,

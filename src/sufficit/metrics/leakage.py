@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
 from sufficit.errors import UserError
-from sufficit.metrics.registry import alpha_from, higher_is_better
+from sufficit.metrics.columns import alpha_from, higher_is_better
 from sufficit.perturbation.bands import rest, show
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps

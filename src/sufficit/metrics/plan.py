@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError, unknown
-from sufficit.metrics import registry
-from sufficit.metrics.registry import COLUMNS, METRICS, OTHER_COLUMNS, Metric, Schedule
+from sufficit.metrics import columns as registry
+from sufficit.metrics.columns import COLUMNS, METRICS, OTHER_COLUMNS, Metric, Schedule
 from sufficit.perturbation.bands import EVERYTHING, Band, grid
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.predict import check_batch_size, predict

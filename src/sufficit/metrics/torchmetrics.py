@@ -12,6 +12,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from sufficit.classifier.classifier import Classifier, check_classifier
 from sufficit.errors import UserError
+from sufficit.metrics.columns import COLUMNS, Metric, alpha_from
 from sufficit.metrics.leakage import (
     TENSORS,
     Leak,
@@ -22,7 +23,6 @@ from sufficit.metrics.leakage import (
     measure,
 )
 from sufficit.metrics.plan import ALPHA_GRID, ask, check_asking, make_plan
-from sufficit.metrics.registry import COLUMNS, Metric, alpha_from
 from sufficit.metrics.scores import Scores, read
 from sufficit.perturbation.fills import check_fill_name
 from sufficit.perturbation.predictions import ROWS, Predictions, ScoreKind

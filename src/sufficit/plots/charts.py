@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sufficit.errors import UserError, unknown
-from sufficit.metrics.registry import ALPHA, heading
+from sufficit.metrics.columns import ALPHA, heading
 from sufficit.metrics.scores import MethodScores, Scores
 from sufficit.plots import style
 from sufficit.plots.style import HIDE, INK, LINES, QUIET, SHOW, USUAL, Look, axes_for, dress

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sufficit.metrics.registry import heading
+from sufficit.metrics.columns import heading
 from sufficit.perturbation.fills import fill_for
 from sufficit.plots.style import INK, USUAL, Look
 

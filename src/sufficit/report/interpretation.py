@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
+from sufficit.metrics.columns import heading, mean_height
 from sufficit.metrics.leakage import LIMIT, leak_warning
-from sufficit.metrics.registry import heading, mean_height
 from sufficit.metrics.scores import MethodScores
 from sufficit.report.content import Content
 from sufficit.statistics import Standing

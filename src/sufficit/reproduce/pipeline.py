@@ -24,9 +24,9 @@ from sufficit.explainers.lax import Lax
 from sufficit.files import CHECKPOINT, make_folder, safe_name, writing
 from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
-from sufficit.reproduce import plan as plans
+from sufficit.reproduce import table_plan as plans
 from sufficit.reproduce.datasets import DataOptions, load_sets
-from sufficit.reproduce.plan import PLAN, SECONDS, TRAINED, TablePlan
+from sufficit.reproduce.table_plan import PLAN, SECONDS, TRAINED, TablePlan
 from sufficit.reproduce.table_results import TableResults, seconds_in
 from sufficit.runs.config import Workers, config_from
 from sufficit.runs.engine import run

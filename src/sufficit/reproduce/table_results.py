@@ -17,13 +17,13 @@ from sufficit.data.images import list_images
 from sufficit.data.splits import evenly
 from sufficit.errors import UserError
 from sufficit.files import make_folder, read_json, writing
+from sufficit.metrics.columns import heading, higher_is_better
 from sufficit.metrics.plan import make_plan
-from sufficit.metrics.registry import heading, higher_is_better
 from sufficit.metrics.scores import summarise
 from sufficit.provenance import plain, save_json
 from sufficit.report import write_report
 from sufficit.reproduce.paper_tables import COLUMNS, TITLES, table_named
-from sufficit.reproduce.plan import SECONDS, TRAINED, TablePlan, read_plan
+from sufficit.reproduce.table_plan import SECONDS, TRAINED, TablePlan, read_plan
 from sufficit.runs.config import CONTROLS
 from sufficit.runs.results import RunResults
 from sufficit.similarity import region_overlap

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sufficit.data.loader import Unit
+from sufficit.metrics.columns import msi
 from sufficit.metrics.leakage import (
     POOL,
     TENSORS,
@@ -25,13 +26,12 @@ from sufficit.metrics.leakage import (
     prepare,
 )
 from sufficit.metrics.plan import ask
-from sufficit.metrics.registry import msi
 from sufficit.metrics.scores import alpha_curves, coarse
 from sufficit.perturbation.predictions import Predictions
 from sufficit.progress import Progress, bar
 from sufficit.report.content import choose
 from sufficit.runs.config import Workers
-from sufficit.runs.explanations import Batch, ImageWorker, Sample, quiet
+from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, quiet
 from sufficit.runs.job import Job
 from sufficit.runs.maps import maps_from_file, pack
 from sufficit.runs.merge import best_alpha, write_results
@@ -192,10 +192,10 @@ class Worker(ImageWorker):
             kept = self.store.read(HEATMAPS, unit.number)
             maps = maps_from_file(kept, self.job.config.seed, self.job.classifier.device)
             blank = torch.empty(len(targets), *facts["shape"])
-            tensors = self._leaked(Batch(facts["numbers"], facts["names"], blank, targets, maps))
+            tensors = self._leaked(MapBatch(facts["numbers"], facts["names"], blank, targets, maps))
         return [(LEAK, tensors, {})]
 
-    def _predicted(self, batch: Batch, tick: Progress | None) -> dict[str, Predictions]:
+    def _predicted(self, batch: MapBatch, tick: Progress | None) -> dict[str, Predictions]:
         """What the model says of every source's bands, all asked in one go."""
         job, n = self.job, len(batch.targets)
         maps = torch.cat(list(batch.heatmaps.values()))
@@ -210,7 +210,7 @@ class Worker(ImageWorker):
                 predictions[f"{name}/held_out"] = held_out.rows(rows)
         return predictions
 
-    def _leaked(self, batch: Batch) -> dict[str, Tensor]:
+    def _leaked(self, batch: MapBatch) -> dict[str, Tensor]:
         found = measure_methods(batch.heatmaps, batch.targets, self._probe, batch.numbers)
         return {
             f"{name}/leak/{part}": getattr(leaked, part)
@@ -218,7 +218,7 @@ class Worker(ImageWorker):
             for part in TENSORS
         }
 
-    def _alpha_curves(self, batch: Batch, facts: dict[str, Any]) -> dict[str, Tensor]:
+    def _alpha_curves(self, batch: MapBatch, facts: dict[str, Any]) -> dict[str, Tensor]:
         """MSI of some images at every alpha_min."""
         config = self.job.config
         searches, calls = alpha_curves(
@@ -234,7 +234,7 @@ class Worker(ImageWorker):
         facts |= {"alpha_images": batch.names, "alpha_calls": calls}
         return {f"{name}/alphas": search.msi for name, search in searches.items()}
 
-    def _kept(self, batch: Batch, predictions: Mapping[str, Predictions]) -> list[StageFile]:
+    def _kept(self, batch: MapBatch, predictions: Mapping[str, Predictions]) -> list[StageFile]:
         """The maps, and the pixels of images that may be shown."""
         files = [self.maps_file(batch, {})]
         if "msi" in self.job.plan.columns:
@@ -244,7 +244,7 @@ class Worker(ImageWorker):
             files.append((PIXELS, {"pixels": pixels}, {"numbers": numbers}))
         return files
 
-    def _candidates(self, batch: Batch, predictions: Mapping[str, Predictions]) -> set[int]:
+    def _candidates(self, batch: MapBatch, predictions: Mapping[str, Predictions]) -> set[int]:
         """Rows that may be among the best, worst or most disputed of all images, or drawn."""
         values = {}
         for name in self.job.ranked:

@@ -37,7 +37,7 @@ class Sample(Item):
 
 
 @dataclass(frozen=True)
-class Batch:
+class MapBatch:
     """Images with their targets and every source's maps: what a unit is scored from."""
 
     numbers: Sequence[int]  # which of all images these are
@@ -52,11 +52,11 @@ class Batch:
         size = self.images.shape[2], self.images.shape[3]
         return {name: one.at(size) for name, one in self.maps.items()}
 
-    def rows(self, some: Sequence[int]) -> "Batch":
+    def rows(self, some: Sequence[int]) -> "MapBatch":
         """Some of the images."""
         maps = {name: DrawnMaps(one.maps[some], one.final) for name, one in self.maps.items()}
         numbers, names = [self.numbers[i] for i in some], [self.names[i] for i in some]
-        return Batch(numbers, names, self.images[some], self.targets[some], maps)
+        return MapBatch(numbers, names, self.images[some], self.targets[some], maps)
 
 
 class ImageWorker:
@@ -65,10 +65,10 @@ class ImageWorker:
     def __init__(self, job: Job, store: Store) -> None:
         self.job, self.store = job, store
         self.loader = ImageLoader(self._sample, job.config.on_error, one_size=job.config.leak)
-        self.donors: Batch | None = None
+        self.donors: MapBatch | None = None
         self._donor_rows: dict[int, int] = {}  # image number -> row
 
-    def batch(self, items: Sequence[Sample]) -> tuple[Batch | None, dict[str, str]]:
+    def batch(self, items: Sequence[Sample]) -> tuple[MapBatch | None, dict[str, str]]:
         """The images with every source's maps, without those the model gives NaN for."""
         broken: dict[str, str] = {}
         left = list(items)
@@ -88,10 +88,10 @@ class ImageWorker:
                 left = [item for item in left if item.name not in broken]
                 continue
             numbers = [item.entry.number for item in left]
-            return Batch(numbers, [item.name for item in left], images, targets, maps), broken
+            return MapBatch(numbers, [item.name for item in left], images, targets, maps), broken
         return None, broken
 
-    def maps_file(self, batch: Batch, facts: Mapping[str, Any]) -> StageFile:
+    def maps_file(self, batch: MapBatch, facts: Mapping[str, Any]) -> StageFile:
         """The maps of a unit at the size they were drawn, as a file of the store."""
         shape = batch.images.shape[1:]
         tensors, known = maps_as_file(batch.numbers, shape, batch.maps, self.job.sources)
@@ -105,16 +105,16 @@ class ImageWorker:
         if self.donors is not None:
             self._donor_rows = {number: row for row, number in enumerate(self.donors.numbers)}
 
-    def _stored_donors(self) -> Batch | None:
+    def _stored_donors(self) -> MapBatch | None:
         kept, device = self.store.read(DONORS, 0), self.job.classifier.device
         if not kept.facts["names"]:
             return None
         images = unpack(kept.tensors["images"]).to(device)
         known = (kept.facts["numbers"], kept.facts["names"], images, kept.tensors["targets"])
-        return Batch(*known, maps_from_file(kept, self.job.config.seed, device))
+        return MapBatch(*known, maps_from_file(kept, self.job.config.seed, device))
 
-    def _new_donors(self) -> Batch | None:
-        parts: list[Batch] = []
+    def _new_donors(self) -> MapBatch | None:
+        parts: list[MapBatch] = []
         pool = [self.job.entries[number] for number in self.job.pool]
         starts = range(0, len(pool), self.job.unit)
         groups = (Unit(k, tuple(pool[s : s + self.job.unit])) for k, s in enumerate(starts))
@@ -129,7 +129,7 @@ class ImageWorker:
             name: DrawnMaps(torch.cat([part.maps[name].maps for part in parts]), one.final)
             for name, one in parts[0].maps.items()
         }
-        donors = Batch(
+        donors = MapBatch(
             [number for part in parts for number in part.numbers],
             [name for part in parts for name in part.names],
             torch.cat([part.images for part in parts]),

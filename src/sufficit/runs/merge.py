@@ -16,9 +16,9 @@ from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.loader import Skipped, check_any
 from sufficit.errors import UserError
 from sufficit.files import make_folder, writing
+from sufficit.metrics.columns import Curve
 from sufficit.metrics.leakage import TENSORS, Leak, leak_warning
 from sufficit.metrics.plan import ALPHA_GRID, Plan
-from sufficit.metrics.registry import Curve
 from sufficit.metrics.scores import AlphaSearch, Scores, coarse, read, summarise, with_leak
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain, provenance, save_json

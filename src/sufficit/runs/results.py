@@ -14,8 +14,8 @@ from torch import Tensor
 from sufficit.data.images import open_images
 from sufficit.errors import UserError, unknown
 from sufficit.files import read_json, safe_name
+from sufficit.metrics.columns import MeanCurve
 from sufficit.metrics.plan import make_plan
-from sufficit.metrics.registry import MeanCurve
 from sufficit.metrics.scores import MethodScores
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain
@@ -292,19 +292,15 @@ class RunResults:
             return list(range(min(int(word), len(self.names))))
         order, _, count = word.partition(":")
         if order in ORDERS and (count.isdecimal() or not count):
-            return self._ranked(order, methods)[: int(count or 1)]
+            msi = np.stack([self.rows[m]["msi"].to_numpy(np.float64) for m in methods])
+            whole = np.flatnonzero(~np.isnan(msi).any(axis=0))
+            by = {"best": -msi.mean(0), "worst": msi.mean(0), "disputed": -np.ptp(msi, axis=0)}
+            ranked: list[int] = whole[np.argsort(by[order][whole], kind="stable")].tolist()
+            return ranked[: int(count or 1)]
         alike = [row for row, name in enumerate(self.names) if name.endswith(f"/{word}")]
         if len(alike) == 1:
             return alike
         raise unknown("image in this run", word, [*ORDERS, "a number", *self.names])
-
-    def _ranked(self, order: str, methods: Sequence[str]) -> list[int]:
-        """Rows with a value for all sources, in an order."""
-        msi = np.stack([self.rows[m]["msi"].to_numpy(np.float64) for m in methods])
-        whole = np.flatnonzero(~np.isnan(msi).any(axis=0))
-        by = {"best": -msi.mean(0), "worst": msi.mean(0), "disputed": -np.ptp(msi, axis=0)}
-        ranked: list[int] = whole[np.argsort(by[order][whole], kind="stable")].tolist()
-        return ranked
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sufficit.errors import UserError
-from sufficit.reproduce.plan import (
+from sufficit.reproduce.table_plan import (
     PLAN,
     TablePlan,
     check_same,
