@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sufficit import Classifier, Lax, UserError
 from sufficit.provenance import save_json
 from sufficit.runs.config import RunConfig, config_from, read_toml, write_toml
-from sufficit.runs.job import sources_named
+from sufficit.runs.job import make_job
 from sufficit.runs.results import RunResults
 from untrusted_files import (
     ANY,
@@ -100,8 +100,8 @@ def test_the_methods_of_a_finished_run_lie_inside_it(tmp_path: Path, methods: ob
 def test_no_adapter_takes_the_place_of_a_result(tmp_path: Path, adapter: Path, name: str) -> None:
     shutil.copytree(adapter, tmp_path / name)
     config = config_from({**BASE, "methods": [str(tmp_path / name)]})
-    with pytest.raises(UserError, match=rf"'{name}' is a file of every run: name the source"):
-        sources_named(config)
+    with pytest.raises(UserError, match=rf"'{name}' is a file of every run: give the source"):
+        make_job(config)
 
 
 def test_run_files_with_any_bytes_are_read_or_refused(tmp_path: Path) -> None:

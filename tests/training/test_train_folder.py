@@ -346,7 +346,7 @@ def test_words_of_method(trained: Path, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(trained)
     assert list(methods_from(".")) == ["digits-lax"]
     for words, message in {
-        "lax": "give the folder of its adapter, --method PATH",
+        "lax": "give the folder of its adapter, --methods PATH",
         "grad-cam": "Did you mean 'gradcam'?",
         str(tmp_path): "no adapter in",
         f"{trained},{trained}/.": "two methods are called digits-lax",
@@ -384,7 +384,7 @@ def test_a_folder_with_one_class_is_told_what_is_wanted(
         (["--layer", "nowhere"], "Unknown layer 'nowhere'"),
         (["--validation-share", "0.9"], "must lie in 0..0.5, got 0.9"),
         (["--devices", "2", "--cache-features", "--device", "mps"], "mps"),
-        (["--size", "none"], "--size must be like 224"),
+        (["--size", "none"], "--size must be pixels such as 224"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(

@@ -28,12 +28,13 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        err.print("[bold red]Error:[/]", literal(error))
+        err.print("[bold red]Error:[/]", literal(error), soft_wrap=True)
         sys.exit(2)
     except Exception as error:
         if os.environ.get("SUFFICIT_TRACEBACK"):
             raise
-        err.print("[bold red]Error:[/]", literal(f"{type(error).__name__}: {error}"))
+        text = literal(f"{type(error).__name__}: {error}")
+        err.print("[bold red]Error:[/]", text, soft_wrap=True)
         err.print(
             "This came from the model, a library or Sufficit; SUFFICIT_TRACEBACK=1 shows where."
         )

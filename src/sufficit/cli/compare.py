@@ -82,6 +82,7 @@ def compare(
             f" run: sufficit compare --config {out_folder / 'RUN.toml'} --out ANOTHER"
         ),
         highlight=False,
+        soft_wrap=True,
     )
 
 

@@ -85,6 +85,7 @@ def evaluate(
     out.print(
         literal(f"Results: {out_folder}. For a report: sufficit report {out_folder}"),
         highlight=False,
+        soft_wrap=True,
     )
 
 
