@@ -27,6 +27,7 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "number"), [(page, i) for page in PAGES for i in range(len(blocks(page, "python")))]
 )
@@ -69,6 +70,7 @@ def birds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")  # so few pictures tell nothing, and it says so
 def test_the_tutorial_runs_from_top_to_bottom(sufficit, birds: Path) -> None:
     text = (ROOT / "docs" / "tutorial.md").read_text().replace("timm:resnet18", f"timm:{TINY}")

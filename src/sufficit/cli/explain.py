@@ -68,4 +68,4 @@ def explain(
     record = explain_run(job, out_folder, overwrite=overwrite, workers=workers)
     print_skipped(record["skipped"])
     for path in sorted(out_folder.iterdir()):
-        out.print(str(path), highlight=False, markup=False)
+        out.print(literal(str(path)), highlight=False, soft_wrap=True)

@@ -103,7 +103,7 @@ def figure(
         drawn = plots.sizes_figure({m: results.summaries[m] for m in chosen}, quiet, look)
     make_folder(out_file.parent)
     plots.save(drawn, out_file, dpi=dpi, tight=False)
-    out.print(literal(out_file), highlight=False)
+    out.print(literal(out_file), highlight=False, soft_wrap=True)
 
 
 def _listed(text: str) -> list[str]:
