@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sufficit.cli.console import app, out, print_skipped
+from sufficit.cli.console import app, literal, out, print_skipped
 from sufficit.cli.options import OutOption, OverwriteOption, config_of, run_options
 from sufficit.errors import UserError
 from sufficit.files import check_output
@@ -68,4 +68,4 @@ def explain(
     record = explain_run(job, out_folder, overwrite=overwrite, workers=workers)
     print_skipped(record["skipped"])
     for path in sorted(out_folder.iterdir()):
-        out.print(literal(str(path)), highlight=False, soft_wrap=True)
+        out.print(literal(path), highlight=False, soft_wrap=True)
