@@ -41,7 +41,7 @@ def test_the_last_map_has_the_papers_size(
 
 
 def test_a_vit_sees_one_size() -> None:
-    with pytest.raises(UserError, match="vit-b-16 sees 224 x 224 pixels, not 32 x 32"):
+    with pytest.raises(UserError, match="vit-b-16 takes 224 px, got 32 px"):
         build("vit-b-16", 10, 32)
     with pytest.raises(UserError, match=r"Unknown model 'resnet19'. Did you mean 'resnet18'"):
         build("resnet19", 10, 32)

@@ -139,8 +139,8 @@ def test_a_folder_that_vanishes_during_a_run_is_one_error_and_the_run_starts_aga
 
     def vanishing(*given: Any) -> Any:
         seen.append(given)
-        if len(seen) == 3:
-            shutil.rmtree(out)
+        while len(seen) == 3 and out.exists():  # the unit before may be being written
+            shutil.rmtree(out, ignore_errors=True)
         return usual(*given)
 
     with monkeypatch.context() as patched:

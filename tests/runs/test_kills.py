@@ -51,7 +51,8 @@ def start(place: Path, kind: str, when: float) -> int:
     """Run in a process of its own, to be killed; return its exit code."""
     source = str(Path(sys.modules["sufficit"].__file__ or "").parents[1])
     words = [sys.executable, "-W", "ignore", "-c", SCRIPT, kind, str(when)]
-    env = {**os.environ, "PYTHONPATH": source}
+    # One thread as in the tests: another number may add in another order.
+    env = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
     return subprocess.run(words, cwd=place, env=env, check=False, timeout=300).returncode
 
 
