@@ -108,8 +108,11 @@ class Store:
         return all(map(is_unfinished, units))
 
     def remove_units(self) -> None:
-        """Delete what only a resume needs."""
+        """Delete what only a resume needs, and what killed processes left half written."""
         shutil.rmtree(self.folder / UNITS, ignore_errors=True)
+        for path in self.folder.rglob(".*.part-*"):
+            if is_unfinished(path.name):
+                path.unlink(missing_ok=True)
 
     def clear_units(self) -> None:
         """Delete the units and the stored heatmaps."""
