@@ -67,10 +67,8 @@ def test_a_run_killed_again_and_again_ends_with_the_same_rows(
     chance = random.Random(str(alpha_min))
     moments = [("half", 3.0), ("whole", 5.0), ("half", 8.0), ("whole", 12.0)]
     moments += [("seconds", chance.uniform(0.1, 0.6)), ("half", 4.0)]
-    codes = []
-    for moment in moments:
-        if not (tmp_path / "out" / "run.json").exists():  # a finished run is not started again
-            codes.append(start(tmp_path, *moment))
+    done = tmp_path / "out" / "run.json"  # a finished run is not started again
+    codes = [start(tmp_path, *moment) for moment in moments if not done.exists()]
     assert codes[:4] == [-signal.SIGKILL] * 4
     for _ in range(3):
         if (tmp_path / "out" / "run.json").exists():
