@@ -10,10 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sufficit.demo import one_thread
 from torch.utils.data import DataLoader, TensorDataset
 
 from sufficit import Classifier, evaluate, explain, leak
+from sufficit.cli.demo import one_thread
 from sufficit.data.digits import Digits, synthetic_digits
 from sufficit.explainers import Method
 from sufficit.training import train_lax
