@@ -163,15 +163,20 @@ def labels_for(
     classifier: Classifier, source: ImageSource, wanted: Literal["auto", "label", "prediction"]
 ) -> Labels:
     """Class numbers from class folders or the labels of shards, unless predictions are wanted."""
-    words = sorted({image.folder for image in source if image.folder is not None})
+    folders, loose, first = set[str](), 0, ""
+    for image in source:  # once: it may be long
+        if image.folder is not None:
+            folders.add(image.folder)
+        elif not image.problem:
+            loose, first = loose + 1, first or image.name
+    words = sorted(folders)
     if wanted == "label" and not words:
         raise UserError("--targets label needs class folders: DATA/CLASS/image.png")
     if wanted == "prediction" or not words:
         return Labels("prediction", lambda _: None)
-    loose = [image.name for image in source if image.folder is None and not image.problem]
     if loose:
         raise UserError(
-            f"{len(loose)} images (first {loose[0]}) are not in a class folder ({words[0]}, ...)"
+            f"{loose} images (first {first}) are not in a class folder ({words[0]}, ...)"
             " and have no label: move or label them, or score the model's own predictions with"
             " --targets prediction"
         )

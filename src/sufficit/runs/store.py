@@ -215,7 +215,7 @@ def write_manifest(path: Path, entries: Sequence[Entry]) -> None:
     # JSON and not parquet, because scoring must work where pyarrow is not installed.
     columns = {
         "image": [entry.image.name for entry in entries],
-        "bytes": [_bytes(entry) for entry in entries],
+        "bytes": [entry.image.size for entry in entries],
         "label": [entry.label for entry in entries],
     }
     save_json(path, columns)
@@ -244,7 +244,7 @@ def _check_images(out: Path, path: Path, entries: Sequence[Entry]) -> None:
         if i >= len(known["image"]) or entry.image.name != known["image"][i]:
             was = known["image"][i] if i < len(known["image"]) else None
             raise cannot_resume(out, f"image {i}", was, entry.image.name)
-        if (size := _bytes(entry)) != known["bytes"][i]:
+        if (size := entry.image.size) != known["bytes"][i]:
             change = f"{known['bytes'][i]} bytes", f"{size} bytes"
             raise cannot_resume(out, entry.image.name, *change)
         if entry.label != known["label"][i]:
@@ -252,10 +252,3 @@ def _check_images(out: Path, path: Path, entries: Sequence[Entry]) -> None:
             raise cannot_resume(out, name, known["label"][i], entry.label)
     if len(known["image"]) > len(entries):
         raise cannot_resume(out, "number of images", len(known["image"]), len(entries))
-
-
-def _bytes(entry: Entry) -> int:
-    try:
-        return entry.image.bytes()
-    except OSError:
-        return -1
