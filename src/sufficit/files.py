@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 from sufficit.errors import UserError
 
@@ -18,8 +18,31 @@ LONGEST = 255  # bytes in a file's name, on most systems
 MOST_JSON = 2**24  # bytes
 _NODE = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 _PART = re.compile(r"\..*\.part-([0-9a-f]{8})-(\d+)(\.\w+)?", re.DOTALL)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _swept: set[Path] = set()
 _sweeping = Lock()
+
+
+def place(word: str | Path) -> Path:
+    """The path that a user named: on this machine, or for SCHEME:// on object storage.
+
+    >>> place("photos/cats").parts
+    ('photos', 'cats')
+    """
+    if not isinstance(word, str) or not _SCHEME.match(word):
+        return Path(word) if isinstance(word, str) else word
+    try:
+        from upath import UPath
+    except ImportError as error:
+        raise UserError(
+            f"{word} needs universal_pathlib: pip install '.[s3]' in Sufficit's folder"
+        ) from error
+    return cast(Path, UPath(word))
+
+
+def is_remote(path: Path) -> bool:
+    """Whether the path is on object storage."""
+    return not isinstance(path, Path)
 
 
 def check_output(

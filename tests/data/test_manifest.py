@@ -36,7 +36,9 @@ def test_entries_are_the_listed_images_with_numbers_and_labels() -> None:
     assert found.words == ["ant", "bee"]
 
 
-@pytest.mark.parametrize("part", [slice(0, 3), slice(2, 9), slice(10, 40), slice(-4, None), slice(1, 9, 3)])
+@pytest.mark.parametrize(
+    "part", [slice(0, 3), slice(2, 9), slice(10, 40), slice(-4, None), slice(1, 9, 3)]
+)
 def test_a_slice_is_that_of_a_list(part: slice) -> None:
     images = files(11)
     assert [entry.image for entry in listed(images, 3)[part]] == images[part]
@@ -74,7 +76,9 @@ def test_only_the_digest_of_a_changed_unit_changes() -> None:
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True]
 
 
-def test_the_images_are_listed_once_and_groups_are_read_as_needed() -> None:
+def test_the_images_are_listed_once_and_groups_are_read_as_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen = []
 
     def walk() -> Iterator[SourceImage]:
@@ -84,9 +88,11 @@ def test_the_images_are_listed_once_and_groups_are_read_as_needed() -> None:
 
     found = listed(walk(), 3)
     assert len(seen) == 40
-    read = []
-    real = found._file.read_row_group
-    found._file = type("Counting", (), {"read_row_group": lambda _, k: read.append(k) or real(k)})()
+    read: list[int] = []
+    real = manifest._read_group
+    note = lambda file, lock, group: read.append(group) or real(file, lock, group)  # noqa: E731
+    monkeypatch.setattr(manifest, "_read_group", note)
+    found = found.labelled()
     assert [entry.number for entry in found[30:33]] == [30, 31, 32]
     assert read == [5]  # of seven groups with two units each
     list(found)
@@ -103,7 +109,8 @@ def test_a_copy_in_another_process_reads_the_same_file(tmp_path: Path) -> None:
 
 def test_images_in_memory_keep_their_pixels() -> None:
     source = ImageSource.from_tensors(torch.rand(5, 3, 4, 4), labels=[1, 0, 1, 0, 1])
-    found = pickle.loads(pickle.dumps(listed(source, 2).labelled({"0": 0, "1": 1})))
+    first = listed(source, 2).labelled({"0": 0, "1": 1})
+    found = pickle.loads(pickle.dumps(first))
     for entry, image in zip(found, source, strict=True):
         assert torch.equal(entry.image.read(None), image.read(None))
     assert [entry.label for entry in found] == [1, 0, 1, 0, 1]
@@ -113,7 +120,8 @@ def test_the_temporary_listing_is_deleted_with_its_last_manifest() -> None:
     first = listed(files(3), 2)
     second, folder = first.labelled({"ant": 0, "bee": 1}), first.path.parent
     del first
-    assert folder.exists() and len(list(second)) == 3
+    assert folder.exists()
+    assert len(list(second)) == 3
     del second
     assert not folder.exists()
 

@@ -1,10 +1,11 @@
 """The images of a run in order: a parquet file with a row per unit, of which parts are read."""
 
 import json
+import math
 import shutil
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from itertools import islice, pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from sufficit.data.images import KINDS, ImageTensor, SourceImage
 from sufficit.data.loader import Entry
 from sufficit.errors import UserError
-from sufficit.files import writing
+from sufficit.files import is_remote, writing
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -61,7 +62,7 @@ class Manifest(Sequence[Entry]):
         self.images: int = facts["images"]
         self.words: list[str] = facts["words"]  # class folders or labels
         self.loose = facts["loose"], facts["first_loose"]  # images without one
-        self._group = lru_cache(HELD)(self._read_group)
+        self._group = lru_cache(HELD)(partial(_read_group, self._file, self._lock))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Manifest, (self.path, self.numbers, self.target, self.tensors)
@@ -96,7 +97,8 @@ class Manifest(Sequence[Entry]):
         return tuple(found[start - first * self.unit : stop - first * self.unit : step])
 
     def __iter__(self) -> Iterator[Entry]:
-        return (entry for unit in range(-(-len(self) // self.unit)) for entry in self._entries(unit))
+        units = range(math.ceil(len(self) / self.unit))
+        return (entry for unit in units for entry in self._entries(unit))
 
     def labels(self) -> npt.NDArray[np.int64]:
         """The class number of every image; its own number where it has no label: [N]."""
@@ -145,10 +147,6 @@ class Manifest(Sequence[Entry]):
                 found = self._file.read_row_group(group, columns=[name])
             yield from found.column(name).to_pylist()
 
-    def _read_group(self, group: int) -> "Table":
-        with self._lock:
-            return self._file.read_row_group(group)
-
 
 def listed(images: Iterable[SourceImage], unit: int) -> Manifest:
     """The manifest of images, in a temporary file that is deleted with it."""
@@ -174,14 +172,14 @@ def write_manifest(path: Path, images: Iterable[SourceImage], unit: int) -> None
     types = dict.fromkeys(("kind", *TEXTS), pyarrow.string())
     types |= dict.fromkeys(NUMBERS, pyarrow.int64())
     lists = {name: pyarrow.list_(one) for name, one in types.items()}
-    names = {kind: name for name, kind in KINDS.items()}
     facts: dict[str, Any] = {"unit": unit, "images": 0, "loose": 0, "first_loose": None}
     words, rest = set[str](), iter(images)
     schema = pyarrow.schema({"digest": pyarrow.string(), **lists})
     with writing(path) as part, parquet.ParquetWriter(part, schema) as writer:
         while some := list(islice(rest, GROUP * unit)):
             columns = {name: [getattr(one, name, None) for one in some] for name in types}
-            columns["kind"] = [names.get(type(one)) for one in some]
+            kinds = (type(one).__name__ for one in some)
+            columns["kind"] = [kind if kind in KINDS else None for kind in kinds]
             starts = [*range(0, len(some), unit), len(some)]
             table = {
                 name: pyarrow.ListArray.from_arrays(starts, pyarrow.array(values, types[name]))
@@ -200,11 +198,16 @@ def write_manifest(path: Path, images: Iterable[SourceImage], unit: int) -> None
         writer.add_key_value_metadata({"facts": json.dumps(facts)})
 
 
+def _read_group(file: "ParquetFile", lock: Lock, group: int) -> "Table":
+    with lock:
+        return file.read_row_group(group)
+
+
 def _open(path: Path) -> "ParquetFile":
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(path.open("rb"))
+        return parquet.ParquetFile(path.open("rb") if is_remote(path) else path)
     except (OSError, ValueError) as error:  # pyarrow's errors are both
         raise UserError(
             f"cannot read {path} ({error}): use another --out, or --overwrite"

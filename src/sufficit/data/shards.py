@@ -20,7 +20,7 @@ from typing import BinaryIO
 from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
-from sufficit.data.images import ImageFile
+from sufficit.data.image_files import ImageFile
 from sufficit.data.pixels import SUFFIXES, BadImageError, decode_image, while_there
 from sufficit.errors import UserError
 
@@ -33,11 +33,10 @@ _RECORD = re.compile(rb"(\d{1,7}) ([^=]{1,255})=")  # bounded, so that none take
 
 
 @dataclass(frozen=True, slots=True)
-class Member(ImageFile):
+class ShardImage(ImageFile):
     """An image inside a shard: `file` is the shard, `folder` the label's word."""
 
-    offset: int = 0
-    size: int = 0
+    start: int = 0  # its first byte in the shard
 
     def read(self, view: View | None) -> Tensor:
         """Decode it as the model sees it: [C,H,W] in 0..1."""
@@ -46,12 +45,8 @@ class Member(ImageFile):
         if not 0 < self.size <= MOST_IMAGE:
             raise BadImageError(f"a file of {self.size} bytes, the limit is {MOST_IMAGE}")
         with while_there(self.path), self.path.open("rb") as file:
-            content = _content(file, self.offset, self.size)
+            content = _content(file, self.start, self.size)
         return decode_image(BytesIO(content), view)
-
-    def bytes(self) -> int:
-        """The size of the image's file inside the shard."""
-        return self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +96,7 @@ def shards_of(data: Path) -> list[Path]:
     return paths
 
 
-def images_of_shards(paths: Sequence[Path]) -> Iterator[Member]:
+def images_of_shards(paths: Sequence[Path]) -> Iterator[ShardImage]:
     """Every image of these shards, in their order, named shard/name.
 
     The label of a sample is the word in KEY.cls, or under "label" or "cls" in KEY.json: a class
@@ -122,7 +117,8 @@ def images_of_shards(paths: Sequence[Path]) -> Iterator[Member]:
                     problem = one.cut or (lost and "the shard is cut off before its label")
                     problem = problem or _name_problem(one.name, taken)
                     name = f"at byte {one.offset - BLOCK}" if problem else one.name
-                    yield Member(path, f"{place}/{name}", label, problem, one.offset, one.size)
+                    about = f"{place}/{name}", label, problem, one.size, one.offset
+                    yield ShardImage(str(path), *about)
 
 
 def _name_problem(name: str, taken: set[str]) -> str:

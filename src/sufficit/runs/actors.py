@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from sufficit.data.loader import Entry, Unit
+from sufficit.data.loader import Unit
 from sufficit.errors import UserError
 from sufficit.runs.engine import Worker
 from sufficit.runs.explanations import Sample, quiet
@@ -121,7 +121,7 @@ class UnitActor:
         # The bytes come from our own driver, which the token of the cluster vouches for.
         loaded = torch.load(io.BytesIO(given.job), map_location=given.devices, weights_only=False)
         job, kind, alpha_min, self.stage = loaded
-        if given.probe is not None and not _is_there(job.entries[given.probe]):
+        if given.probe is not None and not job.entries[given.probe].image.is_there():
             raise UserError(
                 f"{host} cannot see the image {job.entries[given.probe].image.name}: give --data a"
                 " folder that all machines share"
@@ -175,7 +175,7 @@ def ship(
         device,
         {} if here.type == "cpu" else {str(here): device},
         threads,
-        next((entry.number for entry in job.entries if _is_there(entry)), None),
+        next((entry.number for entry in job.entries if entry.image.is_there()), None),
     )
 
 
@@ -201,8 +201,3 @@ def _own_modules() -> list[ModuleType]:
         if single and name != "__main__" and "-packages" not in file:
             found += [] if str(Path(file).resolve()).startswith(installed) else [module]
     return found
-
-
-def _is_there(entry: Entry) -> bool:
-    file = getattr(entry.image, "file", None)
-    return file is None or Path(file).exists()

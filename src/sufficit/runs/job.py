@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -138,7 +139,7 @@ class Units(Sequence[Unit]):
     entries: Manifest
 
     def __len__(self) -> int:
-        return -(-len(self.entries) // self.entries.unit)
+        return math.ceil(len(self.entries) / self.entries.unit)
 
     @overload
     def __getitem__(self, index: int) -> Unit: ...

@@ -37,7 +37,7 @@ def images_in(paths: Sequence[Path]) -> ImageSource:
         elif path.is_file() and path.suffix == ".tar":
             raise UserError(f"{path} is a shard: give the folder it is in")
         elif path.is_file():
-            found.append(ImageFile(path, path.name, None))
+            found.append(ImageFile(str(path), path.name, None))
         else:
             raise UserError(f"no image file or folder at {path}: check the path")
     twice = [name for name, count in Counter(i.name for i in found).items() if count > 1]

@@ -1,0 +1,128 @@
+"""Image files: one file per image, below a folder, with its class folder."""
+
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os.path import join, splitext
+from pathlib import Path
+
+from torch import Tensor
+
+from sufficit.classifier.checkpoint import View
+from sufficit.data import pixels
+from sufficit.data.pixels import read_image, while_there
+from sufficit.files import is_unfinished, place
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFile:
+    """A file, its name relative to the root folder, and its class folder if it has one.
+
+    Every kind of stored image has text and numbers alone, so that it can be a row of a table.
+    """
+
+    file: str  # its path or address
+    name: str
+    folder: str | None
+    problem: str = ""  # why it cannot be read, if that is known without opening it
+    size: int = -1  # bytes, as listed; -1 if unknown
+
+    @property
+    def path(self) -> Path:
+        """The file's path."""
+        return place(self.file)
+
+    @property
+    def root(self) -> Path:
+        """The folder that the name is relative to."""
+        above = self.path.parents
+        return above[min(self.name.count("/"), len(above) - 1)]
+
+    def is_there(self) -> bool:
+        """Whether the file can be seen from this machine now."""
+        try:
+            return self.path.exists()
+        except OSError:
+            return False
+
+    def read(self, view: View | None) -> Tensor:
+        """Decode it as the model sees it: [C,H,W] in 0..1."""
+        with while_there(self.root):
+            return read_image(self.path, view)
+
+
+def is_image(name: str) -> bool:
+    """Whether a file of this name is taken for an image.
+
+    >>> is_image("cat.JPG"), is_image("cat.txt")
+    (True, False)
+    """
+    # splitext: a Path for each of millions of names would take long.
+    return splitext(name)[1].lower() in pixels.SUFFIXES and not is_unfinished(name)  # noqa: PTH122
+
+
+def images_below(root: Path, warned: set[str]) -> Iterator[ImageFile]:
+    """Every image below a folder, in the order of the paths; first-level folders are classes.
+
+    A folder that can't be opened is skipped, with a warning unless it is in `warned`. A link to a
+    folder elsewhere is followed once; one to a folder around or inside the root is not, because it
+    would give the same images again, or never end.
+    """
+    top, seen = root.resolve(), set[Path]()
+
+    def below(folder: str, inside: str, label: str | None) -> Iterator[ImageFile]:
+        files, folders = dict[str, int](), set[str]()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if _is_folder(entry, root):
+                        folders.add(entry.name)
+                    elif is_image(entry.name):
+                        files[entry.name] = _size(entry)
+        except OSError as error:
+            pixels.check_there(root, error)
+            if folder not in warned:
+                warned.add(folder)
+                reason = f"{folder} can't be opened ({error.strerror})"
+                warnings.warn(f"{reason}: its images are skipped", stacklevel=2)
+            return
+        for entry_name in sorted([*files, *folders]):
+            name, path = as_text(entry_name), join(folder, entry_name)  # noqa: PTH118  # fast
+            if entry_name in files:
+                yield ImageFile(path, inside + name, label, "", files[entry_name])
+                continue
+            if Path(path).is_symlink():
+                target = Path(path).resolve()
+                if target in seen or target.is_relative_to(top) or top.is_relative_to(target):
+                    continue
+                seen.add(target)
+            yield from below(path, f"{inside}{name}/", label or name)
+
+    return below(str(root), "", None)
+
+
+def as_text(name: str) -> str:
+    r"""A name that can be written anywhere: bytes that are not UTF-8 become \xff.
+
+    >>> print(as_text("caf\udce9.png"))
+    caf\xe9.png
+    """
+    if name.isascii():
+        return name
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _is_folder(entry: os.DirEntry[str], root: Path) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:  # a link to itself
+        pixels.check_there(root, error)
+        return False
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_size
+    except OSError:  # a broken link: what is wrong with it is said when it is read
+        return -1
