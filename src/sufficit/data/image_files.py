@@ -58,8 +58,9 @@ def is_image(name: str) -> bool:
     >>> is_image("cat.JPG"), is_image("cat.txt")
     (True, False)
     """
-    # splitext: a Path for each of millions of names would take long.
-    return splitext(name)[1].lower() in pixels.SUFFIXES and not is_unfinished(name)  # noqa: PTH122
+    if name.startswith("."):
+        return splitext(name)[1].lower() in pixels.SUFFIXES and not is_unfinished(name)  # noqa: PTH122
+    return name.lower().endswith(pixels.SUFFIXES)  # fast, as there may be millions
 
 
 def images_below(root: Path, warned: set[str]) -> Iterator[ImageFile]:
@@ -87,8 +88,9 @@ def images_below(root: Path, warned: set[str]) -> Iterator[ImageFile]:
                 reason = f"{folder} can't be opened ({error.strerror})"
                 warnings.warn(f"{reason}: its images are skipped", stacklevel=2)
             return
+        start = join(folder, "")  # noqa: PTH118  # a Path for each of millions would take long
         for entry_name in sorted([*files, *folders]):
-            name, path = as_text(entry_name), join(folder, entry_name)  # noqa: PTH118  # fast
+            name, path = as_text(entry_name), start + entry_name
             if entry_name in files:
                 yield ImageFile(path, inside + name, label, "", files[entry_name])
                 continue
