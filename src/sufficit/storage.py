@@ -54,6 +54,15 @@ class RemotePath(ProxyUPath):
         names = [str(path).rstrip("/").rpartition("/")[2] for path in found if path != self.path]
         return iter([self / name for name in names])
 
+    def entries(self) -> Iterator[tuple[str, str, int]]:
+        """Name, kind (file or directory) and bytes (-1: unknown) of all in this folder."""
+        with _reaching(self):
+            found = self.fs.ls(self.path, detail=True)
+        for one in found:
+            path, size = str(one["name"]).rstrip("/"), one.get("size")
+            if path != self.path.rstrip("/"):  # the folder itself, or one without a name
+                yield path.rpartition("/")[2], str(one["type"]), -1 if size is None else int(size)
+
     def glob(self, pattern: str, **_: Any) -> Iterator["RemotePath"]:
         """What matches in this folder; it is listed at once."""
         top = self.path.rstrip("/") + "/"
