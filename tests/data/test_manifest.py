@@ -9,7 +9,7 @@ import torch
 
 from sufficit.data import manifest
 from sufficit.data.images import KINDS, ImageFile, ImageSource, SourceImage
-from sufficit.data.manifest import NUMBERS, TEXTS, Manifest, listed
+from sufficit.data.manifest import FILE, NUMBERS, TEXTS, Manifest, listed
 from sufficit.errors import UserError
 
 
@@ -128,7 +128,7 @@ def test_the_temporary_listing_is_deleted_with_its_last_manifest() -> None:
 
 def test_every_kind_of_image_fits_the_columns() -> None:
     for kind in KINDS.values():
-        assert {*kind.__match_args__} <= {*TEXTS, *NUMBERS}
+        assert {*kind.__match_args__} <= {*TEXTS, *NUMBERS, FILE}
 
 
 def test_a_corrupt_manifest_is_reported(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from torch import Tensor
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import check_images
 from sufficit.data.image_files import ImageFile, images_below
+from sufficit.data.patterns import files_named
 from sufficit.data.pixels import SUFFIXES, BadImageError, ignore_image_warnings, read_image
-from sufficit.data.shards import ShardImage, images_of_shards, shards_of
+from sufficit.data.shards import ShardImage, images_of_shards
 from sufficit.errors import UserError
 from sufficit.files import place
 
@@ -114,8 +115,8 @@ class Listing:
             )
 
     def _listed(self) -> Iterator[ImageFile]:
-        paths = shards_of(self.root)
-        if not paths:
+        shards = files_named(self.root, ".tar")
+        if not shards:
             if not self.root.is_dir():
                 raise UserError(
                     f"no folder of images at {self.root}: give an existing folder or .tar file"
@@ -126,8 +127,8 @@ class Listing:
                 yield first
                 yield from found
                 return
-            paths = sorted(self.root.glob("*.tar"))
-        yield from images_of_shards(paths)
+            shards = sorted(self.root.glob("*.tar"))
+        yield from images_of_shards(shards)
 
 
 def open_images(

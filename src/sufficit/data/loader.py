@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
+from sufficit.data.downloads import download
 from sufficit.data.heatmap_files import HeatmapError
 from sufficit.data.images import BadImageError, ImageSource, SourceImage, plain_name
 from sufficit.errors import UserError
@@ -88,7 +89,7 @@ class ImageLoader(Generic[T]):
     def items(self, entries: Iterable[Entry], threads: int | None = None) -> list[T]:
         """The entries that can be read, in order; raise if their sizes differ."""
         with ThreadPoolExecutor(threads or self.threads or THREADS) as pool:
-            found = list(pool.map(self._try, entries))
+            found = list(pool.map(self._try, downloaded(entries)))
         self.skipped += [one for one in found if isinstance(one, Skipped)]
         items = [one for one in found if not isinstance(one, Skipped)]
         if not self.one_size:
@@ -135,6 +136,13 @@ class ImageLoader(Generic[T]):
                 reason = f"Cannot read {name}: {error}. Fix it, or pass --on-error skip."
                 raise UserError(reason) from error
             return Skipped(name, str(error))
+
+
+def downloaded(entries: Iterable[Entry]) -> list[Entry]:
+    """The entries, with the bytes of images on object storage at hand."""
+    entries = list(entries)
+    images = download([entry.image for entry in entries])
+    return [replace(e, image=i) for e, i in zip(entries, images, strict=True)]
 
 
 def check_sizes(sizes: Mapping[tuple[int, ...], str]) -> None:

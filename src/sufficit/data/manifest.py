@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from pyarrow import Table
     from pyarrow.parquet import ParquetFile
 
-TEXTS, NUMBERS = ("name", "folder", "problem", "file", "column"), ("size", "start")  # of images
+TEXTS, NUMBERS = ("name", "folder", "problem", "column"), ("size", "start")  # of images
+FILE = "file"  # as bytes, because a file's name need not be text
 MANIFEST = "manifest.parquet"
 GROUP = 256  # units that are read at a time
 HELD = 4  # groups in memory
@@ -132,7 +134,8 @@ class Manifest(Sequence[Entry]):
             if kind is None:
                 image: SourceImage = self.tensors[number]
             else:
-                image = KINDS[kind](**{name: row[name][k] for name in KINDS[kind].__match_args__})
+                known = {name: row[name][k] for name in KINDS[kind].__match_args__}
+                image = KINDS[kind](**known | {FILE: os.fsdecode(known[FILE])})
             yield Entry(number, image, self._label(row["folder"][k]))
 
     def _label(self, word: str | None) -> int | None:
@@ -170,7 +173,7 @@ def write_manifest(path: Path, images: Iterable[SourceImage], unit: int) -> None
     from pyarrow import parquet
 
     types = dict.fromkeys(("kind", *TEXTS), pyarrow.string())
-    types |= dict.fromkeys(NUMBERS, pyarrow.int64())
+    types |= dict.fromkeys(NUMBERS, pyarrow.int64()) | {FILE: pyarrow.binary()}
     lists = {name: pyarrow.list_(one) for name, one in types.items()}
     facts: dict[str, Any] = {"unit": unit, "images": 0, "loose": 0, "first_loose": None}
     words, rest = set[str](), iter(images)
@@ -178,6 +181,7 @@ def write_manifest(path: Path, images: Iterable[SourceImage], unit: int) -> None
     with writing(path) as part, parquet.ParquetWriter(part, schema) as writer:
         while some := list(islice(rest, GROUP * unit)):
             columns = {name: [getattr(one, name, None) for one in some] for name in types}
+            columns[FILE] = [None if file is None else os.fsencode(file) for file in columns[FILE]]
             kinds = (type(one).__name__ for one in some)
             columns["kind"] = [kind if kind in KINDS else None for kind in kinds]
             starts = [*range(0, len(some), unit), len(some)]

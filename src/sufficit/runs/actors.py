@@ -19,6 +19,7 @@ import torch
 
 from sufficit.data.loader import Unit
 from sufficit.errors import UserError
+from sufficit.files import place
 from sufficit.runs.engine import Worker
 from sufficit.runs.explanations import Sample, quiet
 from sufficit.runs.job import Job
@@ -112,7 +113,7 @@ class UnitActor:
                 )
         with suppress(OSError):
             os.chdir(given.cwd)
-        key = Path(given.folder) / UNITS / KEY
+        key = place(given.folder) / UNITS / KEY
         if not key.exists():
             raise UserError(f"{host} cannot see {key}: give --out a folder that all machines share")
         torch.set_num_threads(given.threads)
@@ -127,7 +128,7 @@ class UnitActor:
                 " folder that all machines share"
             )
         job.classifier.to(given.device)
-        self.worker: Worker = kind(job, Store(Path(given.folder)), alpha_min)
+        self.worker: Worker = kind(job, Store(place(given.folder)), alpha_min)
 
     def _compute(self, number: int, following: int | None) -> None:
         worker = self.worker

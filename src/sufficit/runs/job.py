@@ -30,7 +30,7 @@ from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, methods_for
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.sources import HeatmapFileSource, sources_from
-from sufficit.files import safe_name
+from sufficit.files import place, safe_name
 from sufficit.metrics.leakage import POOL, draw_pool
 from sufficit.metrics.plan import Plan, check_asking, make_plan
 from sufficit.perturbation.fills import FILLS
@@ -180,7 +180,7 @@ def make_job(
         None if config.held_out_fill is None else fill_named(config.held_out_fill, classifier)
     )
     check_asking(plan, fill, held_out, config.batch_size)
-    images = open_images(Path(config.data)) if images is None else images
+    images = open_images(place(config.data)) if images is None else images
     entries = listed(images, unit)
     numbers = numbers_for(classifier, entries.words, entries.loose, images, config.targets)
     entries = entries.labelled(numbers)
@@ -211,10 +211,10 @@ def fill_named(word: str, classifier: Classifier) -> str | Tensor:
     """A fill by name, or the image in a file as the classifier sees it: [C,H,W]."""
     if word in FILLS:
         return word
-    if not Path(word).is_file():
+    if not place(word).is_file():
         raise unknown("fill", word, [*FILLS, "an image file"])
     try:
-        return read_image(Path(word), classifier.view)
+        return read_image(place(word), classifier.view)
     except BadImageError as error:
         raise UserError(f"--fill {word}: {error}. Give a readable image") from error
 

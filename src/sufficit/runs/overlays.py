@@ -15,7 +15,7 @@ from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import ImageFile, ImageSource, list_images, plain_name
 from sufficit.data.loader import Skipped, Unit, check_any
 from sufficit.errors import UserError, unknown
-from sufficit.files import make_folder, short_name, writing
+from sufficit.files import make_folder, remove_folder, short_name, writing
 from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
 from sufficit.runs.config import Workers
@@ -147,9 +147,8 @@ def _class_name(number: int, classes: Sequence[str] | None) -> str:
 def _clear(out: Path) -> None:
     """Delete the files of an earlier run of explain, and nothing else."""
     import re
-    import shutil
 
-    shutil.rmtree(out / "overlays", ignore_errors=True)
+    remove_folder(out / "overlays")
     for path in [*out.glob("sheet*.png"), *out.glob("*.npz")]:
         if path.suffix == ".npz" or re.fullmatch(r"sheet(-\d+)?\.png", path.name):
             path.unlink()

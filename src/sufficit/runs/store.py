@@ -1,20 +1,30 @@
 """The units of a run on disk: a file per unit and stage, whole or absent; the rule for resuming."""
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
 from sufficit.data.manifest import MANIFEST, Manifest
-from sufficit.errors import UserError, cannot_resume
-from sufficit.files import is_unfinished, make_folder, read_json, writing
+from sufficit.errors import GoneError, UserError, cannot_resume
+from sufficit.files import (
+    is_remote,
+    is_unfinished,
+    local_file,
+    make_folder,
+    read_json,
+    remove_folder,
+    writing,
+)
 from sufficit.provenance import plain, save_json
+
+if TYPE_CHECKING:
+    from sufficit.storage import RemotePath
 
 UNITS = "units"
 SCORES, HEATMAPS, PIXELS, LEAK, DONORS = "scores", "heatmaps", "pixels", "leak", "donors"  # stages
@@ -25,6 +35,7 @@ FILES = (
     *("summary.json", "pairs.csv", "shown.safetensors", "run.json", "RUN.toml"),
     *("report.html", "sheet.png", "curves.png"),
 )
+HEADER, MOST_HEADER = 2**16, 2**27  # bytes that are first asked for the facts of a unit
 FORMAT = 4  # of the files below units/; a run of another format is not resumed
 MACHINE = ("device", "torch")  # may differ when every unit is there: the rest is merging
 
@@ -90,19 +101,23 @@ class Store:
         from safetensors import safe_open
 
         path = self.path(stage, unit)
-        try:
-            with safe_open(path, framework="pt") as opened:
-                facts = json.loads(opened.metadata()["facts"])
-                wanted = list(opened.keys()) if names is None else names
-                return UnitFile({name: opened.get_tensor(name) for name in wanted}, facts)
-        except Exception as error:
-            raise UserError(
-                f"cannot read {path} ({error}): delete it and run the same command again"
-            ) from error
+        with _readable(path), local_file(path) as file, safe_open(file, framework="pt") as opened:
+            facts = json.loads(opened.metadata()["facts"])
+            wanted = list(opened.keys()) if names is None else names
+            return UnitFile({name: opened.get_tensor(name) for name in wanted}, facts)
 
     def facts(self, stage: str, unit: int) -> dict[str, Any]:
-        """What a unit's file says beside its tensors."""
-        return self.read(stage, unit, names=[]).facts
+        """What a unit's file says beside its tensors; from object storage, its header alone."""
+        path = self.path(stage, unit)
+        if not is_remote(path):
+            return self.read(stage, unit, names=[]).facts
+        remote = cast("RemotePath", path)
+        with _readable(path):
+            start = remote.read_range(0, HEADER)
+            end = 8 + min(MOST_HEADER, int.from_bytes(start[:8], "little"))
+            start = start if end <= HEADER else remote.read_range(0, end)
+            found: dict[str, Any] = json.loads(json.loads(start[8:end])["__metadata__"]["facts"])
+            return found
 
     @property
     def is_empty(self) -> bool:
@@ -113,7 +128,9 @@ class Store:
 
     def remove_units(self) -> None:
         """Delete what only a resume needs, and what killed processes left half written."""
-        shutil.rmtree(self.folder / UNITS, ignore_errors=True)
+        remove_folder(self.folder / UNITS)
+        if is_remote(self.folder):
+            return
         for path in self.folder.rglob(".*.part-*"):
             if is_unfinished(path.name):
                 path.unlink(missing_ok=True)
@@ -121,7 +138,7 @@ class Store:
     def clear_units(self) -> None:
         """Delete the units and the stored heatmaps."""
         self.remove_units()
-        shutil.rmtree(self.folder / HEATMAPS, ignore_errors=True)
+        remove_folder(self.folder / HEATMAPS)
 
     def clear(self) -> None:
         """Delete what an earlier run left, finished or not, and nothing else."""
@@ -132,7 +149,7 @@ class Store:
         for folder in {path.parent for path in rows}:
             for name in ROW_FILES:
                 (folder / name).unlink(missing_ok=True)
-            if not any(folder.iterdir()):
+            if not is_remote(folder) and not any(folder.iterdir()):
                 folder.rmdir()
 
     def write_failure(self, stage: str, unit: int, images: Sequence[str], reason: str) -> None:
@@ -175,8 +192,14 @@ class Store:
         if path.exists() and not self.is_empty:
             units = -(-len(entries) // entries.unit)
             complete = all(len(self.done(stage)) == units for stage in stages)
-            _check_same(self.folder, read_json(path), key, complete)
+            known = read_json(path)
+            if known.get("format") != FORMAT:
+                raise UserError(
+                    f"Cannot resume {self.folder}: another version of Sufficit started it. Use"
+                    " another --out, or --overwrite."
+                )
             _check_images(self.folder, Manifest(self.manifest), entries)
+            _check_same(self.folder, known, key, complete)
             return
         self.clear_units()
         make_folder(path.parent)
@@ -194,6 +217,19 @@ class RunState:
     images: int
     failed: list[dict[str, Any]]  # unit, stage, images and reason
     is_finished: bool = False
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Say what to do about a unit's file that cannot be read inside."""
+    try:
+        yield
+    except GoneError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"cannot read {path} ({error}): delete it and run the same command again"
+        ) from error
 
 
 @contextmanager
@@ -218,11 +254,6 @@ def _check_same(
     out: Path, before: Mapping[str, Any], now: Mapping[str, Any], complete: bool
 ) -> None:
     """Raise where the settings that decide a number are others; on_error may become skip."""
-    if before.get("format") != FORMAT:
-        raise UserError(
-            f"Cannot resume {out}: another version of Sufficit started it. Use another --out, or"
-            " --overwrite."
-        )
     for name in {**before, **now}:
         was, is_now = before.get(name), now.get(name)
         free = (complete and name in MACHINE) or (name, was) == ("on_error", "stop")
