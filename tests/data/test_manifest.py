@@ -103,8 +103,9 @@ def test_the_images_are_listed_once_and_groups_are_read_as_needed(
 def test_a_copy_in_another_process_reads_the_same_file(tmp_path: Path) -> None:
     found = listed(files(7), 3).labelled({"ant": 0, "bee": 1})
     found.save(tmp_path / "manifest.parquet")
-    copy = pickle.loads(pickle.dumps(found.at(tmp_path / "manifest.parquet")))
-    assert list(copy) == list(found)
+    entries, packed = list(found), pickle.dumps(found.at(tmp_path / "manifest.parquet"))
+    del found
+    assert list(pickle.loads(packed)) == entries
 
 
 def test_images_in_memory_keep_their_pixels() -> None:

@@ -1,21 +1,10 @@
 """Images on object storage: folders, shards, and servers that fail."""
 
-import io
-import tarfile
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import pytest
-
-from object_storage import client, lead_to, put, put_folder, s3_server
-from shard_files import png, write_shard
-from sufficit import UserError
-from sufficit.data.image_files import ImageFile
-from sufficit.data.images import BadImageError, list_images, open_images
-from sufficit.data.loader import Entry, ImageLoader, decode_entry
-from sufficit.errors import GoneError
-from sufficit.storage import RemotePath
+from object_storage import put, put_folder
+from shard_files import png
+from sufficit.data.images import list_images, open_images
 
 
 def test_a_folder_of_more_than_a_page_is_that_on_disk(s3: str, tmp_path: Path) -> None:

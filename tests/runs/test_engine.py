@@ -26,7 +26,7 @@ from small_runs import (
     write_photos,
 )
 from sufficit import Classifier, Lax, UserError, evaluate, explain, leak
-from sufficit.data import images as image_files
+from sufficit.data import image_files
 from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
 from sufficit.data.images import list_images, read_image
 from sufficit.runs import engine, job, maps

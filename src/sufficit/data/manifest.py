@@ -78,8 +78,10 @@ class Manifest(Sequence[Entry]):
         return found
 
     def at(self, path: Path) -> "Manifest":
-        """The same images from another copy of the file."""
-        return Manifest(path, self.numbers, self.target, self.tensors)
+        """The same images; pickled, they are read from another copy of the file."""
+        found = self.labelled(self.numbers, self.target)
+        found.path = path
+        return found
 
     def __len__(self) -> int:
         return self.images
@@ -134,7 +136,7 @@ class Manifest(Sequence[Entry]):
             if kind is None:
                 image: SourceImage = self.tensors[number]
             else:
-                known = {name: row[name][k] for name in KINDS[kind].__match_args__}
+                known: dict[str, Any] = {f: row[f][k] for f in KINDS[kind].__match_args__}
                 image = KINDS[kind](**known | {FILE: os.fsdecode(known[FILE])})
             yield Entry(number, image, self._label(row["folder"][k]))
 
