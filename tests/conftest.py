@@ -1,17 +1,24 @@
 """Set-up that all tests share."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import lightning.fabric  # noqa: F401  # its log keeps the stderr it is imported under: the real one
 import pytest
 import torch
 
 from digit_images import write_digits
+from object_storage import lead_to, s3_server
 from small_runs import write_photos
 from sufficit.cli import main
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images
+
+if TYPE_CHECKING:
+    from object_server import ObjectServer
 
 # The tests' models are so small that two threads mostly wait for each other.
 torch.set_num_threads(1)
@@ -46,6 +53,14 @@ def sufficit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return run
 
 
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """The address of an S3 server on the loopback; the variables AWS_* lead there."""
+    with pytest.MonkeyPatch.context() as patch, s3_server() as address:
+        lead_to(address, patch)
+        yield address
+
+
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Eleven small images in class folders, and a model that knows the classes."""
@@ -60,3 +75,26 @@ def digits(tmp_path: Path) -> Path:
     maps = torch.rand(6, 16, 16, generator=torch.Generator().manual_seed(0))
     write_heatmaps(tmp_path / "maps.npz", dict(zip(names, maps, strict=True)))
     return folder
+
+
+@pytest.fixture(scope="session")
+def object_server() -> "Iterator[ObjectServer]":
+    """An S3 server on the loopback."""
+    from object_server import ObjectServer
+
+    server = ObjectServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(object_server: "ObjectServer", monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty bucket as s3://NAME, with the environment to reach it."""
+    for name, value in object_server.environment.items():
+        monkeypatch.setenv(name, value)
+    object_server.start()
+    object_server.faults.clear()
+    object_server.requests.clear()
+    name = f"bucket-{uuid4().hex[:12]}"
+    object_server.client().create_bucket(Bucket=name)
+    return f"s3://{name}"

@@ -1,8 +1,17 @@
 """Errors and warnings that users read, and the nearest known name for a mistyped one."""
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+
+# User and password before a host, where a secret may hold slashes, and the keys of signed links.
+_LOGIN = re.compile(r"(?<=://)(?!arn:)(?:[^\s/@]*|[^\s/@:]+:(?!\d+/)\S*)@", re.ASCII)
+_SIGNED = re.compile(
+    r"(?<=[?&])([\w-]*(?:signature|sig|token|credential|accesskeyid|accessid|password|secret)=)"
+    r"[^&\s]*",
+    re.IGNORECASE,
+)
 
 
 class UserError(ValueError):
@@ -18,7 +27,7 @@ class NotFiniteError(UserError):
 
 
 class GoneError(UserError):
-    """The folder or disk that holds the images is gone; the run can resume when it is back."""
+    """A folder, disk or server no longer responds; the run can resume when it is back."""
 
 
 class EmptyHeatmapWarning(UserWarning):
@@ -46,3 +55,12 @@ def cannot_resume(out: Path, name: str, before: object, now: object) -> UserErro
         f"Cannot resume {out}: `{name}` was {before!r:.200}, now {now!r:.200}. Use the original"
         " settings, another --out, or --overwrite."
     )
+
+
+def without_secrets(text: str) -> str:
+    """The text with *** for credentials in URLs.
+
+    >>> without_secrets("s3://KEY:SECRET@bucket/photos")
+    's3://***@bucket/photos'
+    """
+    return _SIGNED.sub(r"\1***", _LOGIN.sub("***@", text))

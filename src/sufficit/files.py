@@ -1,31 +1,105 @@
-"""Files that are written whole or not at all, and JSON files of other people, read with limits."""
+"""Paths that users give, files that are written whole or not at all, JSON read with limits."""
 
 import hashlib
 import json
 import os
 import platform
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from sufficit.errors import UserError
+from sufficit.errors import UserError, without_secrets
+
+if TYPE_CHECKING:
+    from sufficit.storage import RemotePath
 
 CHECKPOINT = "checkpoint.pt"  # from which a training run resumes
 LONGEST = 255  # bytes in a file's name, on most systems
 MOST_JSON = 2**24  # bytes
 _NODE = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 _PART = re.compile(r"\..*\.part-([0-9a-f]{8})-(\d+)(\.\w+)?", re.DOTALL)
+_REMOTE = re.compile(r"(?!file:|local:)[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # scheme -> extra of the package
 _swept: set[Path] = set()
 _sweeping = Lock()
+
+
+def place(word: str | Path) -> Path:
+    """The path that a user gave: local, or on object storage as in s3://bucket/folder.
+
+    >>> place("photos/cats")
+    PosixPath('photos/cats')
+    """
+    if isinstance(word, Path):
+        return word
+    text = str(word)  # of a UPath too, which is no Path
+    if not is_remote(text):
+        return Path(re.sub(r"^(file|local)://", "", text))
+    if without_secrets(text) != text:
+        raise UserError(
+            f"{without_secrets(text)} holds credentials, which would be written to the results: set"
+            " them in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE,"
+            " GOOGLE_APPLICATION_CREDENTIALS, HF_TOKEN) and give the path alone"
+        )
+    try:
+        from sufficit.storage import RemotePath
+
+        if isinstance(word, RemotePath):
+            return word
+        # Without the cache, because other processes write to the same folder.
+        found = RemotePath(word, use_listings_cache=False)
+        found.fs  # noqa: B018  # connects, so that a missing library is an error here
+    except ImportError as error:
+        extra = EXTRAS.get(text.partition(":")[0], "storage")
+        raise UserError(f"can't open {text} ({error}): pip install '.[{extra}]'") from error
+    except Exception as error:
+        reason = without_secrets(str(error))
+        raise UserError(f"{text} is no path ({reason}): write s3://BUCKET/FOLDER") from error
+    return cast(Path, found)
+
+
+def is_remote(path: str | Path) -> bool:
+    """Whether a path, or the word for one, is on object storage.
+
+    >>> is_remote("s3://bucket/photos"), is_remote("photos"), is_remote(Path("s3:/photos"))
+    (True, False, False)
+    """
+    return _REMOTE.match(str(path)) is not None
+
+
+@contextmanager
+def local_file(path: Path) -> Iterator[Path]:
+    """The file itself, or a temporary copy of one on object storage."""
+    if not is_remote(path):
+        yield path
+        return
+    with TemporaryDirectory(prefix="sufficit-") as folder:
+        copy = Path(folder) / f"copy{path.suffix}"
+        cast("RemotePath", path).download(copy)
+        yield copy
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder with all that is in it, if it exists."""
+    if is_remote(folder):
+        cast("RemotePath", folder).remove_all()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_output(
     folder: Path, sources: Sequence[Path] = (), *, overwrite: bool = True, command: str = ""
 ) -> None:
     """Raise, before any work is done, if results cannot be written or would do harm."""
+    if str(folder).startswith("hf://"):  # a commit per file, and thousands of files
+        raise UserError(
+            f"cannot write to {folder}, where every file would be a commit: choose another --out"
+        )
     if (folder / "run.json").exists():
         other = _command_of(folder / "run.json")
         if command and other and other != command:  # half of its files would stay
@@ -33,9 +107,13 @@ def check_output(
         if not overwrite:
             raise UserError(f"{folder} holds an earlier run: choose another --out, or --overwrite")
     for source in sources:
-        if source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
+        alike = is_remote(folder) == is_remote(source)
+        if alike and source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
             harm = f"--out {folder} is inside {source}, so results would be read as images"
             raise UserError(f"{harm}: choose another --out")
+    if is_remote(folder):
+        _check_remote(folder)
+        return
     try:
         made = [part for part in (folder, *folder.parents) if not part.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,6 +124,14 @@ def check_output(
     except OSError as error:
         reason = f"{folder} can't be a folder of results: {error.strerror}"
         raise UserError(f"{reason}. Choose another --out") from error
+
+
+def _check_remote(folder: Path) -> None:
+    """Raise unless an object can be written below the folder, and deleted."""
+    probe = folder / f".probe-{_NODE}-{os.getpid()}"
+    with writing(probe) as part:
+        part.write_bytes(b"")
+    probe.unlink()
 
 
 def _command_of(record: Path) -> str | None:
@@ -94,7 +180,14 @@ def short_name(name: str) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder, renamed to `path` when the block ends without error."""
+    """A temporary path that becomes `path` when the block ends without error.
+
+    Locally it is in the same folder and renamed; for object storage it is uploaded, whole.
+    """
+    if is_remote(path):
+        with _uploading(path) as part:
+            yield part
+        return
     _sweep(path.parent)
     end = f".part-{_NODE}-{os.getpid()}{path.suffix}"
     name = f".{path.stem}{end}"
@@ -109,6 +202,20 @@ def writing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _uploading(path: Path) -> Iterator[Path]:
+    try:
+        with TemporaryDirectory(prefix="sufficit-") as folder:
+            part = Path(folder) / f"part{path.suffix}"
+            yield part
+            cast("RemotePath", path).upload(part)
+    except FileNotFoundError as error:
+        wrong = "there is no such bucket" if error.filename == str(path) else error.strerror
+        raise UserError(f"{path} could not be written: {wrong}. Check the path") from error
+    except OSError as error:
+        raise UserError(f"{path} could not be written: {error.strerror or error}") from error
 
 
 def is_unfinished(name: str) -> bool:

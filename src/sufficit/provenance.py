@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sufficit.errors import without_secrets
 from sufficit.files import writing
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def provenance(
     config: Mapping[str, Any], device: "torch.device", dtype: "torch.dtype"
 ) -> dict[str, Any]:
     """Config, command, time, commit, versions and device, as run.json holds them."""
-    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    command = without_secrets(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]))
     return {"config": dict(config), "command": command} | surroundings(device, dtype)
 
 
@@ -69,7 +70,8 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, float) and not np.isfinite(value):
         return None
-    return str(value) if isinstance(value, Path) else value
+    is_path = isinstance(value, Path) or hasattr(value, "__vfspath__")  # also a remote one
+    return str(value) if is_path else value
 
 
 @cache

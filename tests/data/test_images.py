@@ -105,7 +105,7 @@ def test_images_in_memory_are_read_as_files_are() -> None:
         ("image-0001", "0"),
         ("image-0002", "2"),
     ]
-    assert [image.bytes() for image in source] == [3 * 6 * 5 * 4] * 3
+    assert [image.size for image in source] == [3 * 6 * 5 * 4] * 3
     entries = [Entry(k, image) for k, image in enumerate(source)]
     items = ImageLoader(partial(decode_entry, None)).items(entries)
     assert torch.stack([item.pixels for item in items]).equal(pixels)
@@ -118,7 +118,7 @@ def test_an_image_in_memory_is_pickled_without_its_neighbours() -> None:
     source = ImageSource.from_tensors(torch.zeros(200, 3, 16, 16))
     one = next(iter(source))
     content = pickle.dumps(one)
-    assert len(content) < 2 * one.bytes()
+    assert len(content) < 2 * one.size
     again = pickle.loads(content)
     assert isinstance(again, ImageTensor)
     assert (again.name, again.folder, again.problem) == ("image-0000", None, "")

@@ -29,7 +29,7 @@ from sufficit.runs.store import Store
 
 
 def entry(name: str, number: int = 0) -> Entry:
-    return Entry(number, ImageFile(Path(name), name, None))
+    return Entry(number, ImageFile(name, name, None))
 
 
 def own_classifier() -> Classifier:

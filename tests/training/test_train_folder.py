@@ -555,7 +555,7 @@ def bad_among_good(tmp_path: Path, kinds: str) -> Part:
         Image.new("L", (2, 2), number).save(path)
         if kind == "b":
             path.write_bytes(b"")
-        pictures.append(ImageFile(path, path.name, None))
+        pictures.append(ImageFile(str(path), path.name, None))
     return Part(tuple(pictures), tuple(range(len(kinds))))
 
 

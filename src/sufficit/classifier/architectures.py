@@ -12,6 +12,7 @@ from torchvision import models
 from sufficit.classifier.checkpoint import WEIGHTS, check_fit, read_state
 from sufficit.classifier.digit_net import SMALL_NETS, SmallNet
 from sufficit.errors import UserError, unknown
+from sufficit.files import place
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SMALL_SIDE = 64  # images up to this size get a stem that does not shrink them
@@ -67,7 +68,7 @@ def fill_in(model: nn.Module, name: str, weights: str | Path, image_size: int) -
     if str(weights) == "default":
         state, source = _published(name), f"the set of published weights of {name}"
     else:
-        state, source = read_state(Path(weights)), str(weights)
+        state, source = read_state(place(weights)), str(weights)
     wanted = model.state_dict()
     left = {architecture.stem} if architecture.stem and image_size <= SMALL_SIDE else set()
     head = [key for key in wanted if key.startswith(f"{architecture.head}.")]

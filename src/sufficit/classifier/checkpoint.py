@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from sufficit.errors import UserError
-from sufficit.files import check_output, make_folder, writing
+from sufficit.errors import GoneError, UserError
+from sufficit.files import check_output, local_file, make_folder, writing
 
 if TYPE_CHECKING:
     from sufficit.classifier.classifier import Classifier
@@ -70,7 +70,7 @@ def refused_options(recipe: Recipe) -> list[str]:
 
 
 def save(classifier: "Classifier", folder: Path) -> Path:
-    """Write description and weights to the folder: both appear complete, or neither does."""
+    """Write weights and description to the folder, the description last."""
     if classifier.recipe is None:
         recipe = 'recipe=Recipe("torchvision:resnet18", {"num_classes": 10})'
         raise UserError(f"the architecture has no name to save: use Classifier.load, or {recipe}")
@@ -88,9 +88,9 @@ def save(classifier: "Classifier", folder: Path) -> Path:
     }
     check_output(folder)
     make_folder(folder)
-    with writing(folder / WEIGHTS) as weights, writing(folder / DESCRIPTION) as words:
-        weights.write_bytes(weights_as_bytes(classifier.bare))
+    with writing(folder / DESCRIPTION) as words, writing(folder / WEIGHTS) as weights:
         words.write_text(json.dumps(description, indent=2) + "\n")
+        weights.write_bytes(weights_as_bytes(classifier.bare))
     return folder
 
 
@@ -153,8 +153,12 @@ def read_state(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+            with local_file(path) as file:
+                return load_file(file)
+        with local_file(path) as file:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except GoneError:
+        raise
     except Exception as error:
         remedy = "give .safetensors, or a state dict"
         raise UserError(f"{path} could not be read as weights ({error}): {remedy}") from error

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sufficit.classifier import layers
 from sufficit.classifier.checkpoint import Recipe, View, save
 from sufficit.errors import UserError
+from sufficit.files import place
 
 
 class Classifier:
@@ -67,7 +68,7 @@ class Classifier:
 
     def save(self, folder: str | Path) -> Path:
         """Write weights and description to a folder that `load` reads; this needs a recipe."""
-        return save(self, Path(folder))
+        return save(self, place(folder))
 
     def to(
         self,

@@ -23,7 +23,7 @@ from sufficit.classifier.checkpoint import DESCRIPTION, WEIGHTS, Recipe, View
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.digit_net import SMALL_NETS, SmallNet
 from sufficit.errors import UserError, unknown
-from sufficit.files import read_json
+from sufficit.files import place, read_json
 from sufficit.seeds import seeded
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -94,15 +94,16 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
         with seeded(RANDOM_SEED):
             classifier = SOURCES[scheme](name, published, options)
         if weights is not None and not published:
-            checkpoint.load_weights(classifier.model, Path(weights))
+            checkpoint.load_weights(classifier.model, place(weights))
         # A saved classifier must not run code when it is loaded, so this one has no recipe.
         classifier.recipe = None if scheme == "python" else Recipe(str(source), options)
         return classifier
-    if Path(source).is_dir():
+    path = place(source)
+    if path.is_dir():
         if options or weights != "default":
             raise UserError(f"{source} is a saved classifier: it takes no options and no weights")
-        return _read(Path(source))
-    if Path(source).exists() or "/" in str(source):
+        return _read(path)
+    if path.exists() or "/" in str(source):
         raise UserError(
             f"{source} is no folder with {DESCRIPTION} and {WEIGHTS}: for a file of weights give"
             ' the architecture and the file, "torchvision:resnet18" and weights=FILE'

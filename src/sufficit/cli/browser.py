@@ -6,6 +6,8 @@ import webbrowser
 from pathlib import Path
 from threading import Thread
 
+from sufficit.files import is_remote
+
 PATIENCE = 5.0  # seconds for a browser to start
 
 
@@ -19,7 +21,7 @@ def show_page(page: Path | str, wanted: bool | None = None) -> bool:
         if sys.platform.startswith(("linux", "freebsd")):
             screens = (os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
             wanted = wanted and any(screens)
-    if not wanted:
+    if not wanted or (not isinstance(page, str) and is_remote(page)):
         return False
     opened: list[bool] = []
     opening = Thread(target=lambda: opened.append(_open(page)), daemon=True)

@@ -15,7 +15,7 @@ from sufficit.cli.options import (
     config_of,
     run_options,
 )
-from sufficit.files import check_output
+from sufficit.files import check_output, place
 from sufficit.runs.config import Workers
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def compare(
     given: dict[str, Any],
     workers: Workers | None,
     config: ConfigOption = None,
-    out_folder: OutOption = Path("sufficit-compare"),
+    to: OutOption = "sufficit-compare",
     as_json: JsonOption = False,
     overwrite: OverwriteOption = False,
 ) -> None:
@@ -56,7 +56,8 @@ def compare(
     sufficit compare --model timm:resnet50 --data 'web/{000..099}.tar' --targets prediction
     """
     settings = config_of(given, config)
-    check_output(out_folder, [Path(settings.data)], overwrite=overwrite, command="compare")
+    out_folder, data = place(to), place(settings.data)
+    check_output(out_folder, [data], overwrite=overwrite, command="compare")
     from sufficit.runs.engine import run
     from sufficit.runs.job import make_job
 

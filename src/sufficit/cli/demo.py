@@ -12,7 +12,7 @@ from sufficit.cli.browser import show_page
 from sufficit.cli.compare import print_results, write_pictures
 from sufficit.cli.console import app, literal, out
 from sufficit.cli.options import OutOption, SeedOption
-from sufficit.files import check_output
+from sufficit.files import check_output, place
 from sufficit.runs.config import RunConfig
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ SIZE_WEIGHT = 1.25  # of the recipe's area term: in so short a training 2 makes 
 
 @app.command()
 def demo(
-    out_folder: OutOption = Path("sufficit-demo"),
+    to: OutOption = "sufficit-demo",
     images: Annotated[int, typer.Option(help="Number of digits to score.", min=2, max=1000)] = 32,
     train_images: Annotated[
         int, typer.Option(help="Number of other digits to train LAX on.", min=32, max=100_000)
@@ -51,6 +51,7 @@ def demo(
 
     sufficit demo --images 200 --out my-demo --no-open
     """
+    out_folder = place(to)
     check_output(out_folder)
     results = run_demo(out_folder, images, seed, train_images)
     print_results(results)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +9,7 @@ from rich.table import Table
 
 from sufficit.cli.console import app, err, literal, out, print_skipped
 from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, config_of, run_options
-from sufficit.files import check_output
+from sufficit.files import check_output, place
 from sufficit.runs.config import Workers
 
 if TYPE_CHECKING:
@@ -29,12 +28,12 @@ def evaluate(
     given: dict[str, Any],
     workers: Workers | None,
     heatmaps: Annotated[
-        Path,
+        str,
         typer.Option(
             help="Heatmaps as .npz or .safetensors, keyed by image.", rich_help_panel="Input"
         ),
     ],
-    out_folder: OutOption = Path("sufficit-run"),
+    to: OutOption = "sufficit-run",
     as_json: JsonOption = False,
     overwrite: OverwriteOption = False,
     verbose: Annotated[
@@ -58,7 +57,8 @@ def evaluate(
     """
     fixed = {"methods": [f"heatmaps={heatmaps}"], "controls": False, "alpha_curve": False}
     config = config_of({"leak": False} | given, fixed=fixed)
-    check_output(out_folder, [Path(config.data)], overwrite=overwrite, command="evaluate")
+    out_folder, data = place(to), place(config.data)
+    check_output(out_folder, [data], overwrite=overwrite, command="evaluate")
     from sufficit.runs.engine import run
     from sufficit.runs.job import make_job
 

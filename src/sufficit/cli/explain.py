@@ -1,7 +1,6 @@
 """`sufficit explain`."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +8,7 @@ import typer
 from sufficit.cli.console import app, literal, out, print_skipped
 from sufficit.cli.options import OutOption, OverwriteOption, config_of, run_options
 from sufficit.errors import UserError
-from sufficit.files import check_output
+from sufficit.files import check_output, place
 from sufficit.runs.config import Workers
 
 OPTIONS = (
@@ -23,14 +22,14 @@ OPTIONS = (
 def explain(
     given: dict[str, Any],
     workers: Workers | None,
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    images: Annotated[list[str], typer.Argument(help="Image files, or folders of them.")],
     target: Annotated[
         str | None,
         typer.Option(
             help="One class for all images, by number or name.", rich_help_panel="Methods"
         ),
     ] = None,
-    out_folder: OutOption = Path("sufficit-explain"),
+    to: OutOption = "sufficit-explain",
     overwrite: OverwriteOption = False,
 ) -> None:
     """Draw heatmaps: overlays, sheets of all images, and files that `sufficit evaluate` reads.
@@ -53,12 +52,13 @@ def explain(
             " image: give one of them"
         )
     fixed = {"methods": ["gradcam"], "controls": False, "leak": False, "alpha_curve": False}
-    config = config_of({"data": " ".join(map(str, images))} | given, fixed=fixed)
-    check_output(out_folder, images, overwrite=overwrite, command="explain")
+    config = config_of({"data": " ".join(images)} | given, fixed=fixed)
+    out_folder, given_images = place(to), [place(word) for word in images]
+    check_output(out_folder, given_images, overwrite=overwrite, command="explain")
     from sufficit.runs.job import load_model, make_job, sources_named
     from sufficit.runs.overlays import SHEET_ROWS, class_number, explain_run, images_in
 
-    sources, source = sources_named(config), images_in(images)
+    sources, source = sources_named(config), images_in(given_images)
     classifier = load_model(config)
     if target is not None:
         config = replace(config, targets="prediction")

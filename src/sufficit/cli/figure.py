@@ -1,6 +1,5 @@
 """`sufficit figure`."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -8,7 +7,7 @@ import typer
 from sufficit.cli.console import app, literal, out
 from sufficit.cli.options import was_given
 from sufficit.errors import UserError
-from sufficit.files import check_output, make_folder
+from sufficit.files import check_output, make_folder, place
 
 OWNERS = dict.fromkeys(("images", "columns", "kept", "rest", "data"), "sheet") | {
     "curves": "curves"
@@ -19,10 +18,10 @@ OWNERS = dict.fromkeys(("images", "columns", "kept", "rest", "data"), "sheet") |
 @app.command()
 def figure(
     ctx: typer.Context,
-    run: Annotated[Path, typer.Argument(help="The folder of a finished sufficit compare.")],
-    out_file: Annotated[
-        Path, typer.Option("--out", help="Its suffix is the format: .pdf, .svg, .eps or .png.")
-    ] = Path("sheet.pdf"),
+    run: Annotated[str, typer.Argument(help="The folder of a finished sufficit compare.")],
+    to: Annotated[
+        str, typer.Option("--out", help="Its suffix is the format: .pdf, .svg, .eps or .png.")
+    ] = "sheet.pdf",
     show: Annotated[
         Literal["sheet", "curves", "alpha", "sizes"],
         typer.Option(
@@ -57,7 +56,7 @@ def figure(
         float, typer.Option(help="Of .png, and of nothing else.", min=20, max=2400)
     ] = 300,
     data: Annotated[
-        Path | None, typer.Option(help="Where the images are now, if they were moved.")
+        str | None, typer.Option(help="Where the images are now, if they were moved.")
     ] = None,
 ) -> None:
     """Draw a figure for a paper from a finished comparison; its numbers are the run's.
@@ -78,10 +77,11 @@ def figure(
     for name, owner in OWNERS.items():
         if was_given(ctx, name) and show != owner:
             raise UserError(f"--{name} is for --show {owner}, got --show {show}: leave it out")
+    out_file = place(to)
     plots.check_file(out_file)
     check_output(out_file.parent)
     look = plots.Look(plots.width_from(width), font)
-    results = RunResults.read(run)
+    results = RunResults.read(place(run))
     chosen = results.known(None if methods is None else _listed(methods))
     scores = {method: results.scores[method] for method in chosen}
     quiet = [method for method in results.unranked if method in chosen]

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from enum import StrEnum
 from functools import wraps
-from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
+from sufficit.files import place
 from sufficit.runs.config import CONTROLS, METHODS, RunConfig, Workers, config_from, read_toml
 
 __all__ = ["CONTROLS", "METHODS"]
@@ -49,7 +49,6 @@ def _declared(name: str, *flags: str) -> Any:
 
 
 ModelOption = Annotated[str, _declared("model")]
-DataOption = Annotated[Path, _declared("data")]
 MethodsOption = Annotated[str, _declared("methods", "--methods", "-m")]
 LayerOption = Annotated[str | None, _declared("layer")]
 SizeOption = Annotated[str | None, _declared("size")]
@@ -59,8 +58,8 @@ DeviceOption = Annotated[str, _declared("device")]
 PrecisionOption = Annotated[Precision, _declared("precision")]
 OnErrorOption = Annotated[OnError, _declared("on_error", "--on-error")]
 SeedOption = Annotated[int, _declared("seed")]
-OutOption = Annotated[
-    Path, typer.Option("--out", help="Folder for the results.", rich_help_panel="Output")
+OutOption = Annotated[  # words, because a Path would make s3:/ of s3://
+    str, typer.Option("--out", help="Folder for the results.", rich_help_panel="Output")
 ]
 OverwriteOption = Annotated[
     bool,
@@ -71,7 +70,7 @@ JsonOption = Annotated[
     typer.Option("--json", help="Print the summary as JSON only.", rich_help_panel="Output"),
 ]
 ConfigOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--config", help="Read options from this RUN.toml; flags override it.",
         rich_help_panel="Input",
@@ -142,10 +141,10 @@ def run_options(
 
 
 def config_of(
-    given: Mapping[str, Any], path: Path | None = None, fixed: Mapping[str, Any] | None = None
+    given: Mapping[str, Any], toml: str | None = None, fixed: Mapping[str, Any] | None = None
 ) -> RunConfig:
     """The config of a command: flags, else the RUN.toml, else what is fixed, else the defaults."""
-    return config_from({**(fixed or {}), **(read_toml(path) if path else {}), **given})
+    return config_from({**(fixed or {}), **(read_toml(place(toml)) if toml else {}), **given})
 
 
 def was_given(ctx: typer.Context, name: str) -> bool:

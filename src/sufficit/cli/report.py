@@ -1,20 +1,19 @@
 """`sufficit report`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sufficit.cli.browser import show_page
 from sufficit.cli.console import app, literal, out
-from sufficit.files import check_output
+from sufficit.files import check_output, place
 
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished compare, evaluate or demo.")],
+    run: Annotated[str, typer.Argument(help="Folder of a finished compare, evaluate or demo.")],
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="The HTML file; RUN/report.html by default.")
+        str | None, typer.Option("--out", help="The HTML file; RUN/report.html by default.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the report.")] = None,
     open_report: Annotated[
@@ -34,8 +33,8 @@ def report(
     from sufficit.report import write_report
     from sufficit.runs.results import RunResults
 
-    path = run / "report.html" if out_file is None else out_file
-    content = RunResults.read(run).content()
+    path = place(run) / "report.html" if out_file is None else place(out_file)
+    content = RunResults.read(place(run)).content()
     check_output(path.parent)
     write_report(path, content if title is None else replace(content, title=title))
     out.print(literal(str(path)), highlight=False, soft_wrap=True)

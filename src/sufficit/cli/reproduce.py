@@ -8,8 +8,8 @@ from typer import Argument, Option
 
 from sufficit.cli.console import app, err, literal, out
 from sufficit.cli.options import OverwriteOption, run_options
-from sufficit.errors import UserError
-from sufficit.files import check_output
+from sufficit.errors import UserError, without_secrets
+from sufficit.files import check_output, is_remote
 from sufficit.runs.config import Workers
 
 if TYPE_CHECKING:
@@ -24,12 +24,14 @@ def reproduce(
     table: Annotated[
         str, Argument(help="synthetic-mnist, cub200, cifar10, cifar10-vit, or folder: your own.")
     ],
-    data: Annotated[
-        Path | None,
-        Option(help="Folder with MNIST, CIFAR-10 or CUB-200-2011 in it, or class folders."),
+    data_word: Annotated[
+        str | None,
+        Option(
+            "--data", help="Folder with MNIST, CIFAR-10 or CUB-200-2011 in it, or class folders."
+        ),
     ] = None,
-    out_folder: Annotated[
-        Path | None, Option("--out", help="Folder for the results; TABLE by default.")
+    to: Annotated[
+        str | None, Option("--out", help="Folder for the results; TABLE by default.")
     ] = None,
     quick: Annotated[
         bool, Option("--quick", help="A small net and few images: minutes on a CPU.")
@@ -90,7 +92,7 @@ def reproduce(
     from sufficit.reproduce.paper_tables import table_named
 
     data_name = table_named(table).data
-    folder = out_folder or Path(table)
+    folder, data = _local("--out", to) or Path(table), _local("--data", data_word)
     check_output(folder)
     from sufficit.classifier.loading import device_named
     from sufficit.reproduce.datasets import download as fetch
@@ -124,6 +126,15 @@ def reproduce(
         seed=seed,
     )
     _print(results, folder)
+
+
+def _local(option: str, word: str | None) -> Path | None:
+    if word is not None and is_remote(word):
+        raise UserError(
+            f"reproduce reads and writes local folders, got {option} {without_secrets(word)}: copy"
+            " the data here, and the results to object storage when they are done"
+        )
+    return None if word is None else Path(word)
 
 
 def _words(text: str | None) -> tuple[str, ...] | None:

@@ -1,6 +1,5 @@
 """`sufficit sanity`."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -8,7 +7,7 @@ from rich.table import Table
 
 from sufficit.cli.console import MODEL, app, config_options, literal, load, out, print_skipped
 from sufficit.cli.options import OutOption, OverwriteOption
-from sufficit.files import check_output
+from sufficit.files import check_output, place
 from sufficit.runs.config import RunConfig
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def sanity(
     train_images: Annotated[
         int, typer.Option(help="Most images to train on; they are kept in memory.", min=2)
     ] = 1000,
-    out_folder: OutOption = Path("sufficit-sanity"),
+    to: OutOption = "sufficit-sanity",
     overwrite: OverwriteOption = False,
 ) -> None:
     """Check that heatmaps depend on the model: randomise its layers and compare.
@@ -43,7 +42,8 @@ def sanity(
 
     sufficit sanity --model saved/birds --data birds --methods birds-lax,gradcam,center
     """
-    check_output(out_folder, [Path(config.data)], overwrite=overwrite, command="sanity")
+    out_folder, data = place(to), place(config.data)
+    check_output(out_folder, [data], overwrite=overwrite, command="sanity")
     from sufficit.explainers.sources import methods_from
     from sufficit.sanity import SanityOptions, check_folder, save_sanity
 
@@ -52,7 +52,7 @@ def sanity(
     own |= {name: getattr(config, name) for name in ("targets", "layer", "on_error", "seed")}
     options = SanityOptions(methods_from(config.methods), **own)
     classifier = load(config, layer=None)  # check_folder looks for the layer in each copy
-    result = check_folder(classifier, Path(config.data), options)
+    result = check_folder(classifier, data, options)
     names = ("model", "weights", "data", "methods", "size", "precision", "num_classes")
     named = {name: getattr(config, name) for name in names}
     save_sanity(out_folder, result, classifier, named, options)

@@ -2,7 +2,6 @@
 
 import socket
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from sufficit.cli.browser import show_page
 from sufficit.cli.console import MODEL, app, config_options, literal, load, out, warn
 from sufficit.errors import UserError
+from sufficit.files import place
 from sufficit.runs.config import RunConfig
 
 
@@ -30,7 +30,7 @@ def serve(
         typer.Option("--open/--no-open", help="Open a browser; the default is: in a terminal."),
     ] = None,
     example: Annotated[
-        Path | None, typer.Option(help="Image behind the button Try an example.")
+        str | None, typer.Option(help="Image behind the button Try an example.")
     ] = None,
     max_mb: Annotated[float, typer.Option(help="Largest upload, in MB.", min=0.01)] = 10.0,
     max_megapixels: Annotated[
@@ -65,7 +65,7 @@ def serve(
     )
     with bind(host, port) as listening:  # before the model: a taken port fails at once
         classifier = load(config)
-        image = None if example is None else web.example_image(example, limits)
+        image = None if example is None else web.example_image(place(example), limits)
         methods = methods_from(config.methods)
         service = web.open_service(classifier, config.model, methods, config.value_step)
         local, page = is_local(listening), url(listening)

@@ -2,18 +2,18 @@
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sufficit.cli.console import app, literal, out
 from sufficit.cli.options import JsonOption
+from sufficit.files import place
 
 
 @app.command()
 def status(
-    run: Annotated[Path, typer.Argument(help="The --out of compare, evaluate or explain.")],
+    run: Annotated[str, typer.Argument(help="The --out of compare, evaluate or explain.")],
     as_json: JsonOption = False,
 ) -> None:
     """How far is a run? Read from its files, on any machine that sees them.
@@ -26,7 +26,7 @@ def status(
     """
     from sufficit.runs.store import Store
 
-    state = Store(run).state()
+    state = Store(place(run)).state()
     if as_json:
         typer.echo(json.dumps(asdict(state), indent=2))
         return

@@ -19,7 +19,7 @@ from sufficit.cli.console import (
     warn,
 )
 from sufficit.cli.options import NodesOption
-from sufficit.files import CHECKPOINT, check_output
+from sufficit.files import CHECKPOINT, check_output, place
 from sufficit.runs.config import RunConfig
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ TARGETS = {"label": "labels of their folders", "prediction": "model's own predic
 @config_options(*OPTIONS)
 def train_lax(
     config: RunConfig,
-    out_folder: Annotated[Path, typer.Option("--out", help="Folder for the adapter.")],
+    to: Annotated[str, typer.Option("--out", help="Folder for the adapter.")],
     recipe: Annotated[
         str, typer.Option(help="robust, paper, l1, or a recipe of one of the paper's tables.")
     ] = "robust",
@@ -95,7 +95,8 @@ def train_lax(
     """
     from sufficit.training import processes
 
-    data, first = Path(config.data), processes.leads(devices, num_nodes)
+    data, out_folder = place(config.data), place(to)
+    first = processes.leads(devices, num_nodes)
     if first:
         started = (out_folder / CHECKPOINT).exists()
         check_output(out_folder, [data], overwrite=overwrite or started, command="train-lax")
@@ -115,8 +116,8 @@ def train_lax(
         with processes.only_first_prints(first, processes.own_rank(devices)):
             device = device_named(config.device)
             fabric = processes.fabric_for(device, devices, precision, num_nodes)
-            place = str(fabric.device) if devices * num_nodes == 1 else "cpu"
-            classifier = load(config, device=place, precision="fp32")
+            where = str(fabric.device) if devices * num_nodes == 1 else "cpu"
+            classifier = load(config, device=where, precision="fp32")
             outcome = train_folder(
                 classifier, data, out_folder, FolderOptions(**own), fabric=fabric, config=named
             )

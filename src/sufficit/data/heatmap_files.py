@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from sufficit.data.pixels import check_there
-from sufficit.errors import UserError
-from sufficit.files import writing
+from sufficit.errors import GoneError, UserError
+from sufficit.files import local_file, writing
 
 MOST = 2**27  # values of a heatmap: more than the pixels of any image that is opened
 _HEADERS = {
@@ -43,14 +43,18 @@ class HeatmapFile:
         self._members: dict[str, Any]  # of a .npz, with what the archive says about each
         try:
             if path.suffix == ".npz":
-                self._file: Any = self._closing.enter_context(ZipFile(path))
+                opened = self._closing.enter_context(path.open("rb"))
+                self._file: Any = self._closing.enter_context(ZipFile(opened))
                 infos = self._file.infolist()
                 self._members = {info.filename.removesuffix(".npy"): info for info in infos}
             else:
                 from safetensors import safe_open
 
-                self._file = self._closing.enter_context(safe_open(path, framework="pt"))
+                self._local = self._closing.enter_context(local_file(path))
+                self._file = self._closing.enter_context(safe_open(self._local, framework="pt"))
                 self._members = dict.fromkeys(self._file.keys())
+        except GoneError:
+            raise
         except Exception as error:
             raise UserError(f"{path} could not be read as heatmaps: {error}") from error
         self.keys = list(self._members)
@@ -90,7 +94,7 @@ class HeatmapFile:
         if self.path.suffix == ".npz":
             known = [(name, info.CRC, info.file_size) for name, info in self._members.items()]
             return sha256(repr(known).encode()).hexdigest()[:16]
-        with self.path.open("rb") as file:
+        with self._local.open("rb") as file:
             return file_digest(file, "sha256").hexdigest()[:16]
 
     def read(self, key: str) -> Tensor:
@@ -99,7 +103,7 @@ class HeatmapFile:
         try:
             with self._lock:
                 return self._checked(key, what)
-        except HeatmapError:
+        except (HeatmapError, GoneError):
             raise
         except Exception as error:  # zip, numpy and safetensors have many errors of their own
             if isinstance(error, OSError):

@@ -1,54 +1,23 @@
 """Image sources: a folder, class folders, tar shards or tensors."""
 
-import os
-import warnings
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from os.path import join, splitext
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import check_images
-from sufficit.data import pixels
-from sufficit.data.pixels import BadImageError, ignore_image_warnings, read_image, while_there
+from sufficit.data.image_files import ImageFile, images_below
+from sufficit.data.patterns import files_named
+from sufficit.data.pixels import SUFFIXES, BadImageError, ignore_image_warnings, read_image
+from sufficit.data.shards import ShardImage, images_of_shards
 from sufficit.errors import UserError
-from sufficit.files import is_unfinished
+from sufficit.files import place
 
-__all__ = ["BadImageError", "ignore_image_warnings", "read_image"]  # of `pixels`, for others
+__all__ = ["BadImageError", "ImageFile", "ignore_image_warnings", "read_image"]  # for others
 
-
-@dataclass(frozen=True, slots=True)
-class ImageFile:
-    """A file, its name relative to the root folder, and its class folder if it has one."""
-
-    file: Path | str  # a str takes a quarter of a Path's memory
-    name: str
-    folder: str | None
-    problem: str = ""  # why it cannot be read, if that is known without opening it
-
-    @property
-    def path(self) -> Path:
-        """The file's path."""
-        return Path(self.file)
-
-    @property
-    def root(self) -> Path:
-        """The folder that the name is relative to."""
-        above = self.path.parents
-        return above[min(self.name.count("/"), len(above) - 1)]
-
-    def read(self, view: View | None) -> Tensor:
-        """Decode it as the model sees it: [C,H,W] in 0..1."""
-        with while_there(self.root):
-            return read_image(self.path, view)
-
-    def bytes(self) -> int:
-        """The size of the file."""
-        with while_there(self.root):
-            return self.path.stat().st_size
+KINDS = {kind.__name__: kind for kind in (ImageFile, ShardImage)}  # of stored images
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,9 +33,14 @@ class ImageTensor:
         """The pixels as they are; the view does not apply: [C,H,W]."""
         return self.pixels
 
-    def bytes(self) -> int:
-        """The size of the pixels in memory."""
+    @property
+    def size(self) -> int:
+        """The bytes of the pixels in memory."""
         return self.pixels.nbytes
+
+    def is_there(self) -> bool:
+        """An image in memory always is."""
+        return True
 
     def __reduce__(self) -> tuple[object, ...]:
         # A view would be pickled with the storage of all images.
@@ -78,9 +52,9 @@ SourceImage = ImageFile | ImageTensor
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Images in a fixed order."""
+    """Images in a fixed order, that can be iterated over again."""
 
-    images: Sequence[SourceImage]
+    images: Iterable[SourceImage]
 
     def __iter__(self) -> Iterator[SourceImage]:
         return iter(self.images)
@@ -116,40 +90,62 @@ class ImageSource:
         return ImageSource([ImageTensor(*one) for one in found])
 
 
-def open_images(root: Path | str) -> ImageSource:
+@dataclass(frozen=True)
+class Listing:
+    """The images that a path names, listed while it is iterated over, each time anew."""
+
+    root: Path
+    image_column: str | None = None
+    label_column: str | None = None
+    _warned: set[str] = field(default_factory=set)
+
+    def __iter__(self) -> Iterator[ImageFile]:
+        escaped, none = set[str](), True
+        for image in self._listed():
+            none = False
+            if "\\x" in image.name:
+                if image.name in escaped:
+                    alike = f"two images in {self.root} have names that are written alike"
+                    raise UserError(f"{alike} ({image.name}): rename one")
+                escaped.add(image.name)
+            yield image
+        if none:
+            raise UserError(
+                f"no images in {self.root}: expected files ending in {', '.join(SUFFIXES)}"
+            )
+
+    def _listed(self) -> Iterator[ImageFile]:
+        shards = files_named(self.root, ".tar")
+        if not shards:
+            if not self.root.is_dir():
+                raise UserError(
+                    f"no folder of images at {self.root}: give an existing folder or .tar file"
+                )
+            found = images_below(self.root, self._warned)
+            first = next(found, None)
+            if first is not None:
+                yield first
+                yield from found
+                return
+            shards = sorted(self.root.glob("*.tar"))
+        yield from images_of_shards(shards)
+
+
+def open_images(
+    root: Path | str, *, image_column: str | None = None, label_column: str | None = None
+) -> ImageSource:
     """Every image below a folder, sorted by path; first-level folders are classes.
 
     A .tar file, a pattern such as shards/{0000..0012}.tar, or a folder with shards and no images
-    gives the images inside the shards, of which only the headers are read.
+    gives the images inside the shards, of which only the headers are read. Nothing is listed
+    before it is asked for.
     """
-    return ImageSource(list_images(root))
+    return ImageSource(Listing(place(root), image_column, label_column))
 
 
 def list_images(root: Path | str) -> list[ImageFile]:
     """All images that `open_images` finds, as a list."""
-    from sufficit.data import shards  # it builds on ImageFile
-
-    root = Path(root)
-    paths = shards.shards_of(root)
-    found: list[ImageFile] = []
-    if not paths:
-        if not root.is_dir():
-            raise UserError(f"no folder of images at {root}: give an existing folder or .tar file")
-        found = list(_walk(root, str(root), "", None, set()))
-        paths = [] if found else sorted(root.glob("*.tar"))
-    found += shards.images_of_shards(paths)
-    if not found:
-        more = f" and {len(paths) - 1} more shards" if len(paths) > 1 else ""
-        raise UserError(
-            f"no images in {paths[0] if paths else root}{more}: expected files ending in"
-            f" {', '.join(pixels.SUFFIXES)}"
-        )
-    escaped = Counter(image.name for image in found if "\\x" in image.name)
-    for name, times in escaped.items():
-        if times > 1:
-            alike = f"two images in {root} have names that are written alike ({name})"
-            raise UserError(f"{alike}: rename one")
-    return found
+    return list(Listing(place(root)))
 
 
 def plain_name(name: str) -> str:
@@ -159,55 +155,3 @@ def plain_name(name: str) -> str:
     'rusty blackbird'
     """
     return name.lower().replace("_", " ").replace("-", " ").strip()
-
-
-def _walk(
-    root: Path, folder: str, inside: str, label: str | None, seen: set[Path]
-) -> Iterator[ImageFile]:
-    """Everything below a folder that has an image's suffix, in the order of the paths.
-
-    A link to a folder elsewhere is followed once (`seen`); one to a folder around or inside the
-    root is not, because it would give the same images again, or never end.
-    """
-    files, folders = list[str](), set[str]()
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if _is_folder(entry, root):
-                    folders.add(entry.name)
-                # splitext: a Path for each of millions of names would take long.
-                elif splitext(entry.name)[1].lower() in pixels.SUFFIXES:  # noqa: PTH122
-                    files += [] if is_unfinished(entry.name) else [entry.name]
-    except OSError as error:
-        pixels.check_there(root, error)
-        reason = f"{folder} can't be opened ({error.strerror})"
-        warnings.warn(f"{reason}: its images are skipped", stacklevel=2)
-        return
-    for entry_name in sorted([*files, *folders]):
-        name, path = _as_text(entry_name), join(folder, entry_name)  # noqa: PTH118  # fast
-        if entry_name not in folders:
-            yield ImageFile(path, inside + name, label)
-            continue
-        if Path(path).is_symlink():
-            place, top = Path(path).resolve(), root.resolve()
-            if place in seen or place.is_relative_to(top) or top.is_relative_to(place):
-                continue
-            seen.add(place)
-        yield from _walk(root, path, f"{inside}{name}/", label or name, seen)
-
-
-def _is_folder(entry: os.DirEntry[str], root: Path) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError as error:  # a link to itself
-        pixels.check_there(root, error)
-        return False
-
-
-def _as_text(name: str) -> str:
-    r"""A name that can be written anywhere: bytes that are not UTF-8 become \xff.
-
-    >>> print(_as_text("caf\udce9.png"))
-    caf\xe9.png
-    """
-    return os.fsencode(name).decode("utf-8", "backslashreplace")

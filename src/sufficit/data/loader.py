@@ -3,14 +3,15 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
+from sufficit.data.downloads import download
 from sufficit.data.heatmap_files import HeatmapError
 from sufficit.data.images import BadImageError, ImageSource, SourceImage, plain_name
 from sufficit.errors import UserError
@@ -88,7 +89,7 @@ class ImageLoader(Generic[T]):
     def items(self, entries: Iterable[Entry], threads: int | None = None) -> list[T]:
         """The entries that can be read, in order; raise if their sizes differ."""
         with ThreadPoolExecutor(threads or self.threads or THREADS) as pool:
-            found = list(pool.map(self._try, entries))
+            found = list(pool.map(self._try, downloaded(entries)))
         self.skipped += [one for one in found if isinstance(one, Skipped)]
         items = [one for one in found if not isinstance(one, Skipped)]
         if not self.one_size:
@@ -137,6 +138,13 @@ class ImageLoader(Generic[T]):
             return Skipped(name, str(error))
 
 
+def downloaded(entries: Iterable[Entry]) -> list[Entry]:
+    """The entries, with the bytes of images on object storage at hand."""
+    entries = list(entries)
+    images = download([entry.image for entry in entries])
+    return [replace(e, image=i) for e, i in zip(entries, images, strict=True)]
+
+
 def check_sizes(sizes: Mapping[tuple[int, ...], str]) -> None:
     """Raise if there is more than one image size; `sizes` names one image of each."""
     if len(sizes) > 1:
@@ -164,20 +172,36 @@ def labels_for(
 ) -> Labels:
     """Class numbers from class folders or the labels of shards, unless predictions are wanted."""
     words = sorted({image.folder for image in source if image.folder is not None})
+    loose = [image.name for image in source if image.folder is None and not image.problem]
+    numbers = numbers_for(classifier, words, (len(loose), *loose[:1]), source, wanted)
+    if numbers is None:
+        return Labels("prediction", lambda _: None)
+    # A file of a shard that is never read may have no label: any number will do.
+    return Labels("label", lambda image: numbers[image.folder or words[0]])
+
+
+def numbers_for(
+    classifier: Classifier,
+    words: Sequence[str],
+    loose: tuple[Any, ...],
+    images: Iterable[SourceImage],
+    wanted: Literal["auto", "label", "prediction"],
+) -> dict[str, int] | None:
+    """The class number of each class word; None where the model's predictions are the targets.
+
+    `loose` counts the images that have none, and names the first.
+    """
     if wanted == "label" and not words:
         raise UserError("--targets label needs class folders: DATA/CLASS/image.png")
     if wanted == "prediction" or not words:
-        return Labels("prediction", lambda _: None)
-    loose = [image.name for image in source if image.folder is None and not image.problem]
-    if loose:
+        return None
+    if loose[0]:
         raise UserError(
-            f"{len(loose)} images (first {loose[0]}) are not in a class folder ({words[0]}, ...)"
-            " and have no label: move or label them, or score the model's own predictions with"
+            f"{loose[0]} images (first {loose[1]}) are not in a class folder ({words[0]}, ...) and"
+            " have no label: move or label them, or score the model's own predictions with"
             " --targets prediction"
         )
-    numbers = class_numbers(words, classifier.classes, _num_classes(classifier, source))
-    # A file of a shard that is never read may have no label: any number will do.
-    return Labels("label", lambda image: numbers[image.folder or words[0]])
+    return class_numbers(words, classifier.classes, _num_classes(classifier, images))
 
 
 def class_numbers(

@@ -18,6 +18,7 @@ from torchvision.transforms.v2 import functional as V
 
 from sufficit.classifier.checkpoint import View
 from sufficit.errors import GoneError
+from sufficit.files import is_remote
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
@@ -104,6 +105,8 @@ def check_there(root: Path, error: BaseException) -> None:
 
 def _is_there(root: Path) -> bool:
     """Whether this is a file or a folder that is not empty: a lost mount is an empty folder."""
+    if is_remote(root):
+        return root.exists()
     try:
         if root.is_file():
             return True

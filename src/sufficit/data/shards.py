@@ -13,45 +13,56 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from os import SEEK_END
-from os.path import commonpath
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
-from sufficit.data.images import ImageFile
+from sufficit.data.image_files import ImageFile, ahead
+from sufficit.data.patterns import names_in_common
 from sufficit.data.pixels import SUFFIXES, BadImageError, decode_image, while_there
 from sufficit.errors import UserError
+from sufficit.files import is_remote
+
+if TYPE_CHECKING:
+    from sufficit.storage import RemotePath
 
 BLOCK = tarfile.BLOCKSIZE  # bytes of a header; content is padded to a multiple of it
-MOST_IMAGE = 2**26  # bytes of an image's file
+AHEAD = 2**22  # bytes of a remote shard per request for headers
 MOST_WORDS = 2**20  # bytes of a label's file, and of an extended header
 LABEL_KEYS = ("label", "cls")  # in a .json
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _RECORD = re.compile(rb"(\d{1,7}) ([^=]{1,255})=")  # bounded, so that none takes long to match
 
 
 @dataclass(frozen=True, slots=True)
-class Member(ImageFile):
+class ShardImage(ImageFile):
     """An image inside a shard: `file` is the shard, `folder` the label's word."""
 
-    offset: int = 0
-    size: int = 0
+    start: int = 0  # its first byte in the shard
+
+    @property
+    def root(self) -> Path:
+        """The shard, without which none of its images can be read."""
+        return self.path
 
     def read(self, view: View | None) -> Tensor:
         """Decode it as the model sees it: [C,H,W] in 0..1."""
-        if self.problem:
-            raise BadImageError(self.problem)
-        if not 0 < self.size <= MOST_IMAGE:
-            raise BadImageError(f"a file of {self.size} bytes, the limit is {MOST_IMAGE}")
-        with while_there(self.path), self.path.open("rb") as file:
-            content = _content(file, self.offset, self.size)
-        return decode_image(BytesIO(content), view)
+        return decode_image(BytesIO(self.content()), view)
 
-    def bytes(self) -> int:
-        """The size of the image's file inside the shard."""
-        return self.size
+    def content(self) -> bytes:
+        """The bytes of its file inside the shard."""
+        if self.fault:
+            raise BadImageError(self.fault)
+        return self.between(self.start, self.start + self.size)
+
+    def between(self, start: int, end: int) -> bytes:
+        """Some bytes of the shard."""
+        with while_there(self.path):
+            if is_remote(self.file):
+                return cast("RemotePath", self.path).read_range(start, end)
+            with self.path.open("rb") as file:
+                return _content(file, start, end - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,54 +86,34 @@ class _File:
         return PurePosixPath(self.name).suffix.lower()
 
 
-def expand(pattern: str) -> list[str]:
-    """Every path of a pattern with {first..last}.
-
-    >>> expand("train-{08..11}.tar")
-    ['train-08.tar', 'train-09.tar', 'train-10.tar', 'train-11.tar']
-    """
-    found = _RANGE.search(pattern)
-    if found is None:
-        return [pattern]
-    low, high = found.groups()
-    numbers = range(int(low), int(high) + 1)
-    head, tail = pattern[: found.start()], pattern[found.end() :]
-    return [head + f"{n:0{len(low)}d}" + rest for n in numbers for rest in expand(tail)]
-
-
-def shards_of(data: Path) -> list[Path]:
-    """The shards that a path or a pattern names; none if it names something else."""
-    if data.suffix != ".tar" or data.is_dir():
-        return []
-    paths = [Path(name) for name in expand(str(data))]
-    for path in paths:
-        if not path.is_file():
-            raise UserError(f"no shard at {path}: check the path or the range in the pattern")
-    return paths
-
-
-def images_of_shards(paths: Sequence[Path]) -> Iterator[Member]:
+def images_of_shards(paths: Sequence[Path]) -> Iterator[ShardImage]:
     """Every image of these shards, in their order, named shard/name.
 
     The label of a sample is the word in KEY.cls, or under "label" or "cls" in KEY.json: a class
     name or number.
     """
-    root = Path(commonpath([path.parent.resolve() for path in paths])) if paths else Path()
+    remote = any(is_remote(path) for path in paths)
+    samples = ahead(_samples_in, paths) if remote else map(_samples_in, paths)
     words: dict[str, str] = {}  # so that each label is one string in memory
-    for path in paths:
-        place, taken = path.resolve().relative_to(root).as_posix(), set[str]()
-        with while_there(path), path.open("rb") as file:
-            for sample in _samples(_files(file, path)):
-                label = _label(file, sample)
-                label = None if label is None else words.setdefault(label, label)
-                lost = bool(sample[-1].cut and label is None and words)
-                for one in sample:
-                    if one.suffix not in SUFFIXES and not one.cut:
-                        continue
-                    problem = one.cut or (lost and "the shard is cut off before its label")
-                    problem = problem or _name_problem(one.name, taken)
-                    name = f"at byte {one.offset - BLOCK}" if problem else one.name
-                    yield Member(path, f"{place}/{name}", label, problem, one.offset, one.size)
+    for path, short, found in zip(paths, names_in_common(paths), samples, strict=True):
+        file, taken = str(path), set[str]()
+        for sample, word in found:
+            label = None if word is None else words.setdefault(word, word)
+            lost = bool(sample[-1].cut and label is None and words)
+            for one in sample:
+                if one.suffix not in SUFFIXES and not one.cut:
+                    continue
+                problem = one.cut or (lost and "the shard is cut off before its label") or ""
+                problem = problem or _name_problem(one.name, taken)
+                name = f"at byte {one.offset - BLOCK}" if problem else one.name
+                yield ShardImage(file, f"{short}/{name}", label, problem, one.size, one.offset)
+
+
+def _samples_in(path: Path) -> list[tuple[list[_File], str | None]]:
+    """The samples of a shard, each with the word for its class."""
+    # Requests for single headers would take longer than reading all in between.
+    with while_there(path), path.open("rb", AHEAD if is_remote(path) else -1) as file:
+        return [(sample, _label(file, sample)) for sample in _samples(_files(file, path))]
 
 
 def _name_problem(name: str, taken: set[str]) -> str:

@@ -17,8 +17,8 @@ from sufficit.classifier.checkpoint import limited_by, load_weights, weights_as_
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.digit_net import SMALL_NETS
 from sufficit.classifier.fingerprint import Fingerprint
-from sufficit.errors import UserError, unknown
-from sufficit.files import check_output, make_folder, read_json, writing
+from sufficit.errors import GoneError, UserError, unknown
+from sufficit.files import check_output, make_folder, place, read_json, writing
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -124,7 +124,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         self, save_directory: str | Path, *, push_to_hub: bool = False, **push: Any
     ) -> str | None:
         """Write model.safetensors, config.json and a card, each complete or not at all."""
-        folder = Path(save_directory)
+        folder = place(save_directory)
         check_output(folder)
         make_folder(folder)
         with writing(folder / WEIGHTS) as path:
@@ -158,6 +158,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         try:
             with limited_by(folder / WEIGHTS):
                 lax = cls(**config, net=net)
+        except GoneError:
+            raise
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise UserError(f"{folder / CONFIG} does not describe an adapter: {error}") from error
         load_weights(lax, folder / WEIGHTS)
@@ -253,7 +255,7 @@ def _check_sizes(channels: int, upsample: int, widths: Sequence[int]) -> None:
 
 def name_of(source: str | Path) -> str:
     """An adapter's name in files and tables: its folder's, which is lax for those that ship."""
-    return "lax" if str(source).startswith(OURS) else Path(source).resolve().name
+    return "lax" if str(source).startswith(OURS) else place(source).resolve().name
 
 
 def _folder(source: str | Path, hub: dict[str, Any]) -> Path:
@@ -263,9 +265,10 @@ def _folder(source: str | Path, hub: dict[str, Any]) -> Path:
         if name not in SMALL_NETS:
             raise unknown("adapter", str(source), [f"{OURS}{known}" for known in SMALL_NETS])
         return SMALL_NETS[name] / "lax"
-    if Path(source).is_dir():
-        return Path(source)
-    if isinstance(source, Path) or source.count("/") != 1 or Path(source).is_absolute():
+    path = place(source)
+    if path.is_dir():
+        return path
+    if not isinstance(source, str) or source.count("/") != 1 or path.is_absolute():
         raise UserError(f"no adapter at {source}: give the folder that save_pretrained wrote")
     try:
         return Path(snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS], **hub))

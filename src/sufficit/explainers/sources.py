@@ -13,7 +13,7 @@ from sufficit.errors import UserError, unknown
 from sufficit.explainers.explanation import Method, OwnMethod
 from sufficit.explainers.lax import OURS, Lax, name_of
 from sufficit.explainers.registry import EXPLAINERS
-from sufficit.files import safe_name
+from sufficit.files import place, safe_name
 
 FILE_SUFFIXES = (".npz", ".safetensors")
 
@@ -68,7 +68,7 @@ def methods_from(words: str | Iterable[str]) -> dict[str, Method]:
 def source_from(word: str) -> tuple[str, Source]:
     """The name and the heatmap source of one word."""
     name, equals, rest = word.partition("=")
-    if not equals or any(sign in name for sign in ("/", "\\", ":")) or Path(word).exists():
+    if not equals or any(sign in name for sign in ("/", "\\", ":")) or place(word).exists():
         name, rest = "", word  # the sign is part of a path
     if not rest.strip():
         raise UserError(f"{word} names no source: write NAME=SOURCE, such as mine=gradcam")
@@ -85,10 +85,11 @@ def _unnamed(word: str) -> tuple[str, Source]:
         return word, word
     if word.startswith("python:"):
         return word.rpartition(":")[2], _python_method(word.removeprefix("python:"))
-    if Path(word).is_dir() or word.startswith(OURS):
+    path = place(word)
+    if path.is_dir() or word.startswith(OURS):
         return name_of(word), Lax.from_pretrained(word)
-    if Path(word).suffix in FILE_SUFFIXES:
-        return Path(word).stem, HeatmapFileSource(Path(word))
+    if path.suffix in FILE_SUFFIXES:
+        return path.stem, HeatmapFileSource(path)
     if word == "lax":
         raise UserError(
             "lax is trained for each model: give the folder of its adapter, --methods PATH. Make"

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from sufficit.data.loader import Entry, Unit
+from sufficit.data.loader import Unit
 from sufficit.errors import UserError
+from sufficit.files import place
 from sufficit.runs.engine import Worker
 from sufficit.runs.explanations import Sample, quiet
 from sufficit.runs.job import Job
@@ -112,7 +113,7 @@ class UnitActor:
                 )
         with suppress(OSError):
             os.chdir(given.cwd)
-        key = Path(given.folder) / UNITS / KEY
+        key = place(given.folder) / UNITS / KEY
         if not key.exists():
             raise UserError(f"{host} cannot see {key}: give --out a folder that all machines share")
         torch.set_num_threads(given.threads)
@@ -121,13 +122,13 @@ class UnitActor:
         # The bytes come from our own driver, which the token of the cluster vouches for.
         loaded = torch.load(io.BytesIO(given.job), map_location=given.devices, weights_only=False)
         job, kind, alpha_min, self.stage = loaded
-        if given.probe is not None and not _is_there(job.entries[given.probe]):
+        if given.probe is not None and not job.entries[given.probe].image.is_there():
             raise UserError(
                 f"{host} cannot see the image {job.entries[given.probe].image.name}: give --data a"
                 " folder that all machines share"
             )
         job.classifier.to(given.device)
-        self.worker: Worker = kind(job, Store(Path(given.folder)), alpha_min)
+        self.worker: Worker = kind(job, Store(place(given.folder)), alpha_min)
 
     def _compute(self, number: int, following: int | None) -> None:
         worker = self.worker
@@ -166,7 +167,8 @@ def ship(
     for module in _own_modules():
         cloudpickle.register_pickle_by_value(module)
     packed = io.BytesIO()
-    torch.save((job, kind, alpha_min, stage), packed, pickle_module=cloudpickle)
+    shipped = replace(job, entries=job.entries.at(store.manifest.absolute()))
+    torch.save((shipped, kind, alpha_min, stage), packed, pickle_module=cloudpickle)
     here = job.classifier.device
     return Shipment(
         packed.getvalue(),
@@ -174,7 +176,7 @@ def ship(
         device,
         {} if here.type == "cpu" else {str(here): device},
         threads,
-        next((entry.number for entry in job.entries if _is_there(entry)), None),
+        next((entry.number for entry in job.entries if entry.image.is_there()), None),
     )
 
 
@@ -200,10 +202,3 @@ def _own_modules() -> list[ModuleType]:
         if single and name != "__main__" and "-packages" not in file:
             found += [] if str(Path(file).resolve()).startswith(installed) else [module]
     return found
-
-
-def _is_there(entry: Entry) -> bool:
-    try:
-        return entry.image.bytes() >= 0
-    except OSError:
-        return False

@@ -15,7 +15,7 @@ from sufficit.classifier.classifier import (
 )
 from sufficit.data.images import ImageSource, open_images
 from sufficit.errors import UserError
-from sufficit.files import check_output
+from sufficit.files import check_output, place
 from sufficit.progress import Progress
 from sufficit.runs.config import METHODS, config_from
 from sufficit.runs.engine import run
@@ -54,7 +54,7 @@ def compare(
     elif targets is not None:
         raise UserError("targets go with images in memory: class folders give a folder's labels")
     else:
-        source = open_images(images)
+        source = open_images(place(images))
     data = IN_MEMORY if isinstance(images, Tensor) else str(images)
     recipe = classifier.recipe
     model = type(classifier.model).__name__ if recipe is None else recipe.source
@@ -67,12 +67,12 @@ def compare(
         )
     else:
         sources = sources_named(config)
-    place = None if out is None else Path(out)
-    if place is not None:
-        folders = [] if isinstance(images, Tensor) else [Path(images)]
-        check_output(place, folders, overwrite=overwrite, command="compare")
+    folder = None if out is None else place(out)
+    if folder is not None:
+        folders = [] if isinstance(images, Tensor) else [place(images)]
+        check_output(folder, folders, overwrite=overwrite, command="compare")
     job = make_job(config, classifier=classifier, images=source, sources=sources)
-    return run(job, place, overwrite=overwrite, progress=progress)
+    return run(job, folder, overwrite=overwrite, progress=progress)
 
 
 def _source(given: Source | Tensor) -> Source:

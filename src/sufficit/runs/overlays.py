@@ -15,7 +15,7 @@ from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import ImageFile, ImageSource, list_images, plain_name
 from sufficit.data.loader import Skipped, Unit, check_any
 from sufficit.errors import UserError, unknown
-from sufficit.files import make_folder, short_name, writing
+from sufficit.files import make_folder, remove_folder, short_name, writing
 from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
 from sufficit.runs.config import Workers
@@ -37,7 +37,7 @@ def images_in(paths: Sequence[Path]) -> ImageSource:
         elif path.is_file() and path.suffix == ".tar":
             raise UserError(f"{path} is a shard: give the folder it is in")
         elif path.is_file():
-            found.append(ImageFile(path, path.name, None))
+            found.append(ImageFile(str(path), path.name, None))
         else:
             raise UserError(f"no image file or folder at {path}: check the path")
     twice = [name for name, count in Counter(i.name for i in found).items() if count > 1]
@@ -76,7 +76,7 @@ def explain_run(
         if overwrite:
             store.clear()
             _clear(out)
-        store.start(run_key(job, cluster), job.entries, len(job.units), (HEATMAPS,))
+        store.start(run_key(job, cluster), job.entries, (HEATMAPS,))
         compute(job, store, HEATMAPS, progress, cluster=cluster, kind=OverlayWorker)
         facts = [store.facts(HEATMAPS, unit.number) for unit in job.units]
         skipped = [Skipped(*pair) for one in facts for pair in one["skipped"].items()]
@@ -147,9 +147,8 @@ def _class_name(number: int, classes: Sequence[str] | None) -> str:
 def _clear(out: Path) -> None:
     """Delete the files of an earlier run of explain, and nothing else."""
     import re
-    import shutil
 
-    shutil.rmtree(out / "overlays", ignore_errors=True)
+    remove_folder(out / "overlays")
     for path in [*out.glob("sheet*.png"), *out.glob("*.npz")]:
         if path.suffix == ".npz" or re.fullmatch(r"sheet(-\d+)?\.png", path.name):
             path.unlink()

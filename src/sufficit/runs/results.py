@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sufficit.data.images import open_images
 from sufficit.errors import UserError, unknown
-from sufficit.files import read_json, safe_name
+from sufficit.files import local_file, place, read_json, safe_name
 from sufficit.metrics.columns import MeanCurve
 from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import MethodScores
@@ -53,16 +53,15 @@ class RunResults:
     @staticmethod
     def read(folder: Path, record: Mapping[str, Any] | None = None) -> "RunResults":
         """What a run wrote into a folder; `record` is given where run.json is not written yet."""
-        import pandas
         from safetensors import SafetensorError
 
         record = _record(folder) if record is None else record
         try:
             methods = [safe_name(name) for name in record["methods"]]
-            place = {name: folder if record["flat"] else folder / name for name in methods}
-            rows = {n: pandas.read_parquet(p / "scores.parquet") for n, p in place.items()}
+            folders = {n: folder if record["flat"] else folder / n for n in methods}
+            rows = {n: _rows(p / "scores.parquet") for n, p in folders.items()}
             config = RunConfig(**check_values(record["config"]))
-            curves = {n: _curves(p / "curves.parquet", config.score) for n, p in place.items()}
+            curves = {n: _curves(p / "curves.parquet", config.score) for n, p in folders.items()}
             summary = read_json(folder / "summary.json", MOST_RECORD)
             standing = _standing(summary.pop("standing", None))
             if record["flat"]:
@@ -226,7 +225,7 @@ class RunResults:
             raise UserError("a sheet needs at least one image: name one with --images")
         return found
 
-    def images(self, rows: Sequence[int], data: Path | None = None) -> Tensor:
+    def images(self, rows: Sequence[int], data: str | Path | None = None) -> Tensor:
         """Some images as the model saw them: those shown, or read from the data: [n,C,H,W]."""
         shown = {} if self.shown is None else {row: k for k, row in enumerate(self.shown.rows)}
         if self.shown is not None and all(row in shown for row in rows):
@@ -236,7 +235,7 @@ class RunResults:
 
         root = self.config.data if data is None else str(data)
         names = [self.names[row] for row in rows]
-        found = {i.name: i for i in open_images(Path(root)) if i.name in {*names}}
+        found = {i.name: i for i in open_images(place(root)) if i.name in {*names}}
         missing = [name for name in names if name not in found]
         if missing:
             raise UserError(f"{missing[0]} is not in {root}: give --data the folder it is in now")
@@ -327,12 +326,19 @@ def _record(folder: Path) -> Mapping[str, Any]:
     return record
 
 
+def _rows(path: Path) -> "pandas.DataFrame":
+    import pandas
+
+    with path.open("rb") as file:
+        return pandas.read_parquet(file)
+
+
 def _curves(path: Path, kind: str) -> dict[str, MeanCurve]:
     """Every curve averaged over the images, NaN left out."""
     from pyarrow import parquet
 
     sums, counts = dict[str, Any](), dict[str, Any]()
-    with parquet.ParquetFile(path) as file:
+    with path.open("rb") as opened, parquet.ParquetFile(opened) as file:
         grids = json.loads(file.schema_arrow.metadata[b"grids"])
         for batch in file.iter_batches(1024, columns=[f"{name}_{kind}" for name in grids]):
             for name in grids:
@@ -378,7 +384,7 @@ def _shown(path: Path, config: RunConfig, record: Mapping[str, Any]) -> ShownIma
 
     if not path.exists():
         return None
-    with safe_open(path, framework="pt") as opened:
+    with local_file(path) as file, safe_open(file, framework="pt") as opened:
         facts = json.loads(opened.metadata()["facts"])
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     plan, (_, h, w) = make_plan(**config.plan_options()), facts["shape"]

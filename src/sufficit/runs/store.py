@@ -1,32 +1,42 @@
 """The units of a run on disk: a file per unit and stage, whole or absent; the rule for resuming."""
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from sufficit.data.loader import Entry
-from sufficit.errors import UserError, cannot_resume
-from sufficit.files import is_unfinished, make_folder, read_json, writing
+from sufficit.data.manifest import MANIFEST, Manifest
+from sufficit.errors import GoneError, UserError, cannot_resume
+from sufficit.files import (
+    is_remote,
+    is_unfinished,
+    local_file,
+    make_folder,
+    read_json,
+    remove_folder,
+    writing,
+)
 from sufficit.provenance import plain, save_json
+
+if TYPE_CHECKING:
+    from sufficit.storage import RemotePath
 
 UNITS = "units"
 SCORES, HEATMAPS, PIXELS, LEAK, DONORS = "scores", "heatmaps", "pixels", "leak", "donors"  # stages
-KEY, MANIFEST, UNIT_SIZE = "key.json", "manifest.json", "images per unit"
+KEY, UNIT_SIZE = "key.json", "images per unit"
 ROW_FILES = ("scores.parquet", "curves.parquet", "heatmaps.npz")  # of each source
 FILES = (
     *ROW_FILES,
     *("summary.json", "pairs.csv", "shown.safetensors", "run.json", "RUN.toml"),
     *("report.html", "sheet.png", "curves.png"),
 )
-MOST_MANIFEST = 2**32  # bytes
-FORMAT = 3  # of the files below units/; a run of another format is not resumed
+HEADER, MOST_HEADER = 2**16, 2**27  # bytes that are first asked for the facts of a unit
+FORMAT = 4  # of the files below units/; a run of another format is not resumed
 MACHINE = ("device", "torch")  # may differ when every unit is there: the rest is merging
 
 
@@ -52,6 +62,11 @@ class Store:
         """The file of a unit; heatmaps stay when the run is done."""
         place = HEATMAPS if stage == HEATMAPS else UNITS
         return self.folder / place / f"{stage}-{unit:06d}.safetensors"
+
+    @property
+    def manifest(self) -> Path:
+        """The list of the run's images."""
+        return self.folder / UNITS / MANIFEST
 
     def has(self, stage: str, unit: int) -> bool:
         """Whether a unit is done."""
@@ -86,19 +101,23 @@ class Store:
         from safetensors import safe_open
 
         path = self.path(stage, unit)
-        try:
-            with safe_open(path, framework="pt") as opened:
-                facts = json.loads(opened.metadata()["facts"])
-                wanted = list(opened.keys()) if names is None else names
-                return UnitFile({name: opened.get_tensor(name) for name in wanted}, facts)
-        except Exception as error:
-            raise UserError(
-                f"cannot read {path} ({error}): delete it and run the same command again"
-            ) from error
+        with _readable(path), local_file(path) as file, safe_open(file, framework="pt") as opened:
+            facts = json.loads(opened.metadata()["facts"])
+            wanted = list(opened.keys()) if names is None else names
+            return UnitFile({name: opened.get_tensor(name) for name in wanted}, facts)
 
     def facts(self, stage: str, unit: int) -> dict[str, Any]:
-        """What a unit's file says beside its tensors."""
-        return self.read(stage, unit, names=[]).facts
+        """What a unit's file says beside its tensors; from object storage, its header alone."""
+        path = self.path(stage, unit)
+        if not is_remote(path):
+            return self.read(stage, unit, names=[]).facts
+        remote = cast("RemotePath", path)
+        with _readable(path):
+            start = remote.read_range(0, HEADER)
+            end = 8 + min(MOST_HEADER, int.from_bytes(start[:8], "little"))
+            start = start if end <= HEADER else remote.read_range(0, end)
+            found: dict[str, Any] = json.loads(json.loads(start[8:end])["__metadata__"]["facts"])
+            return found
 
     @property
     def is_empty(self) -> bool:
@@ -109,7 +128,9 @@ class Store:
 
     def remove_units(self) -> None:
         """Delete what only a resume needs, and what killed processes left half written."""
-        shutil.rmtree(self.folder / UNITS, ignore_errors=True)
+        remove_folder(self.folder / UNITS)
+        if is_remote(self.folder):
+            return
         for path in self.folder.rglob(".*.part-*"):
             if is_unfinished(path.name):
                 path.unlink(missing_ok=True)
@@ -117,7 +138,7 @@ class Store:
     def clear_units(self) -> None:
         """Delete the units and the stored heatmaps."""
         self.remove_units()
-        shutil.rmtree(self.folder / HEATMAPS, ignore_errors=True)
+        remove_folder(self.folder / HEATMAPS)
 
     def clear(self) -> None:
         """Delete what an earlier run left, finished or not, and nothing else."""
@@ -128,7 +149,7 @@ class Store:
         for folder in {path.parent for path in rows}:
             for name in ROW_FILES:
                 (folder / name).unlink(missing_ok=True)
-            if not any(folder.iterdir()):
+            if not is_remote(folder) and not any(folder.iterdir()):
                 folder.rmdir()
 
     def write_failure(self, stage: str, unit: int, images: Sequence[str], reason: str) -> None:
@@ -149,8 +170,8 @@ class Store:
             return RunState({}, 0, images, images, [], is_finished=True)
         if not path.exists():
             raise UserError(f"{self.folder} holds no run: give the --out of one")
-        key, manifest = read_json(path), read_json(path.with_name(MANIFEST), MOST_MANIFEST)
-        images, size = len(manifest["image"]), key[UNIT_SIZE]
+        key, images = read_json(path), len(Manifest(path.with_name(MANIFEST)))
+        size = key[UNIT_SIZE]
         done = {stage: self.done(stage) for stage in key["stages"]}
         first = done[key["stages"][0]]
         done_images = sum(min(size, images - unit * size) for unit in first)
@@ -162,21 +183,27 @@ class Store:
     def start(
         self,
         key: Mapping[str, Any],
-        entries: Sequence[Entry],
-        units: int,
+        entries: Manifest,
         stages: Sequence[str] = (SCORES,),
     ) -> None:
         """Start the run in this folder, or resume it if key and images are the same."""
         key = plain(key) | {"format": FORMAT, "stages": list(stages)}
         path = self.folder / UNITS / KEY
         if path.exists() and not self.is_empty:
+            units = -(-len(entries) // entries.unit)
             complete = all(len(self.done(stage)) == units for stage in stages)
-            _check_same(self.folder, read_json(path), key, complete)
-            _check_images(self.folder, self.folder / UNITS / MANIFEST, entries)
+            known = read_json(path)
+            if known.get("format") != FORMAT:
+                raise UserError(
+                    f"Cannot resume {self.folder}: another version of Sufficit started it. Use"
+                    " another --out, or --overwrite."
+                )
+            _check_images(self.folder, Manifest(self.manifest), entries)
+            _check_same(self.folder, known, key, complete)
             return
         self.clear_units()
         make_folder(path.parent)
-        write_manifest(self.folder / UNITS / MANIFEST, entries)
+        entries.save(self.manifest)
         save_json(path, key)
 
 
@@ -190,6 +217,19 @@ class RunState:
     images: int
     failed: list[dict[str, Any]]  # unit, stage, images and reason
     is_finished: bool = False
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Say what to do about a unit's file that cannot be read inside."""
+    try:
+        yield
+    except GoneError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"cannot read {path} ({error}): delete it and run the same command again"
+        ) from error
 
 
 @contextmanager
@@ -210,26 +250,10 @@ def store_in(out: Path | None) -> Iterator[Store]:
         raise
 
 
-def write_manifest(path: Path, entries: Sequence[Entry]) -> None:
-    """Write the images of a run in order: name, size of the file, label."""
-    # JSON and not parquet, because scoring must work where pyarrow is not installed.
-    columns = {
-        "image": [entry.image.name for entry in entries],
-        "bytes": [_bytes(entry) for entry in entries],
-        "label": [entry.label for entry in entries],
-    }
-    save_json(path, columns)
-
-
 def _check_same(
     out: Path, before: Mapping[str, Any], now: Mapping[str, Any], complete: bool
 ) -> None:
     """Raise where the settings that decide a number are others; on_error may become skip."""
-    if before.get("format") != FORMAT:
-        raise UserError(
-            f"Cannot resume {out}: another version of Sufficit started it. Use another --out, or"
-            " --overwrite."
-        )
     for name in {**before, **now}:
         was, is_now = before.get(name), now.get(name)
         free = (complete and name in MACHINE) or (name, was) == ("on_error", "stop")
@@ -237,25 +261,20 @@ def _check_same(
             raise cannot_resume(out, name, was, is_now)
 
 
-def _check_images(out: Path, path: Path, entries: Sequence[Entry]) -> None:
+def _check_images(out: Path, known: Manifest, now: Manifest) -> None:
     """Raise where images were added, removed or changed since the run started."""
-    known = read_json(path, MOST_MANIFEST)
-    for i, entry in enumerate(entries):
-        if i >= len(known["image"]) or entry.image.name != known["image"][i]:
-            was = known["image"][i] if i < len(known["image"]) else None
-            raise cannot_resume(out, f"image {i}", was, entry.image.name)
-        if (size := _bytes(entry)) != known["bytes"][i]:
-            change = f"{known['bytes'][i]} bytes", f"{size} bytes"
-            raise cannot_resume(out, entry.image.name, *change)
-        if entry.label != known["label"][i]:
-            name = f"label of {entry.image.name}"
-            raise cannot_resume(out, name, known["label"][i], entry.label)
-    if len(known["image"]) > len(entries):
-        raise cannot_resume(out, "number of images", len(known["image"]), len(entries))
-
-
-def _bytes(entry: Entry) -> int:
-    try:
-        return entry.image.bytes()
-    except OSError:
-        return -1
+    for number, (before, after) in enumerate(zip(known.digests(), now.digests(), strict=False)):
+        if before == after:
+            continue
+        was, is_now = known.row(number), now.row(number)
+        for k, (old, new) in enumerate(zip(was["name"], is_now["name"], strict=False)):
+            if old != new:
+                raise cannot_resume(out, f"image {number * now.unit + k}", old, new)
+            if was["size"][k] != is_now["size"][k]:
+                change = f"{was['size'][k]} bytes", f"{is_now['size'][k]} bytes"
+                raise cannot_resume(out, old, *change)
+            if was["folder"][k] != is_now["folder"][k]:
+                raise cannot_resume(out, f"label of {old}", was["folder"][k], is_now["folder"][k])
+        break
+    if len(known) != len(now):
+        raise cannot_resume(out, "number of images", len(known), len(now))

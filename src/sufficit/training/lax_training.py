@@ -15,7 +15,7 @@ from sufficit.classifier.fingerprint import digest
 from sufficit.errors import NotFiniteError, UserError
 from sufficit.explainers import explain
 from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
-from sufficit.files import CHECKPOINT, check_output, read_json
+from sufficit.files import CHECKPOINT, check_output, place, read_json
 from sufficit.progress import Progress, Tick
 from sufficit.provenance import plain, surroundings
 from sufficit.similarity import Agreement, agreement
@@ -77,7 +77,7 @@ def train_lax(
     if validation_images < 2:
         raise UserError(f"validation_images must be 2 or more, got {validation_images}")
     fabric = fabric or fabric_for(classifier.device)
-    place = None if out is None else Path(out)
+    folder = None if out is None else place(out)
     grad = torch.enable_grad()  # also if the caller has turned gradients off
     with torch.inference_mode(False), grad, keeping_randomness(), _frozen(classifier, fabric):
         feed = feed_of(classifier, loader, target, seed, fabric)
@@ -85,10 +85,10 @@ def train_lax(
             source = feed if validation is None else Feed(classifier, validation, target, seed)
             validation = ValidationSet.of(classifier, *source.first_images(validation_images))
         lax = _new(classifier, validation.images, chosen, net, seed)
-        if place is not None and fabric.is_global_zero:
-            check_output(place)
+        if folder is not None and fabric.is_global_zero:
+            check_output(folder)
         given = (feed, validation, chosen, lax, fabric, patience, about or {})
-        trainer = LaxTrainer(*given, out=place, overwrite=overwrite)
+        trainer = LaxTrainer(*given, out=folder, overwrite=overwrite)
         trainer.fit("training", progress)
         trainer.keep(last=True)
         return trainer.result()

@@ -20,7 +20,7 @@ from sufficit.data.pixels import ignore_image_warnings
 from sufficit.data.splits import Part, read_folder
 from sufficit.errors import EmptyHeatmapWarning, UserError
 from sufficit.explainers.lax import Lax
-from sufficit.files import read_json, writing
+from sufficit.files import place, read_json, writing
 from sufficit.metrics.leakage import leak_warning
 from sufficit.provenance import provenance, save_json
 from sufficit.statistics import Estimate
@@ -121,9 +121,9 @@ def train_folder(
     The same call resumes an interrupted run. With several processes, which `fabric` starts, only
     the first returns an outcome. `config` is stored in run.json.
     """
-    options, out, start = options or FolderOptions(), Path(out), time.monotonic()
+    options, out, start = options or FolderOptions(), place(out), time.monotonic()
     share, size = options.validation_share, options.batch_size
-    folder = read_folder(classifier, Path(data), options.target, share, options.seed)
+    folder = read_folder(classifier, place(data), options.target, share, options.seed)
     fabric = fabric or fabric_for(classifier.device)
     launch(fabric)
     classifier.to(fabric.device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sufficit.errors import UserError, cannot_resume
-from sufficit.files import CHECKPOINT, make_folder, writing
+from sufficit.files import CHECKPOINT, local_file, make_folder, writing
 from sufficit.progress import Progress, Tick, bar
 
 if TYPE_CHECKING:
@@ -187,8 +187,8 @@ def read_checkpoint(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | 
     path = out / CHECKPOINT
     if not path.exists():
         return None
-    with _in_words(f"Cannot read {path}"):
-        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    with local_file(path) as file, _in_words(f"Cannot read {path}"):
+        saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         before, state = dict(saved["settings"]), TrainingState(**saved["state"])
         if [row["epoch"] for row in state.history] != list(range(1, state.epoch + 1)):
             raise ValueError(f"{len(state.history)} rows for {state.epoch} epochs")

@@ -1,0 +1,67 @@
+"""Files that a pattern names: web/{000..012}.tar, data/train-*.parquet."""
+
+import re
+from collections.abc import Sequence
+from glob import glob
+from os.path import commonpath
+from pathlib import Path, PurePosixPath
+
+from sufficit.data.image_files import ahead
+from sufficit.errors import UserError
+from sufficit.files import is_remote, place
+
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+def files_named(data: Path, suffix: str) -> list[Path]:
+    """The files with this suffix that a path or a pattern names; none if it names another thing."""
+    if data.suffix != suffix:
+        return []
+    names = expand(str(data))
+    if names == [str(data)] and data.is_dir():
+        return []
+    paths = [path for name in names for path in _matching(name)]
+    for path, there in zip(paths, ahead(lambda path: path.is_file(), paths), strict=True):
+        if not there:
+            raise UserError(f"no file at {path}: check the path or the range in the pattern")
+    return paths
+
+
+def names_in_common(paths: Sequence[Path]) -> list[str]:
+    """Each path relative to the folder that all of them are in.
+
+    >>> names_in_common([Path("in/a/1.tar"), Path("in/b/1.tar")])
+    ['a/1.tar', 'b/1.tar']
+    """
+    whole = [PurePosixPath(p.path) if is_remote(p) else p.resolve() for p in paths]  # type: ignore[attr-defined]  # of a RemotePath
+    root = commonpath([path.parent for path in whole]) if whole else ""
+    return [path.relative_to(root).as_posix() for path in whole]
+
+
+def expand(pattern: str) -> list[str]:
+    """Every path of a pattern with {first..last}.
+
+    >>> expand("train-{08..11}.tar")
+    ['train-08.tar', 'train-09.tar', 'train-10.tar', 'train-11.tar']
+    """
+    found = _RANGE.search(pattern)
+    if found is None:
+        return [pattern]
+    low, high = found.groups()
+    numbers = range(int(low), int(high) + 1)
+    head, tail = pattern[: found.start()], pattern[found.end() :]
+    return [head + f"{n:0{len(low)}d}" + rest for n in numbers for rest in expand(tail)]
+
+
+def _matching(name: str) -> list[Path]:
+    """The path of this name, or those that match it if it has a * or **."""
+    if "*" not in name or (not is_remote(name) and Path(name).exists()):
+        return [place(name)]
+    if is_remote(name):
+        folder, _, _ = name.partition("*")[0].rpartition("/")
+        found = sorted(place(folder).glob(name[len(folder) + 1 :]), key=str)
+    else:
+        found = [Path(path) for path in sorted(glob(name, recursive=True))]  # noqa: PTH207  # may be absolute
+    if not found:
+        raise UserError(f"no file matches {name}: check the path or the pattern")
+    return found

@@ -1,0 +1,168 @@
+"""Paths on object storage: as pathlib's, but a server that fails raises GoneError, never False."""
+
+import errno
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
+from pathlib import Path
+from typing import IO, Any, cast
+
+from upath.extensions import ProxyUPath
+
+from sufficit.errors import GoneError, without_secrets
+
+REMEDY = "check network, endpoint and credentials, then give the same command to resume"
+BUFFER = 2**20  # bytes that an open file reads at once
+
+
+class RemotePath(ProxyUPath):
+    """A path on object storage, by universal_pathlib; pickled, it connects again elsewhere.
+
+    The libraries below answer False for `is_file` and `is_dir` when a server does not respond,
+    which would make a lost server look like missing files.
+    """
+
+    __slots__ = ()
+
+    def exists(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether there is an object of this name, or one below it."""
+        return self._kind() is not None
+
+    def is_file(self) -> bool:
+        """Whether there is an object of this name."""
+        return self._kind() == "file"
+
+    def is_dir(self) -> bool:
+        """Whether there are objects below this name."""
+        return self._kind() == "directory"
+
+    def _kind(self) -> str | None:
+        with suppress(FileNotFoundError), _reaching(self):
+            return str(self.fs.info(self.path)["type"])
+        return None
+
+    def stat(self, *, follow_symlinks: bool = True) -> Any:
+        """Size and time of an object."""
+        with _reaching(self):
+            return super().stat()
+
+    def iterdir(self) -> Iterator["RemotePath"]:
+        """What is in this folder; it is listed at once."""
+        with _reaching(self):
+            found = self.fs.ls(self.path, detail=False)
+        names = [str(path).rstrip("/").rpartition("/")[2] for path in found if path != self.path]
+        return iter([self / name for name in names])
+
+    def entries(self) -> Iterator[tuple[str, str, int]]:
+        """Name, kind (file or directory) and bytes (-1: unknown) of all in this folder."""
+        with _reaching(self):
+            found = self.fs.ls(self.path, detail=True)
+        for one in found:
+            path, size = str(one["name"]).rstrip("/"), one.get("size")
+            if path != self.path.rstrip("/"):  # the folder itself, or one without a name
+                yield path.rpartition("/")[2], str(one["type"]), -1 if size is None else int(size)
+
+    def glob(self, pattern: str, **_: Any) -> Iterator["RemotePath"]:
+        """What matches in this folder; it is listed at once."""
+        top = self.path.rstrip("/") + "/"
+        with _reaching(self):
+            found = self.fs.glob(escape(top) + pattern)
+        return iter([self / str(path).removeprefix(top) for path in found])
+
+    def rglob(self, pattern: str, **_: Any) -> Iterator["RemotePath"]:
+        """What matches anywhere below this folder; it is listed at once."""
+        return self.glob(f"**/{pattern}")
+
+    def open(self, mode: str = "r", buffering: int = BUFFER, **_: Any) -> IO[Any]:  # type: ignore[override]  # for reading only
+        """The object as a file of bytes, read by ranges; `files.writing` writes."""
+        if mode != "rb":
+            raise ValueError(f"objects are opened with mode 'rb', got {mode!r}")
+        return io.BufferedReader(_Ranges(self, self.stat().st_size), buffering)
+
+    def read_bytes(self) -> bytes:
+        """The whole object, in one request."""
+        once = {"max_concurrency": 1} if self.protocol.startswith("s3") else {}  # else HEAD first
+        with _reaching(self):
+            return cast(bytes, self.fs.cat_file(self.path, **once))
+
+    def read_range(self, start: int, end: int) -> bytes:
+        """Some bytes of the object, in one request."""
+        with _reaching(self):
+            return cast(bytes, self.fs.cat_file(self.path, start=start, end=end))
+
+    def read_text(self, encoding: str | None = None, *_: Any, **__: Any) -> str:
+        """The whole object as text."""
+        return self.read_bytes().decode(encoding or "utf-8")
+
+    def upload(self, file: Path) -> None:
+        """Make the file this object: whole, or not at all."""
+        with _reaching(self):
+            self.fs.put_file(str(file), self.path)
+
+    def download(self, file: Path) -> None:
+        """Write the object to a local file."""
+        with _reaching(self):
+            self.fs.get_file(self.path, str(file))
+
+    def mkdir(self, *_: Any, **__: Any) -> None:
+        """Nothing: there are no folders without objects. (fsspec would make missing buckets.)"""
+
+    def rmdir(self, *_: Any, **__: Any) -> None:
+        """Nothing: there are no empty folders. (fsspec would delete all that is inside.)"""
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Delete the object."""
+        try:
+            with _reaching(self):
+                self.fs.rm_file(self.path)
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def remove_all(self) -> None:
+        """Delete every object below this name."""
+        with suppress(FileNotFoundError), _reaching(self):
+            self.fs.rm(self.path, recursive=True)
+
+
+class _Ranges(io.RawIOBase):
+    """An object as a file: each read is a request for a range."""
+
+    def __init__(self, path: RemotePath, size: int) -> None:
+        self.path, self.size, self.at = path, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.at = max(0, offset + (0, self.at, self.size)[whence])
+        return self.at
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self.size, self.at + len(buffer))
+        if self.at >= end:
+            return 0
+        content = self.path.read_range(self.at, end)
+        buffer[: len(content)] = content
+        self.at += len(content)
+        return len(content)
+
+
+@contextmanager
+def _reaching(path: RemotePath) -> Iterator[None]:
+    """Raise FileNotFoundError for a missing object, GoneError for all else that fails inside."""
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise FileNotFoundError(errno.ENOENT, "there is no such object", str(path)) from error
+    except Exception as error:  # every library below has errors of its own
+        lines = without_secrets(str(error)).strip().splitlines()
+        reason = f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+        raise GoneError(f"{path} can't be reached ({reason}): {REMEDY}") from error
