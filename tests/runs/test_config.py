@@ -47,6 +47,7 @@ OTHER = {  # of each option, another value than the default
     "on_error": "stop",
     "device": "cpu",
     "precision": "bf16",
+    "compile": "on",
     "batch_size": 9,
     "save_heatmaps": True,
     "seed": 3,

@@ -1,5 +1,6 @@
 """The only loop that sends masked images to a model."""
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from sufficit.classifier.acceleration import is_compiled
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
 from sufficit.perturbation.bands import Band, inside, ranks, runs
@@ -118,6 +120,16 @@ def halved(failed: int, stacklevel: int) -> int:
     return failed // 2
 
 
+def usual_batch(classifier: Classifier, shape: Sequence[int]) -> int:
+    """Return the batch size for images [C,H,W], where none is given.
+
+    It is a power of two that keeps a GPU busy, or stays in the cache of a CPU.
+    """
+    elements = _BATCH_ELEMENTS.get(classifier.device.type, 2**22)
+    fitting = max(4, elements // math.prod(shape))
+    return min(4096, 1 << (fitting.bit_length() - 1))
+
+
 def _groups(total: int, images: Tensor, device: torch.device) -> list[int]:
     """Return how many images each group on the device has, all about equal."""
     elements, most = _GROUP_ELEMENTS.get(device.type, 2**25), _GROUP_IMAGES.get(device.type, 64)
@@ -136,10 +148,7 @@ class _Loop:
         self.classifier = classifier
         self.known = _fitting.setdefault(classifier.bare, {})
         self.case = (classifier.device, classifier.dtype, tuple(images.shape[1:]))
-        # A power of two that keeps a GPU busy, or stays in the cache of a CPU.
-        elements = _BATCH_ELEMENTS.get(classifier.device.type, 2**22)
-        fitting = max(4, elements // images[0].numel())
-        wanted = batch_size or min(4096, 1 << (fitting.bit_length() - 1))
+        wanted = batch_size or usual_batch(classifier, images.shape[1:])
         self.batch_size = min(wanted, self.known.get(self.case, wanted))
         self.highest = -1  # of the target classes
         # To whom progress is reported, images done before this group, in this group, in all.
@@ -249,6 +258,9 @@ class _Loop:
 
     def _room(self, n: int) -> int:
         """Return the number of images that a batch of n is sent with."""
+        if is_compiled(self.classifier):  # each size is compiled, so there are two
+            part = -(-self.batch_size // 4)
+            return part if n <= part else self.batch_size
         if self.classifier.device.type not in _FEW_SIZES:
             return n
         step = -(-self.batch_size // _SIZES)

@@ -87,6 +87,11 @@ class RunConfig:
     precision: Literal["fp32", "bf16", "fp16"] = _option(
         "fp32", COMPUTE, "Precision of weights and inputs."
     )
+    compile: Literal["auto", "on", "off"] = _option(
+        "auto",
+        COMPUTE,
+        "Score with a compiled copy of the model. auto: on CUDA, in runs that are long enough.",
+    )
     batch_size: int | None = _option(
         None, COMPUTE, "Masked images per forward pass.", least=1, most=10**9
     )

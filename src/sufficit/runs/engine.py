@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sufficit.classifier.acceleration import accelerated
+from sufficit.classifier.classifier import Classifier
 from sufficit.data.loader import Unit
 from sufficit.metrics.columns import msi
 from sufficit.metrics.leakage import (
@@ -27,6 +29,7 @@ from sufficit.metrics.leakage import (
 )
 from sufficit.metrics.plan import ask
 from sufficit.metrics.scores import alpha_curves, coarse
+from sufficit.perturbation.predict import usual_batch
 from sufficit.perturbation.predictions import Predictions
 from sufficit.progress import Progress, bar
 from sufficit.report.content import choose
@@ -134,6 +137,7 @@ class Worker(ImageWorker):
     def __init__(self, job: Job, store: Store, alpha_min: float | None = None) -> None:
         super().__init__(job, store)
         self.alpha_min = job.plan.schedules[0].alpha_min if alpha_min is None else alpha_min
+        self._scorer: Classifier | None = None
 
     def read(self, units: Iterable[Unit], stage: str) -> Iterator[tuple[Unit, Sequence[Sample]]]:
         """Each unit with its images, the next one read ahead; leakage needs no images."""
@@ -199,7 +203,7 @@ class Worker(ImageWorker):
         """What the model says of every source's bands, all asked in one go."""
         job, n = self.job, len(batch.targets)
         maps = torch.cat(list(batch.heatmaps.values()))
-        given = (job.classifier, batch.images, maps, batch.targets, job.plan)
+        given = (self.scorer(batch.images), batch.images, maps, batch.targets, job.plan)
         fills = (job.fill, job.held_out_fill)
         found, held_out = ask(*given, *fills, job.config.batch_size, tick=tick)
         predictions: dict[str, Predictions] = {}
@@ -222,7 +226,7 @@ class Worker(ImageWorker):
         """MSI of some images at every alpha_min."""
         config = self.job.config
         searches, calls = alpha_curves(
-            self.job.classifier,
+            self.scorer(batch.images),
             batch.images,
             batch.heatmaps,
             batch.targets,
@@ -274,7 +278,16 @@ class Worker(ImageWorker):
         setting.check(donors.images)
         heatmaps = torch.cat(list(donors.heatmaps.values()))
         pool = Pool(donors.images, heatmaps, donors.targets)
-        return prepare(self.job.classifier, pool, setting)
+        return prepare(self.scorer(donors.images), pool, setting)
+
+    def scorer(self, images: Tensor) -> Classifier:
+        """The model that answers for masked images: a compiled copy where that pays."""
+        if self._scorer is None:
+            self._scorer = self.job.classifier
+            if self.job.compiles:
+                size = self.job.config.batch_size or usual_batch(self._scorer, images.shape[1:])
+                self._scorer = accelerated(self._scorer, (size, *images.shape[1:]))
+        return self._scorer
 
 
 def _stretched(items: Sequence[Sample], images: Tensor) -> list[str]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sufficit.classifier.acceleration import pays
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest, fingerprint
 from sufficit.classifier.loading import load_classifier
@@ -74,6 +75,12 @@ class Job:
         return {} if in_shards else self.entries.numbers or {}
 
     @property
+    def compiles(self) -> bool:
+        """Whether a compiled copy of the model scores the images."""
+        calls = len(self.entries) * len(self.sources) * len(self.plan.asks)
+        return pays(self.classifier, calls, self.config.compile)
+
+    @property
     def ranked(self) -> list[str]:
         """The sources that are compared: all but controls and references."""
         outside = (*CONTROLS, *self.references)
@@ -113,13 +120,14 @@ class Job:
     def key(self) -> dict[str, Any]:
         """All that must be the same to resume. Model, data and sources count by their content."""
         config = asdict(self.config)
-        for name in ("model", "data", "methods", "controls", "save_heatmaps", "weights"):
+        for name in ("model", "data", "methods", "controls", "save_heatmaps", "weights", "compile"):
             del config[name]
         fills = [fill for fill in (self.fill, self.held_out_fill) if isinstance(fill, Tensor)]
         classifier = self.classifier
         return config | {
             "methods": {name: _identity(source) for name, source in self.sources.items()},
             "device": str(classifier.device),
+            "compiled": self.compiles,
             "model": _digest(asdict(fingerprint(classifier))),
             "layer": self.config.layer or classifier.layer,
             "preprocessing": classifier.view and asdict(classifier.view),

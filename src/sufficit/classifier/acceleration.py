@@ -1,0 +1,80 @@
+"""A copy of a classifier for many forward passes: batch norms folded, channels-last, compiled."""
+
+import copy
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sufficit.classifier.classifier import Classifier
+
+PAYS_FROM = 300_000  # forward passes; compiling takes as long as these would save on a ResNet50
+AGREE = 1e-3  # largest difference of logits between the folded copy and the model, relative
+
+
+class SlowModelWarning(UserWarning):
+    """The model could not be compiled; it is used as it is."""
+
+
+def pays(classifier: Classifier, calls: int, wanted: str) -> bool:
+    """Whether to compile for so many forward passes; `wanted` is auto, on or off."""
+    if wanted == "auto":
+        return classifier.device.type == "cuda" and calls >= PAYS_FROM
+    return wanted == "on"
+
+
+def accelerated(classifier: Classifier, shape: Sequence[int]) -> Classifier:
+    """A compiled copy that has been tried on a batch [N,C,H,W]; the classifier where that fails.
+
+    The copy shares nothing with the model. It is for predictions; explain with the original, since
+    layers of the copy may have other names.
+    """
+    if is_compiled(classifier):
+        return classifier
+    few = torch.rand(2, *shape[1:], generator=torch.Generator().manual_seed(0), device="cpu")
+    inputs = classifier.normalize(few.repeat(-(-shape[0] // 2), 1, 1, 1)[: shape[0]])
+    try:
+        with torch.no_grad(), classifier.in_eval_mode():
+            model = _folded(copy.deepcopy(classifier.bare), inputs)
+            model.to(inputs.device, classifier.dtype).to(memory_format=torch.channels_last)
+            for weight in model.parameters():
+                weight.requires_grad_(False)
+            fast = Classifier(torch.compile(model, dynamic=False), **_settings(classifier))  # type: ignore[arg-type]  # a module for a module
+            fast.logits_of(inputs.contiguous(memory_format=torch.channels_last))
+    except Exception as error:  # the compiler has many of its own
+        reason = " ".join(str(error).split())[:200]
+        warnings.warn(
+            f"the model cannot be compiled ({type(error).__name__}: {reason}): it is used as it is",
+            SlowModelWarning,
+            stacklevel=2,
+        )
+        return classifier
+    return fast
+
+
+def is_compiled(classifier: Classifier) -> bool:
+    """Whether torch.compile made the model, so that every new batch size is compiled anew."""
+    return hasattr(classifier.model, "_orig_mod")
+
+
+def _settings(classifier: Classifier) -> dict[str, object]:
+    names = ("mean", "std", "classes", "view")
+    return {name: getattr(classifier, name) for name in names}
+
+
+def _folded(model: nn.Module, inputs: Tensor) -> nn.Module:
+    """The model with batch norms folded into convolutions, where tracing it works."""
+    from torch.fx.experimental.optimization import fuse
+
+    precise, some = model.float(), inputs[:2].float()
+    before = precise(some)
+    try:
+        folded: nn.Module = fuse(precise)
+        after = folded(some)
+    except Exception:  # control flow that cannot be traced: the compiler does without
+        return model
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+        return model
+    close = torch.allclose(before, after, rtol=AGREE, atol=AGREE * float(before.abs().max()))
+    return folded if close else model
