@@ -9,6 +9,7 @@ import torch
 
 from digit_images import write_digits
 from small_runs import write_photos
+from sufficit import Classifier, Lax
 from sufficit.cli import main
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images
@@ -60,3 +61,16 @@ def digits(tmp_path: Path) -> Path:
     maps = torch.rand(6, 16, 16, generator=torch.Generator().manual_seed(0))
     write_heatmaps(tmp_path / "maps.npz", dict(zip(names, maps, strict=True)))
     return folder
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """The folder of a small adapter with random weights."""
+    Lax(4, widths=(4, 2)).save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The folder of a saved classifier."""
+    return Classifier.load("sufficit:digits").save(tmp_path / "saved")
