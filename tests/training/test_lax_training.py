@@ -280,7 +280,7 @@ def judged(monkeypatch, worths: list[float]) -> list[Tensor]:
 
     def score(own: object, classifier: Classifier, lax: Lax, alpha_min: float) -> ValidationScores:
         seen.append(weights(lax).clone())
-        return ValidationScores(worths[len(seen) - 1], 0, 0, 0.1, 0.1)
+        return ValidationScores({"msi": worths[len(seen) - 1], "leak": 0.1, "leak_chance": 0.1})
 
     monkeypatch.setattr(ValidationSet, "score", score)
     return seen
@@ -304,9 +304,12 @@ def test_training_ends_when_nothing_becomes_better(monkeypatch, patience, epochs
 
 
 def test_worth_is_msi_less_what_leaks_above_chance() -> None:
-    assert ValidationScores(0.5, 0.7, 0.2, leak=0.3, leak_chance=0.1).worth == pytest.approx(0.3)
-    assert ValidationScores(0.5, 0.7, 0.2, leak=0.1, leak_chance=0.3).worth == 0.5
-    assert ValidationScores(0.5, 0.7, 0.2, leak=float("nan"), leak_chance=0.3).worth == 0.5
+    def worth(leak: float, chance: float) -> float:
+        return ValidationScores({"msi": 0.5, "leak": leak, "leak_chance": chance}).worth
+
+    assert worth(0.3, 0.1) == pytest.approx(0.3)
+    assert worth(0.1, 0.3) == 0.5
+    assert worth(float("nan"), 0.3) == 0.5
 
 
 def test_history_tells_what_the_returned_adapter_scores() -> None:

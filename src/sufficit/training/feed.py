@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -36,10 +37,7 @@ class Feed:
 
     def __len__(self) -> int:
         """Batches per epoch, or 0 if the loader has no length."""
-        try:
-            return len(self.loader)  # type: ignore[arg-type]  # the error says so
-        except TypeError:
-            return 0
+        return length_hint(self.loader)
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch, in an order that seed and epoch alone decide."""
