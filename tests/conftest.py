@@ -54,16 +54,6 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def digits(tmp_path: Path) -> Path:
-    """Six digits in class folders, and maps.npz with heatmaps of 16 x 16 for them."""
-    folder = write_digits(tmp_path / "digits", 6)
-    names = [image.name for image in list_images(folder)]
-    maps = torch.rand(6, 16, 16, generator=torch.Generator().manual_seed(0))
-    write_heatmaps(tmp_path / "maps.npz", dict(zip(names, maps, strict=True)))
-    return folder
-
-
-@pytest.fixture
 def adapter(tmp_path: Path) -> Path:
     """The folder of a small adapter with random weights."""
     Lax(4, widths=(4, 2)).save_pretrained(tmp_path / "adapter")
@@ -74,3 +64,13 @@ def adapter(tmp_path: Path) -> Path:
 def saved(tmp_path: Path) -> Path:
     """The folder of a saved classifier."""
     return Classifier.load("sufficit:digits").save(tmp_path / "saved")
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    """Six digits in class folders, and maps.npz with heatmaps of 16 x 16 for them."""
+    folder = write_digits(tmp_path / "digits", 6)
+    names = [image.name for image in list_images(folder)]
+    maps = torch.rand(6, 16, 16, generator=torch.Generator().manual_seed(0))
+    write_heatmaps(tmp_path / "maps.npz", dict(zip(names, maps, strict=True)))
+    return folder
