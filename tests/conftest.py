@@ -13,6 +13,7 @@ import torch
 from digit_images import write_digits
 from object_storage import lead_to, s3_server
 from small_runs import write_photos
+from sufficit import Classifier, Lax
 from sufficit.cli import main
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images
@@ -65,6 +66,19 @@ def s3() -> Iterator[str]:
 def photos(tmp_path: Path) -> Path:
     """Eleven small images in class folders, and a model that knows the classes."""
     return write_photos(tmp_path)
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """The folder of a small adapter with random weights."""
+    Lax(4, widths=(4, 2)).save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The folder of a saved classifier."""
+    return Classifier.load("sufficit:digits").save(tmp_path / "saved")
 
 
 @pytest.fixture

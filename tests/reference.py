@@ -173,38 +173,6 @@ def small_net(channels: int = 3, size: tuple[int, int] = (8, 6), classes: int = 
     return model.eval()
 
 
-class Spy(nn.Module):
-    """A model that remembers what it was called with."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.sizes: list[int] = []
-        self.inputs: list[tuple[torch.dtype, bool]] = []
-        self.grad_enabled: set[bool] = set()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.sizes.append(len(x))
-        self.inputs.append((x.dtype, x.is_contiguous(memory_format=torch.channels_last)))
-        self.grad_enabled.add(torch.is_grad_enabled())
-        return self.model(x)
-
-
-class SmallMemory(Spy):
-    """Has no room for more than `room` images at a time."""
-
-    def __init__(self, model: nn.Module, room: int) -> None:
-        super().__init__(model)
-        self.room = room
-        self.failures = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) > self.room:
-            self.failures += 1
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return super().forward(x)
-
-
 HEATMAPS = {
     "random": lambda values, _: values,
     "saturated": lambda values, _: (3 * values - 1).clamp(0, 1),

@@ -24,18 +24,6 @@ from untrusted_files import (
 )
 
 
-@pytest.fixture
-def adapter(tmp_path: Path) -> Path:
-    Lax(4, widths=(4, 2)).save_pretrained(tmp_path / "adapter")
-    return tmp_path / "adapter"
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    Classifier.load("sufficit:digits").save(tmp_path / "saved")
-    return tmp_path / "saved"
-
-
 @pytest.mark.parametrize(
     "text", [DEEP_JSON, '{"channels": ' + HUGE + "}", " " * (2**24 + 1) + "{}", "\udcff", ""]
 )

@@ -10,7 +10,8 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from reference import COLUMNS, SmallMemory, Spy, join_leaks, leak_case, one_at_a_time, small_net
+from reference import COLUMNS, join_leaks, leak_case, one_at_a_time, small_net
+from small_models import SmallMemory, Spy
 from sufficit import Classifier, Leak, Pool, UserError, evaluate, explain, leak
 from sufficit.data.digits import synthetic_digits
 from sufficit.metrics.leakage import (

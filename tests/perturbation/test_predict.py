@@ -6,15 +6,8 @@ import torch
 from torch import Tensor, nn
 
 import sufficit.perturbation.predict
-from reference import (
-    COLUMNS,
-    SmallMemory,
-    Spy,
-    heatmaps_like,
-    one_at_a_time,
-    reference_columns,
-    small_net,
-)
+from reference import COLUMNS, heatmaps_like, one_at_a_time, reference_columns, small_net
+from small_models import SmallMemory, Spy
 from sufficit import Classifier, UserError, evaluate, leak
 from sufficit.metrics.plan import ask, make_plan
 from sufficit.perturbation.bands import EVERYTHING, rest, show

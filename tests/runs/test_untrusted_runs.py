@@ -33,19 +33,6 @@ from untrusted_files import (
     resnet,
 )
 
-
-@pytest.fixture
-def adapter(tmp_path: Path) -> Path:
-    Lax(4, widths=(4, 2)).save_pretrained(tmp_path / "adapter")
-    return tmp_path / "adapter"
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    Classifier.load("sufficit:digits").save(tmp_path / "saved")
-    return tmp_path / "saved"
-
-
 BASE = {"model": "m", "data": "d"}
 
 

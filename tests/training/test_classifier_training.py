@@ -14,6 +14,7 @@ from sufficit.training.classifier_training import (
     ClassifierRecipe,
     accuracy,
     augmented,
+    augmented_loader,
     train_classifier,
 )
 from sufficit.training.loaders import Shuffled, loader_for
@@ -140,7 +141,7 @@ def test_pictures_are_flipped_and_cropped_anywhere(stored: int, side: int, pad: 
 
 def test_a_loader_gives_every_picture_once_with_its_label() -> None:
     split = colours(10)
-    batches = list(Shuffled(split, 4))
+    batches = list(Shuffled(split.part, 10, torch.device("cpu"), 4))
     assert [len(labels) for _, labels in batches] == [4, 4, 2]
     given = sorted(
         (int(255 * x[0, 0, 0] + 0.5), int(y))
@@ -151,8 +152,20 @@ def test_a_loader_gives_every_picture_once_with_its_label() -> None:
         (int(x[0, 0, 0]), int(y)) for x, y in zip(split.images, split.labels, strict=True)
     )
     assert given == known
-    assert sum(len(y) for _, y in Shuffled(split, 4, limit=6)) == 6
-    assert len(Shuffled(split, 4, limit=6)) == 2
+    some = Shuffled(split.part, 10, torch.device("cpu"), 4, limit=6)
+    assert sum(len(y) for _, y in some) == 6
+    assert len(some) == 2
+
+
+def test_an_augmented_loader_gives_crops_of_its_pictures_with_their_labels() -> None:
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (4, 3, 6, 6), dtype=torch.uint8)
+    batches = list(augmented_loader(Split(images, torch.arange(4), 6), 3))
+    assert [len(labels) for _, labels in batches] == [3, 1]
+    assert sorted(int(y) for _, ys in batches for y in ys) == [0, 1, 2, 3]
+    for xs, ys in batches:
+        for x, y in zip((255 * xs).round().byte(), ys.tolist(), strict=True):
+            assert tuple(x.flatten().tolist()) in plain_crops(images[y], 6, 1)
 
 
 def test_features_are_computed_once_and_are_the_pictures_own(
@@ -161,12 +174,10 @@ def test_features_are_computed_once_and_are_the_pictures_own(
     split = colours(10)
     classifier = Classifier(net().eval(), "2", **NORMAL)
     loader = loader_for(classifier, split, 4)
-    assert loader.features is not None
     for batch in loader:
         with torch.no_grad():
             wanted, _ = classifier.features(batch.images)
         torch.testing.assert_close(batch.features, wanted)
     monkeypatch.setattr("sufficit.training.loaders.MEMORY", 100)
     plain = loader_for(classifier, split, 4)
-    assert plain.features is None, "too large for the memory"
-    assert len(plain) == 3
+    assert [type(batch) for batch in plain] == [tuple] * 3, "too large for the memory"

@@ -26,7 +26,6 @@ from lax_toys import (
 )
 from sufficit import Classifier, Lax, UserError, explain, train_lax
 from sufficit.training import cache_features
-from sufficit.training.feed import CachedLoader
 from sufficit.training.lax_training import best_of
 from sufficit.training.step import Batch
 from sufficit.training.validation import ValidationScores, ValidationSet
@@ -280,7 +279,7 @@ def judged(monkeypatch, worths: list[float]) -> list[Tensor]:
 
     def score(own: object, classifier: Classifier, lax: Lax, alpha_min: float) -> ValidationScores:
         seen.append(weights(lax).clone())
-        return ValidationScores(worths[len(seen) - 1], 0, 0, 0.1, 0.1)
+        return ValidationScores({"msi": worths[len(seen) - 1], "leak": 0.1, "leak_chance": 0.1})
 
     monkeypatch.setattr(ValidationSet, "score", score)
     return seen
@@ -304,9 +303,12 @@ def test_training_ends_when_nothing_becomes_better(monkeypatch, patience, epochs
 
 
 def test_worth_is_msi_less_what_leaks_above_chance() -> None:
-    assert ValidationScores(0.5, 0.7, 0.2, leak=0.3, leak_chance=0.1).worth == pytest.approx(0.3)
-    assert ValidationScores(0.5, 0.7, 0.2, leak=0.1, leak_chance=0.3).worth == 0.5
-    assert ValidationScores(0.5, 0.7, 0.2, leak=float("nan"), leak_chance=0.3).worth == 0.5
+    def worth(leak: float, chance: float) -> float:
+        return ValidationScores({"msi": 0.5, "leak": leak, "leak_chance": chance}).worth
+
+    assert worth(0.3, 0.1) == pytest.approx(0.3)
+    assert worth(0.1, 0.3) == 0.5
+    assert worth(float("nan"), 0.3) == 0.5
 
 
 def test_history_tells_what_the_returned_adapter_scores() -> None:
@@ -323,7 +325,7 @@ def test_history_tells_what_the_returned_adapter_scores() -> None:
 
 
 class InTheSameOrder:
-    """What CachedLoader gives, without features."""
+    """What cache_features gives, without features."""
 
     def __init__(self, batch: int) -> None:
         self.images, self.labels = data()
@@ -350,16 +352,15 @@ def test_cached_features_change_nothing_where_batches_agree(target: str) -> None
 def test_a_cache_holds_every_image_once_with_its_features_and_target() -> None:
     classifier, (images, labels) = classifier_of(), data()
     cached = cache_features(classifier, loader_of(batch=5, shuffle=False))
-    assert isinstance(cached, CachedLoader)
     assert (len(cached), cached.batch_size) == (5, 5)
     torch.manual_seed(0)
-    joined = [torch.cat(parts) for parts in zip(*(vars(b).values() for b in cached), strict=True)]
-    batch = Batch(*joined)
+    batch = Batch(*(torch.cat(parts) for parts in zip(*cached, strict=True)))
     order = [int((images == image).flatten(1).all(1).nonzero()) for image in batch.images]
     assert sorted(order) == list(range(24)) != order
     assert torch.equal(batch.targets, labels[order])
     with torch.no_grad():
         features, logits = classifier.features(images[order])
     torch.testing.assert_close(batch.features, features)
+    torch.manual_seed(0)  # the same order
     said = cache_features(classifier, loader_of(batch=5, shuffle=False), "prediction")
-    assert torch.equal(said.whole.targets, logits.argmax(1)[torch.tensor(order).argsort()])
+    assert torch.equal(torch.cat([one.targets for one in said]), logits.argmax(1))

@@ -15,9 +15,10 @@ from markupsafe import Markup
 from sufficit import plots
 from sufficit.metrics.columns import HEADINGS, heading
 from sufficit.perturbation.bands import EVERYTHING
+from sufficit.provenance import plain
 from sufficit.report import interpretation as words
 from sufficit.report.content import Content
-from sufficit.report.viewer_data import SIDES, downloads, encode_images, script_safe, viewer_data
+from sufficit.report.viewer_data import SIDES, downloads, encode_images, viewer_data
 from sufficit.statistics import Estimate
 
 HOME = "sufficit.report"
@@ -52,7 +53,7 @@ def render(content: Content) -> str:
         images=encode_images(content.shown.images),
         rows=rows_of(content),
         reduced=max(content.shown.images.shape[-2:]) > SIDES[0],
-        data=Markup(script_safe(viewer_data(content))),
+        data=plain(viewer_data(content)),
         downloads=downloads(content),
         **look_and_feel(),
     )
@@ -200,6 +201,7 @@ def environment(package: str = HOME) -> Environment:
     options |= {"trim_blocks": True, "lstrip_blocks": True}
     found = Environment(loader=FunctionLoader(lambda name: asset(name, package)), **options)
     found.filters |= {"number": number, "interval": interval, "typeset": typeset}
+    found.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return found
 
 

@@ -226,18 +226,6 @@ def rounded(values: Tensor) -> list[float | None]:
     return [None if math.isnan(value) else round(value, 4) for value in values.tolist()]
 
 
-def script_safe(content: object) -> str:
-    r"""JSON that is safe inside a script element, with any text in it.
-
-    >>> script_safe({"name": "</script><!--"})
-    '{"name":"\\u003c/script\\u003e\\u003c!--"}'
-    """
-    text = json.dumps(plain(content), separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
-
-
 # Downloads
 
 

@@ -264,7 +264,7 @@ class TablePipeline:
         size = min(self.plan.lax_batch, len(self.parts[0]))
         adapter = self.plan.paper.adapter
         if adapter.augment:
-            return training.Augmented(self.parts[0], size, adapter.images)
+            return training.augmented_loader(self.parts[0], size, adapter.images)
         return loader_for(self.classifier, self.parts[0], size, adapter.images)
 
     @cached_property

@@ -1,7 +1,7 @@
 """Train a classifier with cross-entropy on whole images, with or without flips and crops."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -121,14 +121,13 @@ def augmented(images: Tensor, side: int) -> Tensor:
     return taken.permute(0, 3, 1, 2)
 
 
-@dataclass(frozen=True)
-class Augmented(Shuffled):
-    """A loader of randomly flipped and cropped images, as the classifier is trained on."""
+def augmented_loader(split: Split, batch_size: int, limit: int | None = None) -> Shuffled:
+    """Batches of randomly flipped and cropped images, as the classifier is trained on."""
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        side = self.split.side
-        for rows in self._rows():
-            yield seen(augmented(self.split.images[rows], side), side), self.split.labels[rows]
+    def take(rows: Tensor) -> tuple[Tensor, Tensor]:
+        return seen(augmented(split.images[rows], split.side), split.side), split.labels[rows]
+
+    return Shuffled(take, len(split), split.labels.device, batch_size, limit)
 
 
 def accuracy(classifier: Classifier, split: Split, batch_size: int = 500) -> float:

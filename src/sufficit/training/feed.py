@@ -1,10 +1,10 @@
 """From anyone's loader of images to batches with targets and features, the same on every run."""
 
-import math
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 from sufficit.classifier.classifier import Classifier, check_images, check_range, check_targets
 from sufficit.errors import UserError
 from sufficit.seeds import unmoved
+from sufficit.training.loaders import Shuffled
 from sufficit.training.step import Batch
 
 if TYPE_CHECKING:
@@ -36,10 +37,7 @@ class Feed:
 
     def __len__(self) -> int:
         """Batches per epoch, or 0 if the loader has no length."""
-        try:
-            return len(self.loader)  # type: ignore[arg-type]  # the error says so
-        except TypeError:
-            return 0
+        return length_hint(self.loader)
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch, in an order that seed and epoch alone decide."""
@@ -161,28 +159,13 @@ def feed_of(
     return Feed(classifier, loader, target, seed, rank)
 
 
-class CachedLoader:
-    """Batches with stored features, in a new order each epoch."""
-
-    def __init__(self, whole: Batch, batch_size: int) -> None:
-        self.whole, self.batch_size = whole, batch_size
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.whole.targets) / self.batch_size)
-
-    def __iter__(self) -> Iterator[Batch]:
-        order = torch.randperm(len(self.whole.targets)).to(self.whole.targets.device)
-        for rows in order.split(self.batch_size):
-            yield Batch(*(part[rows] for part in self.whole.tensors))
-
-
 def cache_features(
     classifier: Classifier,
     loader: Loader,
     target: Target = "label",
     *,
     device: torch.device | str = "cpu",
-) -> CachedLoader:
+) -> Shuffled:
     """A loader for `train_lax` with features that are computed once, for images that never change.
 
     It keeps everything in the memory of `device`. Do not cache a loader that augments images.
@@ -190,8 +173,12 @@ def cache_features(
     feed = Feed(classifier, loader, target, seed=0)
     with keeping_randomness(), torch.no_grad():
         found = [batch.to(device) for batch in feed.batches(0)]
-    joined = (torch.cat(parts) for parts in zip(*(one.tensors for one in found), strict=True))
-    return CachedLoader(Batch(*joined), len(found[0].targets))
+    whole = Batch(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+    def take(rows: Tensor) -> Batch:
+        return Batch(*(part[rows] for part in whole))
+
+    return Shuffled(take, len(whole.targets), whole.targets.device, len(found[0].targets))
 
 
 @contextmanager

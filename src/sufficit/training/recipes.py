@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -91,16 +91,12 @@ def recipe_of(
     chosen = RECIPES[recipe] if isinstance(recipe, str) else recipe
     if not isinstance(chosen, LaxRecipe):
         raise UserError(f"recipe must be a name or a LaxRecipe, got {type(recipe).__name__}")
-    if epochs is not None:
-        chosen = replace(chosen, epochs=epochs)
-    if alpha_min is not None:
-        chosen = replace(chosen, alpha_min=alpha_min)
+    changes: dict[str, Any] = {"epochs": epochs, "alpha_min": alpha_min}
     if area is not None:
         if not (chosen.entropy or chosen.size):
             raise UserError("area needs a weight for `entropy` or `size`: use another recipe")
-        _check_area(area)
-        change = {"temperature": temperature_for(area)} if chosen.entropy else {"area": area}
-        chosen = replace(chosen, **change)  # type: ignore[arg-type]  # both are numbers
+        changes |= {"temperature": temperature_for(area)} if chosen.entropy else {"area": area}
+    chosen = replace(chosen, **{k: value for k, value in changes.items() if value is not None})
     _check(chosen)
     return chosen
 
@@ -117,8 +113,8 @@ def _check(recipe: LaxRecipe) -> None:
             raise UserError(f"the recipe's {name} must be a number, 0 or more, got {value!r}")
     if recipe.schedule not in ("constant", "one-cycle"):
         raise unknown("schedule", recipe.schedule, ("constant", "one-cycle"))
-    if recipe.area is not None:
-        _check_area(recipe.area)
+    if (area := recipe.area) is not None and not 0 < area < 1:
+        raise UserError(f"area must be between 0 and 1, got {area:g}: it is a mean heatmap value")
     if not isinstance(recipe.epochs, int) or recipe.epochs < 1:
         raise UserError(f"epochs must be a whole number, 1 or more, got {recipe.epochs!r}")
     if not 0 <= recipe.alpha_min < 1:
@@ -126,11 +122,6 @@ def _check(recipe: LaxRecipe) -> None:
     for name, value in (("temperature", recipe.temperature), ("lr", recipe.lr)):
         if value <= 0:
             raise UserError(f"the recipe's {name} must be above 0, got {value:g}")
-
-
-def _check_area(area: float) -> None:
-    if not 0 < area < 1:
-        raise UserError(f"area must be between 0 and 1, got {area:g}: it is a mean heatmap value")
 
 
 def random_fills(images: Tensor, kinds: tuple[str, ...], generator: Generator) -> Tensor:

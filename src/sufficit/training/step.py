@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -12,22 +13,16 @@ from sufficit.training import losses
 from sufficit.training.recipes import LaxRecipe, random_fills
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Images in 0..1, the classes to explain, and the features the adapter reads."""
 
     images: Tensor  # [N,C,H,W]
     targets: Tensor  # [N]
     features: Tensor  # [N,K,h,w]
 
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Images, targets, features."""
-        return self.images, self.targets, self.features
-
     def to(self, device: torch.device | str) -> "Batch":
         """The same on another device."""
-        return Batch(*(part.to(device, non_blocking=True) for part in self.tensors))
+        return Batch(*(part.to(device, non_blocking=True) for part in self))
 
 
 @dataclass(frozen=True)

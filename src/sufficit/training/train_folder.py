@@ -24,7 +24,7 @@ from sufficit.files import place, read_json, writing
 from sufficit.metrics.leakage import leak_warning
 from sufficit.provenance import provenance, save_json
 from sufficit.statistics import Estimate
-from sufficit.training.feed import CachedLoader, Loader, cache_features
+from sufficit.training.feed import Loader, cache_features
 from sufficit.training.lax_training import PATIENCE, best_of, train_lax
 from sufficit.training.processes import fabric_for, launch
 from sufficit.training.recipes import LaxRecipe
@@ -148,7 +148,7 @@ def train_folder(
         if options.cache:
             if fabric.world_size > 1:
                 raise UserError("--cache-features works in one process only: drop it, or --devices")
-            loader = CachedLoader(cache_features(classifier, images, folder.target).whole, size)
+            loader = replace(cache_features(classifier, images, folder.target), batch_size=size)
         about = {
             "images": len(folder.training),
             "pictures": folder.digest(),

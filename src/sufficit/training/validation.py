@@ -17,26 +17,20 @@ from sufficit.metrics.scores import evaluate
 class ValidationScores:
     """Means over the validation images, and what they are means of."""
 
-    msi: float
-    base_score: float
-    mask_penalty: float
-    leak: float
-    leak_chance: float
+    means: dict[str, float]  # of MSI, its two parts, leakage and its chance
     scores: Any = None  # Scores, per image
     heatmaps: Any = None  # Tensor [N,H,W]
 
     @property
     def worth(self) -> float:
         """What the best epoch has most of: MSI minus the leakage above chance."""
-        excess = max(0.0, self.leak - self.leak_chance)
-        return self.msi if math.isnan(excess) else self.msi - excess
+        msi, excess = self.means["msi"], self.means["leak"] - self.means["leak_chance"]
+        return msi if math.isnan(excess) else msi - max(0.0, excess)
 
     @property
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, float]:
         """The means and their worth, for the history."""
-        per_image = ("scores", "heatmaps")
-        means = {name: value for name, value in vars(self).items() if name not in per_image}
-        return means | {"worth": self.worth}
+        return self.means | {"worth": self.worth}
 
 
 @dataclass
@@ -69,7 +63,7 @@ class ValidationSet:
         scores = evaluate(*given, columns=names, progress=False, **steps)
         means = scores.mean()
         chosen = {name: means[name] for name in (*names, "leak", "leak_chance")}
-        return ValidationScores(**chosen, scores=scores, heatmaps=heatmaps.cpu())
+        return ValidationScores(chosen, scores, heatmaps.cpu())
 
 
 def predictions(classifier: Classifier, images: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from sufficit.data.digits import synthetic_digits
 from sufficit.errors import UserError
 from sufficit.progress import Progress
 from sufficit.report.html import asset, environment, look_and_feel
-from sufficit.report.viewer_data import script_safe
 from sufficit.web import schemas
 from sufficit.web.guard import HANDLED, MEANINGS, Guard, failed, read_form
 from sufficit.web.schemas import LEAST_STEP, ExplainForm, Limits, ScoreForm
@@ -153,7 +152,7 @@ def _add_pages(app: FastAPI, service: Service, limits: Limits, example: bytes) -
         form=ScoreForm.model_json_schema()["properties"],
         steps=sorted({*STEPS, service.value_step}),
         options=options,
-        data=Markup(script_safe({"bytes": limits.bytes, "targets": targets})),
+        data={"bytes": limits.bytes, "targets": targets},
         more=Markup(asset("live.css", HOME)),
         **feel,
     )

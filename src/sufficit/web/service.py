@@ -28,16 +28,7 @@ from sufficit.metrics.scores import evaluate
 from sufficit.perturbation import bands
 from sufficit.perturbation.fills import FILLS
 from sufficit.progress import Progress
-from sufficit.report.viewer_data import (
-    answers_along,
-    classes_in,
-    encode_fill,
-    encode_heatmaps,
-    encode_images,
-    rounded,
-    shares_of,
-    stops,
-)
+from sufficit.report import viewer_data
 from sufficit.runs.overlays import class_number
 from sufficit.web import schemas
 from sufficit.web.schemas import LEAST_STEP, ExplainForm, ImageAnswer, ImageForm, Limits, ScoreForm
@@ -68,20 +59,20 @@ class Service:
         common, probabilities, heatmaps = self._look(images, form, form.methods, progress)
         likeliest = probabilities.nan_to_num(-1).topk(min(LIKELIEST, self.n_classes)).indices
         # A page with one image can hold its maps at full size.
-        maps = encode_heatmaps(heatmaps, common.grid, sides=(512,))
+        maps = viewer_data.encode_heatmaps(heatmaps, common.grid, sides=(512,))
         marked = bands.at_least(form.alpha_min)
         return schemas.Explained(
             **dict(common),
             height=images.shape[2],
             width=images.shape[3],
-            image=encode_images(images)[0],
-            fill=encode_fill(images, form.fill)[0],
+            image=viewer_data.encode_images(images)[0],
+            fill=viewer_data.encode_fill(images, form.fill)[0],
             prediction=[self._class(number, probabilities) for number in likeliest.tolist()],
             maps=[
                 schemas.Heatmap(
                     method=name,
                     map=maps[name][0],
-                    shares=[share or 0.0 for share in shares_of(found, common.grid)[0]],
+                    shares=[share or 0.0 for share in viewer_data.shares_of(found, common.grid)[0]],
                     mask_penalty=bands.inside(found.cpu(), marked).double().mean().item(),
                     empty=not bool(found.any()),
                 )
@@ -96,7 +87,7 @@ class Service:
         asked: Any = {"alpha_min": form.alpha_min, "score": form.score, "fill": form.fill}
         asked |= {"value_step": common.value_step, "columns": COLUMNS}
         scores = evaluate(self.classifier, images, heatmap, target, **asked, progress=progress)
-        curves = answers_along(scores.answers, form.alpha_min, common.grid)[0]
+        curves = viewer_data.answers_along(scores.answers, form.alpha_min, common.grid)[0]
         values = {name: scores[name].item() for name in COLUMNS}
         columns: dict[str, Any] = {n: None if math.isnan(v) else v for n, v in values.items()}
         return schemas.Scored(
@@ -106,7 +97,7 @@ class Service:
             score=form.score,
             fill=form.fill,
             curves=schemas.Curves(**curves),
-            classes={number: self.class_name(number) for number in sorted(classes_in(curves))},
+            classes={k: self.class_name(k) for k in sorted(viewer_data.classes_in(curves))},
             calls=int(scores.calls[0]),
         )
 
@@ -161,7 +152,7 @@ class Service:
         methods = {name: self.methods[name] for name in names or self.usual}
         heatmaps = _heatmaps(self.classifier, images, torch.tensor([target]), methods)
         step = self.value_step if form.value_step is None else form.value_step
-        grid = stops(Schedule(form.alpha_min, value_step=step).values, [form.alpha_min])
+        grid = viewer_data.stops(Schedule(form.alpha_min, value_step=step).values, [form.alpha_min])
         common = ImageAnswer(
             target=self._class(target, probabilities),
             alpha_min=form.alpha_min,
@@ -172,7 +163,7 @@ class Service:
         return common, probabilities, heatmaps
 
     def _class(self, number: int, probabilities: Tensor) -> schemas.ClassFacts:
-        value = rounded(probabilities[number : number + 1])[0]
+        value = viewer_data.rounded(probabilities[number : number + 1])[0]
         return schemas.ClassFacts(number=number, name=self.class_name(number), probability=value)
 
 
