@@ -150,6 +150,7 @@ def test_a_gpu_compiles_for_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Classifier, "device", torch.device("cuda"))
     few = acceleration.PAYS_FROM - 1
     assert [pays(Classifier(net()), few + more, "auto") for more in (0, 1)] == [False, True]
+    assert not pays(Classifier(nn.Conv2d(3, 4, 8)), few + 1, "auto")  # no batch norm to fold
 
 
 def test_the_usual_batch_is_a_power_of_two_that_fits() -> None:
