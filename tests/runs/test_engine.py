@@ -240,6 +240,27 @@ def test_the_order_of_the_units_changes_no_row(photos: Path, tmp_path: Path) -> 
     assert_same_rows(tmp_path / "whole", tmp_path / "out", ("gradcam", "layercam", "random"))
 
 
+def test_a_compiled_copy_scores_alike_and_explains_nothing(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, made = torch.compile, []
+
+    def traced(model: Any, **more: Any) -> Any:
+        made.append(model)
+        return whole(model, backend="eager", **more)
+
+    monkeypatch.setattr(torch, "compile", traced)
+    plain = run_small(config_for(photos, batch_size=64), tmp_path / "plain")
+    fast = run_small(config_for(photos, batch_size=64, compile="on"), tmp_path / "fast")
+    assert len(made) == 1
+    for method in plain.methods:
+        rows = fast.rows[method], plain.rows[method]
+        pandas.testing.assert_frame_equal(*rows, atol=1e-4, rtol=0)
+    with pytest.raises(UserError, match="`compiled` was False, now True"):
+        interrupted(lambda: run_small(config_for(photos), tmp_path / "other"))
+        run_small(config_for(photos, compile="on"), tmp_path / "other")
+
+
 def test_corrupt_images_are_named_and_change_no_other_row(photos: Path, tmp_path: Path) -> None:
     whole = run_small(config_for(photos, leak=False), tmp_path / "whole")
     (photos / "bee" / "04.png").write_bytes(b"")
