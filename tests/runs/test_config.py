@@ -48,6 +48,7 @@ OTHER = {  # of each option, another value than the default
     "device": "cpu",
     "precision": "bf16",
     "batch_size": 9,
+    "unit_size": 5,
     "save_heatmaps": True,
     "seed": 3,
 }

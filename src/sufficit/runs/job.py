@@ -39,7 +39,6 @@ from sufficit.runs.config import CONTROLS, RunConfig
 from sufficit.runs.maps import MapFile, MapTensor, Source
 from sufficit.runs.store import UNIT_SIZE, UNITS
 
-UNIT = 32  # images
 RESERVED = ("overlays", UNITS)  # folders of a run
 
 
@@ -54,13 +53,17 @@ class Job:
     targets: Literal["label", "prediction"]
     fill: str | Tensor = "black"
     held_out_fill: str | Tensor | None = None
-    unit: int = UNIT
     references: tuple[str, ...] = ()  # sources that are scored but not ranked, as the truth
 
     @cached_property
     def plan(self) -> Plan:
         """The bands that every heatmap is scored with."""
         return make_plan(**self.config.plan_options())
+
+    @property
+    def unit(self) -> int:
+        """Images per unit."""
+        return self.config.unit_size
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -109,9 +112,8 @@ class Job:
 
     def key(self) -> dict[str, Any]:
         """All that must be the same to resume. Model, data and sources count by their content."""
-        config = asdict(self.config)
-        for name in ("model", "data", "methods", "controls", "save_heatmaps", "weights"):
-            del config[name]
+        other = ("model", "data", "methods", "controls", "save_heatmaps", "weights", "unit_size")
+        config = {name: one for name, one in asdict(self.config).items() if name not in other}
         fills = [fill for fill in (self.fill, self.held_out_fill) if isinstance(fill, Tensor)]
         pixels = [e.image.pixels for e in self.entries if isinstance(e.image, ImageTensor)]
         classifier = self.classifier
@@ -134,12 +136,13 @@ def make_job(
     classifier: Classifier | None = None,
     images: ImageSource | None = None,
     sources: Mapping[str, Source] | None = None,
-    unit: int = UNIT,
+    unit: int | None = None,
 ) -> Job:
     """The job of a config. What is wrong with it is said here, before any image is scored.
 
-    A classifier, images or sources that are given take the place of those the config names.
+    A classifier, images, sources or a size of units take the place of those the config names.
     """
+    config = config if unit is None else replace(config, unit_size=unit)
     named = sources_named(config) if sources is None else dict(sources)
     for name in named:
         check_name(name)
@@ -161,7 +164,7 @@ def make_job(
     for source in named.values():
         if isinstance(source, MapFile | MapTensor):
             source.check(names)
-    return Job(config, classifier, entries, named, labels.kind, fill, held_out, unit)
+    return Job(config, classifier, entries, named, labels.kind, fill, held_out)
 
 
 def load_model(config: RunConfig) -> Classifier:
