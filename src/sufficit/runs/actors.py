@@ -217,7 +217,7 @@ def _cannot_send(job: Job, error: Exception) -> UserError:
     """What of a job cannot be pickled."""
     from ray import cloudpickle
 
-    parts = {"the model": job.classifier}
+    parts: dict[str, object] = {"the model": job.classifier}
     parts |= {f"the method {name}": source for name, source in job.sources.items()}
     for what, part in parts.items():
         try:
