@@ -21,19 +21,23 @@ export RAY_AUTH_TOKEN RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 ip=$(srun --nodes=1 --ntasks=1 -w "$head" hostname --ip-address | awk '{print $1}')
 address=$ip:$((20000 + SLURM_JOB_ID % 10000))
-# Without SLURM_NTASKS Lightning, which trains adapters, does not take a worker for a task of Slurm.
-start() { srun "$@" --cpus-per-task="$SLURM_CPUS_PER_TASK" env -u SLURM_NTASKS ray start "${ray[@]}" --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="$GPUS" --block & }
+start() {  # Ray on some machines: options of srun, --, options of `ray start`
+    local machines=()
+    while [[ $1 != -- ]]; do machines+=("$1"); shift; done
+    # Without SLURM_NTASKS Lightning, which trains adapters, takes no worker for a task of Slurm.
+    srun "${machines[@]}" --cpus-per-task="$SLURM_CPUS_PER_TASK" env -u SLURM_NTASKS \
+        ray start "${@:2}" --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="$GPUS" --block &
+}
 
-ray=(--head --node-ip-address="$ip" --port="${address#*:}" --temp-dir="/tmp/ray-$SLURM_JOB_ID" --include-dashboard=false)
-start --nodes=1 --ntasks=1 -w "$head"
+start --nodes=1 --ntasks=1 -w "$head" -- --head --node-ip-address="$ip" --port="${address#*:}" \
+    --temp-dir="/tmp/ray-$SLURM_JOB_ID" --include-dashboard=false
 for _ in $(seq 60); do
     ray status --address "$address" > /dev/null 2>&1 && break
     sleep 2
 done
 others=$((SLURM_JOB_NUM_NODES - 1))
 if ((others > 0)); then
-    ray=(--address="$address")
-    start --nodes="$others" --ntasks="$others" --exclude="$head"
+    start --nodes="$others" --ntasks="$others" --exclude="$head" -- --address="$address"
 fi
 
 env -u SLURM_NTASKS sufficit compare --model torchvision:resnet50 --data "$DATA" --out "$OUT" \

@@ -126,7 +126,8 @@ def test_a_unit_that_always_fails_is_named_and_the_others_are_done(
     assert (state.units, state.done_images, state.images) == (8, 14, 16)
     assert state.failed[0]["unit"] == 2
     told = sufficit("status", tmp_path / "out")
-    assert "scores: 7 of 8 units 14 of 16 images Failed: unit 2" in told.words
+    assert "scores: 7 of 8 units 14 of 16 images" in told.words
+    assert "Failed: unit 2 (image-0004, image-0005): RuntimeError: this image always" in told.words
     assert json.loads(sufficit("status", tmp_path / "out", "--json").out)["units"] == 8
     (tmp_path / "fault-always-0").unlink()
     before = calls(tmp_path)
