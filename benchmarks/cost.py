@@ -7,6 +7,8 @@
 Nothing in the table is measured at its size. The rate is that of `compare` on files with one H200
 (results/compare-h200.json: ResNet50, 224 px, bf16), the calls are those of the plan, and the bytes
 are those of a small run with maps of 7x7 cells (results/storage-cpu.json). Prices are inputs.
+"At most" is the disk just before a run ends and deletes its units. Of requests to object storage,
+it counts a GET per image, and for each of the three files of a unit a PUT and a GET.
 """
 
 import argparse
@@ -33,8 +35,9 @@ from sufficit.runs.store import SCORES, Store
 
 RESULTS = Path(__file__).parent / "results"
 STORAGE = RESULTS / "storage-cpu.json"
-SIZES = (10**6, 10**7, 10**8, 10**9)
+SIZES = (10**6, 10**8, 10**9)
 MEASURED = 64  # images of the small run
+SIDE, SHOWN = 224, 18  # pixels of an image, and most images per unit that a report may show
 OFTEN = 3  # files of a unit: scores, heatmaps, pixels
 BYTES = (
     "bytes of scores.parquet per image and method",
@@ -90,7 +93,8 @@ def compute_table(price: float, gpus: int, unit: int, put: float, get: float) ->
             hours = images * run.calls / rate() / 3600
             each, maps, curves, predictions = (storage[name] for name in BYTES)
             kept = images * run.methods * (each + maps + curves * run.bands)
-            most = kept + images * run.methods * predictions * run.bands
+            pixels = math.ceil(images / unit) * SHOWN * 3 * SIDE**2
+            most = kept + images * run.methods * predictions * run.bands + pixels
             requests = images * get / 1000 + math.ceil(images / unit) * OFTEN * (put + get) / 1000
             rows.append(
                 [
@@ -135,7 +139,7 @@ def measure(images: int = MEASURED) -> dict[str, float]:
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Conv2d(3, 8, 32, 32), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
     classifier = Classifier(nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 10)).eval(), "1")
-    pixels = torch.rand(images, 3, 224, 224)
+    pixels = torch.rand(images, 3, SIDE, SIDE)
     source = ImageSource.from_tensors(pixels, None, [k % 10 for k in range(images)])
     options = {"model": "", "data": "", "donors": 2, "alpha_curve": False}
     job = make_job(config_from(options), classifier=classifier, images=source)
