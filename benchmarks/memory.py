@@ -33,12 +33,12 @@ from sufficit import Classifier, View
 from sufficit.provenance import provenance
 from sufficit.runs.config import RunConfig
 from sufficit.runs.engine import run
-from sufficit.runs.job import UNIT, Job, make_job
+from sufficit.runs.job import Job, make_job
 from sufficit.runs.merge import write_results
 from sufficit.runs.store import SCORES, Store
 
 SIDE, SHARD = 16, 10_000
-POINTS = 10
+POINTS, UNIT = 10, RunConfig.unit_size
 
 
 def resident(kind: str = "RssAnon") -> float:

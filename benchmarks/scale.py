@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/scale.py --out benchmarks/results/scale-cpu.json
 
 A unit writes its file and computes nothing, so that all time is overhead. No workers: the loop in
-this process. Starting Ray and loading the model are counted apart.
+this process. Starting Ray and loading the model are counted apart. Each number of units is measured
+in a process of its own, so that the peak of its memory is its own too.
 """
 
 import argparse
@@ -12,6 +13,9 @@ import resource
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -77,10 +81,12 @@ def main() -> None:
     words.add_argument("--out", type=Path)
     asked = words.parse_args()
     results = {}
-    for workers in asked.workers:
-        for units in asked.units:
-            results[f"{workers} workers, {units} units"] = found = measure(units, workers)
-            print(workers, units, json.dumps(found), flush=True)
+    spawned = get_context("spawn")  # a forked process has the memory of its parent
+    for workers, units in product(asked.workers, asked.units):
+        with ProcessPoolExecutor(1, mp_context=spawned) as process:
+            found = process.submit(measure, units, workers).result()
+        results[f"{workers} workers, {units} units"] = found
+        print(workers, units, json.dumps(found), flush=True)
     facts = provenance({"argv": sys.argv[1:]}, torch.device("cpu"), torch.float32)
     text = json.dumps(facts | {"results": results}, indent=2) + "\n"
     asked.out.write_text(text) if asked.out else print(text)

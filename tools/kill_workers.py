@@ -1,4 +1,4 @@
-"""Kill Ray workers, nodes and drivers, and see whether the run ends with the same rows.
+"""Kill Ray workers, nodes and drivers, take their memory, and see whether runs end the same.
 
 python tools/kill_workers.py --kills 50 --minutes 20
 """
@@ -23,15 +23,25 @@ from sufficit.runs.job import make_job
 from sufficit.runs.store import Store
 
 IMAGES, UNIT = 40, 2
-KINDS = ("worker", "hang", "node", "driver")
+KINDS = ("worker", "hang", "memory", "node", "driver")
 TIMEOUT = 20.0  # seconds for a unit
 NODE = {"num_cpus": 1, "object_store_memory": 10**8}
 METHOD = """
+import resource
 import time
+from pathlib import Path
+
+import torch
 
 def slow(classifier, images, targets):
     time.sleep(1)
-    return images.mean(1)
+    try:
+        Path({order!r}).unlink()  # only one worker can
+    except FileNotFoundError:
+        return images.mean(1)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**26,) * 2)
+    return torch.ones(2**30)
 """
 
 
@@ -128,7 +138,7 @@ class Trial:
 
     def disturb(self, chance: random.Random, driver: subprocess.Popen[bytes]) -> bool:
         """Kill or stop something; whether there was something."""
-        kind = chance.choices(KINDS, (6, 2, 2, 1))[0]
+        kind = chance.choices(KINDS, (6, 2, 2, 2, 1))[0]
         workers = own_workers()
         if kind in ("worker", "hang") and not workers:
             return False
@@ -136,6 +146,8 @@ class Trial:
             os.kill(chance.choice(workers), signal.SIGKILL)
         elif kind == "hang":
             os.kill(chance.choice(workers), signal.SIGSTOP)
+        elif kind == "memory":
+            (self.place / "memory").touch()  # the next call of the method takes more than there is
         elif kind == "node":
             self.cluster.remove_node(self.nodes.pop(0), allow_graceful=False)
             self.nodes.append(self.cluster.add_node(**NODE))
@@ -164,7 +176,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         write_digits(place / "digits", IMAGES)
-        (place / "slow.py").write_text(METHOD)
+        (place / "slow.py").write_text(METHOD.format(order=str(place / "memory")))
         compute(place, place / "undisturbed", None)
         trial = Trial(place)
         end = time.monotonic() + 60 * asked.minutes

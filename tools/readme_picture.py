@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 from PIL import Image
-from sufficit.demo import LEARNED, METHODS, TRAINED_ON, TRUTH, around, score_all, train
 
-from sufficit import Classifier, explain_all
+from sufficit import Classifier, evaluate, explain_all
+from sufficit.cli.demo import LEARNED, TRUTH, around, train
 from sufficit.data.digits import synthetic_digits
+from sufficit.explainers import CAMS
 from sufficit.plots import Look, save, sheet_figure
 
-N, COLOURS = 3, 256
+N, COLOURS, TRAINED_ON = 3, 256, 2048
+METHODS = (*CAMS, "center", "random")
 
 
 def main(path: Path) -> None:
@@ -23,7 +25,8 @@ def main(path: Path) -> None:
     asked = {LEARNED: train(classifier, TRAINED_ON, seed=0), **{name: name for name in METHODS}}
     maps = explain_all(classifier, digits.images, digits.labels, asked)
     maps[TRUTH] = around(digits.masks)
-    scores = score_all(classifier, digits, maps)
+    given, steps = (classifier, digits.images), {"value_step": 0.02, "percent_step": 0.04}
+    scores = {name: evaluate(*given, one, digits.labels, **steps) for name, one in maps.items()}
     captions = {name: [f"MSI {value:+.2f}" for value in scores[name].msi] for name in maps}
     titles = [f"a {label}" for label in digits.labels.tolist()]
     figure = sheet_figure(digits.images, maps, titles, captions, look=Look(width=11, font=9))

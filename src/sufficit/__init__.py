@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sufficit.perturbation.heatmaps import normalize as normalize
     from sufficit.perturbation.heatmaps import resize as resize
     from sufficit.runs.comparison import compare as compare
+    from sufficit.runs.config import Workers as Workers
     from sufficit.runs.results import RunResults as RunResults
     from sufficit.sanity import sanity_check as sanity_check
     from sufficit.similarity import agreement as agreement
@@ -44,6 +45,7 @@ _HOMES = {
     "metrics.scores": ("Scores", "evaluate"),
     "perturbation.heatmaps": ("normalize", "resize"),
     "runs.comparison": ("compare",),
+    "runs.config": ("Workers",),
     "runs.results": ("RunResults",),
     "sanity": ("sanity_check",),
     "similarity": ("agreement",),

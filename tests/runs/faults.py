@@ -30,9 +30,9 @@ class FaultyMethod:
         time.sleep(self.pause)
         for path in sorted(self.folder.glob("fault-*")):
             kind = path.name.split("-")[1]
-            if kind == "always":
+            if kind in ("always", "hoard"):
                 if int(path.read_text()) in numbers:
-                    raise RuntimeError("this image always fails")
+                    raise RuntimeError("this image always fails") if kind == "always" else hoarded()
                 continue
             try:
                 path.unlink()  # only one process can
@@ -60,6 +60,15 @@ def commit(kind: str) -> None:
         raise ValueError(kind)
 
 
+def hoarded() -> RuntimeError:
+    """Take memory slowly until killed."""
+    held = []
+    for _ in range(64):
+        held.append(torch.ones(2**26))  # 256 MiB
+        time.sleep(0.1)
+    return RuntimeError(f"not killed with {len(held)} parts of memory")
+
+
 def plant(folder: Path, *kinds: str, text: str = "") -> None:
     """Write the files of some faults."""
     for k, kind in enumerate(kinds):
@@ -79,12 +88,17 @@ def processes(folder: Path) -> list[int]:
     return [int(line.split()[0]) for line in lines]
 
 
+def small_classifier() -> Classifier:
+    """Three classes, a layer for CAMs."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return Classifier(nn.Sequential(*layers, nn.Linear(4, 3)).eval(), "0")
+
+
 def small_job(folder: Path, images: int = 16, *, pause: float = 0.0, **options: object) -> Job:
     """A job of few tiny images, whose number is in their first pixel."""
     folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(0)
-    layers = (nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    classifier = Classifier(nn.Sequential(*layers, nn.Linear(4, 3)).eval(), "0")
+    classifier = small_classifier()
     pixels = torch.rand(images, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
     pixels[:, 0, 0, 0] = torch.arange(images) / 1000
     source = ImageSource.from_tensors(pixels, None, [k % 3 for k in range(images)])

@@ -49,6 +49,7 @@ OTHER = {  # of each option, another value than the default
     "precision": "bf16",
     "compile": "on",
     "batch_size": 9,
+    "unit_size": 5,
     "save_heatmaps": True,
     "seed": 3,
 }

@@ -1,5 +1,6 @@
 """Ray workers compute the same numbers, whoever fails; what is started is closed to others."""
 
+import functools
 import json
 import os
 import shutil
@@ -7,7 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from faults import UNIT, calls, plant, processes, rows, small_job
-from sufficit import UserError
-from sufficit.runs import distributed
-from sufficit.runs.config import Workers
+from faults import UNIT, calls, plant, processes, rows, small_classifier, small_job
+from sufficit import Classifier, UserError, Workers, compare
+from sufficit.classifier.loading import run_user_code
+from sufficit.runs import actors, distributed
 from sufficit.runs.engine import run
 from sufficit.runs.store import Store
 
@@ -122,7 +126,8 @@ def test_a_unit_that_always_fails_is_named_and_the_others_are_done(
     assert (state.units, state.done_images, state.images) == (8, 14, 16)
     assert state.failed[0]["unit"] == 2
     told = sufficit("status", tmp_path / "out")
-    assert "scores: 7 of 8 units 14 of 16 images Failed: unit 2" in told.words
+    assert "scores: 7 of 8 units 14 of 16 images" in told.words
+    assert "Failed: unit 2 (image-0004, image-0005): RuntimeError: this image always" in told.words
     assert json.loads(sufficit("status", tmp_path / "out", "--json").out)["units"] == 8
     (tmp_path / "fault-always-0").unlink()
     before = calls(tmp_path)
@@ -142,9 +147,73 @@ def raises_user_error(*_: object) -> None:
     raise UserError("this method has no map: draw one")
 
 
-def test_a_worker_that_cannot_see_the_run_says_so(cluster: Any, tmp_path: Path) -> None:
-    from sufficit.runs import actors
+def test_a_lack_of_memory_is_recognized_with_what_to_do() -> None:
+    with pytest.raises(RuntimeError) as torchs:
+        torch.empty(2**60, dtype=torch.uint8)
+    for error in (MemoryError(), torch.OutOfMemoryError("CUDA"), torchs.value):
+        assert "lower --batch-size" in actors.short(error)
+    with pytest.raises(UserError) as wrapped:
+        run_user_code("mine.py:own", lambda: [0] * 2**60)
+    assert "mine.py:own raised MemoryError" in str(wrapped.value)
+    assert "lower --batch-size" in actors.short(wrapped.value)
+    died = "killed by SIGKILL by OOM killer due to high memory usage, or ray stop was called"
+    for error in (RuntimeError("other"), RuntimeError(died)):
+        assert "memory:" not in actors.short(error)
 
+
+def test_compare_in_python_has_workers_that_get_lambdas_and_closures(
+    cluster: Any, tmp_path: Path
+) -> None:
+    classifier, images = small_classifier(), torch.rand(6, 3, 8, 8)
+    factor = 0.5
+    methods = {
+        "lambda": lambda model, images, targets: images.mean(1),
+        "closure": functools.partial(lambda k, model, images, targets: factor * images[:, k], 1),
+    }
+    options: dict[str, Any] = {"value_step": 0.25, "percent_step": 0.25, "unit_size": 2}
+    given = (classifier, images, methods)
+    for name, workers in (("one", None), ("two", 2), ("three", Workers(count=2, cpus=0.5))):
+        place = tmp_path / name
+        compare(*given, out=place, workers=workers, progress=False, leak=False, **options)
+    assert len(rows(tmp_path / "one")) > 8
+    assert rows(tmp_path / "one") == rows(tmp_path / "two") == rows(tmp_path / "three")
+
+
+def test_what_cannot_be_sent_to_workers_is_named(cluster: Any, tmp_path: Path) -> None:
+    lock, images = threading.Lock(), torch.rand(2, 3, 8, 8)
+
+    def locked(model: Classifier, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with lock:
+            return images.mean(1)
+
+    options: dict[str, Any] = {"value_step": 0.25, "percent_step": 0.25, "leak": False}
+    options |= {"out": tmp_path / "out", "workers": 1, "progress": False}
+    with pytest.raises(UserError, match=r"the method locked to workers \(TypeError: cannot pickle"):
+        compare(small_classifier(), images, {"locked": locked}, **options)
+    classifier = small_classifier()
+    classifier.model.lock = lock
+    with pytest.raises(UserError, match=r"cannot send the model .*locks.*or run without workers"):
+        compare(classifier, images, ["gradcam"], **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_worker_that_cannot_import_a_method_says_what_to_do(tmp_path: Path) -> None:
+    sys.modules["vanishing"] = module = types.ModuleType("vanishing")
+    exec(
+        "class Own:\n    def __call__(self, model, images, targets): return images[:, 0]",
+        vars(module),
+    )
+    job, store = small_job(tmp_path), Store(tmp_path / "out")
+    store.start({"images per unit": 2}, job.entries, 8)
+    job.sources["own"] = module.Own()
+    given = actors.ship(job, store, "scores", None, actors.Worker, device="cpu", threads=1)
+    del sys.modules["vanishing"]
+    found = actors.UnitActor(given).load()
+    assert found.is_final
+    assert "(No module named 'vanishing'): install it there, or set PYTHONPATH" in found.error
+
+
+def test_a_worker_that_cannot_see_the_run_says_so(cluster: Any, tmp_path: Path) -> None:
     job, store = small_job(tmp_path), Store(tmp_path / "elsewhere")
     given = actors.ship(job, store, "scores", None, actors.Worker, device="cpu", threads=1)
     found = actors.UnitActor(given).load()
@@ -192,6 +261,47 @@ def test_a_killed_driver_leaves_no_process_and_the_same_command_resumes(
     assert rows(tmp_path / "out") == wanted
     again = calls(tmp_path) - before
     assert again.total() == 16 // UNIT - done
+
+
+OUT_OF_MEMORY = """
+from pathlib import Path
+from faults import plant, small_job
+from sufficit import UserError
+from sufficit.runs.config import Workers
+from sufficit.runs.engine import run
+place = Path({place!r})
+job = small_job(place)
+plant(place, "hoard", text="5")
+try:
+    run(job, place / "out", progress=False, workers=Workers(count=1))
+except UserError as error:
+    print(error)
+"""
+
+
+def test_a_worker_that_ray_kills_for_its_memory_is_retried_and_then_reported(
+    tmp_path: Path,
+) -> None:
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, free = (int(lines[name].split()[0]) / 2**20 for name in ("MemTotal", "MemAvailable"))
+    if free < 6:
+        pytest.skip("less than 6 GiB of free memory")
+    paths = [str(Path(__file__).parent), *filter(None, sys.path)]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "RAY_memory_usage_threshold": f"{(total - free + 4) / total:.4f}",
+    }
+    environment.pop("RAY_AUTH_MODE", None)
+    words = [sys.executable, "-c", OUT_OF_MEMORY.format(place=str(tmp_path))]
+    found = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert "1 of 8 units failed 3 times: unit 2 (2 images" in found.stdout
+    assert "OutOfMemoryError: 1 worker(s) were killed" in found.stdout
+    assert "lower --batch-size or --unit-size, or have fewer workers" in found.stdout
+    assert "try 2 of 3" in found.stderr
+    state = Store(tmp_path / "out").state()
+    assert state.done == {"scores": 7}
+    assert "Out of memory: lower --batch-size" in state.failed[0]["reason"]
+    assert "log /" in state.failed[0]["reason"]
 
 
 def addresses(driver: int) -> list[str]:

@@ -360,3 +360,12 @@ def test_a_run_whose_images_vanish_stops_and_resumes(
     results = run_small(config, out, unit=2)
     assert not results.skipped
     assert_same_rows(tmp_path / "whole", out, METHODS)
+
+
+def test_images_per_unit_come_from_the_config_or_the_caller(photos: Path) -> None:
+    config, images = config_for(photos, unit_size=4), len(list_images(photos))
+    job = make_job(config)
+    assert [len(unit) for unit in job.units[:-1]] == [4] * ((images - 1) // 4)
+    assert sum(len(unit) for unit in job.units) == images
+    assert job.key()["images per unit"] == 4
+    assert make_job(config, unit=3).config.unit_size == 3  # what RUN.toml will say

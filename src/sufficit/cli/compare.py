@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 OPTIONS = (
     *("model", "data", "methods", "controls", "alpha_min", "score", "fill", "held_out_fill"),
     *("targets", "leak", "donors", "alpha_curve", "columns", "value_step", "percent_step"),
-    *("layer", "normalize", "compile", "batch_size", "device", "precision", "weights"),
-    *("num_classes", "size", "on_error", "save_heatmaps", "seed"),
+    *("layer", "normalize", "compile", "batch_size", "unit_size", "device", "precision"),
+    *("weights", "num_classes", "size", "on_error", "save_heatmaps", "seed"),
 )
 
 

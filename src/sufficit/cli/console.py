@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sufficit import __version__
-from sufficit.cli.options import WORKERS, config_of, run_options
+from sufficit.cli.options import config_of, run_options
 from sufficit.runs.config import RunConfig
 
 if TYPE_CHECKING:
@@ -40,25 +40,17 @@ def root(
 
 
 def config_options(*names: str, **defaults: Any) -> Callable[..., Callable[..., None]]:
-    """Give a command that has no workers these options of RunConfig; it gets them as `config`."""
+    """Give a command these options of RunConfig; it gets them as `config`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
-        def configured(given: dict[str, Any], workers: None, **values: Any) -> None:
+        def configured(given: dict[str, Any], **values: Any) -> None:
             command(config=config_of(given, fixed=defaults), **values)
 
-        offered = run_options(*names, defaults=defaults)(configured)
-        unused = {option.name: option.default for option in WORKERS.values()}
-
-        @wraps(offered)
-        def wrapped(**values: Any) -> None:
-            offered(**values, **unused)
-
-        parameters = inspect.signature(offered).parameters
-        shown = [p for name, p in parameters.items() if name not in (*unused, "config")]
-        wrapped.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # typer reads it
-        wrapped.__annotations__ = {p.name: p.annotation for p in shown}
-        return wrapped
+        own = inspect.signature(command, eval_str=True).parameters
+        kept = [p for name, p in own.items() if name != "config"]
+        configured.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]  # run_options reads it
+        return run_options(*names, defaults=defaults)(configured)
 
     return decorate
 

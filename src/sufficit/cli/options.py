@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
-from enum import StrEnum
 from functools import wraps
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -11,32 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import typer
 
 from sufficit.files import place
-from sufficit.runs.config import CONTROLS, METHODS, RunConfig, Workers, config_from, read_toml
-
-__all__ = ["CONTROLS", "METHODS"]
-
-
-class Precision(StrEnum):
-    """The dtype of the model's weights and inputs."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-
-
-class Targets(StrEnum):
-    """The class an image is explained and scored for."""
-
-    auto = "auto"
-    label = "label"
-    prediction = "prediction"
-
-
-class OnError(StrEnum):
-    """What an image that cannot be read does."""
-
-    skip = "skip"
-    stop = "stop"
+from sufficit.runs.config import RunConfig, Workers, config_from, read_toml
 
 
 def _declared(name: str, *flags: str) -> Any:
@@ -48,15 +22,6 @@ def _declared(name: str, *flags: str) -> Any:
     )
 
 
-ModelOption = Annotated[str, _declared("model")]
-MethodsOption = Annotated[str, _declared("methods", "--methods", "-m")]
-LayerOption = Annotated[str | None, _declared("layer")]
-SizeOption = Annotated[str | None, _declared("size")]
-WeightsOption = Annotated[str, _declared("weights")]
-ClassesOption = Annotated[int | None, _declared("num_classes", "--num-classes")]
-DeviceOption = Annotated[str, _declared("device")]
-PrecisionOption = Annotated[Precision, _declared("precision")]
-OnErrorOption = Annotated[OnError, _declared("on_error", "--on-error")]
 SeedOption = Annotated[int, _declared("seed")]
 OutOption = Annotated[  # words, because a Path would make s3:/ of s3://
     str, typer.Option("--out", help="Folder for the results.", rich_help_panel="Output")
@@ -108,13 +73,14 @@ def run_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these options of RunConfig; it gets their values as `given`, a dict.
 
-    Only what the command line sets is in `given`, so that a RUN.toml can set the rest. The options
-    of workers become one argument, `workers`.
+    Only what the command line sets is in `given`, so that a RUN.toml can set the rest. A command
+    with an argument `workers` has the options of workers too.
     """
     hints, changed = get_type_hints(RunConfig), dict(defaults or {})
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters
+        offered = WORKERS if "workers" in own else {}
         options = [_parameter(name, hints[name], changed) for name in names]
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.values()]
@@ -127,12 +93,14 @@ def run_options(
                 for name in names
             }
             given = {name: value for name, value in given.items() if was_given(ctx, name)}
-            chosen = {field: values.pop(option.name) for field, option in WORKERS.items()}
-            asked = Workers(**chosen)  # also without --workers, so that a wrong one is refused
-            distributed = asked.count is not None or asked.address is not None
-            command(given=given, workers=asked if distributed else None, **values)
+            if offered:
+                chosen = {field: values.pop(option.name) for field, option in offered.items()}
+                asked = Workers(**chosen)  # also without --workers, so that a wrong one is refused
+                distributed = asked.count is not None or asked.address is not None
+                values["workers"] = asked if distributed else None
+            command(given=given, **values)
 
-        parameters = [context, *options, *WORKERS.values(), *kept]
+        parameters = [context, *options, *offered.values(), *kept]
         wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
         wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
         return wrapped
@@ -191,9 +159,3 @@ def _plain(name: str, value: Any) -> Any:
 
 def _choices(kinds: tuple[Any, ...]) -> set[str]:
     return {c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)}
-
-
-MethodOption = MethodsOption
-TargetsOption = Annotated[Targets, _declared("targets")]
-DevicesOption = Annotated[int, typer.Option(help="Number of GPUs or processes.", min=1)]
-NodesOption = Annotated[int, typer.Option("--num-nodes", help="Number of machines.", min=1)]

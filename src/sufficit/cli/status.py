@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Annotated
 
 import typer
@@ -9,6 +10,8 @@ import typer
 from sufficit.cli.console import app, literal, out
 from sufficit.cli.options import JsonOption
 from sufficit.files import place
+
+SHOWN = 5  # images of a failed unit
 
 
 @app.command()
@@ -26,19 +29,35 @@ def status(
     """
     from sufficit.runs.store import Store
 
-    state = Store(place(run)).state()
+    store = Store(place(run))
+    state = store.state()
+    stage = next((name for name, done in state.done.items() if done < state.units), "")
+    left = state.units - state.done.get(stage, state.units)
+    pace = store.pace(stage) if stage else None
+    size = state.images / max(1, state.units)
+    rates = {
+        "images_per_second": round(pace.units_per_second * size, 3) if pace else None,
+        "seconds_left": round(left / pace.units_per_second, 1) if pace else None,
+        "seconds_since_last_unit": round(pace.idle, 1) if pace else None,
+    }
     if as_json:
-        typer.echo(json.dumps(asdict(state), indent=2))
+        typer.echo(json.dumps(asdict(state) | rates, indent=2))
         return
     if state.is_finished:
         out.print(f"Finished: {state.images} images.")
         return
-    for stage, done in state.done.items():
-        out.print(f"{stage}: {done} of {state.units} units")
+    for name, done in state.done.items():
+        out.print(f"{name}: {done} of {state.units} units")
     out.print(f"{state.done_images} of {state.images} images")
+    if pace:
+        ahead, idle = (
+            timedelta(seconds=round(s)) for s in (left / pace.units_per_second, pace.idle)
+        )
+        speed = f"{pace.units_per_second * size:.3g} images/s"
+        out.print(f"{speed} lately, about {ahead} left. The last unit was done {idle} ago.")
     for one in state.failed:
-        first = one["images"][:1] or ["the donors for leakage"]
-        what = f"unit {one['unit']} ({len(one['images'])} images, first {first[0]})"
-        out.print(literal(f"Failed: {what}: {one['reason']}"))
+        named = ", ".join(one["images"][:SHOWN]) or "the donors for leakage"
+        more = f" and {len(one['images']) - SHOWN} more" if len(one["images"]) > SHOWN else ""
+        out.print(literal(f"Failed: unit {one['unit']} ({named}{more}): {one['reason']}"))
     if state.failed:
-        out.print("Run the same command again to retry failed units.")
+        out.print("Run the same command again to retry failed units; --json names all images.")

@@ -18,7 +18,6 @@ from sufficit.cli.console import (
     print_skipped,
     warn,
 )
-from sufficit.cli.options import NodesOption
 from sufficit.files import CHECKPOINT, check_output, place
 from sufficit.runs.config import RunConfig
 
@@ -71,7 +70,7 @@ def train_lax(
         typer.Option("--cache-features", help="Compute features once; keeps all images in memory."),
     ] = False,
     devices: Annotated[int, typer.Option(help="Number of GPUs, or of CPU processes.", min=1)] = 1,
-    num_nodes: NodesOption = 1,
+    num_nodes: Annotated[int, typer.Option(help="Number of machines.", min=1)] = 1,
     precision: Annotated[
         Literal["fp32", "bf16"], typer.Option(help="bf16 is mixed precision: weights stay fp32.")
     ] = "fp32",

@@ -63,7 +63,8 @@ def reproduce(
     """Train the classifier and LAX, score every method on test images, write results and report.
 
     A stage whose files are in `out` is skipped, and an interrupted one resumes. `asked` are fields
-    of a TablePlan. With `workers` Ray scores the images; training stays in this process.
+    of a TablePlan. With `workers` Ray trains the adapters, each on a device of its own, and scores
+    the images; the classifier is trained in this process.
     """
     if overwrite:
         plans.clear(out)
@@ -91,7 +92,7 @@ class TablePipeline:
     device: torch.device
     say: Callable[[str], None] = print
     progress: bool | Progress | None = None
-    workers: Workers | None = None  # of scoring
+    workers: Workers | None = None  # of the adapters and of scoring
 
     def train_classifier(self) -> None:
         """Train the classifier, fold its batch norms, save it, measure its test accuracy."""
@@ -137,22 +138,40 @@ class TablePipeline:
         self.say(f"  test accuracy {right:.1%} on {len(sets.test)} images")
 
     def train_adapters(self) -> None:
-        """Train an adapter for each recipe and seed."""
-        plan = self.plan
-        plans.check_same(self.out, "recipes", plan.recipe_values)
-        for name, (recipe, seed) in plan.adapters.items():
-            folder = self.out / "adapters" / name
-            if (folder / TRAINED).exists():
-                continue
-            options = {"recipe": plan.recipe(recipe), "seed": seed, "progress": self.progress}
-            loader, start = self.loader, time.monotonic()
-            with self._timed(f"adapter {name}"), quiet():
-                lax = self.train_adapter(loader, out=folder, **options)
-                took = round(time.monotonic() - start, 2)
-                facts = {"seed": seed, "recipe": recipe, "seconds": took}
-                save_json(folder / TRAINED, self._provenance() | facts)
-                (folder / CHECKPOINT).unlink(missing_ok=True)
-            self.say(f"  validation MSI {lax.trained['history'][-1]['msi']:.3f}")
+        """Train an adapter for each recipe and seed; with workers, several at the same time."""
+        plans.check_same(self.out, "recipes", self.plan.recipe_values)
+        folder = self.out / "adapters"
+        missing = [name for name in self.plan.adapters if not (folder / name / TRAINED).exists()]
+        if self.workers is not None and missing:
+            self._train_on_workers(missing, self.workers)
+            return
+        for name in missing:
+            self.loader  # noqa: B018  # read before the clock of the adapter starts
+            with self._timed(f"adapter {name}"):
+                value = self.train_named(name)
+            self.say(f"  validation MSI {value:.3f}")
+
+    def _train_on_workers(self, names: list[str], workers: Workers) -> None:
+        from sufficit.reproduce.adapters import train_on
+        from sufficit.runs.distributed import RayCluster
+
+        with RayCluster(workers, self.device) as cluster:
+            for name, took, value in train_on(cluster, self, names):
+                self._add_seconds(f"adapter {name}", took)
+                self.say(f"adapter {name}: {took:.1f} s, validation MSI {value:.3f}")
+
+    def train_named(self, name: str) -> float:
+        """Train an adapter of the table, or resume it; return its validation MSI."""
+        (recipe, seed), folder = self.plan.adapters[name], self.out / "adapters" / name
+        options = {"recipe": self.plan.recipe(recipe), "seed": seed, "progress": self.progress}
+        loader, start = self.loader, time.monotonic()
+        with quiet():
+            lax = self.train_adapter(loader, out=folder, **options)
+            took = round(time.monotonic() - start, 2)
+            facts = {"seed": seed, "recipe": recipe, "seconds": took}
+            save_json(folder / TRAINED, self._provenance() | facts)
+            (folder / CHECKPOINT).unlink(missing_ok=True)
+        return float(lax.trained["history"][-1]["msi"])
 
     def train_adapter(self, loader: Shuffled, **options: Any) -> Lax:
         """An adapter of the classifier; images held out from training select the epoch."""
@@ -284,7 +303,9 @@ class TablePipeline:
         finally:
             took = time.monotonic() - start
             if (self.out / PLAN).exists():  # a failed start leaves nothing
-                known = seconds_in(self.out)
-                total = round(known.get(stage, 0) + took, 2)
-                save_json(self.out / SECONDS, known | {stage: total})
+                self._add_seconds(stage, took)
         self.say(f"{stage}: {took:.1f} s")
+
+    def _add_seconds(self, stage: str, took: float) -> None:
+        known = seconds_in(self.out)
+        save_json(self.out / SECONDS, known | {stage: round(known.get(stage, 0) + took, 2)})

@@ -26,6 +26,8 @@ from sufficit.runs.job import Job
 from sufficit.runs.store import KEY, UNITS, Store
 
 DRAW_DONORS = -1  # the number of the task that comes before the units
+NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+MORE_MEMORY = "Out of memory: lower --batch-size or --unit-size, or have fewer workers per machine"
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,9 @@ class UnitActor:
         try:
             with quiet():
                 work()
-        except UserError as error:
-            return Outcome(str(error), is_final=True)
         except Exception as error:
+            if isinstance(error, UserError) and not lacks_memory(error):
+                return Outcome(str(error), is_final=True)
             traceback.print_exc()
             return Outcome(short(error))
         return Outcome(sizes=dict(self.worker.loader.sizes))
@@ -120,7 +122,15 @@ class UnitActor:
         torch.set_float32_matmul_precision(given.matmul)
         torch.backends.cudnn.allow_tf32 = given.tf32
         # The bytes come from our own driver, which the token of the cluster vouches for.
-        loaded = torch.load(io.BytesIO(given.job), map_location=given.devices, weights_only=False)
+        try:
+            loaded = torch.load(
+                io.BytesIO(given.job), map_location=given.devices, weights_only=False
+            )
+        except (ImportError, AttributeError) as error:
+            raise UserError(
+                f"{host} cannot import what the model or a method needs ({error}): install it"
+                " there, or set PYTHONPATH on all machines"
+            ) from error
         job, kind, alpha_min, self.stage = loaded
         if given.probe is not None and not job.entries[given.probe].image.is_there():
             raise UserError(
@@ -168,7 +178,10 @@ def ship(
         cloudpickle.register_pickle_by_value(module)
     packed = io.BytesIO()
     shipped = replace(job, entries=job.entries.at(store.manifest.absolute()))
-    torch.save((shipped, kind, alpha_min, stage), packed, pickle_module=cloudpickle)
+    try:
+        torch.save((shipped, kind, alpha_min, stage), packed, pickle_module=cloudpickle)
+    except Exception as error:
+        raise _cannot_send(job, error) from error
     here = job.classifier.device
     return Shipment(
         packed.getvalue(),
@@ -188,8 +201,35 @@ def end_process(number: int) -> None:
 
 
 def short(error: BaseException) -> str:
-    """The kind of an error and the start of its message."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    """The kind of an error, the start of its message, and what helps if memory was short."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return f"{text}. {MORE_MEMORY}" if lacks_memory(error) else text
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error, or its cause, is a lack of memory; another try may find more."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True  # Ray's and torch's have that name
+    if any(words in str(error) for words in NO_MEMORY):
+        return True
+    return error.__cause__ is not None and lacks_memory(error.__cause__)
+
+
+def _cannot_send(job: Job, error: Exception) -> UserError:
+    """What of a job cannot be pickled."""
+    from ray import cloudpickle
+
+    parts: dict[str, object] = {"the model": job.classifier}
+    parts |= {f"the method {name}": source for name, source in job.sources.items()}
+    for what, part in parts.items():
+        try:
+            cloudpickle.dumps(part)
+        except Exception as found:
+            return UserError(
+                f"cannot send {what} to workers ({short(found)}): open files, locks and connections"
+                " when it is called, or run without workers"
+            )
+    return UserError(f"cannot send the run to workers ({short(error)}): run without workers")
 
 
 def _own_modules() -> list[ModuleType]:

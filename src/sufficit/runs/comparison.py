@@ -17,7 +17,7 @@ from sufficit.data.images import ImageSource, open_images
 from sufficit.errors import UserError
 from sufficit.files import check_output, place
 from sufficit.progress import Progress
-from sufficit.runs.config import METHODS, config_from
+from sufficit.runs.config import METHODS, Workers, config_from
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job, sources_named, with_controls
 from sufficit.runs.maps import MapTensor, Source
@@ -36,6 +36,7 @@ def compare(
     out: Path | str | None = None,
     overwrite: bool = False,
     progress: bool | Progress | None = None,
+    workers: int | Workers | None = None,
     **options: Any,
 ) -> RunResults:
     """Score every heatmap source on the same images and test which differences are significant.
@@ -43,8 +44,9 @@ def compare(
     `images` is a tensor [N,C,H,W] in 0..1, or a folder or tar shards as the command line takes
     them. A source is a method's name, a trained Lax, a function (classifier, images, targets) ->
     [N,H,W], a word as in `--methods`, or heatmaps [N,H,W]. `out` keeps the run: after an
-    interruption, call it again to resume. Further options are those of `sufficit compare`, such as
-    alpha_min, fill or leak=False.
+    interruption, call it again to resume. `workers=4` has Ray start four processes here, and
+    `workers=Workers(address="auto")` joins a cluster. Further options are those of
+    `sufficit compare`, such as alpha_min, fill or leak=False.
     """
     check_classifier(classifier)
     if isinstance(images, Tensor):
@@ -72,7 +74,8 @@ def compare(
         folders = [] if isinstance(images, Tensor) else [place(images)]
         check_output(folder, folders, overwrite=overwrite, command="compare")
     job = make_job(config, classifier=classifier, images=source, sources=sources)
-    return run(job, folder, overwrite=overwrite, progress=progress)
+    asked = Workers(workers) if isinstance(workers, int) else workers
+    return run(job, folder, overwrite=overwrite, progress=progress, workers=asked)
 
 
 def _source(given: Source | Tensor) -> Source:

@@ -95,6 +95,9 @@ class RunConfig:
     batch_size: int | None = _option(
         None, COMPUTE, "Masked images per forward pass.", least=1, most=10**9
     )
+    unit_size: int = _option(
+        32, COMPUTE, "Images per unit of work: what a crash loses, and a file.", least=1, most=10**6
+    )
     save_heatmaps: bool = _option(
         False, OUTPUT, "Also write METHOD/heatmaps.npz at image size (large)."
     )

@@ -85,9 +85,7 @@ class RayCluster:
         kind: type[Worker],
     ) -> None:
         """Compute the missing units of a stage by actors."""
-        if not self.ray.is_initialized():
-            self._start_here() if self.workers.address is None else self._join()
-            self.connected = True
+        self.connect()
         store.clear_failures()
         # One thread per reserved CPU: more would wait for each other.
         device, threads = self.device, max(1, int(self.workers.cpus))
@@ -100,6 +98,12 @@ class RayCluster:
             dispatch.finish(missing)
         finally:
             dispatch.stop()
+
+    def connect(self) -> None:
+        """Start Ray or join its cluster, unless this process has done so."""
+        if not self.ray.is_initialized():
+            self._start_here() if self.workers.address is None else self._join()
+            self.connected = True
 
     def _start_here(self) -> None:
         """Start Ray for this run alone: on the loopback, with a token that only this run has."""
@@ -314,7 +318,7 @@ class Dispatch:
             else:
                 self.failed[unit] = f"{reason} ({place.text})"
                 names = self.job.units[unit].names if unit != DRAW_DONORS else []
-                self.store.write_failure(self.stage, unit, names, reason)
+                self.store.write_failure(self.stage, unit, names, self.failed[unit])
         _warn(f"worker {slot.number} {what}: {reason} ({place.text})")
         if all(other.failed_starts >= TRIES for other in self.slots):
             raise UserError(

@@ -41,7 +41,6 @@ from sufficit.runs.config import CONTROLS, RunConfig
 from sufficit.runs.maps import MapFile, MapTensor, Source
 from sufficit.runs.store import UNIT_SIZE, UNITS
 
-UNIT = 32  # images
 RESERVED = ("overlays", UNITS)  # folders of a run
 
 
@@ -119,9 +118,9 @@ class Job:
 
     def key(self) -> dict[str, Any]:
         """All that must be the same to resume. Model, data and sources count by their content."""
-        config = asdict(self.config)
-        for name in ("model", "data", "methods", "controls", "save_heatmaps", "weights", "compile"):
-            del config[name]
+        other = ["model", "data", "methods", "controls", "save_heatmaps", "weights", "unit_size"]
+        other += ["compile"]  # what comes of it is below
+        config = {name: one for name, one in asdict(self.config).items() if name not in other}
         fills = [fill for fill in (self.fill, self.held_out_fill) if isinstance(fill, Tensor)]
         classifier = self.classifier
         return config | {
@@ -171,12 +170,13 @@ def make_job(
     classifier: Classifier | None = None,
     images: ImageSource | None = None,
     sources: Mapping[str, Source] | None = None,
-    unit: int = UNIT,
+    unit: int | None = None,
 ) -> Job:
     """The job of a config. What is wrong with it is said here, before any image is scored.
 
-    A classifier, images or sources that are given take the place of those the config names.
+    A classifier, images, sources or a size of units take the place of those the config names.
     """
+    config = config if unit is None else replace(config, unit_size=unit)
     named = sources_named(config) if sources is None else dict(sources)
     for name in named:
         check_name(name)
@@ -189,7 +189,7 @@ def make_job(
     )
     check_asking(plan, fill, held_out, config.batch_size)
     images = open_images(place(config.data)) if images is None else images
-    entries = listed(images, unit)
+    entries = listed(images, config.unit_size)
     numbers = numbers_for(classifier, entries.words, entries.loose, images, config.targets)
     entries = entries.labelled(numbers)
     methods = {name: s for name, s in named.items() if not isinstance(s, MapFile | MapTensor)}

@@ -1,6 +1,7 @@
 """The units of a run on disk: a file per unit and stage, whole or absent; the rule for resuming."""
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ FILES = (
 )
 HEADER, MOST_HEADER = 2**16, 2**27  # bytes that are first asked for the facts of a unit
 FORMAT = 4  # of the files below units/; a run of another format is not resumed
+RECENT = 100  # units that the pace of a run is read from
 MACHINE = ("device", "torch")  # may differ when every unit is there: the rest is merging
 
 
@@ -180,6 +182,17 @@ class Store:
         counts = {stage: len(found) for stage, found in done.items()}
         return RunState(counts, -(-images // size), done_images, images, failed)
 
+    def pace(self, stage: str) -> "Pace | None":
+        """How fast units of a stage were done lately; None where fewer than two are known."""
+        recent = sorted(self.done(stage))[-RECENT:]
+        try:
+            times = sorted(self.path(stage, unit).stat().st_mtime for unit in recent)
+        except OSError:  # the run has just ended
+            return None
+        if len(times) < 2 or times[-1] <= times[0]:
+            return None
+        return Pace((len(times) - 1) / (times[-1] - times[0]), max(0.0, time.time() - times[-1]))
+
     def start(
         self,
         key: Mapping[str, Any],
@@ -217,6 +230,14 @@ class RunState:
     images: int
     failed: list[dict[str, Any]]  # unit, stage, images and reason
     is_finished: bool = False
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast units are done."""
+
+    units_per_second: float
+    idle: float  # seconds since the last one
 
 
 @contextmanager

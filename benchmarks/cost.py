@@ -1,0 +1,189 @@
+"""What a run costs up to a billion images, computed from rates that were measured.
+
+    python benchmarks/cost.py                       # the table of docs/scale.md
+    python benchmarks/cost.py --price 2 --gpus 8    # with your own price and number of GPUs
+    python benchmarks/cost.py --measure             # bytes per image, from a small run here
+
+Nothing in the table is measured at its size. The rate is that of `compare` on files with one H200
+(results/compare-h200.json: ResNet50, 224 px, bf16), the calls are those of the plan, and the bytes
+are those of a small run with maps of 7x7 cells (results/storage-cpu.json). Prices are inputs.
+"At most" is the disk just before a run ends and deletes its units. Of requests to object storage,
+it counts a GET per image, and for each of the three files of a unit a PUT and a GET.
+"""
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from sufficit import Classifier
+from sufficit.data.images import ImageSource
+from sufficit.metrics.plan import make_plan
+from sufficit.provenance import provenance
+from sufficit.runs.config import CONTROLS, METHODS, RunConfig, config_from
+from sufficit.runs.engine import compute
+from sufficit.runs.job import make_job
+from sufficit.runs.merge import write_results
+from sufficit.runs.store import SCORES, Store
+
+RESULTS = Path(__file__).parent / "results"
+STORAGE = RESULTS / "storage-cpu.json"
+SIZES = (10**6, 10**8, 10**9)
+MEASURED = 64  # images of the small run
+SIDE, SHOWN = 224, 18  # pixels of an image, and most images per unit that a report may show
+OFTEN = 3  # files of a unit: scores, heatmaps, pixels
+BYTES = (
+    "bytes of scores.parquet per image and method",
+    "bytes of heatmaps per image and method",
+    "bytes of curves.parquet per image, method and band",
+    "bytes of predictions per image, method and band, while it runs",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A kind of run, in words, and what it asks the model."""
+
+    words: str
+    methods: int
+    leak: bool = False
+    columns: tuple[str, ...] | None = None
+    value_step: float = RunConfig.value_step
+    percent_step: float = RunConfig.percent_step
+
+    @property
+    def bands(self) -> int:
+        """Bands per image and method."""
+        steps = {"value_step": self.value_step, "percent_step": self.percent_step}
+        return len(make_plan(columns=self.columns, **steps).asks)
+
+    @property
+    def calls(self) -> int:
+        """Calls of the model per image, at most: bands of the plan and masks of leakage."""
+        leaked = 2 * RunConfig.donors + 5 if self.leak else 0
+        return self.methods * (self.bands + leaked)
+
+
+RUNS = (
+    Run("one method, MSI in steps of 0.05", 1, columns=("msi",), value_step=0.05, percent_step=0.1),
+    Run("one method, eleven columns", 1),
+    Run("`compare` as it is: 5 CAMs, 2 controls, leakage", len((*METHODS, *CONTROLS)), leak=True),
+)
+
+
+def rate() -> float:
+    """Calls per second of one GPU in a whole run on files."""
+    found = json.loads((RESULTS / "compare-h200.json").read_text())["results"]
+    return float(found["passes"] / found["seconds"])
+
+
+def compute_table(price: float, gpus: int, unit: int, put: float, get: float) -> list[list[str]]:
+    """A row per kind of run and number of images."""
+    storage = json.loads(STORAGE.read_text())["results"]
+    rows = []
+    for run in RUNS:
+        for images in SIZES:
+            hours = images * run.calls / rate() / 3600
+            each, maps, curves, predictions = (storage[name] for name in BYTES)
+            kept = images * run.methods * (each + maps + curves * run.bands)
+            pixels = math.ceil(images / unit) * SHOWN * 3 * SIDE**2
+            most = kept + images * run.methods * predictions * run.bands + pixels
+            requests = images * get / 1000 + math.ceil(images / unit) * OFTEN * (put + get) / 1000
+            rows.append(
+                [
+                    run.words,
+                    f"10^{round(math.log10(images))}",
+                    f"{run.calls:,}",
+                    _few(hours),
+                    _few(hours / gpus / 24),
+                    _few(hours * price),
+                    _few(kept / 1e9),
+                    _few(most / 1e9),
+                    _few(requests),
+                ]
+            )
+    return rows
+
+
+def table(price: float, gpus: int, unit: int, put: float, get: float) -> str:
+    """The rows as Markdown."""
+    head = ["run", "images", "calls per image", "GPU-hours", f"days on {gpus} GPUs"]
+    head += [f"GPUs at ${price:g} an hour, $", "results, GB", "at most, GB"]
+    head += ["requests, $"]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+    lines += compute_table(price, gpus, unit, put, get)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _few(value: float) -> str:
+    """Two significant digits.
+
+    >>> _few(123456.0), _few(0.0123), _few(4.56)
+    ('120,000', '0.012', '4.6')
+    """
+    if value == 0:
+        return "0"
+    digits = 1 - math.floor(math.log10(abs(value)))
+    return f"{round(value, digits):,.{max(0, digits)}f}"
+
+
+def measure(images: int = MEASURED) -> dict[str, float]:
+    """Bytes of a small run of `compare` as it is, while it runs and kept."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(3, 8, 32, 32), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+    classifier = Classifier(nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 10)).eval(), "1")
+    pixels = torch.rand(images, 3, SIDE, SIDE)
+    source = ImageSource.from_tensors(pixels, None, [k % 10 for k in range(images)])
+    options = {"model": "", "data": "", "donors": 2, "alpha_curve": False}
+    job = make_job(config_from(options), classifier=classifier, images=source)
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder))
+        store.start(job.key(), job.entries, len(job.units))
+        compute(job, store, SCORES, progress=False)
+        during = _bytes(store.folder, "units/scores-*")
+        files = len([*store.folder.glob("*/*-000000.safetensors")]) - 1  # the donors' is one
+        write_results(job, store, 0.5, flat=False, temporary=False)
+        rows = {name: _bytes(store.folder, f"*/{name}.parquet") for name in ("scores", "curves")}
+        maps = _bytes(store.folder, "heatmaps/*")
+    assert files == OFTEN, files
+    each = images * len(job.sources)
+    bands = each * len(job.plan.asks)
+    found = (rows["scores"] / each, maps / each, rows["curves"] / bands, during / bands)
+    return dict(zip(BYTES, found, strict=True)) | {"images": images}
+
+
+def _bytes(folder: Path, pattern: str) -> int:
+    return sum(path.stat().st_size for path in folder.glob(pattern))
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--price", type=float, default=3.0, help="dollars per GPU-hour")
+    parser.add_argument("--gpus", type=int, default=64)
+    parser.add_argument("--unit-size", type=int, default=256, help="images per unit")
+    parser.add_argument("--put", type=float, default=0.005, help="dollars per 1,000 PUT requests")
+    parser.add_argument("--get", type=float, default=0.0004, help="dollars per 1,000 GET requests")
+    parser.add_argument("--measure", action="store_true", help="measure the bytes of a small run")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str]) -> str:
+    """What the script prints."""
+    asked = parse(words)
+    if not asked.measure:
+        return table(asked.price, asked.gpus, asked.unit_size, asked.put, asked.get)
+    facts = provenance({"argv": [*words]}, torch.device("cpu"), torch.float32)
+    text = json.dumps(facts | {"results": measure()}, indent=2)
+    STORAGE.write_text(text + "\n")
+    return text
+
+
+if __name__ == "__main__":
+    print(main(sys.argv[1:]))
