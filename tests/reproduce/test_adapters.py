@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ def two_cpus() -> Iterator[None]:
     """Ray on this machine for all tests of the file."""
     options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
     ray.init(address="local", num_cpus=2, object_store_memory=10**8, **options)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
     yield
     ray.shutdown()
 
