@@ -40,12 +40,7 @@ def place(word: str | Path) -> Path:
     text = str(word)  # of a UPath too, which is no Path
     if not is_remote(text):
         return Path(re.sub(r"^(file|local)://", "", text))
-    if without_secrets(text) != text:
-        raise UserError(
-            f"{without_secrets(text)} holds credentials, which would be written to the results: set"
-            " them in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE,"
-            " GOOGLE_APPLICATION_CREDENTIALS, HF_TOKEN) and give the path alone"
-        )
+    refuse_secrets(text)
     try:
         from sufficit.storage import RemotePath
 
@@ -61,6 +56,16 @@ def place(word: str | Path) -> Path:
         reason = without_secrets(str(error))
         raise UserError(f"{text} is no path ({reason}): write s3://BUCKET/FOLDER") from error
     return cast(Path, found)
+
+
+def refuse_secrets(word: str) -> None:
+    """Raise for a URL with credentials, which results, logs and errors would repeat."""
+    if (shown := without_secrets(word)) != word:
+        raise UserError(
+            f"{shown} holds credentials, which would be written to the results: set them in the"
+            " environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE,"
+            " GOOGLE_APPLICATION_CREDENTIALS, HF_TOKEN) and give the path alone"
+        )
 
 
 def is_remote(path: str | Path) -> bool:
