@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
-from sufficit.errors import UserError, without_secrets
+from sufficit.errors import GoneError, UserError, without_secrets
 
 if TYPE_CHECKING:
     from sufficit.storage import RemotePath
@@ -236,6 +236,8 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
         if path.stat().st_size > most:
             raise ValueError(f"it has {path.stat().st_size} bytes, the limit is {most}")
         return json.loads(path.read_text(encoding="utf-8"))
+    except GoneError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} could not be read: {error}") from error
 

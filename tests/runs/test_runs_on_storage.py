@@ -2,16 +2,27 @@
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from object_server import KEY, SECRET, ObjectServer, busy, denied, environment_with
+from object_server import (
+    KEY,
+    SECRET,
+    ObjectServer,
+    busy,
+    denied,
+    environment_with,
+    missing,
+)
 from small_runs import FLAGS, assert_same_rows, config_for, interrupted, run_small
 from sufficit import Classifier, Lax
+from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.errors import GoneError, UserError
 from sufficit.files import place
 from sufficit.runs.results import RunResults
@@ -137,6 +148,36 @@ def test_a_server_lost_in_the_middle_stops_the_run_and_it_resumes(
     assert_same_rows(tmp_path / "whole", copy, ("gradcam", "layercam"))
 
 
+def test_a_server_lost_while_results_are_read_says_so(
+    photos: Path, bucket: str, object_server: ObjectServer, sufficit
+) -> None:
+    out = place(f"{bucket}/out")
+    run_small(config_for(photos), out)
+    for name in ("run.json", "summary.json", "gradcam/scores.parquet", "shown.safetensors"):
+        object_server.faults[:] = [denied("GET", name)]
+        ran = sufficit("report", out)
+        assert ran.code == 2
+        assert f"{bucket}/out/{name} can't be reached" in ran.err
+    object_server.faults[:] = [denied("GET", "heatmaps-")]
+    assert "can't be reached" in sufficit("figure", out, "--images", "9").err
+    object_server.faults.clear()
+    assert RunResults.read(out).record["n"] == 11
+
+
+def test_a_server_lost_while_units_are_merged_drops_no_column(
+    photos: Path, bucket: str, object_server: ObjectServer, tmp_path: Path
+) -> None:
+    config, out = config_for(photos, alpha_min="search"), place(f"{bucket}/out")
+    run_small(config, tmp_path / "whole")
+    object_server.faults.append(denied("GET", "leak-000001"))
+    with pytest.raises(GoneError, match="leak-000001"):
+        run_small(config, out)
+    object_server.faults.clear()
+    run_small(config, out)
+    copy = object_server.download(f"{bucket}/out", tmp_path / "copy")
+    assert_same_rows(tmp_path / "whole", copy, ("gradcam", "layercam"))
+
+
 def test_half_an_upload_is_no_unit(
     photos: Path, bucket: str, object_server: ObjectServer, tmp_path: Path
 ) -> None:
@@ -196,3 +237,106 @@ def test_a_run_killed_on_object_storage_resumes(
     run_small(config_for(photos), place(f"{bucket}/out"))
     copy = object_server.download(f"{bucket}/out", tmp_path / "copy")
     assert_same_rows(tmp_path / "whole", copy, ("gradcam", "layercam"))
+
+
+def test_explain_and_evaluate_work_on_object_storage(
+    inputs: tuple[str, str], bucket: str, object_server: ObjectServer, sufficit, tmp_path: Path
+) -> None:
+    local, remote = inputs
+    drawn = {}
+    for folder, out in ((local, f"{local}/drawn"), (remote, f"{bucket}/drawn")):
+        given = ("--model", f"{folder}/net", "--methods", f"gradcam,{folder}/digits-lax")
+        drawn[folder] = sufficit("explain", f"{folder}/digits", *given, "--out", out)
+        assert drawn[folder].code == 0, drawn[folder].err
+    assert f"{bucket}/drawn/gradcam.npz" in drawn[remote].words
+    copy = object_server.download(f"{bucket}/drawn", tmp_path / "copy")
+    for path in (p for p in (Path(local) / "drawn").rglob("*") if p.is_file()):
+        name = path.relative_to(Path(local) / "drawn")
+        if name.suffix == ".npz":  # the archive holds the time
+            with HeatmapFile(path) as one, HeatmapFile(copy / name) as other:
+                assert one.digest() == other.digest()
+        elif name.name != "run.json":
+            assert (copy / name).read_bytes() == path.read_bytes()
+    scored = {}
+    for folder, out in ((local, f"{local}/run"), (remote, f"{bucket}/run")):
+        maps = f"{folder if folder == local else bucket}/drawn/gradcam.npz"
+        given = ("--model", f"{folder}/net", "--data", f"{folder}/digits", "--heatmaps", maps)
+        ran = sufficit("evaluate", *given, "--out", out, "--json", *FLAGS)
+        assert ran.code == 0, ran.err
+        scored[folder] = json.loads(ran.out)["columns"]
+    assert scored[local] == scored[remote]
+    image = sufficit("explain", f"{remote}/digits/{first_image(local)}", *given[:2], "--out", local)
+    assert image.code == 0, image.err
+
+
+def first_image(folder: str) -> str:
+    digits = Path(folder) / "digits"
+    return min(digits.rglob("*.png")).relative_to(digits).as_posix()
+
+
+def test_an_object_that_is_gone_is_skipped_and_a_lost_server_is_not(
+    inputs: tuple[str, str], bucket: str, object_server: ObjectServer, sufficit
+) -> None:
+    local, remote = inputs
+    name = first_image(local)
+    object_server.faults.append(missing("GET", name))
+    ran = sufficit(*words(remote, f"{bucket}/out"))
+    assert ran.code == 0, ran.err
+    assert f"Skipped {name}: can't be opened" in ran.err
+    object_server.faults[:] = [denied("GET", "/digits/")]
+    ran = sufficit(*words(remote, f"{bucket}/other"))
+    assert ran.code == 2
+    assert "can't be reached" in ran.err
+    assert "skipped" not in ran.err.lower()
+    object_server.faults.clear()
+    for flag in ("--data", "--model", "--out"):
+        ran = sufficit(*words(remote, f"{bucket}/three"), flag, "s3://no-such-bucket/x")
+        assert (ran.code, "Traceback" in ran.err) == (2, False)
+        assert "s3://no-such-bucket/x" in ran.err
+
+
+@pytest.mark.slow
+def test_workers_of_ray_read_and_write_object_storage(
+    inputs: tuple[str, str], bucket: str, object_server: ObjectServer, sufficit, tmp_path: Path
+) -> None:
+    _, remote = inputs
+    assert sufficit(*words(remote, f"{bucket}/here")).code == 0
+    ran = sufficit(*words(remote, f"{bucket}/ray"), "--workers", "1")
+    assert ran.code == 0, ran.err
+    copies = [object_server.download(f"{bucket}/{n}", tmp_path / n) for n in ("here", "ray")]
+    assert_same_rows(*copies, ("gradcam", "digits-lax", "maps"))
+    assert SECRET not in ran.out + ran.err
+
+
+@pytest.mark.slow
+def test_another_server_gives_the_same_run(
+    inputs: tuple[str, str], tmp_path: Path, object_server: ObjectServer, bucket: str, sufficit
+) -> None:
+    local, _ = inputs
+    assert sufficit(*words(local, f"{local}/out")).code == 0
+    folder = tmp_path / "served" / "birds"
+    folder.mkdir(parents=True)
+    for name in ("digits", "net", "digits-lax"):
+        shutil.copytree(Path(local) / name, folder / name)
+    shutil.copy(Path(local) / "maps.npz", folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    program = Path(sys.executable).with_name("rclone")
+    command = [program, "serve", "s3", folder.parent, "--addr", address]
+    command += ["--auth-key", f"{KEY},{SECRET}", "--config", "/dev/null", "--vfs-cache-mode", "off"]
+    source = Path(sys.modules["sufficit"].__file__ or "").parents[1]
+    env = environment_with(object_server) | {"AWS_ENDPOINT_URL": f"http://{address}"}
+    env |= {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "AWS_MAX_ATTEMPTS": "10"}
+    env |= {"AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required"}  # as docs/storage.md says
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        given = [sys.executable, "-m", "sufficit.cli", *words("s3://birds", "s3://birds/out")]
+        ran = subprocess.run(
+            given, env=env, capture_output=True, text=True, timeout=300, check=False
+        )
+    finally:
+        server.terminate()
+        server.wait()
+    assert ran.returncode == 0, ran.stderr
+    assert_same_rows(Path(local) / "out", folder / "out", ("gradcam", "digits-lax", "maps"))
