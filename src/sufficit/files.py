@@ -89,6 +89,16 @@ def local_file(path: Path) -> Iterator[Path]:
         yield copy
 
 
+def names_in(folder: Path) -> list[str]:
+    """The names of all that is in a folder, if it exists."""
+    try:
+        if is_remote(folder):
+            return [name for name, _, _ in cast("RemotePath", folder).entries()]
+        return os.listdir(folder)  # noqa: PTH208  # a Path for each of many names takes long
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def remove_folder(folder: Path) -> None:
     """Delete a folder with all that is in it, if it exists."""
     if is_remote(folder):
@@ -101,9 +111,10 @@ def check_output(
     folder: Path, sources: Sequence[Path] = (), *, overwrite: bool = True, command: str = ""
 ) -> None:
     """Raise, before any work is done, if results cannot be written or would do harm."""
-    if str(folder).startswith("hf://"):  # a commit per file, and thousands of files
+    if str(folder).startswith("hf://"):
         raise UserError(
-            f"cannot write to {folder}, where every file would be a commit: choose another --out"
+            f"cannot write to {folder}: hf:// is for reading, because every file would be a commit."
+            " Choose another --out"
         )
     if (folder / "run.json").exists():
         other = _command_of(folder / "run.json")

@@ -368,6 +368,7 @@ def test_an_adapter_on_object_storage_is_not_trusted(
     object_server.upload(folder, place)
     with pytest.raises(UserError, match=f"{place}/model.safetensors could not be read"):
         Lax.from_pretrained(place)
+    adapter().save_pretrained(place)
     for name in ("config.json", "model.safetensors"):
         object_server.faults[:] = [denied("GET", name)]
         with pytest.raises(GoneError, match=f"{place}/{name} can't be reached"):
