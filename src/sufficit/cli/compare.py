@@ -25,7 +25,7 @@ OPTIONS = (
     *("model", "data", "methods", "controls", "alpha_min", "score", "fill", "held_out_fill"),
     *("targets", "leak", "donors", "alpha_curve", "columns", "value_step", "percent_step"),
     *("layer", "normalize", "batch_size", "device", "precision", "weights", "num_classes"),
-    *("size", "on_error", "save_heatmaps", "seed"),
+    *("size", "image_column", "label_column", "on_error", "save_heatmaps", "seed"),
 )
 
 

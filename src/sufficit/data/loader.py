@@ -170,11 +170,11 @@ class Labels:
 def labels_for(
     classifier: Classifier, source: ImageSource, wanted: Literal["auto", "label", "prediction"]
 ) -> Labels:
-    """Class numbers from class folders or the labels of shards, unless predictions are wanted."""
-    folders, loose, first = set[str](), 0, ""
+    """Class numbers from class folders, or labels in files, unless predictions are wanted."""
+    folders, loose, first = dict[str, int](), 0, ""
     for image in source:  # once: it may be long
         if image.folder is not None:
-            folders.add(image.folder)
+            folders[image.folder] = getattr(image, "number", -1)
         elif not image.problem:
             loose, first = loose + 1, first or image.name
     words = sorted(folders)
@@ -188,7 +188,16 @@ def labels_for(
             " and have no label: move or label them, or score the model's own predictions with"
             " --targets prediction"
         )
-    numbers = class_numbers(words, classifier.classes, _num_classes(classifier, source))
+    count = _num_classes(classifier, source)
+    if classifier.classes is None and min(folders.values()) >= 0:
+        numbers = folders  # of a data set that numbers its classes
+        if (most := max(folders.values())) >= count:
+            raise UserError(
+                f"label {most} does not fit the model's {count} classes: give another"
+                " --label-column, or score the model's own predictions with --targets prediction"
+            )
+    else:
+        numbers = class_numbers(words, classifier.classes, count)
     # A file of a shard that is never read may have no label: any number will do.
     return Labels("label", lambda image: numbers[image.folder or words[0]])
 

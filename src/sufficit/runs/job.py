@@ -151,7 +151,7 @@ def make_job(
         None if config.held_out_fill is None else fill_named(config.held_out_fill, classifier)
     )
     check_asking(plan, fill, held_out, config.batch_size)
-    images = open_images(place(config.data)) if images is None else images
+    images = open_images(config.data, **config.column_options()) if images is None else images
     labels = labels_for(classifier, images, config.targets)
     entries = tuple(Entry(k, one, labels.number(one)) for k, one in enumerate(images))
     methods = {name: s for name, s in named.items() if not isinstance(s, MapFile | MapTensor)}
