@@ -222,7 +222,7 @@ def test_check_output_asks_for_what_a_run_needs(bucket: str, object_server: Obje
     assert object_server.keys(f"{bucket}/run") == []
     with pytest.raises(UserError, match="could not be written: there is no such bucket"):
         check_output(place("s3://no-such-bucket/run"))
-    with pytest.raises(UserError, match="every file would be a commit: choose another --out"):
+    with pytest.raises(UserError, match="every file would be a commit. Choose another --out"):
         check_output(place("hf://datasets/me/mine"))
     write(place(f"{bucket}/photos/cat/1.png"), b"x")
     with pytest.raises(UserError, match="is inside .*: choose another --out"):

@@ -49,10 +49,7 @@ class RemotePath(ProxyUPath):
 
     def iterdir(self) -> Iterator["RemotePath"]:
         """What is in this folder; it is listed at once."""
-        with _reaching(self):
-            found = self.fs.ls(self.path, detail=False)
-        names = [str(path).rstrip("/").rpartition("/")[2] for path in found if path != self.path]
-        return iter([self / name for name in names])
+        return iter([self / name for name, _, _ in self.entries()])
 
     def entries(self) -> Iterator[tuple[str, str, int]]:
         """Name, kind (file or directory) and bytes (-1: unknown) of all in this folder."""

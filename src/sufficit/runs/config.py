@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from sufficit.errors import UserError, unknown
-from sufficit.files import writing
+from sufficit.files import refuse_secrets, writing
 
 METHODS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
 CONTROLS = ("random", "center")
@@ -155,7 +155,9 @@ def config_from(values: Mapping[str, Any]) -> RunConfig:
 def check_values(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Values of known options, each converted to its type; raise for any other."""
     hints = get_type_hints(RunConfig)
-    for name in values:
+    for name, value in values.items():
+        for word in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
+            refuse_secrets(str(word))
         if name not in hints:
             raise unknown(f"option{where}", name, hints)
     return {name: _converted(name, value, hints[name]) for name, value in values.items()}

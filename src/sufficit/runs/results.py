@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sufficit.data.images import open_images
-from sufficit.errors import UserError, unknown
+from sufficit.errors import GoneError, UserError, unknown
 from sufficit.files import local_file, read_json, safe_name
 from sufficit.metrics.columns import MeanCurve
 from sufficit.metrics.plan import make_plan
@@ -71,6 +71,8 @@ class RunResults:
                     standing = compare_values(msi, seed=config.seed)
             summaries = {name: _estimates(summary[name]) for name in methods}
             shown = _shown(folder / "shown.safetensors", config, record)
+        except GoneError:
+            raise
         except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
             raise UserError(f"{folder} is not complete ({error}): run it again") from error
         return RunResults(folder, record, config, summaries, standing, rows, curves, shown)
