@@ -58,6 +58,7 @@ class RemotePath(ProxyUPath):
     def entries(self) -> Iterator[tuple[str, str, int]]:
         """Name, kind (file or directory) and bytes (-1: unknown) of all in this folder."""
         with _reaching(self):
+            self.fs.invalidate_cache(self.path)  # hf:// keeps one
             found = self.fs.ls(self.path, detail=True)
         for one in found:
             path, size = str(one["name"]).rstrip("/"), one.get("size")
@@ -89,8 +90,9 @@ class RemotePath(ProxyUPath):
 
     def read_range(self, start: int, end: int) -> bytes:
         """Some bytes of the object, in one request."""
+        exactly = {"cache_type": "none"} if self.protocol == "hf" else {}  # else 5 MB more
         with _reaching(self):
-            return cast(bytes, self.fs.cat_file(self.path, start=start, end=end))
+            return cast(bytes, self.fs.cat_file(self.path, start=start, end=end, **exactly))
 
     def read_text(self, encoding: str | None = None, *_: Any, **__: Any) -> str:
         """The whole object as text."""

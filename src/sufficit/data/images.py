@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
@@ -15,7 +16,10 @@ from sufficit.data.patterns import files_named
 from sufficit.data.pixels import SUFFIXES, BadImageError, ignore_image_warnings, read_image
 from sufficit.data.shards import ShardImage, images_of_shards
 from sufficit.errors import UserError
-from sufficit.files import place
+from sufficit.files import is_remote, place
+
+if TYPE_CHECKING:
+    from sufficit.storage import RemotePath
 
 __all__ = ["BadImageError", "ImageFile", "ignore_image_warnings", "read_image"]  # for others
 
@@ -117,10 +121,13 @@ class Listing:
 
     def _listed(self) -> Iterator[ImageFile]:
         root, columns = self.root, (self.image_column, self.label_column)
+        if is_remote(root):
+            cast("RemotePath", root).fs.invalidate_cache()  # hf:// keeps what it listed before
         shards, tables = files_named(root, ".tar"), files_named(root, ".parquet")
         if not shards and not tables and not root.is_dir():
             kinds = "an existing folder, .tar or .parquet file"
-            raise UserError(f"no folder of images at {root}: give {kinds}")
+            token = "; a private data set needs HF_TOKEN" if str(root).startswith("hf://") else ""
+            raise UserError(f"no folder of images at {root}: give {kinds}{token}")
         # A data set of the Hub may have some pictures for its page next to its parquet files.
         if not shards and not tables and (any(columns) or str(root).startswith("hf://")):
             tables = tables_below(root)
