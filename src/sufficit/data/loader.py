@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -178,20 +178,36 @@ def labels_for(
         elif not image.problem:
             loose, first = loose + 1, first or image.name
     words = sorted(folders)
+    numbers = numbers_for(classifier, words, (loose, first), source, wanted)
+    if numbers is None:
+        return Labels("prediction", lambda _: None)
+    # A file of a shard that is never read may have no label: any number will do.
+    return Labels("label", lambda image: numbers[image.folder or words[0]])
+
+
+def numbers_for(
+    classifier: Classifier,
+    words: Sequence[str],
+    loose: tuple[Any, ...],
+    source: ImageSource,
+    wanted: Literal["auto", "label", "prediction"],
+) -> dict[str, int] | None:
+    """The class number of each class word; None where the model's predictions are the targets.
+
+    `loose` counts the images that have none, and names the first.
+    """
     if wanted == "label" and not words:
         raise UserError("--targets label needs class folders: DATA/CLASS/image.png")
     if wanted == "prediction" or not words:
-        return Labels("prediction", lambda _: None)
-    if loose:
+        return None
+    if loose[0]:
         raise UserError(
-            f"{loose} images (first {first}) are not in a class folder ({words[0]}, ...)"
-            " and have no label: move or label them, or score the model's own predictions with"
+            f"{loose[0]} images (first {loose[1]}) are not in a class folder ({words[0]}, ...) and"
+            " have no label: move or label them, or score the model's own predictions with"
             " --targets prediction"
         )
     named = classifier.classes or source.classes  # a model without names: as the data set has them
-    numbers = class_numbers(words, named, _num_classes(classifier, source))
-    # A file of a shard that is never read may have no label: any number will do.
-    return Labels("label", lambda image: numbers[image.folder or words[0]])
+    return class_numbers(words, named, _num_classes(classifier, source))
 
 
 def class_numbers(
