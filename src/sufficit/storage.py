@@ -2,6 +2,7 @@
 
 import errno
 import io
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -13,6 +14,9 @@ from upath.extensions import ProxyUPath
 from sufficit.errors import GoneError, without_secrets
 
 REMEDY = "check network, endpoint and credentials, then give the same command to resume"
+for _library in ("aiobotocore", "fsspec", "gcsfs", "s3fs"):
+    # What they log where nobody asked for logs, tracebacks too, would go to the terminal.
+    logging.getLogger(_library).addHandler(logging.NullHandler())
 BUFFER = 2**20  # bytes that an open file reads at once
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 
 from object_server import (
@@ -25,6 +26,7 @@ from sufficit import Classifier, Lax
 from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.errors import GoneError, UserError
 from sufficit.files import place
+from sufficit.runs.overlays import _inside
 from sufficit.runs.results import RunResults
 from sufficit.runs.store import SCORES, Store
 
@@ -176,6 +178,27 @@ def test_a_server_lost_while_units_are_merged_drops_no_column(
     run_small(config, out)
     copy = object_server.download(f"{bucket}/out", tmp_path / "copy")
     assert_same_rows(tmp_path / "whole", copy, ("gradcam", "layercam"))
+
+
+def test_a_fill_may_be_on_object_storage(
+    photos: Path, bucket: str, object_server: ObjectServer, tmp_path: Path
+) -> None:
+    object_server.upload(photos, f"{bucket}/photos")
+    local = run_small(config_for(photos, fill=str(photos / "ant/00.png"), leak=False), None)
+    remote = run_small(config_for(photos, fill=f"{bucket}/photos/ant/00.png", leak=False), None)
+    pandas.testing.assert_frame_equal(local.rows["gradcam"], remote.rows["gradcam"])
+    with pytest.raises(UserError, match="Unknown fill"):
+        run_small(config_for(photos, fill=f"{bucket}/none.png"), None)
+
+
+def test_an_image_whose_name_leads_elsewhere_is_not_written(bucket: str) -> None:
+    folder = place(f"{bucket}/run/overlays")
+    assert str(_inside(folder, "cat/1.png")) == f"{bucket}/run/overlays/cat/1.png"
+    for name in ("../1.png", "cat/../../1.png"):
+        with pytest.raises(UserError, match="leads out of .*: rename the image"):
+            _inside(folder, name)
+    for name in ("/1.png", "s3://other/1.png"):
+        assert str(_inside(folder, name)) == f"{folder}/{name}"
 
 
 def test_half_an_upload_is_no_unit(
