@@ -129,7 +129,7 @@ def main() -> None:
         with noting(model) as passes, quiet():
             _wait(classifier.device)
             begun = time.perf_counter()
-            store.start(job.key(), job.entries, len(job.units), (SCORES,))
+            store.start(job.key(), job.entries)
             compute(job, store, SCORES, progress=False)
             _wait(classifier.device)
             whole = time.perf_counter() - begun

@@ -86,7 +86,7 @@ def main() -> None:
             job = make_job(config, classifier=classifier)
             with tempfile.TemporaryDirectory() as folder, quiet():
                 store = Store(Path(folder))
-                store.start(job.key(), job.entries, len(job.units), (SCORES,))
+                store.start(job.key(), job.entries)
                 compute(job, store, SCORES, progress=False)
 
         calls = int(evaluate().scores["heatmaps"].calls.sum())

@@ -128,7 +128,7 @@ def merged(images: int, place: Path) -> dict[str, Any]:
     """Made-up predictions for all bands of the usual settings, merged and written."""
     job, found = job_on(place, images), dict[str, float]()
     store, plan = Store(place / "run"), job.plan
-    store.start(job.key(), job.entries, len(job.units))
+    store.start(job.key(), job.entries)
     generator = torch.Generator().manual_seed(0)
     for unit in job.units:
         n = len(unit)

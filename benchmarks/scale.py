@@ -49,7 +49,7 @@ def measure(units: int, workers: int) -> dict[str, float]:
     asked = Workers(count=workers) if workers else None
     with tempfile.TemporaryDirectory() as folder, cluster_of(job, asked) as cluster:
         store = Store(Path(folder))
-        store.start(run_key(job, cluster), job.entries, units)
+        store.start(run_key(job, cluster), job.entries)
         start, busy = time.monotonic(), time.process_time()
         compute(
             job,

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pandas
@@ -17,6 +18,7 @@ from shard_files import png, write_shard
 from small_runs import FLAGS
 from sufficit import UserError
 from sufficit.data.images import list_images, open_images
+from sufficit.data.loader import Entry, ImageLoader, decode_entry
 
 CLASSES = ["cat", "ant", "bee"]
 FEATURES = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": CLASSES}}
@@ -32,11 +34,16 @@ def write(path: Path, images: list[bytes], labels: list[int]) -> None:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def hub_requests() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub_requests: list[str]) -> Iterator[Path]:
     """The folder of a hub's data sets, to which hf:// leads."""
     from huggingface_hub import constants
 
-    with hub_of(tmp_path / "hub", []) as address:
+    with hub_of(tmp_path / "hub", hub_requests) as address:
         monkeypatch.setattr(constants, "ENDPOINT", address)  # read from HF_ENDPOINT at the import
         template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -70,17 +77,21 @@ def test_configurations_and_splits_are_picked_by_the_path(hub: Path) -> None:
     assert len(list_images("hf://datasets/me/birds/small/train")) == 1
 
 
-def test_folders_and_shards_of_the_hub_are_read_too(hub: Path) -> None:
-    for number in range(3):
-        path = hub / "me" / "photos" / "ant" / f"{number}.png"
+def test_folders_and_shards_of_the_hub_are_read_too(hub: Path, hub_requests: list[str]) -> None:
+    for number in range(20):
+        path = hub / "me" / "photos" / "ant" / f"{number:02d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png(number))
     found = open_images("hf://datasets/me/photos")
     assert [(i.name, i.folder, i.content()) for i in found] == [
-        (f"ant/{number}.png", "ant", png(number)) for number in range(3)
+        (f"ant/{number:02d}.png", "ant", png(number)) for number in range(20)
     ]
-    path.with_name("3.png").write_bytes(png(3))
-    assert len(list(found)) == 4, "new files are seen"
+    hub_requests.clear()
+    items = ImageLoader(partial(decode_entry, None)).items(Entry(k, i) for k, i in enumerate(found))
+    assert len(items) == 20
+    assert sum("/resolve/" in path for path in hub_requests) == 20
+    path.with_name("new.png").write_bytes(png(3))
+    assert len(list(found)) == 21, "new files are seen"
     write_shard(hub / "me" / "web" / "0.tar", [("a.png", png(5)), ("a.cls", b"1")])
     (one,) = list_images("hf://datasets/me/web/{0..0}.tar")
     assert (one.name, one.folder, one.content()) == ("0.tar/a.png", "1", png(5))

@@ -69,7 +69,7 @@ def test_rows_are_images_with_names_labels_and_bytes(tmp_path: Path) -> None:
     assert [image.name for image in found] == names
     words = [None if k in (None, -1) else CLASSES[k] for k in labels]
     assert [image.folder for image in found] == words
-    assert [(image.group, image.row) for image in found] == [(k // 4, k % 4) for k in range(10)]
+    assert [image.start for image in found] == list(range(10))
     assert [image.content() for image in found] == contents
     (tmp_path / "same.png").write_bytes(contents[9])
     assert found[9].read(None).equal(read_image(tmp_path / "same.png", None))
@@ -162,11 +162,15 @@ def test_labels_are_matched_to_the_classes_of_the_model(
 
 def test_numbers_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", [png(0)] * 2, [0, 2], metadata=NAMED)
-    with pytest.raises(UserError, match="label 2 does not fit the model's 2 classes"):
+    with pytest.raises(UserError, match="do not fit the model's 2 classes"):
         labels_for(model(None, 2), open_images(path), "auto")
     path = write(tmp_path / "b.parquet", [png(0)] * 2, [0, 3], metadata=NAMED)
     with pytest.raises(UserError, match=r"b\.parquet has label 3 and 3 class names"):
         list_images(path)
+    more = features(label={"_type": "ClassLabel", "names": [*CLASSES, "dog"]})
+    write(tmp_path / "b.parquet", [png(0)] * 2, [0, 3], metadata=more)
+    with pytest.raises(UserError, match=r"b\.parquet names other classes than .*a\.parquet"):
+        list_images(tmp_path)
 
 
 def test_columns_are_found_or_named(tmp_path: Path) -> None:
@@ -247,7 +251,11 @@ def test_a_corrupt_file_is_said(tmp_path: Path) -> None:
     path.write_bytes(content)
     parquet._groups.clear()
     assert found[3].content() == png(3)
-    with pytest.raises(BadImageError, match=r"row group 1 of .*a\.parquet is corrupt"):
+    with pytest.raises(BadImageError, match="row group 1 is corrupt"):
+        found[5].content()
+    write(path, [png(7)])
+    parquet._groups.clear()
+    with pytest.raises(BadImageError, match=r"a\.parquet has 1 rows now: it was changed"):
         found[5].content()
     path.write_bytes(bytes(content[:-100]))
     with pytest.raises(UserError, match=r"a\.parquet is no readable parquet file .*fetch it again"):

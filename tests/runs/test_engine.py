@@ -26,7 +26,7 @@ from small_runs import (
     write_photos,
 )
 from sufficit import Classifier, Lax, UserError, evaluate, explain, leak
-from sufficit.data import images as image_files
+from sufficit.data import image_files
 from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
 from sufficit.data.images import list_images, read_image
 from sufficit.runs import engine, job, maps
@@ -231,10 +231,11 @@ def test_the_order_of_the_units_changes_no_row(photos: Path, tmp_path: Path) -> 
     config = config_for(photos)
     run_small(config, tmp_path / "whole", unit=3)
     made = make_job(config, unit=3)
-    made.units.reverse()
     store = Store(tmp_path / "out")
-    store.start(made.key(), made.entries, 4)
-    engine.compute(made, store, "scores", progress=False)
+    store.start(made.key(), made.entries)
+    worker = engine.Worker(made, store)
+    for unit, items in worker.read(reversed(made.units), "scores"):
+        store.write_unit(unit.number, worker.work("scores", unit, items))
     run_small(config, tmp_path / "out", unit=3)
     assert_same_rows(tmp_path / "whole", tmp_path / "out", ("gradcam", "layercam", "random"))
 

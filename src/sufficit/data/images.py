@@ -65,6 +65,11 @@ class ImageSource:
     def __iter__(self) -> Iterator[SourceImage]:
         return iter(self.images)
 
+    @property
+    def classes(self) -> list[str]:
+        """The names of all classes in order, if files name them; known once it is listed."""
+        return getattr(self.images, "classes", [])
+
     @staticmethod
     def of(images: Sequence[SourceImage]) -> "ImageSource":
         """A source of images that are listed already."""
@@ -103,6 +108,7 @@ class Listing:
     root: Path
     image_column: str | None = None
     label_column: str | None = None
+    classes: list[str] = field(default_factory=list)  # in order, where the files name them
     _warned: set[str] = field(default_factory=set)
 
     def __iter__(self) -> Iterator[ImageFile]:
@@ -140,7 +146,9 @@ class Listing:
                 return chain([first], found)
             shards = sorted(root.glob("*.tar"), key=str)
             tables = [] if shards else tables_below(root)
-        return images_of_tables(tables, *columns) if tables else images_of_shards(shards)
+        if tables:
+            return images_of_tables(tables, *columns, self.classes)
+        return images_of_shards(shards)
 
 
 def open_images(

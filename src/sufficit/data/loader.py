@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -171,35 +171,43 @@ def labels_for(
     classifier: Classifier, source: ImageSource, wanted: Literal["auto", "label", "prediction"]
 ) -> Labels:
     """Class numbers from class folders, or labels in files, unless predictions are wanted."""
-    folders, loose, first = dict[str, int](), 0, ""
+    folders, loose, first = set[str](), 0, ""
     for image in source:  # once: it may be long
         if image.folder is not None:
-            folders[image.folder] = getattr(image, "number", -1)
+            folders.add(image.folder)
         elif not image.problem:
             loose, first = loose + 1, first or image.name
     words = sorted(folders)
+    numbers = numbers_for(classifier, words, (loose, first), source, wanted)
+    if numbers is None:
+        return Labels("prediction", lambda _: None)
+    # A file of a shard that is never read may have no label: any number will do.
+    return Labels("label", lambda image: numbers[image.folder or words[0]])
+
+
+def numbers_for(
+    classifier: Classifier,
+    words: Sequence[str],
+    loose: tuple[Any, ...],
+    source: ImageSource,
+    wanted: Literal["auto", "label", "prediction"],
+) -> dict[str, int] | None:
+    """The class number of each class word; None where the model's predictions are the targets.
+
+    `loose` counts the images that have none, and names the first.
+    """
     if wanted == "label" and not words:
         raise UserError("--targets label needs class folders: DATA/CLASS/image.png")
     if wanted == "prediction" or not words:
-        return Labels("prediction", lambda _: None)
-    if loose:
+        return None
+    if loose[0]:
         raise UserError(
-            f"{loose} images (first {first}) are not in a class folder ({words[0]}, ...)"
-            " and have no label: move or label them, or score the model's own predictions with"
+            f"{loose[0]} images (first {loose[1]}) are not in a class folder ({words[0]}, ...) and"
+            " have no label: move or label them, or score the model's own predictions with"
             " --targets prediction"
         )
-    count = _num_classes(classifier, source)
-    if classifier.classes is None and min(folders.values()) >= 0:
-        numbers = folders  # of a data set that numbers its classes
-        if (most := max(folders.values())) >= count:
-            raise UserError(
-                f"label {most} does not fit the model's {count} classes: give another"
-                " --label-column, or score the model's own predictions with --targets prediction"
-            )
-    else:
-        numbers = class_numbers(words, classifier.classes, count)
-    # A file of a shard that is never read may have no label: any number will do.
-    return Labels("label", lambda image: numbers[image.folder or words[0]])
+    named = classifier.classes or source.classes  # a model without names: as the data set has them
+    return class_numbers(words, named, _num_classes(classifier, source))
 
 
 def class_numbers(
@@ -207,14 +215,15 @@ def class_numbers(
 ) -> dict[str, int]:
     """Match class folders to the model's class names, to numbers, or in order if as many."""
     known = {plain_name(name): number for number, name in enumerate(classes or ())}
-    if known and all(plain_name(folder) in known for folder in folders):
+    if 0 < len(known) <= num_classes and all(plain_name(folder) in known for folder in folders):
         return {folder: known[plain_name(folder)] for folder in folders}
     if all(folder.isdecimal() and int(folder) < num_classes for folder in folders):
         return {folder: int(folder) for folder in folders}
     if not known and len(folders) == num_classes:
         return {folder: number for number, folder in enumerate(folders)}
-    strange = [folder for folder in folders if plain_name(folder) not in known]
-    named = f" ({', '.join(list(classes)[:4])}, ...)" if classes else ""
+    strange = [folder for folder in folders if plain_name(folder) not in known] or folders
+    own = classes if classes and len(classes) <= num_classes else ()
+    named = f" ({', '.join(list(own)[:4])}, ...)" if own else ""
     raise UserError(
         f"{len(folders)} class folders (first {strange[0]!r}) do not fit the model's"
         f" {num_classes} classes{named}: name the folders as the model names its classes, or by"

@@ -6,11 +6,13 @@ group is read, and the last few row groups are kept.
 
 import json
 import re
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import accumulate
 from os.path import commonprefix
 from pathlib import Path, PurePosixPath
 from threading import Lock
@@ -22,15 +24,16 @@ from sufficit.classifier.checkpoint import View
 from sufficit.data import image_files
 from sufficit.data.image_files import ImageFile, ahead
 from sufficit.data.patterns import names_in_common
-from sufficit.data.pixels import BadImageError, decode_image, while_there
+from sufficit.data.pixels import BadImageError, check_there, decode_image, while_there
 from sufficit.errors import UserError
-from sufficit.files import is_remote
+from sufficit.files import is_remote, place
 
 LABELS = ("label", "labels", "fine_label")  # columns that hold labels, unless another is named
 MOST_KEPT = 2**28  # bytes of row groups in memory, if they are more than two
 _SPLIT = re.compile(r"(?:^|[-_./])(train|test|validation|valid|val|dev)(?=[-_./\d])")
 _UNSAFE = r"(^|[/\\])\.\.([/\\]|$)|^[/\\]|^[A-Za-z]:|\x00|^$"  # names that lead out of a folder
-_groups: OrderedDict[tuple[str, str, int], Any] = OrderedDict()
+_groups: OrderedDict[tuple[str, str, int], Any] = OrderedDict()  # file, column, number of group
+_starts: dict[str, list[int]] = {}  # the first row of each row group, by file
 _reading = Lock()
 
 
@@ -38,10 +41,8 @@ _reading = Lock()
 class ParquetImage(ImageFile):
     """An image in a row: `file` is the parquet file, `size` the mean of its row group."""
 
+    start: int = 0  # its row in the file
     column: str = ""  # that holds the bytes; image.bytes is a field of a struct
-    group: int = 0
-    row: int = 0  # in the row group
-    number: int = -1  # of its class, where the file names all classes in order
 
     @property
     def root(self) -> Path:
@@ -54,16 +55,13 @@ class ParquetImage(ImageFile):
 
     def content(self) -> bytes:
         """The bytes in its row."""
-        found = _row_group(self.path, self.column, self.group)
-        if isinstance(found, BadImageError):
-            raise BadImageError(str(found)) from found
-        content = found[self.row].as_py()
+        content = _bytes_of(self.file, self.column, self.start)
         if not content:
             raise BadImageError("no bytes in its row")
         if len(content) > image_files.MOST_IMAGE:
             limit = f"the limit is {image_files.MOST_IMAGE}"
             raise BadImageError(f"a file of {len(content)} bytes, {limit}")
-        return bytes(content)
+        return content
 
 
 @dataclass(frozen=True)
@@ -87,11 +85,15 @@ class _Rows:
 
 
 def images_of_tables(
-    paths: Sequence[Path], image_column: str | None = None, label_column: str | None = None
+    paths: Sequence[Path],
+    image_column: str | None = None,
+    label_column: str | None = None,
+    classes: list[str] | None = None,
 ) -> Iterator[ParquetImage]:
     """Every row of these files; an image is named by its path in the row, or FILE/ROW.
 
-    The paths are names if all rows have one, and no two the same.
+    The paths are names if all rows have one, and no two the same. `classes` gets the names of all
+    classes, in order, where the files have them.
     """
 
     def read(path: Path) -> _Rows:
@@ -99,20 +101,26 @@ def images_of_tables(
 
     remote = any(is_remote(path) for path in paths)
     tables = list(ahead(read, paths) if remote else map(read, paths))
+    for path, table in zip(paths, tables, strict=True):
+        if table.columns.names != tables[0].columns.names:
+            other = f"{path} names other classes than {paths[0]}"
+            raise UserError(f"{other}: give the files of one data set")
+    if classes is not None and tables:
+        classes[:] = tables[0].columns.names or ()
     named = _are_names([table.paths for table in tables])
     words: dict[str, str] = {}  # so that each label is one string in memory
     for path, short, table in zip(paths, names_in_common(paths), tables, strict=True):
-        file, names = str(path), table.columns.names
-        stem, at = short.removesuffix(".parquet"), 0
-        for group, (rows, size) in enumerate(table.groups):
-            own = table.paths[at : at + rows].to_pylist() if named else None
-            labels = None if table.labels is None else table.labels[at : at + rows].to_pylist()
-            for row in range(rows):
-                name = f"{stem}/{at + row}" if own is None else own[row]
-                word, number = _word(None if labels is None else labels[row], names, path)
-                label = None if word is None else words.setdefault(word, word)
-                where = (table.columns.image, group, row, number)
-                yield ParquetImage(file, name, label, "", size // max(rows, 1), *where)
+        file, stem, at = str(path), short.removesuffix(".parquet"), 0
+        for rows, size in table.groups:
+            some = slice(at, at + rows)
+            names = table.paths[some].to_pylist() if named else None
+            labels = [None] * rows if table.labels is None else table.labels[some].to_pylist()
+            for row, label in enumerate(labels, at):
+                name = f"{stem}/{row}" if names is None else names[row - at]
+                word = _word(label, table.columns.names, path)
+                word = None if word is None else words.setdefault(word, word)
+                column = table.columns.image
+                yield ParquetImage(file, name, word, "", size // max(rows, 1), row, column)
             at += rows
 
 
@@ -238,34 +246,54 @@ def _opened(path: Path) -> Iterator[Any]:
         yield table
 
 
-def _row_group(path: Path, column: str, group: int) -> Any:
-    """The bytes of a row group's images as a pyarrow array, or why they can't be read."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    key = str(path), column, group
+def _bytes_of(file: str, column: str, row: int) -> bytes | None:
+    """The bytes in a row; its row group is read, or one of the last."""
     with _reading:  # one at a time: threads mostly wait for the same one
+        key = _key(file, column, row)
         if key not in _groups:
-            try:
-                with while_there(path), _opened(path) as table:
-                    (found,) = table.read_row_group(group, columns=[column]).columns
-                _groups[key] = pc.struct_field(found, "bytes") if _is_struct(found) else found
-            except (pa.ArrowException, OSError) as error:
-                _groups[key] = BadImageError(f"row group {group} of {path} is corrupt ({error})")
+            key = _read_group(file, column, row)
         _groups.move_to_end(key)
         while len(_groups) > 2 and sum(map(_nbytes, _groups.values())) > MOST_KEPT:
             _groups.popitem(last=False)
-        return _groups[key]
+        found, first = _groups[key], _starts[file][key[2]]
+    if isinstance(found, BadImageError):
+        raise BadImageError(str(found)) from found
+    content: bytes | None = found[row - first].as_py()
+    return content
+
+
+def _key(file: str, column: str, row: int) -> tuple[str, str, int]:
+    return file, column, bisect_right(_starts.get(file, []), row) - 1
+
+
+def _read_group(file: str, column: str, row: int) -> tuple[str, str, int]:
+    """Keep the images of a row's group as a pyarrow array, or why they can't be read; their key."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    path = place(file)
+    try:
+        with while_there(path), _opened(path) as table:
+            facts = table.metadata
+            rows = [facts.row_group(k).num_rows for k in range(facts.num_row_groups)]
+            _starts[file] = [0, *accumulate(rows)][:-1]
+            if row >= sum(rows):
+                raise BadImageError(f"{file} has {sum(rows)} rows now: it was changed")
+            key = _key(file, column, row)
+            try:
+                (found,) = table.read_row_group(key[2], columns=[column]).columns
+                is_struct = pa.types.is_struct(found.type)
+                _groups[key] = pc.struct_field(found, "bytes") if is_struct else found
+            except (pa.ArrowException, OSError) as error:
+                check_there(path, error)
+                _groups[key] = BadImageError(f"row group {key[2]} is corrupt ({error})")
+    except (pa.ArrowException, OSError) as error:
+        raise BadImageError(f"{file} can't be read ({error})") from error
+    return key
 
 
 def _nbytes(found: Any) -> int:
     return 0 if isinstance(found, BadImageError) else int(found.nbytes)
-
-
-def _is_struct(found: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_struct(found.type))
 
 
 def _are_names(columns: Sequence[Any]) -> bool:
@@ -281,15 +309,15 @@ def _are_names(columns: Sequence[Any]) -> bool:
     return not unsafe and pc.count_distinct(whole).as_py() == len(whole)
 
 
-def _word(value: Any, names: Sequence[str] | None, path: Path) -> tuple[str | None, int]:
-    """The word for a label and its class number if that is known."""
+def _word(value: Any, names: Sequence[str] | None, path: Path) -> str | None:
+    """The word for a label; None if there is none."""
     if value is None or value == "" or (isinstance(value, int) and value < 0):
-        return None, -1  # no label
+        return None
     if isinstance(value, str) or names is None:
-        return str(value), -1
+        return str(value)
     if value >= len(names):
         raise UserError(f"{path} has label {value} and {len(names)} class names: fetch it again")
-    return names[value], value
+    return str(names[value])
 
 
 def _pattern(names: Sequence[str]) -> str:

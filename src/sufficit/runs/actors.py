@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -167,7 +167,8 @@ def ship(
     for module in _own_modules():
         cloudpickle.register_pickle_by_value(module)
     packed = io.BytesIO()
-    torch.save((job, kind, alpha_min, stage), packed, pickle_module=cloudpickle)
+    shipped = replace(job, entries=job.entries.at(store.manifest.absolute()))
+    torch.save((shipped, kind, alpha_min, stage), packed, pickle_module=cloudpickle)
     here = job.classifier.device
     return Shipment(
         packed.getvalue(),

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from sufficit.data.loader import Unit, check_sizes
+from sufficit.data.loader import check_sizes
 from sufficit.errors import UserError
 from sufficit.runs.actors import (
     DRAW_DONORS,
@@ -79,7 +79,7 @@ class RayCluster:
         job: Job,
         store: Store,
         stage: str,
-        missing: Sequence[Unit],
+        missing: Sequence[int],
         advance: Callable[[int, str], None],
         alpha_min: float | None,
         kind: type[Worker],
@@ -93,10 +93,10 @@ class RayCluster:
         device, threads = self.device, max(1, int(self.workers.cpus))
         packed = ship(job, store, stage, alpha_min, kind, device=device, threads=threads)
         shipment = self.ray.put(packed)
-        dispatch = Dispatch(self, store, stage, shipment, advance)
+        dispatch = Dispatch(self, job, store, stage, shipment, advance)
         try:
             if job.pool and not store.has(DONORS, 0):
-                dispatch.finish([Unit(DRAW_DONORS, ())])
+                dispatch.finish([DRAW_DONORS])
             dispatch.finish(missing)
         finally:
             dispatch.stop()
@@ -168,7 +168,7 @@ class Slot:
     actor: Any = None
     ref: Any = None  # of what the actor is doing; None: it waits for a unit
     place: Any = None  # of its node and log, known once it is placed
-    unit: Unit | None = None  # None: it loads the model
+    unit: int | None = None  # None: it loads the model
     following: int | None = None  # the unit that it reads ahead
     since: float = 0.0
     is_loaded: bool = False
@@ -181,22 +181,23 @@ class Dispatch:
     """Hands units to actors, replaces actors that fail, and counts."""
 
     cluster: RayCluster
+    job: Job
     store: Store
     stage: str
     shipment: Any
     advance: Callable[[int, str], None]
     slots: list[Slot] = field(default_factory=list)
-    left: dict[int, Unit] = field(default_factory=dict)
+    left: dict[int, None] = field(default_factory=dict)  # units in order
     tries: dict[int, list[bool]] = field(default_factory=dict)  # True: its own fault, as it seems
-    failed: dict[Unit, str] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
     sizes: dict[tuple[int, ...], str] = field(default_factory=dict)
     images: int = 0  # that these workers have done
     started: float = 0.0  # when the first worker had the model
     looked: float = 0.0
 
-    def finish(self, units: Sequence[Unit]) -> None:
+    def finish(self, units: Sequence[int]) -> None:
         """Return when every unit is done; raise at the end if some failed three times."""
-        self.left = {unit.number: unit for unit in units}
+        self.left = dict.fromkeys(units)
         limit, done, asked = self.cluster.workers.unit_timeout, self.images, time.monotonic()
         while self.left or any(slot.unit is not None for slot in self.slots):
             self._grow()
@@ -260,7 +261,8 @@ class Dispatch:
         number = slot.following
         if number is None or number not in self.left:
             number = next(iter([*free, *self.left]))
-        slot.unit = self.left.pop(number)
+        del self.left[number]
+        slot.unit = number
         slot.following = next((n for n in free if n != number), None)
         slot.ref, slot.since = slot.actor.compute.remote(number, slot.following), time.monotonic()
 
@@ -281,11 +283,12 @@ class Dispatch:
         if slot.unit is None:
             slot.is_loaded, slot.failed_starts = True, 0
             self.started = self.started or time.monotonic()
-        elif slot.unit.entries:
-            self.images += len(slot.unit)
+        elif slot.unit != DRAW_DONORS:
+            done = self.job.units.images_in([slot.unit])
+            self.images += done
             rate = self.images / max(time.monotonic() - self.started, 1e-9)
             loaded = sum(other.is_loaded for other in self.slots)
-            self.advance(len(slot.unit), f"{rate:.1f} images/s, {loaded} workers")
+            self.advance(done, f"{rate:.1f} images/s, {loaded} workers")
         slot.ref = slot.unit = None
 
     def _replace(self, slot: Slot, reason: str, *, hangs: bool = False) -> None:
@@ -301,16 +304,17 @@ class Dispatch:
             what = f"cannot start, try {slot.failed_starts}"
         else:
             alive = {one["NodeID"] for one in self.cluster.ray.nodes() if one["Alive"]}
-            tries = self.tries.setdefault(unit.number, [])
+            tries = self.tries.setdefault(unit, [])
             tries.append(place.node in alive and not reason.startswith("ActorUnavailableError"))
-            what = f"failed in {_called(unit)}, try {sum(tries)} of {TRIES}"
+            what = f"failed in {self._called(unit)}, try {sum(tries)} of {TRIES}"
             if not tries[-1]:
-                what = f"lost its machine in {_called(unit)}"
+                what = f"lost its machine in {self._called(unit)}"
             if sum(tries) < TRIES and len(tries) < MOST_TRIES:
-                self.left[unit.number] = unit
+                self.left[unit] = None
             else:
                 self.failed[unit] = f"{reason} ({place.text})"
-                self.store.write_failure(self.stage, unit.number, unit.names, reason)
+                names = self.job.units[unit].names if unit != DRAW_DONORS else []
+                self.store.write_failure(self.stage, unit, names, reason)
         _warn(f"worker {slot.number} {what}: {reason} ({place.text})")
         if all(other.failed_starts >= TRIES for other in self.slots):
             raise UserError(
@@ -343,9 +347,15 @@ class Dispatch:
             f" {has.get('GPU', 0):g} GPUs, which others may hold. Still waiting."
         )
 
+    def _called(self, number: int) -> str:
+        if number == DRAW_DONORS:
+            return "the donors for leakage"
+        names = self.job.units[number].names
+        return f"unit {number} ({len(names)} images, {names[0]} to {names[-1]})"
+
     def _error(self, units: int) -> UserError:
         some = list(self.failed.items())[:5]
-        listed = "; ".join(f"{_called(unit)}: {reason}" for unit, reason in some)
+        listed = "; ".join(f"{self._called(unit)}: {reason}" for unit, reason in some)
         more = f"; and {len(self.failed) - len(some)} more" if len(self.failed) > len(some) else ""
         return UserError(
             f"{len(self.failed)} of {units} units failed {TRIES} times: {listed}{more}. Units that"
@@ -370,12 +380,6 @@ def _import_ray(*, here: bool) -> ModuleType:
         ) from error
     found: ModuleType = ray
     return found
-
-
-def _called(unit: Unit) -> str:
-    if not unit.entries:
-        return "the donors for leakage"
-    return f"unit {unit.number} ({len(unit)} images, {unit.names[0]} to {unit.names[-1]})"
 
 
 def _warn(text: str) -> None:

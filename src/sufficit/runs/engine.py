@@ -3,7 +3,7 @@
 Read this file first. `run` starts or resumes a run; `Worker.score` computes one unit.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cached_property
@@ -64,7 +64,7 @@ def run(
         if overwrite:
             store.clear()
         stages = (SCORES, LEAK) if searching else (SCORES,)
-        store.start(run_key(job, cluster), job.entries, len(job.units), stages)
+        store.start(run_key(job, cluster), job.entries, stages)
         compute(job, store, SCORES, progress, cluster=cluster)
         alpha_min = best_alpha(job, store)
         if searching:
@@ -84,11 +84,11 @@ def compute(
 ) -> None:
     """Compute every unit of a stage that has no file yet, in this process or on a cluster."""
     done, width, kind = store.done(stage), len(job.sources), kind or Worker
-    missing = [unit for unit in job.units if unit.number not in done]
+    missing = [number for number in range(len(job.units)) if number not in done]
     if not missing:
         return
     total = len(job.entries) * width
-    before = sum(len(unit) * width for unit in job.units if unit.number in done)
+    before = job.units.images_in(done) * width
     with bar(LABELS[stage], progress) as tick:
 
         def advance(images: int, note: str = "") -> None:
@@ -103,7 +103,7 @@ def compute(
         worker = kind(job, store, alpha_min)
         writing: Future[None] | None = None
         with ThreadPoolExecutor(1) as pool:  # files are written while the next unit is computed
-            for unit, items in worker.read(missing, stage):
+            for unit, items in worker.read((job.units[number] for number in missing), stage):
                 inside = _within(tick, before, len(unit) * width, total)
                 files = worker.work(stage, unit, items, inside)
                 if writing is not None:
@@ -135,7 +135,7 @@ class Worker(ImageWorker):
         super().__init__(job, store)
         self.alpha_min = job.plan.schedules[0].alpha_min if alpha_min is None else alpha_min
 
-    def read(self, units: Sequence[Unit], stage: str) -> Iterator[tuple[Unit, Sequence[Sample]]]:
+    def read(self, units: Iterable[Unit], stage: str) -> Iterator[tuple[Unit, Sequence[Sample]]]:
         """Each unit with its images, the next one read ahead; leakage needs no images."""
         self.draw_donors()
         if self.needs_images(stage):

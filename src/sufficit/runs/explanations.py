@@ -116,8 +116,9 @@ class ImageWorker:
     def _new_donors(self) -> MapBatch | None:
         parts: list[MapBatch] = []
         pool = [self.job.entries[number] for number in self.job.pool]
-        starts = range(0, len(pool), self.job.unit)
-        groups = (Unit(k, tuple(pool[s : s + self.job.unit])) for k, s in enumerate(starts))
+        size = self.job.entries.unit
+        starts = range(0, len(pool), size)
+        groups = (Unit(k, tuple(pool[s : s + size])) for k, s in enumerate(starts))
         for _, items in self.loader.ahead(groups):
             batch, _ = self.batch(items)
             parts += [] if batch is None else [batch]

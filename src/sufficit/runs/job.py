@@ -3,12 +3,13 @@
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -20,11 +21,11 @@ from sufficit.classifier.loading import load_classifier
 from sufficit.data.images import (
     BadImageError,
     ImageSource,
-    ImageTensor,
     open_images,
     read_image,
 )
-from sufficit.data.loader import Entry, Unit, labels_for
+from sufficit.data.loader import Unit, numbers_for
+from sufficit.data.manifest import Manifest, listed
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, methods_for
 from sufficit.explainers.lax import Lax
@@ -49,12 +50,11 @@ class Job:
 
     config: RunConfig
     classifier: Classifier
-    entries: tuple[Entry, ...]  # all images, in order, with labels where they are known
+    entries: Manifest  # all images, in order, with labels where they are known
     sources: Mapping[str, Source]  # by name, controls last
     targets: Literal["label", "prediction"]
     fill: str | Tensor = "black"
     held_out_fill: str | Tensor | None = None
-    unit: int = UNIT
     references: tuple[str, ...] = ()  # sources that are scored but not ranked, as the truth
 
     @cached_property
@@ -63,10 +63,15 @@ class Job:
         return make_plan(**self.config.plan_options())
 
     @cached_property
-    def units(self) -> list[Unit]:
+    def units(self) -> "Units":
         """The images in numbered batches."""
-        starts = range(0, len(self.entries), self.unit)
-        return [Unit(k, self.entries[s : s + self.unit]) for k, s in enumerate(starts)]
+        return Units(self.entries)
+
+    @property
+    def class_folders(self) -> Mapping[str, int]:
+        """The class number of each class folder; a shard is not a class folder."""
+        in_shards = ".tar/" in self.entries[0].image.name
+        return {} if in_shards else self.entries.numbers or {}
 
     @property
     def ranked(self) -> list[str]:
@@ -87,8 +92,7 @@ class Job:
         """The images that leakage draws donors from, chosen by seed before anything is scored."""
         if not self.config.leak:
             return []
-        labels = [k if entry.label is None else entry.label for k, entry in enumerate(self.entries)]
-        return draw_pool(torch.tensor(labels), POOL, self.config.seed)
+        return draw_pool(torch.from_numpy(self.entries.labels()), POOL, self.config.seed)
 
     @cached_property
     def shown_by_seed(self) -> frozenset[int]:
@@ -98,8 +102,7 @@ class Job:
 
     def for_class(self, target: int) -> "Job":
         """The same job with one target class for all images."""
-        entries = tuple(replace(entry, label=target) for entry in self.entries)
-        return replace(self, entries=entries, targets="label")
+        return replace(self, entries=self.entries.labelled(target=target), targets="label")
 
     def close(self) -> None:
         """Close the heatmap files."""
@@ -113,7 +116,6 @@ class Job:
         for name in ("model", "data", "methods", "controls", "save_heatmaps", "weights"):
             del config[name]
         fills = [fill for fill in (self.fill, self.held_out_fill) if isinstance(fill, Tensor)]
-        pixels = [e.image.pixels for e in self.entries if isinstance(e.image, ImageTensor)]
         classifier = self.classifier
         return config | {
             "methods": {name: _identity(source) for name, source in self.sources.items()},
@@ -122,10 +124,37 @@ class Job:
             "layer": self.config.layer or classifier.layer,
             "preprocessing": classifier.view and asdict(classifier.view),
             "values of fills": digest(*fills),
-            "images in memory": digest(*pixels),  # files are checked by name and size
-            UNIT_SIZE: self.unit,
+            # Files are checked by name and size.
+            "images in memory": digest(*(one.pixels for one in self.entries.tensors)),
+            "class numbers": _digest([self.entries.numbers, self.entries.target]),
+            UNIT_SIZE: self.entries.unit,
             "torch": version("torch"),
         }
+
+
+@dataclass(frozen=True)
+class Units(Sequence[Unit]):
+    """The images of a run in numbered batches, read from the manifest as they are needed."""
+
+    entries: Manifest
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.entries) / self.entries.unit)
+
+    @overload
+    def __getitem__(self, index: int) -> Unit: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Unit]: ...
+    def __getitem__(self, index: int | slice) -> Unit | list[Unit]:
+        if isinstance(index, slice):
+            return [self[k] for k in range(*index.indices(len(self)))]
+        start = range(len(self))[index] * self.entries.unit
+        return Unit(index, self.entries[start : start + self.entries.unit])
+
+    def images_in(self, some: Iterable[int]) -> int:
+        """The number of images of some units."""
+        unit, n = self.entries.unit, len(self.entries)
+        return sum(min(unit, n - number * unit) for number in some)
 
 
 def make_job(
@@ -152,16 +181,18 @@ def make_job(
     )
     check_asking(plan, fill, held_out, config.batch_size)
     images = open_images(config.data, **config.column_options()) if images is None else images
-    labels = labels_for(classifier, images, config.targets)
-    entries = tuple(Entry(k, one, labels.number(one)) for k, one in enumerate(images))
+    entries = listed(images, unit)
+    numbers = numbers_for(classifier, entries.words, entries.loose, images, config.targets)
+    entries = entries.labelled(numbers)
     methods = {name: s for name, s in named.items() if not isinstance(s, MapFile | MapTensor)}
     if methods:
         methods_for(methods, classifier)  # refuses an adapter of another classifier
-    names = [entry.image.name for entry in entries]
-    for source in named.values():
-        if isinstance(source, MapFile | MapTensor):
-            source.check(names)
-    return Job(config, classifier, entries, named, labels.kind, fill, held_out, unit)
+    given = [source for source in named.values() if isinstance(source, MapFile | MapTensor)]
+    names = [entry.image.name for entry in entries] if given else []
+    for source in given:
+        source.check(names)
+    kind: Literal["label", "prediction"] = "prediction" if numbers is None else "label"
+    return Job(config, classifier, entries, named, kind, fill, held_out)
 
 
 def load_model(config: RunConfig) -> Classifier:

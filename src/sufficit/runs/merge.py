@@ -316,7 +316,7 @@ def _record(
 ) -> dict[str, Any]:
     """What run.json holds: config, provenance, counts, and what the tables do not."""
     rows, classifier = columns[order[0]], job.classifier
-    folders = _class_folders(job)
+    folders = job.class_folders
     record = provenance(asdict(job.config), classifier.device, classifier.dtype)
     leaks = {n: leak_warning(s) for n, s in summaries.items() if "leak_ratio" in s}
     record |= {
@@ -353,14 +353,6 @@ def _record(
 def _mean(values: Floats) -> float:
     """The mean without NaN; NaN where there is nothing else."""
     return float(np.nanmean(values)) if not np.isnan(values).all() else float("nan")
-
-
-def _class_folders(job: Job) -> dict[str, int]:
-    """The class number of each class folder; a shard is not a class folder."""
-    if job.targets != "label":
-        return {}
-    entries = [entry for entry in job.entries if ".tar/" not in entry.image.name]
-    return {e.image.name.split("/")[0]: e.label for e in entries if e.label is not None}
 
 
 def _class_names(job: Job, folders: Mapping[str, int]) -> list[str] | None:

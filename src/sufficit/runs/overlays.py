@@ -76,7 +76,7 @@ def explain_run(
         if overwrite:
             store.clear()
             _clear(out)
-        store.start(run_key(job, cluster), job.entries, len(job.units), (HEATMAPS,))
+        store.start(run_key(job, cluster), job.entries, (HEATMAPS,))
         compute(job, store, HEATMAPS, progress, cluster=cluster, kind=OverlayWorker)
         facts = [store.facts(HEATMAPS, unit.number) for unit in job.units]
         skipped = [Skipped(*pair) for one in facts for pair in one["skipped"].items()]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from sufficit.data.loader import Entry
+from sufficit.data.manifest import MANIFEST, Manifest
 from sufficit.errors import GoneError, UserError, cannot_resume
 from sufficit.files import (
     is_remote,
@@ -30,16 +30,15 @@ if TYPE_CHECKING:
 
 UNITS = "units"
 SCORES, HEATMAPS, PIXELS, LEAK, DONORS = "scores", "heatmaps", "pixels", "leak", "donors"  # stages
-KEY, MANIFEST, UNIT_SIZE = "key.json", "manifest.json", "images per unit"
+KEY, UNIT_SIZE = "key.json", "images per unit"
 ROW_FILES = ("scores.parquet", "curves.parquet", "heatmaps.npz")  # of each source
 FILES = (
     *ROW_FILES,
     *("summary.json", "pairs.csv", "shown.safetensors", "run.json", "RUN.toml"),
     *("report.html", "sheet.png", "curves.png"),
 )
-MOST_MANIFEST = 2**32  # bytes
 HEADER, MOST_HEADER = 2**16, 2**27  # bytes that are first asked for the facts of a unit
-FORMAT = 3  # of the files below units/; a run of another format is not resumed
+FORMAT = 4  # of the files below units/; a run of another format is not resumed
 MACHINE = ("device", "torch")  # may differ when every unit is there: the rest is merging
 
 
@@ -65,6 +64,11 @@ class Store:
         """The file of a unit; heatmaps stay when the run is done."""
         place = HEATMAPS if stage == HEATMAPS else UNITS
         return self.folder / place / f"{stage}-{unit:06d}.safetensors"
+
+    @property
+    def manifest(self) -> Path:
+        """The list of the run's images."""
+        return self.folder / UNITS / MANIFEST
 
     def has(self, stage: str, unit: int) -> bool:
         """Whether a unit is done."""
@@ -168,8 +172,8 @@ class Store:
             return RunState({}, 0, images, images, [], is_finished=True)
         if not path.exists():
             raise UserError(f"{self.folder} holds no run: give the --out of one")
-        key, manifest = read_json(path), read_json(path.with_name(MANIFEST), MOST_MANIFEST)
-        images, size = len(manifest["image"]), key[UNIT_SIZE]
+        key, images = read_json(path), len(Manifest(path.with_name(MANIFEST)))
+        size = key[UNIT_SIZE]
         done = {stage: self.done(stage) for stage in key["stages"]}
         first = done[key["stages"][0]]
         done_images = sum(min(size, images - unit * size) for unit in first)
@@ -181,21 +185,27 @@ class Store:
     def start(
         self,
         key: Mapping[str, Any],
-        entries: Sequence[Entry],
-        units: int,
+        entries: Manifest,
         stages: Sequence[str] = (SCORES,),
     ) -> None:
         """Start the run in this folder, or resume it if key and images are the same."""
         key = plain(key) | {"format": FORMAT, "stages": list(stages)}
         path = self.folder / UNITS / KEY
         if path.exists() and not self.is_empty:
+            units = -(-len(entries) // entries.unit)
             complete = all(len(self.done(stage)) == units for stage in stages)
-            _check_same(self.folder, read_json(path), key, complete)
-            _check_images(self.folder, self.folder / UNITS / MANIFEST, entries)
+            known = read_json(path)
+            if known.get("format") != FORMAT:
+                raise UserError(
+                    f"Cannot resume {self.folder}: another version of Sufficit started it. Use"
+                    " another --out, or --overwrite."
+                )
+            _check_images(self.folder, Manifest(self.manifest), entries)
+            _check_same(self.folder, known, key, complete)
             return
         self.clear_units()
         make_folder(path.parent)
-        write_manifest(self.folder / UNITS / MANIFEST, entries)
+        entries.save(self.manifest)
         save_json(path, key)
 
 
@@ -242,26 +252,10 @@ def store_in(out: Path | None) -> Iterator[Store]:
         raise
 
 
-def write_manifest(path: Path, entries: Sequence[Entry]) -> None:
-    """Write the images of a run in order: name, size of the file, label."""
-    # JSON and not parquet, because scoring must work where pyarrow is not installed.
-    columns = {
-        "image": [entry.image.name for entry in entries],
-        "bytes": [entry.image.size for entry in entries],
-        "label": [entry.label for entry in entries],
-    }
-    save_json(path, columns)
-
-
 def _check_same(
     out: Path, before: Mapping[str, Any], now: Mapping[str, Any], complete: bool
 ) -> None:
     """Raise where the settings that decide a number are others; on_error may become skip."""
-    if before.get("format") != FORMAT:
-        raise UserError(
-            f"Cannot resume {out}: another version of Sufficit started it. Use another --out, or"
-            " --overwrite."
-        )
     for name in {**before, **now}:
         was, is_now = before.get(name), now.get(name)
         free = (complete and name in MACHINE) or (name, was) == ("on_error", "stop")
@@ -269,18 +263,20 @@ def _check_same(
             raise cannot_resume(out, name, was, is_now)
 
 
-def _check_images(out: Path, path: Path, entries: Sequence[Entry]) -> None:
+def _check_images(out: Path, known: Manifest, now: Manifest) -> None:
     """Raise where images were added, removed or changed since the run started."""
-    known = read_json(path, MOST_MANIFEST)
-    for i, entry in enumerate(entries):
-        if i >= len(known["image"]) or entry.image.name != known["image"][i]:
-            was = known["image"][i] if i < len(known["image"]) else None
-            raise cannot_resume(out, f"image {i}", was, entry.image.name)
-        if (size := entry.image.size) != known["bytes"][i]:
-            change = f"{known['bytes'][i]} bytes", f"{size} bytes"
-            raise cannot_resume(out, entry.image.name, *change)
-        if entry.label != known["label"][i]:
-            name = f"label of {entry.image.name}"
-            raise cannot_resume(out, name, known["label"][i], entry.label)
-    if len(known["image"]) > len(entries):
-        raise cannot_resume(out, "number of images", len(known["image"]), len(entries))
+    for number, (before, after) in enumerate(zip(known.digests(), now.digests(), strict=False)):
+        if before == after:
+            continue
+        was, is_now = known.row(number), now.row(number)
+        for k, (old, new) in enumerate(zip(was["name"], is_now["name"], strict=False)):
+            if old != new:
+                raise cannot_resume(out, f"image {number * now.unit + k}", old, new)
+            if was["size"][k] != is_now["size"][k]:
+                change = f"{was['size'][k]} bytes", f"{is_now['size'][k]} bytes"
+                raise cannot_resume(out, old, *change)
+            if was["folder"][k] != is_now["folder"][k]:
+                raise cannot_resume(out, f"label of {old}", was["folder"][k], is_now["folder"][k])
+        break
+    if len(known) != len(now):
+        raise cannot_resume(out, "number of images", len(known), len(now))

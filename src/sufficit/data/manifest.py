@@ -1,0 +1,220 @@
+"""The images of a run in order: a parquet file with a row per unit, of which parts are read."""
+
+import json
+import math
+import os
+import shutil
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from hashlib import sha256
+from itertools import islice, pairwise
+from pathlib import Path
+from tempfile import mkdtemp
+from threading import Lock
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from sufficit.data.images import KINDS, ImageTensor, SourceImage
+from sufficit.data.loader import Entry
+from sufficit.errors import UserError
+from sufficit.files import is_remote, writing
+
+if TYPE_CHECKING:
+    from pyarrow import Table
+    from pyarrow.parquet import ParquetFile
+
+TEXTS, NUMBERS = ("name", "folder", "problem", "column"), ("size", "start")  # of images
+FILE = "file"  # as bytes, because a file's name need not be text
+MANIFEST = "manifest.parquet"
+GROUP = 256  # units that are read at a time
+HELD = 4  # groups in memory
+
+
+class TemporaryListing:
+    """A temporary file that is deleted with this."""
+
+    def __init__(self) -> None:
+        folder = mkdtemp(prefix="sufficit-")
+        self.path = Path(folder) / MANIFEST
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
+
+class Manifest(Sequence[Entry]):
+    """Images with their labels, read from the manifest as they are needed.
+
+    `numbers` gives the class number of a class word; `target` is the class of every image instead.
+    Images in memory are given as `tensors`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        numbers: Mapping[str, int] | None = None,
+        target: int | None = None,
+        tensors: Sequence[ImageTensor] = (),
+    ) -> None:
+        self.path, self.numbers, self.target, self.tensors = path, numbers, target, tensors
+        self._file, self._lock = _open(path), Lock()
+        self._listing: TemporaryListing | None = None  # deleted with the last manifest of it
+        facts = json.loads(self._file.metadata.metadata[b"facts"])
+        self.unit: int = facts["unit"]
+        self.images: int = facts["images"]
+        self.words: list[str] = facts["words"]  # class folders or labels
+        self.loose = facts["loose"], facts["first_loose"]  # images without one
+        self._group = lru_cache(HELD)(partial(_read_group, self._file, self._lock))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Manifest, (self.path, self.numbers, self.target, self.tensors)
+
+    def labelled(
+        self, numbers: Mapping[str, int] | None = None, target: int | None = None
+    ) -> "Manifest":
+        """The same images with other labels."""
+        found = Manifest(self.path, numbers, target, self.tensors)
+        found._listing = self._listing
+        return found
+
+    def at(self, path: Path) -> "Manifest":
+        """The same images; pickled, they are read from another copy of the file."""
+        found = self.labelled(self.numbers, self.target)
+        found.path = path
+        return found
+
+    def __len__(self) -> int:
+        return self.images
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Entry, ...]: ...
+    def __getitem__(self, index: int | slice) -> Entry | tuple[Entry, ...]:
+        if isinstance(index, int):
+            index = range(len(self))[index]
+            return self[index : index + 1][0]
+        start, stop, step = index.indices(len(self))
+        first = start // self.unit
+        rows = range(first, -(-stop // self.unit))
+        found = [entry for unit in rows for entry in self._entries(unit)]
+        return tuple(found[start - first * self.unit : stop - first * self.unit : step])
+
+    def __iter__(self) -> Iterator[Entry]:
+        units = range(math.ceil(len(self) / self.unit))
+        return (entry for unit in units for entry in self._entries(unit))
+
+    def labels(self) -> npt.NDArray[np.int64]:
+        """The class number of every image; its own number where it has no label: [N]."""
+        found = np.arange(len(self))
+        if self.target is not None:
+            found[:] = self.target
+        elif self.numbers is not None:
+            words = self._column("folder")
+            labels = (self._label(word) for unit in words for word in unit)
+            found = np.fromiter(labels, np.int64, len(self))
+        return found
+
+    def digests(self) -> list[str]:
+        """What tells each unit from another: names, sizes and labels of its images."""
+        return [str(one) for one in self._column("digest")]
+
+    def save(self, path: Path) -> None:
+        """Write a copy of the file."""
+        with writing(path) as part:
+            shutil.copyfile(self.path, part)
+
+    def row(self, unit: int) -> dict[str, Any]:
+        """The images of a unit by column."""
+        found: dict[str, Any] = self._group(unit // GROUP).slice(unit % GROUP, 1).to_pylist()[0]
+        return found
+
+    def _entries(self, unit: int) -> Iterator[Entry]:
+        row = self.row(unit)
+        for k, kind in enumerate(row["kind"]):
+            number = unit * self.unit + k
+            if kind is None:
+                image: SourceImage = self.tensors[number]
+            else:
+                known: dict[str, Any] = {f: row[f][k] for f in KINDS[kind].__match_args__}
+                image = KINDS[kind](**known | {FILE: os.fsdecode(known[FILE])})
+            yield Entry(number, image, self._label(row["folder"][k]))
+
+    def _label(self, word: str | None) -> int | None:
+        if self.target is not None or self.numbers is None:
+            return self.target
+        # An image that is never read may have no label: any number will do.
+        return next(iter(self.numbers.values())) if word is None else self.numbers[word]
+
+    def _column(self, name: str) -> Iterator[Any]:
+        for group in range(self._file.num_row_groups):
+            with self._lock:
+                found = self._file.read_row_group(group, columns=[name])
+            yield from found.column(name).to_pylist()
+
+
+def listed(images: Iterable[SourceImage], unit: int) -> Manifest:
+    """The manifest of images, in a temporary file that is deleted with it."""
+    listing, tensors = TemporaryListing(), list[ImageTensor]()
+
+    def noted() -> Iterator[SourceImage]:
+        for image in images:
+            if isinstance(image, ImageTensor):
+                tensors.append(image)
+            yield image
+
+    write_manifest(listing.path, noted(), unit)
+    found = Manifest(listing.path, tensors=tensors)
+    found._listing = listing
+    return found
+
+
+def write_manifest(path: Path, images: Iterable[SourceImage], unit: int) -> None:
+    """Write images as they are listed, a unit per row; memory does not grow with their number."""
+    import pyarrow
+    from pyarrow import parquet
+
+    types = dict.fromkeys(("kind", *TEXTS), pyarrow.string())
+    types |= dict.fromkeys(NUMBERS, pyarrow.int64()) | {FILE: pyarrow.binary()}
+    lists = {name: pyarrow.list_(one) for name, one in types.items()}
+    facts: dict[str, Any] = {"unit": unit, "images": 0, "loose": 0, "first_loose": None}
+    words, rest = set[str](), iter(images)
+    schema = pyarrow.schema({"digest": pyarrow.string(), **lists})
+    with writing(path) as part, parquet.ParquetWriter(part, schema) as writer:
+        while some := list(islice(rest, GROUP * unit)):
+            columns = {name: [getattr(one, name, None) for one in some] for name in types}
+            columns[FILE] = [None if file is None else os.fsencode(file) for file in columns[FILE]]
+            kinds = (type(one).__name__ for one in some)
+            columns["kind"] = [kind if kind in KINDS else None for kind in kinds]
+            starts = [*range(0, len(some), unit), len(some)]
+            table = {
+                name: pyarrow.ListArray.from_arrays(starts, pyarrow.array(values, types[name]))
+                for name, values in columns.items()
+            }
+            told = list(zip(columns["name"], columns["size"], columns["folder"], strict=True))
+            digests = [sha256(repr(told[a:b]).encode()) for a, b in pairwise(starts)]
+            table["digest"] = pyarrow.array([one.hexdigest()[:16] for one in digests])
+            writer.write_table(pyarrow.table(table, schema))
+            words.update(word for word in columns["folder"] if word is not None)
+            loose = [one.name for one in some if one.folder is None and not one.problem]
+            facts["images"] += len(some)
+            facts["loose"] += len(loose)
+            facts["first_loose"] = facts["first_loose"] or next(iter(loose), None)
+        facts["words"] = sorted(words)
+        writer.add_key_value_metadata({"facts": json.dumps(facts)})
+
+
+def _read_group(file: "ParquetFile", lock: Lock, group: int) -> "Table":
+    with lock:
+        return file.read_row_group(group)
+
+
+def _open(path: Path) -> "ParquetFile":
+    from pyarrow import parquet
+
+    try:
+        return parquet.ParquetFile(path.open("rb") if is_remote(path) else path)
+    except (OSError, ValueError) as error:  # pyarrow's errors are both
+        raise UserError(
+            f"cannot read {path} ({error}): use another --out, or --overwrite"
+        ) from error
