@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from digit_images import write_digits
-from object_storage import lead_to, s3_server
 from small_runs import write_photos
 from sufficit import Classifier, Lax
 from sufficit.cli import main
@@ -52,14 +51,6 @@ def sufficit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         return Run(int(ended.value.code or 0), printed.out, printed.err)
 
     return run
-
-
-@pytest.fixture(scope="session")
-def s3() -> Iterator[str]:
-    """The address of an S3 server on the loopback; the variables AWS_* lead there."""
-    with pytest.MonkeyPatch.context() as patch, s3_server() as address:
-        lead_to(address, patch)
-        yield address
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ SECRET = "canary/5ecre7+neverwritten"
 KEY = "AKIACANARYCANARYCANA"
 BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+MISSING = b"<Error><Code>NoSuchKey</Code><Message>There is no such key.</Message></Error>"
 
 Fault = Callable[[dict[str, Any]], tuple[str, bytes] | None]
 
@@ -118,10 +119,18 @@ def busy(times: int, method: str = "", within: str = "") -> Fault:
 
 def denied(method: str = "", within: str = "") -> Fault:
     """403 for every request of a method and a part of the path."""
+    return _always("403 Forbidden", DENIED, method, within)
 
+
+def missing(method: str = "", within: str = "") -> Fault:
+    """404 for every request of a method and a part of the path."""
+    return _always("404 Not Found", MISSING, method, within)
+
+
+def _always(status: str, body: bytes, method: str, within: str) -> Fault:
     def fault(environ: dict[str, Any]) -> tuple[str, bytes] | None:
         fits = method in environ["REQUEST_METHOD"] and within in environ["PATH_INFO"]
-        return ("403 Forbidden", DENIED) if fits else None
+        return (status, body) if fits else None
 
     return fault
 

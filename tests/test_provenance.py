@@ -1,10 +1,13 @@
 """Where numbers come from, and JSON that any reader takes."""
 
 import json
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 
+from sufficit.files import place
 from sufficit.provenance import provenance, save_json
 
 
@@ -19,3 +22,18 @@ def test_provenance_says_what_ran_where() -> None:
     assert run["versions"]["torch"] == torch.__version__.split("+")[0]
     assert run["device"]["type"] == "cpu"
     assert run["device"]["dtype"] == "torch.float32"
+
+
+def test_the_command_is_recorded_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["/bin/sufficit", "compare", "--data", "s3://KEY:a/PASS+@birds/x", "--seed", "1"]
+    monkeypatch.setattr(sys, "argv", words)
+    run = provenance({}, torch.device("cpu"), torch.float32)
+    assert run["command"] == "sufficit compare --data s3://***@birds/x --seed 1"
+
+
+def test_remote_paths_are_text_in_json(tmp_path: Path) -> None:
+    save_json(tmp_path / "a.json", {"local": Path("a/b"), "remote": place("memory://a/b")})
+    assert json.loads((tmp_path / "a.json").read_text()) == {
+        "local": "a/b",
+        "remote": "memory://a/b",
+    }

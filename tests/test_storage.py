@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from google_server import google_server
 from object_server import SECRET, ObjectServer, busy, denied, environment_with, slow
 from sufficit.errors import GoneError, UserError, without_secrets
 from sufficit.files import (
     check_output,
     is_remote,
     local_file,
+    names_in,
     place,
     read_json,
     remove_folder,
@@ -222,7 +224,7 @@ def test_check_output_asks_for_what_a_run_needs(bucket: str, object_server: Obje
     assert object_server.keys(f"{bucket}/run") == []
     with pytest.raises(UserError, match="could not be written: there is no such bucket"):
         check_output(place("s3://no-such-bucket/run"))
-    with pytest.raises(UserError, match="every file would be a commit: choose another --out"):
+    with pytest.raises(UserError, match="every file would be a commit. Choose another --out"):
         check_output(place("hf://datasets/me/mine"))
     write(place(f"{bucket}/photos/cat/1.png"), b"x")
     with pytest.raises(UserError, match="is inside .*: choose another --out"):
@@ -280,3 +282,37 @@ def test_a_lost_connection_in_the_middle_of_a_file_is_gone(
         object_server.faults.append(denied("GET"))
         with pytest.raises(GoneError):
             file.read()
+
+
+def test_googles_storage_is_read_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    with google_server() as (address, server):
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        folder = place("gs://birds/run")
+        check_output(folder)
+        assert server.objects == {}
+        write(folder / "a.bin", bytes(range(100)))
+        write(folder / "units/b.bin", b"b")
+        assert [*server.objects] == ["run/a.bin", "run/units/b.bin"]
+        assert (folder.is_dir(), (folder / "a.bin").is_file()) == (True, True)
+        assert (folder / "none").exists() is False
+        assert sorted(names_in(folder)) == ["a.bin", "units"]
+        assert [path.name for path in folder.rglob("*.bin")] == ["a.bin", "b.bin"]
+        assert (folder / "a.bin").read_bytes() == bytes(range(100))
+        with (folder / "a.bin").open("rb", 8) as file:
+            file.seek(90)
+            assert file.read(5) == bytes(range(90, 95))
+        with pytest.raises(UserError, match="there is no such bucket"):
+            check_output(place("gs://no-such-bucket/run"))
+        remove_folder(folder / "units")
+        (folder / "a.bin").unlink()
+        assert server.objects == {}
+
+
+def test_other_libraries_of_fsspec_serve_as_well() -> None:
+    folder = place("memory://birds/run")
+    check_output(folder)
+    write(folder / "a.json", b"[1]")
+    assert read_json(folder / "a.json") == [1]
+    assert names_in(folder) == ["a.json"]
+    remove_folder(folder)
+    assert names_in(folder) == []

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
-from sufficit.errors import UserError, without_secrets
+from sufficit.errors import GoneError, UserError, without_secrets
 
 if TYPE_CHECKING:
     from sufficit.storage import RemotePath
@@ -40,12 +40,7 @@ def place(word: str | Path) -> Path:
     text = str(word)  # of a UPath too, which is no Path
     if not is_remote(text):
         return Path(re.sub(r"^(file|local)://", "", text))
-    if without_secrets(text) != text:
-        raise UserError(
-            f"{without_secrets(text)} holds credentials, which would be written to the results: set"
-            " them in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE,"
-            " GOOGLE_APPLICATION_CREDENTIALS, HF_TOKEN) and give the path alone"
-        )
+    refuse_secrets(text)
     try:
         from sufficit.storage import RemotePath
 
@@ -61,6 +56,16 @@ def place(word: str | Path) -> Path:
         reason = without_secrets(str(error))
         raise UserError(f"{text} is no path ({reason}): write s3://BUCKET/FOLDER") from error
     return cast(Path, found)
+
+
+def refuse_secrets(word: str) -> None:
+    """Raise for a URL with credentials, which results, logs and errors would repeat."""
+    if (shown := without_secrets(word)) != word:
+        raise UserError(
+            f"{shown} holds credentials, which would be written to the results: set them in the"
+            " environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE,"
+            " GOOGLE_APPLICATION_CREDENTIALS, HF_TOKEN) and give the path alone"
+        )
 
 
 def is_remote(path: str | Path) -> bool:
@@ -84,6 +89,16 @@ def local_file(path: Path) -> Iterator[Path]:
         yield copy
 
 
+def names_in(folder: Path) -> list[str]:
+    """The names of all that is in a folder, if it exists."""
+    try:
+        if is_remote(folder):
+            return [name for name, _, _ in cast("RemotePath", folder).entries()]
+        return os.listdir(folder)  # noqa: PTH208  # a Path for each of many names takes long
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def remove_folder(folder: Path) -> None:
     """Delete a folder with all that is in it, if it exists."""
     if is_remote(folder):
@@ -96,9 +111,10 @@ def check_output(
     folder: Path, sources: Sequence[Path] = (), *, overwrite: bool = True, command: str = ""
 ) -> None:
     """Raise, before any work is done, if results cannot be written or would do harm."""
-    if str(folder).startswith("hf://"):  # a commit per file, and thousands of files
+    if str(folder).startswith("hf://"):
         raise UserError(
-            f"cannot write to {folder}, where every file would be a commit: choose another --out"
+            f"cannot write to {folder}: hf:// is for reading, because every file would be a commit."
+            " Choose another --out"
         )
     if (folder / "run.json").exists():
         other = _command_of(folder / "run.json")
@@ -231,6 +247,8 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
         if path.stat().st_size > most:
             raise ValueError(f"it has {path.stat().st_size} bytes, the limit is {most}")
         return json.loads(path.read_text(encoding="utf-8"))
+    except GoneError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} could not be read: {error}") from error
 

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -13,6 +14,9 @@ from upath.extensions import ProxyUPath
 from sufficit.errors import GoneError, without_secrets
 
 REMEDY = "check network, endpoint and credentials, then give the same command to resume"
+for _library in ("aiobotocore", "fsspec", "gcsfs", "s3fs"):
+    # What they log where nobody asked for logs, tracebacks too, would go to the terminal.
+    logging.getLogger(_library).addHandler(logging.NullHandler())
 BUFFER = 2**20  # bytes that an open file reads at once
 
 
@@ -49,14 +53,12 @@ class RemotePath(ProxyUPath):
 
     def iterdir(self) -> Iterator["RemotePath"]:
         """What is in this folder; it is listed at once."""
-        with _reaching(self):
-            found = self.fs.ls(self.path, detail=False)
-        names = [str(path).rstrip("/").rpartition("/")[2] for path in found if path != self.path]
-        return iter([self / name for name in names])
+        return iter([self / name for name, _, _ in self.entries()])
 
     def entries(self) -> Iterator[tuple[str, str, int]]:
         """Name, kind (file or directory) and bytes (-1: unknown) of all in this folder."""
         with _reaching(self):
+            self.fs.invalidate_cache(self.path)  # hf:// keeps one
             found = self.fs.ls(self.path, detail=True)
         for one in found:
             path, size = str(one["name"]).rstrip("/"), one.get("size")
@@ -88,8 +90,9 @@ class RemotePath(ProxyUPath):
 
     def read_range(self, start: int, end: int) -> bytes:
         """Some bytes of the object, in one request."""
+        exactly = {"cache_type": "none"} if self.protocol == "hf" else {}  # else 5 MB more
         with _reaching(self):
-            return cast(bytes, self.fs.cat_file(self.path, start=start, end=end))
+            return cast(bytes, self.fs.cat_file(self.path, start=start, end=end, **exactly))
 
     def read_text(self, encoding: str | None = None, *_: Any, **__: Any) -> str:
         """The whole object as text."""

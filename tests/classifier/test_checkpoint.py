@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from object_server import ObjectServer, denied
 from sufficit import Classifier, Recipe, UserError, View
 from sufficit.classifier.digit_net import SmallNet
+from sufficit.errors import GoneError
 
 
 @pytest.mark.parametrize(
@@ -118,3 +120,51 @@ def test_pickles_are_not_run(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="could not be read as weights"):
             Classifier.load("sufficit:digits", weights=tmp_path / name, num_classes=5)
     assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.processes
+def test_a_classifier_on_object_storage_is_loaded_without_loss(
+    bucket: str, object_server: ObjectServer, tmp_path: Path
+) -> None:
+    recipe = Recipe("sufficit:digits", {"num_classes": 3, "width": 4})
+    classifier = Classifier(SmallNet(num_classes=3, width=4), layer="features", recipe=recipe)
+    saved = classifier.save(f"{bucket}/saved")
+    written = [path for method, path in object_server.requests if method == "PUT"]
+    assert [path.rpartition("/")[2] for path in written[-2:]] == [
+        "classifier.safetensors",
+        "classifier.json",  # last: without it the folder is no saved classifier
+    ]
+    images = torch.rand(2, 3, 20, 30)
+    for source in (saved, f"{bucket}/saved"):
+        assert torch.equal(Classifier.load(source)(images), classifier(images))
+    weights = f"{bucket}/saved/classifier.safetensors"
+    other = Classifier.load("sufficit:digits", weights=weights, num_classes=3, width=4)
+    assert torch.equal(other.model(images), classifier.model(images))
+    torch.save(classifier.model.state_dict(), tmp_path / "w.pt")
+    object_server.upload(tmp_path, f"{bucket}/pt")
+    other = Classifier.load("sufficit:digits", weights=f"{bucket}/pt/w.pt", num_classes=3, width=4)
+    assert torch.equal(other.model(images), classifier.model(images))
+
+
+@pytest.mark.processes
+def test_a_classifier_on_object_storage_is_not_trusted(
+    bucket: str, object_server: ObjectServer, tmp_path: Path
+) -> None:
+    recipe = Recipe("sufficit:digits", {"num_classes": 3, "width": 4})
+    Classifier(SmallNet(num_classes=3, width=4), layer="features", recipe=recipe).save(tmp_path)
+    description = tmp_path / "classifier.json"
+    whole = description.read_text()
+    for wrong, reason in (
+        (whole.replace("sufficit:digits", "python:evil.py:make"), "code to run"),
+        (whole.replace('"width": 4', '"width": 4000'), "a larger model than the file can fill"),
+        ("{", "could not be read"),
+    ):
+        description.write_text(wrong)
+        object_server.upload(tmp_path, f"{bucket}/saved")
+        with pytest.raises(UserError, match=f"{bucket}/saved/classifier.*{reason}"):
+            Classifier.load(f"{bucket}/saved")
+    with pytest.raises(UserError, match=f"{bucket}/none is no folder with classifier.json"):
+        Classifier.load(f"{bucket}/none")
+    object_server.faults.append(denied())
+    with pytest.raises(GoneError, match=f"{bucket}/saved can't be reached"):
+        Classifier.load(f"{bucket}/saved")

@@ -161,6 +161,7 @@ def test_a_second_file_of_one_name_is_a_bad_picture(tmp_path: Path) -> None:
     assert [item.name for item in items] == ["a.tar/a.png", "a.tar/b.png"]
     told = [f"a second file of this name in the shard ({name!r})" for name in ("a.png", "./b.png")]
     assert [one.reason for one in loader.skipped] == told
+    maps.close()
 
 
 def names_and_rows(tmp_path: Path, out: str, **more: object) -> tuple[list[str], dict[str, str]]:

@@ -14,12 +14,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from object_server import ObjectServer, denied
 from small_models import (
     Sum,
     cnn,
     rand,
 )
 from sufficit import Classifier, Lax, UserError, explain
+from sufficit.errors import GoneError
+from sufficit.explainers.lax import name_of
+from sufficit.explainers.sources import methods_from
 
 TRAINED = {"recipe": {"keep": 1.0}, "seed": 3, "history": [{"epoch": 1, "msi": 0.25}]}
 
@@ -329,3 +333,46 @@ def test_any_config_loads_or_is_refused(folder: Path, values) -> None:
         wanted = adapter()
     if found.upsample == 1:
         assert torch.equal(found(rand(1, 9, 2, 2)), wanted(rand(1, 9, 2, 2)))
+
+
+# On object storage
+
+
+@pytest.mark.processes
+def test_an_adapter_on_object_storage_is_loaded_bit_for_bit(
+    bucket: str, object_server: ObjectServer
+) -> None:
+    assert adapter().save_pretrained(f"{bucket}/birds-lax") is None
+    names = ["README.md", "config.json", "model.safetensors"]
+    assert object_server.keys(f"{bucket}/birds-lax") == names
+    assert_same(Lax.from_pretrained(f"{bucket}/birds-lax"), adapter())
+    assert name_of(f"{bucket}/birds-lax/") == "birds-lax"
+    found = methods_from(f"{bucket}/birds-lax, mine={bucket}/birds-lax")
+    assert list(found) == ["birds-lax", "mine"]
+    assert_same(found["mine"], adapter())
+
+
+@pytest.mark.processes
+def test_an_adapter_on_object_storage_is_not_trusted(
+    bucket: str, object_server: ObjectServer, folder: Path
+) -> None:
+    place = f"{bucket}/adapter"
+    with pytest.raises(UserError, match=f"no adapter at {place}: give the folder"):
+        Lax.from_pretrained(place)
+    change(folder, widths=[2**10, 2**9])
+    object_server.upload(folder, place)
+    with pytest.raises(UserError, match=f"{place}/config.json .*a larger model than the file"):
+        Lax.from_pretrained(place)
+    change(folder, widths=[7, 5])
+    (folder / "model.safetensors").write_bytes(pickle.dumps({"weight": 1}))
+    object_server.upload(folder, place)
+    with pytest.raises(UserError, match=f"{place}/model.safetensors could not be read"):
+        Lax.from_pretrained(place)
+    adapter().save_pretrained(place)
+    for name in ("config.json", "model.safetensors"):
+        object_server.faults[:] = [denied("GET", name)]
+        with pytest.raises(GoneError, match=f"{place}/{name} can't be reached"):
+            Lax.from_pretrained(place)
+    object_server.faults[:] = [denied("PUT")]
+    with pytest.raises(GoneError, match="can't be reached"):
+        adapter().save_pretrained(f"{bucket}/other")

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 OPTIONS = (
     *("model", "data", "alpha_min", "score", "fill", "held_out_fill", "columns", "targets"),
     *("normalize", "leak", "donors", "value_step", "percent_step", "compile", "batch_size"),
-    *("unit_size", "device", "precision", "weights", "num_classes", "size", "on_error", "seed"),
+    *("unit_size", "device", "precision", "weights", "num_classes", "size", "image_column"),
+    *("label_column", "on_error", "seed"),
 )
 
 

@@ -13,7 +13,9 @@ from sufficit.runs.config import RunConfig
 if TYPE_CHECKING:
     from sufficit.sanity import SanityReport
 
-OPTIONS = (*MODEL, "data", "methods", "targets", "on_error", "seed")
+OPTIONS = (
+    *(*MODEL, "data", "methods", "targets", "image_column", "label_column", "on_error", "seed"),
+)
 
 
 @app.command()
@@ -50,6 +52,7 @@ def sanity(
     own: dict[str, Any] = {"images": images, "steps": steps, "random_labels": random_labels}
     own |= {"epochs": epochs, "train_images": train_images}
     own |= {name: getattr(config, name) for name in ("targets", "layer", "on_error", "seed")}
+    own |= config.column_options()
     options = SanityOptions(methods_from(config.methods), **own)
     classifier = load(config, layer=None)  # check_folder looks for the layer in each copy
     result = check_folder(classifier, data, options)

@@ -24,7 +24,10 @@ from sufficit.runs.config import RunConfig
 if TYPE_CHECKING:
     from sufficit.training.train_folder import TrainingOutcome
 
-OPTIONS = (*(name for name in MODEL if name != "precision"), "data", "targets", "on_error", "seed")
+OPTIONS = (
+    *(name for name in MODEL if name != "precision"),
+    *("data", "targets", "image_column", "label_column", "on_error", "seed"),
+)
 ROWS = 10  # epochs in the table
 HEADINGS = {
     "loss": "loss",
@@ -108,6 +111,7 @@ def train_lax(
     own |= {"target": target or config.targets, "on_error": config.on_error, "seed": config.seed}
     own |= {"batch_size": batch_size, "patience": patience or None, "workers": readers}
     own |= {"validation_share": validation_share, "cache": cache_features, "overwrite": overwrite}
+    own |= config.column_options()
     devices, num_nodes = processes.places(devices, num_nodes)
     named = {name: getattr(config, name) for name in MODEL if name != "device"}
     named |= {"precision": precision, "devices": devices, "num_nodes": num_nodes}

@@ -3,16 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.data.image_files import ImageFile, ahead
 from sufficit.data.images import SourceImage
-from sufficit.data.pixels import BadImageError, decode_image
+from sufficit.data.pixels import BadImageError, decode_image, while_there
 from sufficit.data.shards import ShardImage
 from sufficit.files import is_remote
+
+if TYPE_CHECKING:
+    from sufficit.storage import RemotePath
 
 GAP = 2**16  # bytes between two images of a shard that a request may read in vain
 MOST_RUN = 2**24  # bytes of a request for several images
@@ -38,11 +41,12 @@ class Download(ImageFile):
 def download(images: Sequence[SourceImage]) -> list[SourceImage]:
     """The images, with the bytes of those on object storage in memory."""
     remote = [image for image in images if isinstance(image, ImageFile) and _can_be_fetched(image)]
-    groups = runs(remote)
+    # Each thread that makes a path of hf:// connects and lists anew, so that it is made here.
+    groups = [(cast("RemotePath", run[0].path), run) for run in runs(remote)]
     known: dict[SourceImage, Download] = {}
     if groups:
-        for group, contents in zip(groups, ahead(_fetch, groups), strict=True):
-            known |= zip(group, contents, strict=True)
+        for (_, run), found in zip(groups, ahead(_fetch, groups), strict=True):
+            known |= zip(run, found, strict=True)
     return [known.get(image, image) for image in images]
 
 
@@ -70,18 +74,20 @@ def _can_be_fetched(image: ImageFile) -> bool:
     return type(image) in (ImageFile, ShardImage) and is_remote(image.file) and not image.fault
 
 
-def _fetch(run: Sequence[ImageFile]) -> list[Download]:
+def _fetch(asked: tuple["RemotePath", Sequence[ImageFile]]) -> list[Download]:
     """The images of one request."""
+    path, run = asked
     first, last = run[0], run[-1]
     try:
-        if isinstance(first, ShardImage) and isinstance(last, ShardImage):
-            whole = first.between(first.start, last.start + last.size)
-            parts = [(one.start - first.start, one) for one in cast(Sequence[ShardImage], run)]
-            contents = [whole[at : at + one.size] for at, one in parts]
-        else:
-            contents = [first.content()]
-    except BadImageError as error:
-        return [_download(image, str(error)) for image in run]
+        with while_there(first.root):
+            if isinstance(first, ShardImage) and isinstance(last, ShardImage):
+                whole = path.read_range(first.start, last.start + last.size)
+                starts = [one.start - first.start for one in cast(Sequence[ShardImage], run)]
+                contents = [whole[at : at + one.size] for at, one in zip(starts, run, strict=True)]
+            else:
+                contents = [path.read_bytes()]
+    except OSError as error:
+        return [_download(one, f"can't be opened ({error.strerror})") for one in run]
     return [_download(one, "", held) for one, held in zip(run, contents, strict=True)]
 
 

@@ -53,9 +53,10 @@ class HeatmapFile:
                 self._local = self._closing.enter_context(local_file(path))
                 self._file = self._closing.enter_context(safe_open(self._local, framework="pt"))
                 self._members = dict.fromkeys(self._file.keys())
-        except GoneError:
-            raise
         except Exception as error:
+            self._closing.close()
+            if isinstance(error, GoneError):
+                raise
             raise UserError(f"{path} could not be read as heatmaps: {error}") from error
         self.keys = list(self._members)
         self._fits: dict[str, str] = {}  # key -> the first image that it fits

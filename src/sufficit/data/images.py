@@ -1,23 +1,29 @@
-"""Image sources: a folder, class folders, tar shards or tensors."""
+"""Image sources: a folder, class folders, tar shards, parquet files or tensors."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import check_images
 from sufficit.data.image_files import ImageFile, images_below
+from sufficit.data.parquet import ParquetImage, images_of_tables, tables_below
 from sufficit.data.patterns import files_named
 from sufficit.data.pixels import SUFFIXES, BadImageError, ignore_image_warnings, read_image
 from sufficit.data.shards import ShardImage, images_of_shards
 from sufficit.errors import UserError
-from sufficit.files import place
+from sufficit.files import is_remote, place
+
+if TYPE_CHECKING:
+    from sufficit.storage import RemotePath
 
 __all__ = ["BadImageError", "ImageFile", "ignore_image_warnings", "read_image"]  # for others
 
-KINDS = {kind.__name__: kind for kind in (ImageFile, ShardImage)}  # of stored images
+KINDS = {kind.__name__: kind for kind in (ImageFile, ShardImage, ParquetImage)}  # of stored images
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +65,11 @@ class ImageSource:
     def __iter__(self) -> Iterator[SourceImage]:
         return iter(self.images)
 
+    @property
+    def classes(self) -> list[str]:
+        """The names of all classes in order, if files name them; known once it is listed."""
+        return getattr(self.images, "classes", [])
+
     @staticmethod
     def of(images: Sequence[SourceImage]) -> "ImageSource":
         """A source of images that are listed already."""
@@ -97,6 +108,7 @@ class Listing:
     root: Path
     image_column: str | None = None
     label_column: str | None = None
+    classes: list[str] = field(default_factory=list)  # in order, where the files name them
     _warned: set[str] = field(default_factory=set)
 
     def __iter__(self) -> Iterator[ImageFile]:
@@ -110,25 +122,33 @@ class Listing:
                 escaped.add(image.name)
             yield image
         if none:
-            raise UserError(
-                f"no images in {self.root}: expected files ending in {', '.join(SUFFIXES)}"
-            )
+            kinds = f"{', '.join(SUFFIXES)}, .tar or .parquet"
+            raise UserError(f"no images in {self.root}: expected files ending in {kinds}")
 
     def _listed(self) -> Iterator[ImageFile]:
-        shards = files_named(self.root, ".tar")
-        if not shards:
-            if not self.root.is_dir():
-                raise UserError(
-                    f"no folder of images at {self.root}: give an existing folder or .tar file"
-                )
-            found = images_below(self.root, self._warned)
-            first = next(found, None)
-            if first is not None:
-                yield first
-                yield from found
-                return
-            shards = sorted(self.root.glob("*.tar"))
-        yield from images_of_shards(shards)
+        root, columns = self.root, (self.image_column, self.label_column)
+        if is_remote(root):
+            cast("RemotePath", root).fs.invalidate_cache()  # hf:// keeps what it listed before
+        shards, tables = files_named(root, ".tar"), files_named(root, ".parquet")
+        if not shards and not tables and not root.is_dir():
+            kinds = "an existing folder, .tar or .parquet file"
+            token = "; a private data set needs HF_TOKEN" if str(root).startswith("hf://") else ""
+            raise UserError(f"no folder of images at {root}: give {kinds}{token}")
+        # A data set of the Hub may have some pictures for its page next to its parquet files.
+        if not shards and not tables and (any(columns) or str(root).startswith("hf://")):
+            tables = tables_below(root)
+        if any(columns) and not tables:
+            unused = "leave out --image-column and --label-column"
+            raise UserError(f"{root} is no parquet file and holds none: {unused}")
+        if not shards and not tables:
+            found = images_below(root, self._warned)
+            for first in found:
+                return chain([first], found)
+            shards = sorted(root.glob("*.tar"), key=str)
+            tables = [] if shards else tables_below(root)
+        if tables:
+            return images_of_tables(tables, *columns, self.classes)
+        return images_of_shards(shards)
 
 
 def open_images(
@@ -137,15 +157,19 @@ def open_images(
     """Every image below a folder, sorted by path; first-level folders are classes.
 
     A .tar file, a pattern such as shards/{0000..0012}.tar, or a folder with shards and no images
-    gives the images inside the shards, of which only the headers are read. Nothing is listed
-    before it is asked for.
+    gives the images inside the shards, of which only the headers are read. Parquet files give an
+    image per row, from the column of images unless another is named. All of it may be on object
+    storage or the Hugging Face Hub (hf://datasets/OWNER/NAME). Nothing is listed before it is
+    asked for.
     """
     return ImageSource(Listing(place(root), image_column, label_column))
 
 
-def list_images(root: Path | str) -> list[ImageFile]:
+def list_images(
+    root: Path | str, image_column: str | None = None, label_column: str | None = None
+) -> list[ImageFile]:
     """All images that `open_images` finds, as a list."""
-    return list(Listing(place(root)))
+    return list(Listing(place(root), image_column, label_column))
 
 
 def plain_name(name: str) -> str:

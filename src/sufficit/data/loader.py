@@ -170,10 +170,15 @@ class Labels:
 def labels_for(
     classifier: Classifier, source: ImageSource, wanted: Literal["auto", "label", "prediction"]
 ) -> Labels:
-    """Class numbers from class folders or the labels of shards, unless predictions are wanted."""
-    words = sorted({image.folder for image in source if image.folder is not None})
-    loose = [image.name for image in source if image.folder is None and not image.problem]
-    numbers = numbers_for(classifier, words, (len(loose), *loose[:1]), source, wanted)
+    """Class numbers from class folders, or labels in files, unless predictions are wanted."""
+    folders, loose, first = set[str](), 0, ""
+    for image in source:  # once: it may be long
+        if image.folder is not None:
+            folders.add(image.folder)
+        elif not image.problem:
+            loose, first = loose + 1, first or image.name
+    words = sorted(folders)
+    numbers = numbers_for(classifier, words, (loose, first), source, wanted)
     if numbers is None:
         return Labels("prediction", lambda _: None)
     # A file of a shard that is never read may have no label: any number will do.
@@ -184,7 +189,7 @@ def numbers_for(
     classifier: Classifier,
     words: Sequence[str],
     loose: tuple[Any, ...],
-    images: Iterable[SourceImage],
+    source: ImageSource,
     wanted: Literal["auto", "label", "prediction"],
 ) -> dict[str, int] | None:
     """The class number of each class word; None where the model's predictions are the targets.
@@ -201,7 +206,8 @@ def numbers_for(
             " have no label: move or label them, or score the model's own predictions with"
             " --targets prediction"
         )
-    return class_numbers(words, classifier.classes, _num_classes(classifier, images))
+    named = classifier.classes or source.classes  # a model without names: as the data set has them
+    return class_numbers(words, named, _num_classes(classifier, source))
 
 
 def class_numbers(
@@ -209,14 +215,15 @@ def class_numbers(
 ) -> dict[str, int]:
     """Match class folders to the model's class names, to numbers, or in order if as many."""
     known = {plain_name(name): number for number, name in enumerate(classes or ())}
-    if known and all(plain_name(folder) in known for folder in folders):
+    if 0 < len(known) <= num_classes and all(plain_name(folder) in known for folder in folders):
         return {folder: known[plain_name(folder)] for folder in folders}
     if all(folder.isdecimal() and int(folder) < num_classes for folder in folders):
         return {folder: int(folder) for folder in folders}
     if not known and len(folders) == num_classes:
         return {folder: number for number, folder in enumerate(folders)}
-    strange = [folder for folder in folders if plain_name(folder) not in known]
-    named = f" ({', '.join(list(classes)[:4])}, ...)" if classes else ""
+    strange = [folder for folder in folders if plain_name(folder) not in known] or folders
+    own = classes if classes and len(classes) <= num_classes else ()
+    named = f" ({', '.join(list(own)[:4])}, ...)" if own else ""
     raise UserError(
         f"{len(folders)} class folders (first {strange[0]!r}) do not fit the model's"
         f" {num_classes} classes{named}: name the folders as the model names its classes, or by"

@@ -17,11 +17,10 @@ def files_named(data: Path, suffix: str) -> list[Path]:
     """The files with this suffix that a path or a pattern names; none if it names another thing."""
     if data.suffix != suffix:
         return []
-    names = expand(str(data))
-    if names == [str(data)] and data.is_dir():
-        return []
-    paths = [path for name in names for path in _matching(name)]
+    paths = [path for name in expand(str(data)) for path in _matching(name)]
     for path, there in zip(paths, ahead(lambda path: path.is_file(), paths), strict=True):
+        if not there and path == data and path.is_dir():
+            return []
         if not there:
             raise UserError(f"no file at {path}: check the path or the range in the pattern")
     return paths

@@ -54,15 +54,12 @@ class ShardImage(ImageFile):
         """The bytes of its file inside the shard."""
         if self.fault:
             raise BadImageError(self.fault)
-        return self.between(self.start, self.start + self.size)
-
-    def between(self, start: int, end: int) -> bytes:
-        """Some bytes of the shard."""
         with while_there(self.path):
             if is_remote(self.file):
-                return cast("RemotePath", self.path).read_range(start, end)
+                end = self.start + self.size
+                return cast("RemotePath", self.path).read_range(self.start, end)
             with self.path.open("rb") as file:
-                return _content(file, start, end - start)
+                return _content(file, self.start, self.size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,13 +84,14 @@ class Folder:
 
 def read_folder(
     classifier: Classifier,
-    data: Path,
+    data: str | Path,
     target: Literal["auto", "label", "prediction"] = "auto",
     share: float = 0.1,
     seed: int = 0,
+    **columns: str | None,
 ) -> Folder:
     """Find the images below a folder, label them by class folder, hold out a share of them."""
-    images = list_images(data)
+    images = list_images(data, **columns)
     if len(images) < FEWEST:
         enough = f"an adapter needs {FEWEST} or more, hundreds to be of use"
         raise UserError(f"{len(images)} images in {data}: {enough}")

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -192,7 +193,8 @@ def answers_along(
     1, 0 and ?; and the predicted class, where it is known and not the target.
     """
     found: list[dict[str, Any]] = [{} for _ in predictions.targets]
-    makers = (bands.show, lambda alpha: bands.hide(alpha_min, alpha), bands.rest)
+    hide: Callable[[float], bands.Band] = partial(bands.hide, alpha_min)
+    makers = (bands.show, hide, bands.rest)
     for name, make in zip(VIEWS, makers, strict=True):
         asked = {i: make(alpha) for i, alpha in enumerate(grid)}
         known = {i: band for i, band in asked.items() if band in set(predictions.bands)}

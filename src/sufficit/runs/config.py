@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from sufficit.errors import UserError, unknown
-from sufficit.files import writing
+from sufficit.files import refuse_secrets, writing
 
 METHODS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
 CONTROLS = ("random", "center")
@@ -40,7 +40,8 @@ class RunConfig:
     data: str = _option(
         MISSING,
         INPUT,
-        "Folder of images; class folders give labels. Or tar shards, as in 'web/{000..012}.tar'.",
+        "Folder of images; class folders give labels. Or tar shards, as in 'web/{000..012}.tar', or"
+        " parquet files. Local, s3://, gs://, or hf://datasets/OWNER/NAME.",
     )
     methods: tuple[str, ...] = _option(
         METHODS,
@@ -82,6 +83,12 @@ class RunConfig:
         None, INPUT, "Number of classes, for your own weights.", least=2, most=10**7
     )
     size: str | None = _option(None, INPUT, "Input size: 224 or 224x320 (height x width).")
+    image_column: str | None = _option(
+        None, INPUT, "Column of parquet files that holds the images, if there are several."
+    )
+    label_column: str | None = _option(
+        None, INPUT, "Column that holds the labels. Default: label, labels or fine_label."
+    )
     on_error: Literal["skip", "stop"] = _option("skip", INPUT, "What an unreadable image does.")
     device: str = _option("auto", COMPUTE, "auto, cpu, cuda, cuda:1 or mps.")
     precision: Literal["fp32", "bf16", "fp16"] = _option(
@@ -102,6 +109,10 @@ class RunConfig:
         False, OUTPUT, "Also write METHOD/heatmaps.npz at image size (large)."
     )
     seed: int = _option(0, COMPUTE, "Seed of everything random.", least=0, most=2**63 - 1)
+
+    def column_options(self) -> dict[str, str | None]:
+        """What `open_images` takes of this."""
+        return {"image_column": self.image_column, "label_column": self.label_column}
 
     def plan_options(self) -> dict[str, Any]:
         """What `metrics.make_plan` takes of this."""
@@ -152,7 +163,9 @@ def config_from(values: Mapping[str, Any]) -> RunConfig:
 def check_values(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Values of known options, each converted to its type; raise for any other."""
     hints = get_type_hints(RunConfig)
-    for name in values:
+    for name, value in values.items():
+        for word in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
+            refuse_secrets(str(word))
         if name not in hints:
             raise unknown(f"option{where}", name, hints)
     return {name: _converted(name, value, hints[name]) for name, value in values.items()}

@@ -31,7 +31,7 @@ from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, methods_for
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.sources import HeatmapFileSource, sources_from
-from sufficit.files import place, safe_name
+from sufficit.files import local_file, place, safe_name
 from sufficit.metrics.leakage import POOL, draw_pool
 from sufficit.metrics.plan import Plan, check_asking, make_plan
 from sufficit.perturbation.fills import FILLS
@@ -188,7 +188,7 @@ def make_job(
         None if config.held_out_fill is None else fill_named(config.held_out_fill, classifier)
     )
     check_asking(plan, fill, held_out, config.batch_size)
-    images = open_images(place(config.data)) if images is None else images
+    images = open_images(config.data, **config.column_options()) if images is None else images
     entries = listed(images, config.unit_size)
     numbers = numbers_for(classifier, entries.words, entries.loose, images, config.targets)
     entries = entries.labelled(numbers)
@@ -222,7 +222,8 @@ def fill_named(word: str, classifier: Classifier) -> str | Tensor:
     if not place(word).is_file():
         raise unknown("fill", word, [*FILLS, "an image file"])
     try:
-        return read_image(place(word), classifier.view)
+        with local_file(place(word)) as file:
+            return read_image(file, classifier.view)
     except BadImageError as error:
         raise UserError(f"--fill {word}: {error}. Give a readable image") from error
 

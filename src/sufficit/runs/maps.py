@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from sufficit.explainers.explanation import DrawnMaps, draw_all
 from sufficit.perturbation.heatmaps import check_range, normalize, resize
 from sufficit.runs.store import UnitFile
 
+_opening = Lock()
+
 
 @dataclass
 class MapFile:
@@ -34,9 +37,10 @@ class MapFile:
     @property
     def file(self) -> HeatmapFile:
         """The open file; each process opens it once."""
-        if self._opened is None:
-            self._opened = HeatmapFile(self.path)
-        return self._opened
+        with _opening:  # several threads read
+            if self._opened is None:
+                self._opened = HeatmapFile(self.path)
+            return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "normalize": self.normalize, "_opened": None}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.loader import Skipped, check_any
-from sufficit.errors import UserError
+from sufficit.errors import GoneError, UserError
 from sufficit.files import make_folder, writing
 from sufficit.metrics.columns import Curve
 from sufficit.metrics.leakage import TENSORS, Leak, leak_warning
@@ -202,6 +202,8 @@ def _unit_scores(job: Job, store: Store, name: str, unit: int, fixed: Plan) -> S
         return scores
     try:
         parts = store.read(stage, unit, names=[f"{name}/leak/{part}" for part in TENSORS]).tensors
+    except GoneError:
+        raise
     except UserError:  # donors of one class only: nothing was measured
         return scores
     leaked = {part: parts[f"{name}/leak/{part}"] for part in TENSORS}

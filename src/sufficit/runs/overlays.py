@@ -32,7 +32,7 @@ def images_in(paths: Sequence[Path]) -> ImageSource:
     """The images among files and folders, each under its own name."""
     found: list[ImageFile] = []
     for path in paths:
-        if path.is_dir():
+        if path.suffix == ".parquet" or path.is_dir():
             found.extend(list_images(path))
         elif path.is_file() and path.suffix == ".tar":
             raise UserError(f"{path} is a shard: give the folder it is in")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sufficit.data.images import open_images
-from sufficit.errors import UserError, unknown
-from sufficit.files import local_file, place, read_json, safe_name
+from sufficit.errors import GoneError, UserError, unknown
+from sufficit.files import local_file, read_json, safe_name
 from sufficit.metrics.columns import MeanCurve
 from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import MethodScores
@@ -71,6 +71,8 @@ class RunResults:
                     standing = compare_values(msi, seed=config.seed)
             summaries = {name: _estimates(summary[name]) for name in methods}
             shown = _shown(folder / "shown.safetensors", config, record)
+        except GoneError:
+            raise
         except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
             raise UserError(f"{folder} is not complete ({error}): run it again") from error
         return RunResults(folder, record, config, summaries, standing, rows, curves, shown)
@@ -233,9 +235,11 @@ class RunResults:
         view = self.record.get("preprocessing")
         from sufficit.classifier.checkpoint import View
 
-        root = self.config.data if data is None else str(data)
+        root, columns = (
+            (self.config.data, self.config.column_options()) if data is None else (data, {})
+        )
         names = [self.names[row] for row in rows]
-        found = {i.name: i for i in open_images(place(root)) if i.name in {*names}}
+        found = {i.name: i for i in open_images(root, **columns) if i.name in {*names}}
         missing = [name for name in names if name not in found]
         if missing:
             raise UserError(f"{missing[0]} is not in {root}: give --data the folder it is in now")

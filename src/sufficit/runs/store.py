@@ -1,6 +1,7 @@
 """The units of a run on disk: a file per unit and stage, whole or absent; the rule for resuming."""
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from sufficit.files import (
     is_unfinished,
     local_file,
     make_folder,
+    names_in,
     read_json,
     remove_folder,
     writing,
@@ -76,8 +78,9 @@ class Store:
 
     def done(self, stage: str) -> set[int]:
         """The numbers of the units that are done."""
-        found = self.path(stage, 0).parent.glob(f"{stage}-*.safetensors")
-        return {int(path.stem.rpartition("-")[2]) for path in found}
+        names = re.compile(rf"{stage}-(\d+)\.safetensors")
+        found = map(names.fullmatch, names_in(self.path(stage, 0).parent))
+        return {int(one[1]) for one in found if one}
 
     def write(
         self, stage: str, unit: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
@@ -124,9 +127,8 @@ class Store:
     @property
     def is_empty(self) -> bool:
         """Whether no unit is done."""
-        files = (path for place in (UNITS, HEATMAPS) for path in (self.folder / place).glob("*.*"))
-        units = (path.name for path in files if path.suffix == ".safetensors")
-        return all(map(is_unfinished, units))
+        names = (name for place in (UNITS, HEATMAPS) for name in names_in(self.folder / place))
+        return all(is_unfinished(name) for name in names if name.endswith(".safetensors"))
 
     def remove_units(self) -> None:
         """Delete what only a resume needs, and what killed processes left half written."""

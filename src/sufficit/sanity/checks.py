@@ -104,6 +104,8 @@ class SanityOptions:
     train_images: int = 1000
     targets: Literal["auto", "label", "prediction"] = "auto"
     layer: str | None = None
+    image_column: str | None = None  # of parquet files
+    label_column: str | None = None
     on_error: Literal["skip", "stop"] = "skip"
     seed: int = 0
     progress: bool | None = None
@@ -125,7 +127,7 @@ def check_folder(
     """Check methods on images drawn by seed from those below a folder."""
     options = options or SanityOptions()
     methods = methods_for(options.methods, classifier)
-    found = list_images(data)
+    found = list_images(data, options.image_column, options.label_column)
     labels = labels_for(classifier, ImageSource.of(found), options.targets)
 
     def draw(n: int) -> ReadImages:

@@ -53,6 +53,8 @@ class FolderOptions:
     validation_share: float = 0.1
     workers: int = 0  # that read images
     cache: bool = False  # keep all images and features in memory
+    image_column: str | None = None  # of parquet files
+    label_column: str | None = None
     on_error: OnError = "skip"
     overwrite: bool = False
     seed: int = 0
@@ -123,7 +125,8 @@ def train_folder(
     """
     options, out, start = options or FolderOptions(), place(out), time.monotonic()
     share, size = options.validation_share, options.batch_size
-    folder = read_folder(classifier, place(data), options.target, share, options.seed)
+    columns = {"image_column": options.image_column, "label_column": options.label_column}
+    folder = read_folder(classifier, data, options.target, share, options.seed, **columns)
     fabric = fabric or fabric_for(classifier.device)
     launch(fabric)
     classifier.to(fabric.device)

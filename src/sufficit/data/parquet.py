@@ -1,0 +1,332 @@
+"""Images in parquet files, as Hugging Face writes them: a row per image, its bytes in a column.
+
+Footers, labels and paths are read to list the images. To read one, the image column of its row
+group is read, and the last few row groups are kept.
+"""
+
+import json
+import re
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import accumulate
+from os.path import commonprefix
+from pathlib import Path, PurePosixPath
+from threading import Lock
+from typing import Any
+
+from torch import Tensor
+
+from sufficit.classifier.checkpoint import View
+from sufficit.data import image_files
+from sufficit.data.image_files import ImageFile, ahead
+from sufficit.data.patterns import names_in_common
+from sufficit.data.pixels import BadImageError, check_there, decode_image, while_there
+from sufficit.errors import UserError
+from sufficit.files import is_remote, place
+
+LABELS = ("label", "labels", "fine_label")  # columns that hold labels, unless another is named
+MOST_KEPT = 2**28  # bytes of row groups in memory, if they are more than two
+_SPLIT = re.compile(r"(?:^|[-_./])(train|test|validation|valid|val|dev)(?=[-_./\d])")
+_UNSAFE = r"(^|[/\\])\.\.([/\\]|$)|^[/\\]|^[A-Za-z]:|\x00|^$"  # names that lead out of a folder
+_groups: OrderedDict[tuple[str, str, int], Any] = OrderedDict()  # file, column, number of group
+_starts: dict[str, list[int]] = {}  # the first row of each row group, by file
+_reading = Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetImage(ImageFile):
+    """An image in a row: `file` is the parquet file, `size` the mean of its row group."""
+
+    start: int = 0  # its row in the file
+    column: str = ""  # that holds the bytes; image.bytes is a field of a struct
+
+    @property
+    def root(self) -> Path:
+        """The file, without which none of its images can be read."""
+        return self.path
+
+    def read(self, view: View | None) -> Tensor:
+        """Decode it as the model sees it: [C,H,W] in 0..1."""
+        return decode_image(BytesIO(self.content()), view)
+
+    def content(self) -> bytes:
+        """The bytes in its row."""
+        content = _bytes_of(self.file, self.column, self.start)
+        if not content:
+            raise BadImageError("no bytes in its row")
+        if len(content) > image_files.MOST_IMAGE:
+            limit = f"the limit is {image_files.MOST_IMAGE}"
+            raise BadImageError(f"a file of {len(content)} bytes, {limit}")
+        return content
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where a parquet file has its images and labels."""
+
+    image: str  # a column, or a field of a struct, as in image.bytes
+    path: str | None  # the field with the path of each image
+    label: str | None
+    names: tuple[str, ...] | None  # of the classes, by number
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What the list of images needs of a parquet file."""
+
+    columns: Columns
+    groups: tuple[tuple[int, int], ...]  # rows, and bytes of the images
+    paths: Any  # a pyarrow array, None if there are none
+    labels: Any
+
+
+def images_of_tables(
+    paths: Sequence[Path],
+    image_column: str | None = None,
+    label_column: str | None = None,
+    classes: list[str] | None = None,
+) -> Iterator[ParquetImage]:
+    """Every row of these files; an image is named by its path in the row, or FILE/ROW.
+
+    The paths are names if all rows have one, and no two the same. `classes` gets the names of all
+    classes, in order, where the files have them.
+    """
+
+    def read(path: Path) -> _Rows:
+        return _rows_of(path, image_column, label_column)
+
+    remote = any(is_remote(path) for path in paths)
+    tables = list(ahead(read, paths) if remote else map(read, paths))
+    for path, table in zip(paths, tables, strict=True):
+        if table.columns.names != tables[0].columns.names:
+            other = f"{path} names other classes than {paths[0]}"
+            raise UserError(f"{other}: give the files of one data set")
+    if classes is not None and tables:
+        classes[:] = tables[0].columns.names or ()
+    named = _are_names([table.paths for table in tables])
+    words: dict[str, str] = {}  # so that each label is one string in memory
+    for path, short, table in zip(paths, names_in_common(paths), tables, strict=True):
+        file, stem, at = str(path), short.removesuffix(".parquet"), 0
+        for rows, size in table.groups:
+            some = slice(at, at + rows)
+            names = table.paths[some].to_pylist() if named else None
+            labels = [None] * rows if table.labels is None else table.labels[some].to_pylist()
+            for row, label in enumerate(labels, at):
+                name = f"{stem}/{row}" if names is None else names[row - at]
+                word = _word(label, table.columns.names, path)
+                word = None if word is None else words.setdefault(word, word)
+                column = table.columns.image
+                yield ParquetImage(file, name, word, "", size // max(rows, 1), row, column)
+            at += rows
+
+
+def tables_below(root: Path) -> list[Path]:
+    """Every parquet file below a folder; raise if they are the splits of a data set."""
+    found = sorted(root.rglob("*.parquet"), key=str)
+    hidden = (".", "_", "metadata.")  # metadata.parquet goes with a folder of images
+    found = [path for path in found if not path.name.startswith(hidden)]
+    names = [str(path).removeprefix(str(root)).lstrip("/\\") for path in found]
+    parts: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        split = _SPLIT.search(name)
+        config = PurePosixPath(name).parent.as_posix() if str(root).startswith("hf://") else ""
+        parts.setdefault((config, split[1] if split else ""), []).append(name)
+    if len(parts) > 1:
+        patterns = [_pattern(some) for some in parts.values()]
+        raise UserError(
+            f"{root} holds several splits ({', '.join(patterns[:20])}): give one of them, as in"
+            f" --data '{str(root).rstrip('/')}/{patterns[0]}'"
+        )
+    return found
+
+
+def choose_columns(
+    schema: Any, path: Path, image_column: str | None = None, label_column: str | None = None
+) -> Columns:
+    """The columns of a pyarrow schema that hold the images and the labels."""
+    features = _features(schema)
+    fields = {field.name: field.type for field in schema}
+    images = {name: found for name, kind in fields.items() if (found := _bytes_in(name, kind))}
+    if image_column is None:
+        marked = [name for name in images if features.get(name, {}).get("_type") == "Image"]
+        nested = [name for name in images if images[name] != name]
+        options = marked or nested or list(images)
+        if len(options) != 1:
+            found = f"{len(options)} columns that may be" if options else "no column of"
+            raise _wrong(path, f"{found} images", fields, "--image-column NAME")
+        image_column = options[0]
+    elif image_column not in images:
+        what = f"no column of images {image_column!r}"
+        raise _wrong(path, what, fields, "another --image-column")
+    labels = [name for name, kind in fields.items() if _is_label(kind)]
+    if label_column is not None and label_column not in labels:
+        what = f"no column of labels {label_column!r}"
+        raise _wrong(path, what, fields, "another --label-column")
+    label = label_column or next((name for name in LABELS if name in labels), None)
+    names = features.get(label, {}).get("names") if label else None
+    kind, nested_path = fields[image_column], None
+    if images[image_column] != image_column and kind.get_field_index("path") >= 0:
+        nested_path = f"{image_column}.path"
+    known = tuple(str(name) for name in names) if isinstance(names, list) else None
+    return Columns(images[image_column], nested_path, label, known)
+
+
+def _wrong(path: Path, what: str, fields: dict[str, Any], remedy: str) -> UserError:
+    listed = ", ".join(f"{name} ({kind})" for name, kind in list(fields.items())[:50])
+    return UserError(f"{path} has {what}. Its columns: {listed}. Give {remedy}")
+
+
+def _bytes_in(name: str, kind: Any) -> str | None:
+    """The column or its field that holds bytes; None if it does not."""
+    import pyarrow as pa
+
+    def is_bytes(one: Any) -> bool:
+        tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+        return any(test(one) for test in tests)
+
+    if is_bytes(kind):
+        return name
+    if pa.types.is_struct(kind) and (at := kind.get_field_index("bytes")) >= 0:
+        return f"{name}.bytes" if is_bytes(kind.field(at).type) else None
+    return None
+
+
+def _is_label(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return pa.types.is_integer(kind) or any(test(kind) for test in texts)
+
+
+def _features(schema: Any) -> dict[str, Any]:
+    """The features that Hugging Face's metadata describe, by column."""
+    try:
+        found = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {str(name): one for name, one in found.items() if isinstance(one, dict)}
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
+        return {}
+
+
+def _rows_of(path: Path, image_column: str | None, label_column: str | None) -> _Rows:
+    """Read the footer, the labels and the paths of a file."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        with while_there(path), _opened(path) as table:
+            facts = table.metadata
+            columns = choose_columns(table.schema_arrow, path, image_column, label_column)
+            wanted = [name for name in (columns.path, columns.label) if name is not None]
+            found = table.read(columns=wanted)
+            found.validate(full=True)  # or text that is none would fail later
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path} is no readable parquet file ({error}): fetch it again") from error
+    leaves = [facts.schema.column(k).path for k in range(facts.num_columns)]
+    at = leaves.index(columns.image)
+    groups = [facts.row_group(k) for k in range(facts.num_row_groups)]
+    sizes = tuple((one.num_rows, one.column(at).total_compressed_size) for one in groups)
+    labels = None if columns.label is None else found.column(columns.label)
+    paths = None
+    if columns.path is not None:
+        paths = pc.struct_field(found.column(columns.path.removesuffix(".path")), "path")
+    return _Rows(columns, sizes, paths, labels)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    import pyarrow.parquet as pq
+
+    with path.open("rb") as file, pq.ParquetFile(file, pre_buffer=True) as table:
+        yield table
+
+
+def _bytes_of(file: str, column: str, row: int) -> bytes | None:
+    """The bytes in a row; its row group is read, or one of the last."""
+    with _reading:  # one at a time: threads mostly wait for the same one
+        key = _key(file, column, row)
+        if key not in _groups:
+            key = _read_group(file, column, row)
+        _groups.move_to_end(key)
+        while len(_groups) > 2 and sum(map(_nbytes, _groups.values())) > MOST_KEPT:
+            _groups.popitem(last=False)
+        found, first = _groups[key], _starts[file][key[2]]
+    if isinstance(found, BadImageError):
+        raise BadImageError(str(found)) from found
+    content: bytes | None = found[row - first].as_py()
+    return content
+
+
+def _key(file: str, column: str, row: int) -> tuple[str, str, int]:
+    return file, column, bisect_right(_starts.get(file, []), row) - 1
+
+
+def _read_group(file: str, column: str, row: int) -> tuple[str, str, int]:
+    """Keep the images of a row's group as a pyarrow array, or why they can't be read; their key."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    path = place(file)
+    try:
+        with while_there(path), _opened(path) as table:
+            facts = table.metadata
+            rows = [facts.row_group(k).num_rows for k in range(facts.num_row_groups)]
+            _starts[file] = [0, *accumulate(rows)][:-1]
+            if row >= sum(rows):
+                raise BadImageError(f"{file} has {sum(rows)} rows now: it was changed")
+            key = _key(file, column, row)
+            try:
+                (found,) = table.read_row_group(key[2], columns=[column]).columns
+                is_struct = pa.types.is_struct(found.type)
+                _groups[key] = pc.struct_field(found, "bytes") if is_struct else found
+            except (pa.ArrowException, OSError) as error:
+                check_there(path, error)
+                _groups[key] = BadImageError(f"row group {key[2]} is corrupt ({error})")
+    except (pa.ArrowException, OSError) as error:
+        raise BadImageError(f"{file} can't be read ({error})") from error
+    return key
+
+
+def _nbytes(found: Any) -> int:
+    return 0 if isinstance(found, BadImageError) else int(found.nbytes)
+
+
+def _are_names(columns: Sequence[Any]) -> bool:
+    """Whether all paths are there, lead nowhere else, and differ."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not columns or any(column is None or column.null_count for column in columns):
+        return False
+    chunks = [chunk for column in columns for chunk in column.cast(pa.large_string()).chunks]
+    whole = pa.chunked_array(chunks, pa.large_string())
+    unsafe = pc.any(pc.match_substring_regex(whole, _UNSAFE)).as_py()
+    return not unsafe and pc.count_distinct(whole).as_py() == len(whole)
+
+
+def _word(value: Any, names: Sequence[str] | None, path: Path) -> str | None:
+    """The word for a label; None if there is none."""
+    if value is None or value == "" or (isinstance(value, int) and value < 0):
+        return None
+    if isinstance(value, str) or names is None:
+        return str(value)
+    if value >= len(names):
+        raise UserError(f"{path} has label {value} and {len(names)} class names: fetch it again")
+    return str(names[value])
+
+
+def _pattern(names: Sequence[str]) -> str:
+    """A pattern that these names match.
+
+    >>> _pattern(["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"])
+    'data/train-*.parquet'
+    """
+    if len(names) == 1:
+        return names[0]
+    start = commonprefix(names)  # noqa: RUF071  # by characters
+    return start.removesuffix(".parquet").rstrip("0123456789") + "*.parquet"
