@@ -20,6 +20,7 @@ from sufficit.perturbation.sampling import Sampling, make_sampling
 from sufficit.progress import Progress, stage
 
 ALPHA_GRID: tuple[float, ...] = tuple(i / 20 for i in range(1, 20))
+LARGE = 0.2  # share of a column's weight from which a band is asked for every image
 RESERVED = (
     *("image", "target", "clean_accuracy"),  # columns of tables
     *("plan", "answers", "columns", "alpha_min", "search", "held_out", "leaked"),  # of Scores
@@ -69,20 +70,29 @@ class Plan:
     def sampling(self) -> Sampling | None:
         """How bands are drawn for each image, None where all are asked.
 
-        A band matters as much as its weight in the columns, squared and summed. While alpha_min is
-        searched for, the square is the mean over the values tried, because one of them is read in
-        the end. Each value has Show(>a), Show(<=a) and a Hide curve of its own. All Hide curves
-        are one family, ordered by a_min: each image is asked for few of them, and those drawn
-        count for the others, so that MSI is unbiased at every value.
+        Always asked are the whole image, the bands of metrics without weights, and a band with a
+        large share of a column's weight: for MSI Show(>a_min) and Show(<=a_min), a quarter each.
+        The others are as wide as their weights in the columns, squared and summed.
+
+        While alpha_min is searched for, squares and shares are means over the values tried, because
+        one of them is read in the end. Each value a has Show(>a), Show(<=a) and a Hide curve of its
+        own, a < M <= b for b in a..1. The Hide curves are one family of bands, ordered by a, then
+        b. An image is asked a few bands of it, from some of the curves; each counts as often as it
+        is rare, so that MSI is unbiased at every value.
         """
         if self.calls is None or self.calls >= len(self.asks):
             return None
         squares, always = dict.fromkeys(self.asks, 0.0), {EVERYTHING}
         for metric in map(self.metric, self.columns):
+            shares = dict.fromkeys(self.asks, 0.0)
             for schedule in self.schedules:
                 always.update(metric.asks(schedule))
-                for band, weight in metric.weights(schedule).items():
+                weights = metric.weights(schedule)
+                whole = sum(map(abs, weights.values())) * len(self.schedules)
+                for band, weight in weights.items():
                     squares[band] += weight**2 / len(self.schedules)
+                    shares[band] += abs(weight) / whole
+            always |= {band for band, share in shares.items() if share > LARGE}
         sizes = {band: square**0.5 for band, square in squares.items()}
         return make_sampling(self.asks, sizes, always, self.calls)
 

@@ -40,10 +40,11 @@ def predict(
 ) -> Predictions:
     """Return the model's prediction for every image in every band: [N,C,H,W], [N,H,W] -> [N,B].
 
-    With `drawn`, numbers of bands, each image is asked its own ones: [N,K] -> [N,K]. Equal masks are sent once. `weigh` names bands of which only the size is wanted. Without
+    Equal masks are sent once. `weigh` names bands of which only the size is wanted. Without
     targets, the model's own predictions are the targets. Whole images are sent only where a
     target is missing or a band keeps all pixels. Heatmaps of M methods may come in one tensor,
-    method after method: [MN,H,W] -> [MN,B].
+    method after method: [MN,H,W] -> [MN,B]. With `drawn`, numbers of bands, each image is asked its
+    own ones only: [N,K] -> [N,K] or [MN,K].
     """
     loop = _Loop(classifier, images, batch_size)
     parts: list[Predictions] = []

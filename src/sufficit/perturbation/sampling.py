@@ -48,27 +48,31 @@ class Sampling:
     lines: tuple[Line, ...]
     counts: Tensor  # [B] how often each band is drawn, on average
 
+    @property
+    def width(self) -> int:
+        """How many bands are drawn per image, a band drawn twice counted twice."""
+        return len(self.always) + sum(line.strata for line in self.lines)
+
     def draw(self, names: Sequence[str], seed: int) -> Tensor:
         """Return the numbers of the bands to ask each image: N -> int32 [N,K].
 
         They depend on the seed and the image's name only.
         """
-        strata = sum(line.strata for line in self.lines)
-        places = np.stack([chances(seed, name, strata) for name in names])
-        always = np.broadcast_to(self.always, (len(names), len(self.always)))
-        cuts = np.cumsum([line.strata for line in self.lines])[:-1]
-        parts = np.split(places, cuts, axis=1)
-        drawn = [line.at(part) for line, part in zip(self.lines, parts, strict=True)]
-        return torch.from_numpy(np.concatenate([always, *drawn], axis=1).astype(np.int32))
+        strata = [line.strata for line in self.lines]
+        places = np.stack([uniforms(seed, name, sum(strata)) for name in names])
+        drawn = [np.broadcast_to(self.always, (len(names), len(self.always)))]
+        for line, end in zip(self.lines, np.cumsum(strata), strict=True):
+            drawn.append(line.at(places[:, end - line.strata : end]))
+        return torch.from_numpy(np.concatenate(drawn, axis=1).astype(np.int32))
 
 
-def chances(seed: int, name: str, count: int) -> Floats:
+def uniforms(seed: int, name: str, count: int) -> Floats:
     """Return uniform numbers in 0..1 that depend on seed and name only: [count].
 
     The generator counts: its numbers are those of the key, on every machine.
 
-    >>> chances(0, "a.png", 2).round(3).tolist()
-    [0.0, 0.0]
+    >>> uniforms(0, "a.png", 2).round(3).tolist()
+    [0.742, 0.629]
     """
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest()
     random = np.random.Philox(key=int.from_bytes(digest, "little"))
@@ -131,7 +135,10 @@ def _wide(widths: Floats, strata: int) -> npt.NDArray[np.bool_]:
 
 
 def _noise(widths: Floats, strata: int) -> float:
-    """Return what the variance of a curve's estimate is proportional to."""
+    """Return what the variance of a curve's estimate is proportional to.
+
+    A score that jumps once is uncertain in one stratum only, by the width of the stratum.
+    """
     wide = _wide(widths, strata)
     left = widths[~wide].sum()
-    return float(left**2 / (strata - wide.sum())) if left else 0.0
+    return float(left / (strata - wide.sum())) ** 2 if left else 0.0
