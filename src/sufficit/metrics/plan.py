@@ -1,6 +1,6 @@
 """A plan merges the bands that all metrics need, and `ask` sends them to the model in one pass."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Literal
@@ -14,6 +14,7 @@ from sufficit.metrics import columns as registry
 from sufficit.metrics.columns import COLUMNS, METRICS, OTHER_COLUMNS, Metric, Schedule
 from sufficit.perturbation.bands import EVERYTHING, Band, grid
 from sufficit.perturbation.fills import check_fill
+from sufficit.perturbation.halving import predict_by_halving
 from sufficit.perturbation.predict import check_batch_size, predict
 from sufficit.perturbation.predictions import ROWS, SAMPLED_ROWS, Predictions, ScoreKind
 from sufficit.perturbation.sampling import Sampling, make_sampling
@@ -37,7 +38,8 @@ class Plan:
     columns: tuple[str, ...] = COLUMNS
     searching: bool = False
     own: Mapping[str, Metric] = field(default_factory=dict)  # the user's metrics
-    calls: int | None = None  # the most masks to ask per image, None for all
+    # The most masks to ask per image, or "adaptive", or None for all.
+    calls: int | Literal["adaptive"] | None = None
     seed: int = 0  # of the masks drawn where not all are asked
 
     def metric(self, name: str) -> Metric:
@@ -80,21 +82,30 @@ class Plan:
         b. An image is asked a few bands of it, from some of the curves; each counts as often as it
         is rare, so that MSI is unbiased at every value.
         """
-        if self.calls is None or self.calls >= len(self.asks):
+        if not isinstance(self.calls, int) or self.calls >= len(self.asks):
             return None
-        squares, always = dict.fromkeys(self.asks, 0.0), {EVERYTHING}
+        squares = dict.fromkeys(self.asks, 0.0)
+        for schedule in self.schedules:
+            for metric in map(self.metric, self.columns):
+                for band, weight in metric.weights(schedule).items():
+                    squares[band] += weight**2 / len(self.schedules)
+        sizes = {band: square**0.5 for band, square in squares.items()}
+        return make_sampling(self.asks, sizes, self.always, self.calls)
+
+    @cached_property
+    def always(self) -> frozenset[Band]:
+        """The bands asked for every image, also where not all are."""
+        found, tried = {EVERYTHING}, len(self.schedules)
         for metric in map(self.metric, self.columns):
             shares = dict.fromkeys(self.asks, 0.0)
             for schedule in self.schedules:
-                always.update(metric.asks(schedule))
+                found.update(metric.asks(schedule))
                 weights = metric.weights(schedule)
-                whole = sum(map(abs, weights.values())) * len(self.schedules)
+                whole = sum(map(abs, weights.values())) or 1.0
                 for band, weight in weights.items():
-                    squares[band] += weight**2 / len(self.schedules)
-                    shares[band] += abs(weight) / whole
-            always |= {band for band, share in shares.items() if share > LARGE}
-        sizes = {band: square**0.5 for band, square in squares.items()}
-        return make_sampling(self.asks, sizes, always, self.calls)
+                    shares[band] += abs(weight) / whole / tried
+            found |= {band for band, share in shares.items() if share > LARGE}
+        return frozenset(found)
 
     def predictions(self, parts: Mapping[str, Tensor], *, held_out: bool = False) -> Predictions:
         """Return what `ask` returned from its tensors with a row per image, by name."""
@@ -121,7 +132,7 @@ def make_plan(
     columns: Sequence[str] | None = None,
     alphas: Sequence[float] = ALPHA_GRID,
     metrics: Mapping[str, Metric] | None = None,
-    calls: int | Literal["exact"] = "exact",
+    calls: int | Literal["exact", "adaptive"] = "exact",
     seed: int = 0,
 ) -> Plan:
     """Return the plan for some columns, all by default, once the options are checked."""
@@ -153,9 +164,10 @@ def make_plan(
     if searching and "msi" not in wanted:
         raise UserError('alpha_min="search" maximises MSI: add "msi" to columns')
     schedules = tuple(Schedule(alpha, score, value_step, percent_step) for alpha in tried)
-    if not (calls == "exact" or (isinstance(calls, int) and not isinstance(calls, bool))):
+    if calls not in ("exact", "adaptive") and type(calls) is not int:
         raise UserError(
-            f'calls must be a whole number or "exact", got {calls!r}: such as 26 masks per image'
+            f'calls must be a whole number, "exact" or "adaptive", got {calls!r}: such as 26 masks'
+            " per image"
         )
     most = None if calls == "exact" else calls
     plan = Plan(schedules, tuple(wanted), searching, own, most, seed)
@@ -204,19 +216,22 @@ def ask(
     check_fill(fill, images)
     if held_out_fill is not None:
         check_fill(held_out_fill, images)
-    sampling, drawn, bands = plan.sampling, None, plan.msi_asks
-    if sampling is not None:
-        drawn = sampling.draw(names or [str(i) for i in range(len(images))], plan.seed)
-    asked = partial(predict, classifier, images, heatmaps, weigh=plan.weighs, batch_size=batch_size)
-    stages = stages or 1 + (held_out_fill is not None)
-    found = asked(targets, plan.asks, fill=fill, progress=stage(tick, 0, stages), drawn=drawn)
-    predictions = found if sampling is None else replace(found, counts=sampling.counts)
-    if held_out_fill is None:
-        return predictions, None
-    if sampling is not None and drawn is not None:
+    send: Callable[..., Predictions] = predict
+    if plan.calls == "adaptive":
+        send = partial(predict_by_halving, always=plan.always)
+    asked = partial(send, classifier, images, heatmaps, weigh=plan.weighs, batch_size=batch_size)
+    first, again, bands, counts = dict[str, Tensor](), dict[str, Tensor](), plan.msi_asks, None
+    if plan.sampling is not None:
+        drawn = plan.sampling.draw(names or [str(i) for i in range(len(images))], plan.seed)
         # The same bands again; one that MSI does not need becomes the whole image, asked once.
         needed = torch.tensor([band in set(plan.msi_asks) for band in plan.asks], device="cpu")
-        drawn, bands = drawn.where(needed[drawn.long()], 0), plan.asks
+        first, again = {"drawn": drawn}, {"drawn": drawn.where(needed[drawn.long()], 0)}
+        bands, counts = plan.asks, plan.sampling.counts
+    stages = stages or 1 + (held_out_fill is not None)
+    found = asked(targets, plan.asks, fill=fill, progress=stage(tick, 0, stages), **first)
+    predictions = replace(found, counts=counts)
+    if held_out_fill is None:
+        return predictions, None
     goals, second = predictions.targets[: len(images)], stage(tick, 1, stages)
-    held_out = asked(goals, bands, fill=held_out_fill, progress=second, drawn=drawn)
-    return predictions, replace(held_out, counts=predictions.counts)
+    held_out = asked(goals, bands, fill=held_out_fill, progress=second, **again)
+    return predictions, replace(held_out, counts=counts)

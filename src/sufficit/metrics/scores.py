@@ -163,7 +163,7 @@ def evaluate(
     leak_donors: int = 0,
     seed: int = 0,
     progress: bool | Progress | None = None,
-    calls: int | Literal["exact"] = "exact",
+    calls: int | Literal["exact", "adaptive"] = "exact",
     names: Sequence[str] | None = None,
 ) -> Scores:
     """Score heatmaps of images, both in 0..1: [N,C,H,W], [N,H,W] -> one value per image and column.
@@ -175,7 +175,8 @@ def evaluate(
     when the work takes long; progress=True or False decides, and a function gets (done, total).
     `calls=26` asks at most 26 masks per image and fill, drawn by the seed and the image's name,
     which is its number unless `names` are given: the means are unbiased, and the value of an image
-    is an estimate.
+    is an estimate. `calls="adaptive"` asks a coarse grid and refines it where the score changes:
+    the value of each image is close to the exact one.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))

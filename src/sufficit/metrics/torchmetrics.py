@@ -109,7 +109,7 @@ class Evaluation(_RowMetric):
         batch_size: int | None = None,
         alphas: Sequence[float] = ALPHA_GRID,
         metrics: Mapping[str, Metric] | None = None,
-        calls: int | Literal["exact"] = "exact",
+        calls: int | Literal["exact", "adaptive"] = "exact",
         seed: int = 0,
         **kwargs: Any,
     ) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.perturbation.bands import Band
+from sufficit.perturbation.bands import Band, family
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -87,10 +87,10 @@ def make_sampling(
     Strata go one by one to the curve whose estimate gains most from one more.
     """
     fixed = [i for i, band in enumerate(bands) if band in always]
-    curves: dict[object, list[int]] = {}
+    curves: dict[object, list[int]] = {}  # Hide curves of several alpha_min are one
     for i in sorted(range(len(bands)), key=lambda i: (bands[i].low, bands[i].high)):
         if bands[i] not in always and sizes[bands[i]] > 0:
-            curves.setdefault(_curve(bands[i]), []).append(i)
+            curves.setdefault(family(bands[i]), []).append(i)
     least = len(fixed) + len(curves)
     if calls < least:
         raise UserError(
@@ -114,12 +114,6 @@ def make_sampling(
             lines.append(line)
     counts[fixed] = 1
     return Sampling(np.array(fixed), tuple(lines), torch.from_numpy(counts))
-
-
-def _curve(band: Band) -> object:
-    """Return what bands that differ in one edge have in common; Hide curves are one family."""
-    lowest, highest = (-np.inf, np.inf) if band.axis == "value" else (0.0, 1.0)
-    return band.axis, band.low == lowest, band.high == highest
 
 
 def _wide(widths: Floats, strata: int) -> npt.NDArray[np.bool_]:
