@@ -134,8 +134,12 @@ def mean_weights(grid: Sequence[float]) -> list[float]:
 
 
 def mean_height(values: Tensor, grid: Sequence[float]) -> Tensor:
-    """Return area over width, or the height at the only point of a grid: [N,P] -> [N]."""
-    return (values.double() * values.new_tensor(mean_weights(grid), dtype=torch.float64)).sum(1)
+    """Return area over width, or the height at the only point of a grid: [N,P] -> [N].
+
+    Points with NaN, where nothing was asked, do not count.
+    """
+    weights = torch.tensor(mean_weights(grid), dtype=torch.float64, device=values.device)
+    return (values.double() * weights).nansum(1) / (weights * ~values.isnan()).sum(1)
 
 
 def show_bands(schedule: Schedule) -> list[Band]:
