@@ -10,8 +10,8 @@ from torchmetrics import MetricCollection
 
 from reference import Spy, heatmaps_like, small_net
 from sufficit import Classifier, UserError, evaluate
-from sufficit.metrics import COLUMNS, MSI, Evaluation, Metric
-from sufficit.metrics.columns import area_weights
+from sufficit.metrics import COLUMNS, METRICS, MSI, Evaluation, Metric
+from sufficit.metrics.columns import MeanCurve, area_weights
 from sufficit.metrics.plan import ask, make_plan
 from sufficit.metrics.scores import Scores, read
 from sufficit.perturbation.bands import EVERYTHING, at_least, rest, show, top
@@ -216,6 +216,30 @@ def test_mean_curves_are_unbiased() -> None:
         points = (~found.curves()[name].confidence.isnan()).sum(0)
         error = 4.5 * spread / points.sqrt() + 1e-6
         assert ((found.mean_curves()[name].values - curve.values).abs() <= error).all()
+
+
+def test_the_height_of_a_mean_curve_is_over_the_points_that_are_known() -> None:
+    nan = torch.nan
+    curve = MeanCurve((0.0, 0.5, 0.75, 1.0), torch.tensor([1.0, 0.5, nan, 0.0]))
+    assert curve.height == pytest.approx(0.5)
+    assert MeanCurve((0.0, 1.0), torch.tensor([nan, 0.25])).height == 0.25
+    assert np.isnan(MeanCurve((0.0, 1.0), torch.tensor([nan, nan])).height)
+
+
+@pytest.mark.parametrize("alpha_min", [0.0, 0.337, 0.5, 1.0])
+def test_weights_and_formula_of_a_column_are_one(alpha_min: float) -> None:
+    """Each column is written twice: as its formula, and as the weights that are sampled."""
+    plan = make_plan(alpha_min, "confidence", **STEPS)
+    (schedule,), (found, _) = plan.schedules, ask(classifier(), *case(), plan)
+    whole = found.of([EVERYTHING], "confidence")
+    for name, metric in METRICS.items():
+        if name == "mask_penalty":
+            continue
+        value = (lambda p: (whole - p).abs()) if name.startswith("fid") else (lambda p: p)
+        by_weights = found.total(metric.weights(schedule), "confidence", value)
+        if name == "msi":
+            by_weights = by_weights - found.share(at_least(alpha_min))
+        assert by_weights.tolist() == pytest.approx(metric.formula(found, schedule).tolist())
 
 
 def test_the_interval_covers_the_mean_of_exact_scores() -> None:

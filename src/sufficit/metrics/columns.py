@@ -40,7 +40,13 @@ class MeanCurve:
     """The score along a grid, averaged over images."""
 
     grid: tuple[float, ...]  # [P]
-    values: Tensor  # [P]
+    values: Tensor  # [P], NaN where no image was asked
+
+    @property
+    def height(self) -> float:
+        """The mean height over the points that are known."""
+        known = (~self.values.isnan()).nonzero()[:, 0].tolist() or [0]
+        return mean_height(self.values[None, known], [self.grid[i] for i in known]).item()
 
 
 @dataclass(frozen=True)
@@ -117,8 +123,25 @@ def alpha_from(value: object, wanted: str = "a number in 0..1") -> float:
     return alpha
 
 
+def trapezoid(values: Tensor, grid: Sequence[float]) -> Tensor:
+    """Return the area under each curve: [N,P] -> [N].
+
+    >>> trapezoid(torch.tensor([[0.0, 1.0, 1.0]]), (0.0, 0.5, 1.0))
+    tensor([0.7500], dtype=torch.float64)
+    """
+    widths = torch.tensor(grid, dtype=torch.float64, device=values.device).diff()
+    middles = (values[:, 1:] + values[:, :-1]).double() / 2
+    return (middles * widths).sum(1)
+
+
+def mean_height(values: Tensor, grid: Sequence[float]) -> Tensor:
+    """Return area over width, or the height at the only point of a grid: [N,P] -> [N]."""
+    width = grid[-1] - grid[0]
+    return trapezoid(values, grid) / width if width > 0 else values[:, 0].double()
+
+
 def area_weights(grid: Sequence[float]) -> list[float]:
-    """Return the weight of each point of a grid in the trapezoid area of a curve: P -> P.
+    """Return the weight of each point of a grid in the trapezoid area: P -> P.
 
     >>> area_weights((0.0, 0.5, 1.0))
     [0.25, 0.5, 0.25]
@@ -131,15 +154,6 @@ def mean_weights(grid: Sequence[float]) -> list[float]:
     """Return the weights of area over width, or 1 for the only point of a grid: P -> P."""
     width = grid[-1] - grid[0]
     return [weight / width for weight in area_weights(grid)] if width > 0 else [1.0]
-
-
-def mean_height(values: Tensor, grid: Sequence[float]) -> Tensor:
-    """Return area over width, or the height at the only point of a grid: [N,P] -> [N].
-
-    Points with NaN, where nothing was asked, do not count.
-    """
-    weights = torch.tensor(mean_weights(grid), dtype=torch.float64, device=values.device)
-    return (values.double() * weights).nansum(1) / (weights * ~values.isnan()).sum(1)
 
 
 def show_bands(schedule: Schedule) -> list[Band]:
@@ -183,8 +197,14 @@ def base_weights(schedule: Schedule) -> dict[Band, float]:
 
 
 def base_score(predictions: Predictions, schedule: Schedule) -> Tensor:
-    """The weighted sum of the scores of `base_weights`: [N]."""
-    return predictions.total(base_weights(schedule), schedule.score)
+    """The sum of `base_weights` x score, or its estimate where some bands were drawn: [N]."""
+    if predictions.drawn is not None:
+        return predictions.total(base_weights(schedule), schedule.score)
+    show = predictions.of(show_bands(schedule), schedule.score)
+    hide = predictions.of(hide_bands(schedule), schedule.score)
+    rest = predictions.of([bands.rest(schedule.alpha_min)], schedule.score)[:, 0]
+    alphas = schedule.alphas
+    return (show[:, 0] - rest + mean_height(show, alphas) - mean_height(hide, alphas)) / 2
 
 
 def mask_penalty(predictions: Predictions, schedule: Schedule) -> Tensor:
@@ -201,10 +221,24 @@ def _penalty_bands(schedule: Schedule) -> list[Band]:
     return [bands.at_least(schedule.alpha_min)]
 
 
-def _area_of(curve: str) -> Callable[[Schedule], dict[Band, float]]:
+def _area_weights(curve: str) -> Callable[[Schedule], dict[Band, float]]:
     """Return the weights of the area under a curve, by schedule."""
     asks, axis = CURVES[curve]
     return lambda s: dict(zip(asks(s), area_weights(getattr(s, axis)), strict=True))
+
+
+def area(
+    predictions: Predictions,
+    schedule: Schedule,
+    curve: str,
+    kind: ScoreKind,
+    value: Callable[[Tensor], Tensor] = lambda scores: scores,
+) -> Tensor:
+    """Return the area under a curve of value(score), estimated where bands were drawn: [N]."""
+    if predictions.drawn is not None:
+        return predictions.total(_area_weights(curve)(schedule), kind, value)
+    asks, axis = CURVES[curve]
+    return trapezoid(value(predictions.of(asks(schedule), kind)), getattr(schedule, axis))
 
 
 _EQUAL = ", in equal shares of the image"
@@ -218,10 +252,10 @@ def _area_metric(curve: str) -> Metric:
     verb = "appear" if kind == "insertion" else "disappear"
     meaning = f"Area under the score as pixels {verb}, from the highest heatmap value to the lowest"
     words = Heading(f"{kind[:3]}. {short}", f"{kind.title()} ({long})", f"{meaning}{shares}.")
-    weights = _area_of(curve)
+    weights = _area_weights(curve)
 
     def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
-        return predictions.total(weights(schedule), schedule.score)
+        return area(predictions, schedule, curve, schedule.score)
 
     return Metric(kind == "insertion", _no_bands, formula, heading=words, weights=weights)
 
@@ -234,11 +268,11 @@ def _fidelity_metric(curve: str) -> Metric:
     name, when = ("Fid-", kept) if kind == "insertion" else ("Fid+", removed)
     meaning = f"Mean change of the target's probability when {when}{shares}."
     words = Heading(f"{name} {short}", f"{name} ({long})", meaning)
-    weights, whole = _area_of(curve), [bands.EVERYTHING]
+    weights, whole = _area_weights(curve), [bands.EVERYTHING]
 
     def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
         known = predictions.of(whole, "confidence")
-        return predictions.total(weights(schedule), "confidence", lambda p: (known - p).abs())
+        return area(predictions, schedule, curve, "confidence", lambda p: (known - p).abs())
 
     return Metric(kind == "deletion", lambda _: whole, formula, heading=words, weights=weights)
 

@@ -75,7 +75,7 @@ class Predictions:
         scores = self.confidences.double()
         if kind == "accuracy":
             scores = hits(self.named, self.targets[:, None])
-        middle = value(self.of([EVERYTHING], kind) / 2)
+        middle = value(self.of([EVERYTHING], kind).nan_to_num(0) / 2)
         parts = (asked * (value(scores) - middle)).where(asked != 0, 0)
         return parts.sum(1) + middle[:, 0] * factors.sum()
 
