@@ -3,7 +3,7 @@
 To add a metric, add a line to METRICS, or pass your own to `evaluate(metrics={name: Metric(...)})`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,7 +40,13 @@ class MeanCurve:
     """The score along a grid, averaged over images."""
 
     grid: tuple[float, ...]  # [P]
-    values: Tensor  # [P]
+    values: Tensor  # [P], NaN where no image was asked
+
+    @property
+    def height(self) -> float:
+        """The mean height over the points that are known."""
+        known = (~self.values.isnan()).nonzero()[:, 0].tolist() or [0]
+        return mean_height(self.values[None, known], [self.grid[i] for i in known]).item()
 
 
 @dataclass(frozen=True)
@@ -72,15 +78,24 @@ class Schedule:
         return (self.alpha_min, *(point for point in self.values if point > self.alpha_min))
 
 
+def _no_bands(_: Schedule) -> list[Band]:
+    return []
+
+
 @dataclass(frozen=True)
 class Metric:
-    """A column: its direction, the bands it needs scores and sizes of, and its formula."""
+    """A column: its direction, the bands it needs scores and sizes of, and its formula.
+
+    Bands in `asks` are asked for every image. Those in `weights` may be sampled where calls are
+    limited; the formula uses them only through `predictions.total(weights(schedule), ...)`.
+    """
 
     higher_is_better: bool
     asks: Callable[[Schedule], list[Band]]
     formula: Callable[[Predictions, Schedule], Tensor]  # -> [N]
-    weighs: Callable[[Schedule], list[Band]] = lambda _: []
+    weighs: Callable[[Schedule], list[Band]] = _no_bands
     heading: Heading | None = None  # of METRICS; a user's own metric is called by its name
+    weights: Callable[[Schedule], Mapping[Band, float]] = lambda _: {}
 
 
 def higher_is_better(column: str) -> bool | None:
@@ -108,10 +123,10 @@ def alpha_from(value: object, wanted: str = "a number in 0..1") -> float:
     return alpha
 
 
-def area(values: Tensor, grid: Sequence[float]) -> Tensor:
-    """Return the trapezoid area under each curve: [N,P] -> [N].
+def trapezoid(values: Tensor, grid: Sequence[float]) -> Tensor:
+    """Return the area under each curve: [N,P] -> [N].
 
-    >>> area(torch.tensor([[0.0, 1.0, 1.0]]), (0.0, 0.5, 1.0))
+    >>> trapezoid(torch.tensor([[0.0, 1.0, 1.0]]), (0.0, 0.5, 1.0))
     tensor([0.7500], dtype=torch.float64)
     """
     widths = torch.tensor(grid, dtype=torch.float64, device=values.device).diff()
@@ -122,7 +137,23 @@ def area(values: Tensor, grid: Sequence[float]) -> Tensor:
 def mean_height(values: Tensor, grid: Sequence[float]) -> Tensor:
     """Return area over width, or the height at the only point of a grid: [N,P] -> [N]."""
     width = grid[-1] - grid[0]
-    return area(values, grid) / width if width > 0 else values[:, 0].double()
+    return trapezoid(values, grid) / width if width > 0 else values[:, 0].double()
+
+
+def area_weights(grid: Sequence[float]) -> list[float]:
+    """Return the weight of each point of a grid in the trapezoid area: P -> P.
+
+    >>> area_weights((0.0, 0.5, 1.0))
+    [0.25, 0.5, 0.25]
+    """
+    before, after = (grid[0], *grid[:-1]), (*grid[1:], grid[-1])
+    return [(high - low) / 2 for low, high in zip(before, after, strict=True)]
+
+
+def mean_weights(grid: Sequence[float]) -> list[float]:
+    """Return the weights of area over width, or 1 for the only point of a grid: P -> P."""
+    width = grid[-1] - grid[0]
+    return [weight / width for weight in area_weights(grid)] if width > 0 else [1.0]
 
 
 def show_bands(schedule: Schedule) -> list[Band]:
@@ -156,8 +187,19 @@ def curves_of(predictions: Predictions, schedule: Schedule) -> dict[str, Curve]:
     return found
 
 
+def base_weights(schedule: Schedule) -> dict[Band, float]:
+    """1/2 [ Show(>a_min) - Show(<=a_min) + mean Show(>a) - mean Hide(>a) ], a in a_min..1."""
+    means = mean_weights(schedule.alphas)
+    show = {band: w / 2 for band, w in zip(show_bands(schedule), means, strict=True)}
+    hide = {band: -w / 2 for band, w in zip(hide_bands(schedule), means, strict=True)}
+    show[bands.show(schedule.alpha_min)] += 1 / 2
+    return {**show, **hide, bands.rest(schedule.alpha_min): -1 / 2}
+
+
 def base_score(predictions: Predictions, schedule: Schedule) -> Tensor:
-    """1/2 [ Show(>a_min) - Show(<=a_min) + mean Show(>a) - mean Hide(>a) ], a in a_min..1: [N]."""
+    """The sum of `base_weights` x score, or its estimate where some bands were drawn: [N]."""
+    if predictions.drawn is not None:
+        return predictions.total(base_weights(schedule), schedule.score)
     show = predictions.of(show_bands(schedule), schedule.score)
     hide = predictions.of(hide_bands(schedule), schedule.score)
     rest = predictions.of([bands.rest(schedule.alpha_min)], schedule.score)[:, 0]
@@ -175,12 +217,28 @@ def msi(predictions: Predictions, schedule: Schedule) -> Tensor:
     return base_score(predictions, schedule) - mask_penalty(predictions, schedule)
 
 
-def _base_bands(schedule: Schedule) -> list[Band]:
-    return [*show_bands(schedule), *hide_bands(schedule), bands.rest(schedule.alpha_min)]
-
-
 def _penalty_bands(schedule: Schedule) -> list[Band]:
     return [bands.at_least(schedule.alpha_min)]
+
+
+def _area_weights(curve: str) -> Callable[[Schedule], dict[Band, float]]:
+    """Return the weights of the area under a curve, by schedule."""
+    asks, axis = CURVES[curve]
+    return lambda s: dict(zip(asks(s), area_weights(getattr(s, axis)), strict=True))
+
+
+def area(
+    predictions: Predictions,
+    schedule: Schedule,
+    curve: str,
+    kind: ScoreKind,
+    value: Callable[[Tensor], Tensor] = lambda scores: scores,
+) -> Tensor:
+    """Return the area under a curve of value(score), estimated where bands were drawn: [N]."""
+    if predictions.drawn is not None:
+        return predictions.total(_area_weights(curve)(schedule), kind, value)
+    asks, axis = CURVES[curve]
+    return trapezoid(value(predictions.of(asks(schedule), kind)), getattr(schedule, axis))
 
 
 _EQUAL = ", in equal shares of the image"
@@ -189,37 +247,34 @@ _SHARES = {"pixel": ("px", "pixel value", ""), "percent": ("%", "%", _EQUAL)}
 
 def _area_metric(curve: str) -> Metric:
     """Area of the score under a curve: higher is better for insertion, lower for deletion."""
-    asks, axis = CURVES[curve]
     kind, unit = curve.split("_")
     short, long, shares = _SHARES[unit]
     verb = "appear" if kind == "insertion" else "disappear"
     meaning = f"Area under the score as pixels {verb}, from the highest heatmap value to the lowest"
     words = Heading(f"{kind[:3]}. {short}", f"{kind.title()} ({long})", f"{meaning}{shares}.")
+    weights = _area_weights(curve)
 
     def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
-        return area(predictions.of(asks(schedule), schedule.score), getattr(schedule, axis))
+        return area(predictions, schedule, curve, schedule.score)
 
-    return Metric(kind == "insertion", asks, formula, heading=words)
+    return Metric(kind == "insertion", _no_bands, formula, heading=words, weights=weights)
 
 
 def _fidelity_metric(curve: str) -> Metric:
     """Area of |p_y(x) - p_y(masked x)|: Fid- (lower is better) of insertion, Fid+ of deletion."""
-    asks, axis = CURVES[curve]
     kind, unit = curve.split("_")
     short, long, shares = _SHARES[unit]
     kept, removed = "only the marked pixels are kept", "the marked pixels are removed"
     name, when = ("Fid-", kept) if kind == "insertion" else ("Fid+", removed)
     meaning = f"Mean change of the target's probability when {when}{shares}."
-
     words = Heading(f"{name} {short}", f"{name} ({long})", meaning)
-    whole = [bands.EVERYTHING]
+    weights, whole = _area_weights(curve), [bands.EVERYTHING]
 
     def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
-        masked = predictions.of(asks(schedule), "confidence")
-        change = (predictions.of(whole, "confidence") - masked).abs()
-        return area(change, getattr(schedule, axis))
+        known = predictions.of(whole, "confidence")
+        return area(predictions, schedule, curve, "confidence", lambda p: (known - p).abs())
 
-    return Metric(kind == "deletion", lambda s: [*asks(s), *whole], formula, heading=words)
+    return Metric(kind == "deletion", lambda _: whole, formula, heading=words, weights=weights)
 
 
 _SUFFICES = "Whether the region above alpha_min suffices and the rest of the image does not."
@@ -236,9 +291,9 @@ METRICS: dict[str, Metric] = {
     "fid_plus_pixel": _fidelity_metric("deletion_pixel"),
     "fid_minus_percent": _fidelity_metric("insertion_percent"),
     "fid_plus_percent": _fidelity_metric("deletion_percent"),
-    "base_score": Metric(True, _base_bands, base_score, heading=_BASE),
-    "mask_penalty": Metric(False, lambda _: [], mask_penalty, _penalty_bands, _PENALTY),
-    "msi": Metric(True, _base_bands, msi, _penalty_bands, _MSI),
+    "base_score": Metric(True, _no_bands, base_score, heading=_BASE, weights=base_weights),
+    "mask_penalty": Metric(False, _no_bands, mask_penalty, _penalty_bands, _PENALTY),
+    "msi": Metric(True, _no_bands, msi, _penalty_bands, _MSI, base_weights),
 }
 COLUMNS: tuple[str, ...] = tuple(METRICS)
 

@@ -1,10 +1,11 @@
 """A plan merges the bands that all metrics need, and `ask` sends them to the model in one pass."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
@@ -13,16 +14,19 @@ from sufficit.metrics import columns as registry
 from sufficit.metrics.columns import COLUMNS, METRICS, OTHER_COLUMNS, Metric, Schedule
 from sufficit.perturbation.bands import EVERYTHING, Band, grid
 from sufficit.perturbation.fills import check_fill
+from sufficit.perturbation.halving import predict_by_halving
 from sufficit.perturbation.predict import check_batch_size, predict
-from sufficit.perturbation.predictions import Predictions, ScoreKind
+from sufficit.perturbation.predictions import ROWS, SAMPLED_ROWS, Predictions, ScoreKind
+from sufficit.perturbation.sampling import Sampling, make_sampling
 from sufficit.progress import Progress, stage
 
 ALPHA_GRID: tuple[float, ...] = tuple(i / 20 for i in range(1, 20))
+LARGE = 0.2  # share of a column's weight from which a band is asked for every image
 RESERVED = (
     *("image", "target", "clean_accuracy"),  # columns of tables
     *("plan", "answers", "columns", "alpha_min", "search", "held_out", "leaked"),  # of Scores
     *("targets", "calls", "leak_ratio", "clean", "mean", "summary", "nan_counts"),
-    *("curves", "mean_curves", "frame", "_schedule"),
+    *("curves", "mean_curves", "frame", "sampled", "_schedule"),
 )  # names that a metric must not have
 
 
@@ -34,6 +38,9 @@ class Plan:
     columns: tuple[str, ...] = COLUMNS
     searching: bool = False
     own: Mapping[str, Metric] = field(default_factory=dict)  # the user's metrics
+    # The most masks to ask per image, or "adaptive", or None for all.
+    calls: int | Literal["adaptive"] | None = None
+    seed: int = 0  # of the masks drawn where not all are asked
 
     def metric(self, name: str) -> Metric:
         """Return the metric of a column."""
@@ -47,21 +54,73 @@ class Plan:
 
     @cached_property
     def asks(self) -> tuple[Band, ...]:
-        """Every band the model must be called for, once."""
-        return self._merged("asks", self.columns, EVERYTHING)
+        """Every band the model may be called for, once; the whole image first."""
+        return self._asked(self.columns, EVERYTHING)
 
     @cached_property
     def msi_asks(self) -> tuple[Band, ...]:
         """Every band that MSI alone needs, once."""
-        return self._merged("asks", ["msi"])
+        return self._asked(["msi"])
 
     @cached_property
     def weighs(self) -> tuple[Band, ...]:
         """Every band whose size is needed, once."""
-        return self._merged("weighs", self.columns)
+        wanted = (self.metric(name).weighs(s) for s in self.schedules for name in self.columns)
+        return tuple(dict.fromkeys(band for found in wanted for band in found))
 
-    def _merged(self, part: str, columns: Iterable[str], *first: Band) -> tuple[Band, ...]:
-        wanted = (getattr(self.metric(name), part)(s) for s in self.schedules for name in columns)
+    @cached_property
+    def sampling(self) -> Sampling | None:
+        """How bands are drawn for each image, None where all are asked.
+
+        Always asked are the whole image, the bands of metrics without weights, and a band with a
+        large share of a column's weight: for MSI Show(>a_min) and Show(<=a_min), a quarter each.
+        The others are as wide as their weights in the columns, squared and summed.
+
+        While alpha_min is searched for, squares and shares are means over the values tried, because
+        one of them is read in the end. Each value a has Show(>a), Show(<=a) and a Hide curve of its
+        own, a < M <= b for b in a..1. The Hide curves are one family of bands, ordered by a, then
+        b. An image is asked a few bands of it, from some of the curves; each counts as often as it
+        is rare, so that MSI is unbiased at every value.
+        """
+        if not isinstance(self.calls, int) or self.calls >= len(self.asks):
+            return None
+        squares = dict.fromkeys(self.asks, 0.0)
+        for schedule in self.schedules:
+            for metric in map(self.metric, self.columns):
+                for band, weight in metric.weights(schedule).items():
+                    squares[band] += weight**2 / len(self.schedules)
+        sizes = {band: square**0.5 for band, square in squares.items()}
+        return make_sampling(self.asks, sizes, self.always, self.calls)
+
+    @cached_property
+    def always(self) -> frozenset[Band]:
+        """The bands asked for every image, also where not all are."""
+        found, tried = {EVERYTHING}, len(self.schedules)
+        for metric in map(self.metric, self.columns):
+            shares = dict.fromkeys(self.asks, 0.0)
+            for schedule in self.schedules:
+                found.update(metric.asks(schedule))
+                weights = metric.weights(schedule)
+                whole = sum(map(abs, weights.values())) or 1.0
+                for band, weight in weights.items():
+                    shares[band] += abs(weight) / whole / tried
+            found |= {band for band, share in shares.items() if share > LARGE}
+        return frozenset(found)
+
+    def predictions(self, parts: Mapping[str, Tensor], *, held_out: bool = False) -> Predictions:
+        """Return what `ask` returned from its tensors with a row per image, by name."""
+        bands = self.msi_asks if held_out and self.sampling is None else self.asks
+        counts = None if self.sampling is None else self.sampling.counts
+        return Predictions(bands, weighed=self.weighs, counts=counts, **parts)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the tensors with a row per image."""
+        return ROWS if self.sampling is None else SAMPLED_ROWS
+
+    def _asked(self, columns: Iterable[str], *first: Band) -> tuple[Band, ...]:
+        metrics = [self.metric(name) for name in columns]
+        wanted = ([*m.weights(s), *m.asks(s)] for s in self.schedules for m in metrics)
         return tuple(dict.fromkeys([*first, *(band for found in wanted for band in found)]))
 
 
@@ -73,6 +132,8 @@ def make_plan(
     columns: Sequence[str] | None = None,
     alphas: Sequence[float] = ALPHA_GRID,
     metrics: Mapping[str, Metric] | None = None,
+    calls: int | Literal["exact", "adaptive"] = "exact",
+    seed: int = 0,
 ) -> Plan:
     """Return the plan for some columns, all by default, once the options are checked."""
     searching = isinstance(alpha_min, str) and alpha_min == "search"
@@ -103,7 +164,15 @@ def make_plan(
     if searching and "msi" not in wanted:
         raise UserError('alpha_min="search" maximises MSI: add "msi" to columns')
     schedules = tuple(Schedule(alpha, score, value_step, percent_step) for alpha in tried)
-    return Plan(schedules, tuple(wanted), searching, own)
+    if calls not in ("exact", "adaptive") and type(calls) is not int:
+        raise UserError(
+            f'calls must be a whole number, "exact" or "adaptive", got {calls!r}: such as 26 masks'
+            " per image"
+        )
+    most = None if calls == "exact" else calls
+    plan = Plan(schedules, tuple(wanted), searching, own, most, seed)
+    plan.sampling  # noqa: B018 - raises for too few calls
+    return plan
 
 
 def check_asking(
@@ -117,6 +186,13 @@ def check_asking(
         raise UserError(f"fill and held_out_fill are both {fill!r}: hold another fill out")
 
 
+def check_names(names: Sequence[str] | None, n: int) -> None:
+    """Raise unless there is one name per image, or none at all."""
+    if names is not None and (isinstance(names, str) or len(names) != n):
+        came = repr(names) if isinstance(names, str) else len(names)
+        raise UserError(f"names must hold one name per image, {n} in all, got {came}: list them")
+
+
 def ask(
     classifier: Classifier,
     images: Tensor,
@@ -127,21 +203,35 @@ def ask(
     held_out_fill: str | Tensor | None = None,
     batch_size: int | None = None,
     *,
+    names: Sequence[str] | None = None,
     tick: Progress | None = None,
     stages: int | None = None,
 ) -> tuple[Predictions, Predictions | None]:
     """Return the predictions a plan needs, and those MSI needs with the held-out fill.
 
     Only the fills are checked. Heatmaps of several methods may come in one tensor, method after
-    method, so that a GPU never waits in between.
+    method, so that a GPU never waits in between. If the plan limits calls, the masks are drawn by
+    its seed and the images' names, 0, 1, ... by default: the same for all methods and both fills.
     """
     check_fill(fill, images)
     if held_out_fill is not None:
         check_fill(held_out_fill, images)
-    asked = partial(predict, classifier, images, heatmaps, weigh=plan.weighs, batch_size=batch_size)
+    send: Callable[..., Predictions] = predict
+    if plan.calls == "adaptive":
+        send = partial(predict_by_halving, always=plan.always)
+    asked = partial(send, classifier, images, heatmaps, weigh=plan.weighs, batch_size=batch_size)
+    first, again, bands, counts = dict[str, Tensor](), dict[str, Tensor](), plan.msi_asks, None
+    if plan.sampling is not None:
+        drawn = plan.sampling.draw(names or [str(i) for i in range(len(images))], plan.seed)
+        # The same bands again; one that MSI does not need becomes the whole image, asked once.
+        needed = torch.tensor([band in set(plan.msi_asks) for band in plan.asks], device="cpu")
+        first, again = {"drawn": drawn}, {"drawn": drawn.where(needed[drawn.long()], 0)}
+        bands, counts = plan.asks, plan.sampling.counts
     stages = stages or 1 + (held_out_fill is not None)
-    predictions = asked(targets, plan.asks, fill=fill, progress=stage(tick, 0, stages))
+    found = asked(targets, plan.asks, fill=fill, progress=stage(tick, 0, stages), **first)
+    predictions = replace(found, counts=counts)
     if held_out_fill is None:
         return predictions, None
     goals, second = predictions.targets[: len(images)], stage(tick, 1, stages)
-    return predictions, asked(goals, plan.msi_asks, fill=held_out_fill, progress=second)
+    held_out = asked(goals, bands, fill=held_out_fill, progress=second, **again)
+    return predictions, replace(held_out, counts=counts)

@@ -14,7 +14,7 @@ from sufficit.classifier.classifier import Classifier, check_classifier
 from sufficit.errors import UserError, unknown
 from sufficit.metrics.columns import Curve, MeanCurve, Metric, Schedule, curves_of, msi
 from sufficit.metrics.leakage import Leak, LeakSettings, check_classes, checked, measure
-from sufficit.metrics.plan import ALPHA_GRID, Plan, ask, check_asking, make_plan
+from sufficit.metrics.plan import ALPHA_GRID, Plan, ask, check_asking, check_names, make_plan
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predictions import Predictions, ScoreKind
 from sufficit.progress import Progress, bar, stage
@@ -86,6 +86,11 @@ class Scores:
         return sum(more, start=self.answers.calls)
 
     @property
+    def sampled(self) -> bool:
+        """Whether each image was asked some of the masks only: its values are estimates."""
+        return self.answers.drawn is not None
+
+    @property
     def leak_ratio(self) -> float:
         """Mean leak over mean chance, if `leak_donors` was given."""
         if self.leaked is None:
@@ -111,11 +116,14 @@ class Scores:
         return {name: int(values.isnan().sum()) for name, values in self.columns.items()}
 
     def curves(self) -> dict[str, Curve]:
-        """Return the curves behind the columns, by name."""
+        """Return the curves behind the columns, by name; NaN where an image was not asked."""
         return curves_of(self.answers, self._schedule())
 
     def mean_curves(self) -> dict[str, MeanCurve]:
-        """Return each curve of the chosen score, averaged over the images, NaN ignored."""
+        """Return each curve of the chosen score, averaged over the images, NaN ignored.
+
+        Each point is the mean over the images that were asked there, NaN if none was.
+        """
         schedule, sums = self._schedule(), dict[str, tuple[tuple[float, ...], Tensor, Tensor]]()
         for some in self.answers.pieces():  # the curves of all images at once need much memory
             for name, curve in curves_of(some, schedule).items():
@@ -155,6 +163,8 @@ def evaluate(
     leak_donors: int = 0,
     seed: int = 0,
     progress: bool | Progress | None = None,
+    calls: int | Literal["exact", "adaptive"] = "exact",
+    names: Sequence[str] | None = None,
 ) -> Scores:
     """Score heatmaps of images, both in 0..1: [N,C,H,W], [N,H,W] -> one value per image and column.
 
@@ -163,6 +173,10 @@ def evaluate(
     own: {name: Metric}. `held_out_fill` scores MSI with a second fill; `leak_donors` measures the
     leak over that many donors per image, drawn by the seed. A progress bar appears in a terminal
     when the work takes long; progress=True or False decides, and a function gets (done, total).
+    `calls=26` asks at most 26 masks per image and fill, drawn by the seed and the image's name,
+    which is its number unless `names` are given: the means are unbiased, and the value of an image
+    is an estimate. `calls="adaptive"` asks a coarse grid and refines it where the score changes:
+    the value of each image is close to the exact one.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
@@ -175,7 +189,9 @@ def evaluate(
     """
     check_classifier(classifier)
     targets = checked(images, heatmaps, targets)
-    plan = make_plan(alpha_min, score, value_step, percent_step, columns, alphas, metrics)
+    given_plan = (alpha_min, score, value_step, percent_step, columns, alphas, metrics)
+    plan = make_plan(*given_plan, calls, seed)
+    check_names(names, len(images))
     check_asking(plan, fill, held_out_fill, batch_size)
     settings = LeakSettings(0, leak_donors, seed, fill=fill, batch_size=batch_size)
     if leak_donors:  # raise now what the leak would raise after the scoring
@@ -185,7 +201,7 @@ def evaluate(
     stages = 1 + (held_out_fill is not None) + bool(leak_donors)
     with bar("scoring", progress) as tick:
         given = (classifier, images, heatmaps, targets, plan, fill, held_out_fill, batch_size)
-        predictions, held_out = ask(*given, tick=tick, stages=stages)
+        predictions, held_out = ask(*given, names=names, tick=tick, stages=stages)
         scores = read(predictions, plan, held_out)
         if not leak_donors:
             return scores

@@ -22,10 +22,10 @@ from sufficit.metrics.leakage import (
     checked_probe,
     measure,
 )
-from sufficit.metrics.plan import ALPHA_GRID, ask, check_asking, make_plan
+from sufficit.metrics.plan import ALPHA_GRID, ask, check_asking, check_names, make_plan
 from sufficit.metrics.scores import Scores, read
 from sufficit.perturbation.fills import check_fill_name
-from sufficit.perturbation.predictions import ROWS, Predictions, ScoreKind
+from sufficit.perturbation.predictions import ScoreKind
 
 
 class _RowMetric(TorchMetric):
@@ -33,6 +33,21 @@ class _RowMetric(TorchMetric):
 
     is_differentiable = False
     full_state_update = False
+    calls: list[Tensor]  # every such metric counts them, a row per image
+    _before = 0  # images of earlier batches that are not in the state
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Score a batch, and return its means: [N,C,H,W], [N,H,W], [N]."""
+        self._before = sum(len(part) for part in self.calls)  # the update below starts empty
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            self._before = 0
+
+    def _numbers(self, images: Tensor) -> range:
+        """The numbers of a batch's images among all that this process has seen."""
+        first = self._before + sum(len(part) for part in self.calls)
+        return range(first, first + len(images))
 
     def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
         """Give a process without images empty states, in the shapes that the others have."""
@@ -69,7 +84,8 @@ class _RowMetric(TorchMetric):
 class Evaluation(_RowMetric):
     """All eleven columns in one pass: `compute` returns their means, `scores` one value per image.
 
-    `metrics` adds your own columns, as in `evaluate`: {name: Metric}.
+    `metrics` adds your own columns, as in `evaluate`: {name: Metric}. `calls` limits the masks
+    asked per image, drawn by the seed.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
     >>> metric = MSI(Classifier(model), alpha_min=0.4)
@@ -93,36 +109,58 @@ class Evaluation(_RowMetric):
         batch_size: int | None = None,
         alphas: Sequence[float] = ALPHA_GRID,
         metrics: Mapping[str, Metric] | None = None,
+        calls: int | Literal["exact", "adaptive"] = "exact",
+        seed: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         check_fill_name(fill)
         self.classifier = classifier
-        wanted = (*self.columns, *(metrics or {}))
-        self.plan = make_plan(
-            alpha_min, score, value_step, percent_step, wanted, tuple(alphas), dict(metrics or {})
-        )
+        wanted, own = (*self.columns, *(metrics or {})), dict(metrics or {})
+        curves = (alpha_min, score, value_step, percent_step)
+        self.plan = make_plan(*curves, wanted, tuple(alphas), own, calls, seed)
         check_asking(self.plan, fill, None, batch_size)
         self.fill, self.batch_size = fill, batch_size
-        self._add_states(ROWS, self.plan, fill, id(classifier))
+        self._add_states(self.plan.parts, self.plan, fill, id(classifier))
 
-    def update(self, images: Tensor, heatmaps: Tensor, targets: Tensor | None = None) -> None:
-        """Score a batch: [N,C,H,W], [N,H,W], [N]."""
+    def update(
+        self,
+        images: Tensor,
+        heatmaps: Tensor,
+        targets: Tensor | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        """Score a batch: [N,C,H,W], [N,H,W], [N].
+
+        With `calls`, masks are drawn by the images' names. Without names, it is the number of the
+        image among those of this process, and in one of several processes its rank as well.
+        """
         check_classifier(self.classifier)
         known = checked(images, heatmaps, targets)
+        check_names(names, len(images))
+        names = names or [f"{self._rank()}{number}" for number in self._numbers(images)]
         given = (self.classifier, images, heatmaps, known, self.plan, self.fill)
-        found, _ = ask(*given, batch_size=self.batch_size)
-        self._add_rows(ROWS, found)
+        found, _ = ask(*given, batch_size=self.batch_size, names=names)
+        self._add_rows(self.plan.parts, found)
+
+    def _rank(self) -> str:
+        ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return f"{torch.distributed.get_rank()}/" if ready else ""
 
     def _nothing(self) -> dict[str, Tensor]:
-        asked, none = len(self.plan.asks), torch.empty(0, dtype=torch.long)
-        return {
+        asked = len(self.plan.asks)
+        if self.plan.sampling is not None:
+            asked = self.plan.sampling.width
+        none = torch.empty(0, dtype=torch.long)
+        states = {
             "named": torch.empty(0, asked, dtype=torch.int32),
             "confidences": torch.empty(0, asked, dtype=torch.float32),
             "shares": torch.empty(0, len(self.plan.weighs), dtype=torch.float64),
             "targets": none,
             "calls": none,
+            "drawn": torch.empty(0, asked, dtype=torch.int32),
         }
+        return {name: states[name] for name in self.plan.parts}
 
     def compute(self) -> dict[str, Tensor]:
         """Return the mean of each column, and alpha_min if it was searched for."""
@@ -134,8 +172,7 @@ class Evaluation(_RowMetric):
 
     def scores(self) -> Scores:
         """Return what `evaluate` returns for the images this process has seen so far."""
-        state = self._rows(ROWS)
-        return read(Predictions(self.plan.asks, weighed=self.plan.weighs, **state), self.plan)
+        return read(self.plan.predictions(self._rows(self.plan.parts)), self.plan)
 
 
 class MSI(Evaluation):
@@ -172,7 +209,6 @@ class Leakage(_RowMetric):
     """
 
     higher_is_better = False
-    donors: list[Tensor]
 
     def __init__(
         self,
@@ -192,23 +228,13 @@ class Leakage(_RowMetric):
         alpha = alpha_from(alpha_min)
         self.settings = LeakSettings(alpha, donors, seed, fill=fill, batch_size=batch_size)
         self.probe = None if pool is None else checked_probe(classifier, pool, self.settings)
-        self._before = 0  # images of earlier batches that are not in the state
         self._add_states(TENSORS, self.settings, id(pool), id(classifier))
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Measure a batch, and return its means: [N,C,H,W], [N,H,W], [N]."""
-        self._before = sum(len(part) for part in self.donors)  # the update below starts empty
-        try:
-            return super().forward(*args, **kwargs)
-        finally:
-            self._before = 0
 
     def update(self, images: Tensor, heatmaps: Tensor, targets: Tensor | None = None) -> None:
         """Measure a batch: [N,C,H,W], [N,H,W], [N]."""
-        first = self._before + sum(len(part) for part in self.donors)
-        numbers = range(first, first + len(images))
         given = (self.classifier, images, heatmaps, targets, self.settings, self.probe)
-        self._add_rows(TENSORS, measure(*given, numbers=numbers, strict=False))
+        found = measure(*given, numbers=self._numbers(images), strict=False)
+        self._add_rows(TENSORS, found)
 
     def compute(self) -> dict[str, Tensor]:
         """Return the mean of each column, and the ratio of leak to chance."""

@@ -61,6 +61,16 @@ def all_but_top(share: float) -> Band:
     return Band("rank", share, 1.0)
 
 
+def family(band: Band) -> tuple[str, bool, bool]:
+    """Return what the bands of a curve have in common: the axis, and which ends are open.
+
+    >>> family(show(0.1)) == family(show(0.9)), family(show(0.1)) == family(rest(0.1))
+    (True, False)
+    """
+    lowest, highest = (-math.inf, math.inf) if band.axis == "value" else (0.0, 1.0)
+    return band.axis, band.low == lowest, band.high == highest
+
+
 def grid(step: float) -> tuple[float, ...]:
     """Return the points 0, step, 2 step, ..., 1.
 

@@ -38,13 +38,15 @@ def predict(
     fill: str | Tensor = "black",
     batch_size: int | None = None,
     progress: Progress | None = None,
+    drawn: Tensor | None = None,
 ) -> Predictions:
     """Return the model's prediction for every image in every band: [N,C,H,W], [N,H,W] -> [N,B].
 
     Equal masks are sent once. `weigh` names bands of which only the size is wanted. Without
     targets, the model's own predictions are the targets. Whole images are sent only where a
     target is missing or a band keeps all pixels. Heatmaps of M methods may come in one tensor,
-    method after method: [MN,H,W] -> [MN,B].
+    method after method: [MN,H,W] -> [MN,B]. With `drawn`, numbers of bands, each image is asked its
+    own ones only: [N,K] -> [N,K] or [MN,K].
     """
     loop = _Loop(classifier, images, batch_size)
     parts: list[Predictions] = []
@@ -57,8 +59,8 @@ def predict(
             inputs = loop.normalized(images[rows], fill, rows)
             wanted = None if targets is None else targets[rows]
             loop.reports = (progress, start, count, total)
-            maps = heatmaps[start : start + count]
-            parts.append(loop.group(*inputs, maps, wanted, bands, weigh))
+            maps, chosen = heatmaps[start : start + count], None if drawn is None else drawn[rows]
+            parts.append(loop.group(*inputs, maps, wanted, bands, weigh, chosen))
             start += count
     return Predictions.join(parts)
 
@@ -176,12 +178,17 @@ class _Loop:
         targets: Tensor | None,
         bands: Sequence[Band],
         weigh: Sequence[Band],
+        drawn: Tensor | None,
     ) -> Predictions:
         """Return the predictions for a group of images that is on the device."""
         maps = heatmaps.to(inputs.device, torch.float32)
         pixels = maps[0].numel()
         spans = runs(maps, [*bands, *weigh])
-        owners, starts, stops, place = distinct_masks(spans[:, : len(bands)], pixels)
+        asked_spans = spans[:, : len(bands)]
+        if drawn is not None:
+            chosen = drawn.to(spans.device, torch.long)[..., None].expand(-1, -1, 2)
+            asked_spans = asked_spans.gather(1, chosen)
+        owners, starts, stops, place = distinct_masks(asked_spans, pixels)
         hides = (starts > 0) | (stops < pixels)
         whole = owners[~hides]
         self.highest = -1 if targets is None else int(targets.max())
@@ -219,6 +226,7 @@ class _Loop:
             shares=(last - first).double() / pixels,
             targets=goals.cpu(),
             calls=owners.bincount(minlength=len(maps)).cpu(),
+            drawn=drawn,
         )
 
     def views(

@@ -11,17 +11,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sufficit.perturbation.bands import Band
+from sufficit.perturbation.bands import EVERYTHING, Band
 
 PIECE = 1024  # images whose predictions are worked on at a time
 NO_CLASS, ANOTHER = -1, -2  # the model returned NaN; some class that is not the target
 ROWS = ("named", "confidences", "shares", "targets", "calls")  # tensors with a row per image
+SAMPLED_ROWS = (*ROWS, "drawn")  # where each image was asked some of the bands
 ScoreKind = Literal["accuracy", "confidence"]
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """The prediction for each image and band; NaN where the model returned NaN."""
+    """The prediction for each image and band; NaN where the model returned NaN.
+
+    If each image was asked some of the bands only, `drawn` has their numbers, and `named` and
+    `confidences` are theirs: [N,K] instead of [N,B].
+    """
 
     bands: tuple[Band, ...]
     named: Tensor  # [N,B] int32, the predicted class, or NO_CLASS, or ANOTHER
@@ -30,20 +35,60 @@ class Predictions:
     shares: Tensor  # [N,len(weighed)] share of the pixels inside the band
     targets: Tensor  # [N]
     calls: Tensor  # [N] model calls spent on each image
+    drawn: Tensor | None = None  # [N,K] int32, numbers of the bands each image was asked
+    counts: Tensor | None = None  # [B] how often each band is drawn, on average
 
     def of(self, bands: Sequence[Band], kind: ScoreKind) -> Tensor:
-        """Return the score of each image in some of the bands, in their order: [N,len(bands)]."""
+        """Return the score of each image in some of the bands, in their order: [N,len(bands)].
+
+        A band that an image was not asked has NaN.
+        """
         if kind == "accuracy":
             return hits(self.classes_of(bands), self.targets[:, None])
-        return self.confidences[:, self._places(bands)].double()
+        return self._spread(self.confidences, torch.nan)[:, self._places(bands)].double()
 
     def classes_of(self, bands: Sequence[Band]) -> Tensor:
-        """Return the predicted class of each image in some of the bands: [N,len(bands)]."""
-        return self.named[:, self._places(bands)]
+        """Return the predicted class of each image in some of the bands: [N,len(bands)].
+
+        A band that an image was not asked has NO_CLASS.
+        """
+        return self._spread(self.named, NO_CLASS)[:, self._places(bands)]
+
+    def total(
+        self,
+        weights: Mapping[Band, float],
+        kind: ScoreKind,
+        value: Callable[[Tensor], Tensor] = lambda scores: scores,
+    ) -> Tensor:
+        """Return the sum of weight x value(score) over bands for each image: [N].
+
+        Where each image was asked some of the bands, it is the estimate of that sum whose mean over
+        draws is the sum: each band drawn counts weight / count times. Values are taken from that of
+        half the whole image's score, which all bands have in common and no draw can change.
+        """
+        factors = torch.tensor(list(weights.values()), dtype=torch.float64, device="cpu")
+        if self.drawn is None or self.counts is None:
+            return (value(self.of(list(weights), kind)) * factors).sum(1)
+        places, shares = self._places(list(weights)), torch.zeros_like(self.counts)
+        shares[places] = factors / self.counts[places]
+        asked = shares[self.drawn.long()]
+        scores = self.confidences.double()
+        if kind == "accuracy":
+            scores = hits(self.named, self.targets[:, None])
+        middle = value(self.of([EVERYTHING], kind).nan_to_num(0) / 2)
+        parts = (asked * (value(scores) - middle)).where(asked != 0, 0)
+        return parts.sum(1) + middle[:, 0] * factors.sum()
 
     def _places(self, bands: Sequence[Band]) -> list[int]:
         place = {band: i for i, band in enumerate(self.bands)}
         return [place[band] for band in bands]
+
+    def _spread(self, values: Tensor, missing: float) -> Tensor:
+        """Return the values of the bands drawn at their numbers among all: [N,K] -> [N,B]."""
+        if self.drawn is None:
+            return values
+        whole = values.new_full((len(values), len(self.bands)), missing)
+        return whole.scatter_(1, self.drawn.long(), values)
 
     def share(self, band: Band) -> Tensor:
         """Return the share of each image's pixels inside a weighed band: [N]."""
@@ -51,7 +96,12 @@ class Predictions:
 
     def rows(self, some: slice | Sequence[int]) -> "Predictions":
         """Return the predictions for some of the images."""
-        return replace(self, **{name: getattr(self, name)[some] for name in ROWS})
+        return replace(self, **{name: getattr(self, name)[some] for name in self.parts})
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The tensors with a row per image."""
+        return ROWS if self.drawn is None else SAMPLED_ROWS
 
     def pieces(self) -> Iterator["Predictions"]:
         """Yield the predictions for PIECE images at a time."""
@@ -77,8 +127,9 @@ class Predictions:
     @staticmethod
     def join(parts: Sequence["Predictions"]) -> "Predictions":
         """Return the predictions of several batches as one, in their order."""
-        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in ROWS}
-        return Predictions(parts[0].bands, weighed=parts[0].weighed, **joined)
+        first = parts[0]
+        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in first.parts}
+        return Predictions(first.bands, weighed=first.weighed, counts=first.counts, **joined)
 
 
 def hits(named: Tensor, targets: Tensor) -> Tensor:

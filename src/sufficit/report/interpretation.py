@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-from sufficit.metrics.columns import heading, mean_height
+from sufficit.metrics.columns import heading
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.metrics.scores import MethodScores
 from sufficit.report.content import Content
@@ -54,7 +54,7 @@ def reading(method: str, scores: MethodScores) -> Reading:
     """
     show, hide = scores.curves["show"], scores.curves["hide"]
     kept = show.values[0].item()
-    inner, weak = (mean_height(curve.values[None], curve.grid).item() for curve in (show, hide))
+    inner, weak = show.height, hide.height
     msi, base, size = (
         scores[column].nanmean().item() for column in ("msi", "base_score", "mask_penalty")
     )
