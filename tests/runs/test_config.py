@@ -44,6 +44,8 @@ OTHER = {  # of each option, another value than the default
     "weights": "none",
     "num_classes": 12,
     "size": "64x32",
+    "image_column": "picture",
+    "label_column": "kind",
     "on_error": "stop",
     "device": "cpu",
     "precision": "bf16",
