@@ -10,7 +10,7 @@ the exact test. The tests compare both with scipy.
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,7 @@ def estimates(
     return estimates_of(sums_of(columns, seed=seed), {name: directions[name] for name in columns})
 
 
-def estimates_of(sums: Sums, directions: Mapping[str, bool | None]) -> dict[str, Estimate]:
+def estimates_of(sums: Sums, directions: Mapping[Any, bool | None]) -> dict[Any, Estimate]:
     """Return the mean and interval of the columns that a direction is given for."""
     names = [*directions]
     values, counts = sums.groups(names)

@@ -1,6 +1,6 @@
 """Sums of columns over images, which do not grow with their number and can be added."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -24,7 +24,7 @@ class Sums:
     itself. 10,000 groups estimate a standard error to 0.7 %.
     """
 
-    def __init__(self, columns: Sequence[Hashable], *, seed: int = 0) -> None:
+    def __init__(self, columns: Sequence[Any], *, seed: int = 0) -> None:
         self.columns, self.seed, self.n = tuple(columns), seed, 0
         self._single: list[tuple[Counts, Floats]] = []  # numbers and values of groups of one
         self._sums: Floats | None = None  # [GROUPS,columns], of more images than groups
@@ -50,7 +50,7 @@ class Sums:
                 found.n += part.n
         return found
 
-    def groups(self, columns: Sequence[Hashable] | None = None) -> tuple[Floats, Counts]:
+    def groups(self, columns: Sequence[Any] | None = None) -> tuple[Floats, Counts]:
         """Return the sums and counts of each group, of single images in order: [groups,columns]."""
         sums, counts = self._sums, self._counts
         if sums is None or counts is None:
@@ -65,7 +65,7 @@ class Sums:
         places = [self.columns.index(column) for column in columns]
         return sums.take(places, axis=1), counts.take(places, axis=1)
 
-    def means(self, columns: Sequence[Hashable] | None = None) -> Floats:
+    def means(self, columns: Sequence[Any] | None = None) -> Floats:
         """Return the mean of each column, NaN ignored: [columns]."""
         sums, counts = self.groups(columns)
         with np.errstate(invalid="ignore"):

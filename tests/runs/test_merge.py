@@ -15,11 +15,11 @@ from pyarrow import parquet
 from small_runs import config_for, rows, run_small
 from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import list_images
-from sufficit.metrics.scores import AlphaSearch
 from sufficit.report.content import choose
-from sufficit.runs import merge
+from sufficit.runs import merge, totals
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
+from sufficit.runs.store import UnitFile
 from sufficit.statistics import compare_values
 
 
@@ -54,7 +54,7 @@ def test_stored_curves_give_the_columns_again(
     assert grids["hide"][0] == results.alpha_min
     mean = results.curves["gradcam"]["insertion_pixel"]
     assert mean.values.numpy() == pytest.approx(stored.mean(0), abs=1e-6)
-    monkeypatch.setattr(merge, "ROWS", 2)  # of a row group
+    monkeypatch.setattr(totals, "ROWS", 2)  # of a row group
     run_small(config_for(photos, leak=False, score="confidence"), tmp_path / "small")
     again = parquet.read_table(tmp_path / "small" / "gradcam" / "curves.parquet")
     assert again.equals(table)
@@ -63,11 +63,13 @@ def test_stored_curves_give_the_columns_again(
 def test_controls_have_no_part_in_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     alphas = (0.2, 0.4, 0.6, 0.8)
     msi = {"a": [0.5, 0.4, 0.0, 0.0], "b": [0.0, 0.4, 0.5, 0.0], "random": [0.0, 0.0, 0.0, 9.0]}
-    found = {name: AlphaSearch(alphas, torch.tensor([values] * 2)) for name, values in msi.items()}
-    monkeypatch.setattr(merge, "_search", lambda job, store, name: found[name])
+    tried = {name: {a: [m] * 2 for a, m in zip(alphas, msi[name], strict=True)} for name in msi}
+    monkeypatch.setattr(merge, "_tried", lambda job, kept, name: tried[name])
     plan = SimpleNamespace(searching=True, schedules=[SimpleNamespace(alpha_min=a) for a in alphas])
-    job: Any = SimpleNamespace(plan=plan, ranked=["a", "b"])
-    store: Any = None
+    config = SimpleNamespace(seed=0)
+    job: Any = SimpleNamespace(plan=plan, ranked=["a", "b"], units=[0], config=config)
+    unit = UnitFile({}, {"names": ["x", "y"], "numbers": [0, 1]})
+    store: Any = SimpleNamespace(read=lambda stage, number: unit)
     assert merge.best_alpha(job, store) == 0.4
 
 
@@ -126,19 +128,14 @@ def test_the_best_the_worst_and_the_disputed_are_shown_also_of_many_images(
 ) -> None:
     """Of more images than the pool only the pixels of candidates are kept."""
     from small_runs import write_photos
-    from sufficit.runs import engine
 
-    monkeypatch.setattr(engine, "POOL", 4)
-    monkeypatch.setattr("sufficit.runs.job.MOST_SHOWN", 2)
+    monkeypatch.setattr(merge, "POOL", 4)
     photos = write_photos(tmp_path, 40)
     config = config_for(photos, leak=False, alpha_min=alpha_min)
     results = run_small(config, tmp_path / "out", unit=9)
     assert results.shown is not None
-    assert len(results.shown.rows) == 24
-    if alpha_min == 0.5:  # a search chooses among candidates of the mean over alpha_min
-        msi = np.stack([results.rows[m]["msi"] for m in ("gradcam", "layercam")])
-        for order in (msi.mean(0), -msi.mean(0), np.ptp(msi, axis=0)):
-            assert {*np.argsort(-order, kind="stable")[:2].tolist()} <= {*results.shown.rows}
+    msi = {m: results.rows[m]["msi"].to_numpy() for m in ("gradcam", "layercam")}
+    assert dict(zip(results.shown.rows, results.shown.reasons, strict=True)) == choose(msi)
 
 
 def test_classes_without_names_are_called_by_their_folders(photos: Path, tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ KEY, MANIFEST, UNIT_SIZE = "key.json", "manifest.json", "images per unit"
 ROW_FILES = ("scores.parquet", "curves.parquet", "heatmaps.npz")  # of each source
 FILES = (
     *ROW_FILES,
-    *("summary.json", "pairs.csv", "shown.safetensors", "run.json", "RUN.toml"),
+    *("summary.json", "curves.json", "pairs.csv", "skipped.csv", "shown.safetensors"),
+    *("run.json", "RUN.toml"),
     *("report.html", "sheet.png", "curves.png"),
 )
 MOST_MANIFEST = 2**32  # bytes
