@@ -161,7 +161,7 @@ class Choice:
         self._lists = [(np.empty(0), np.empty(0, np.int64)) for _ in REASONS[:-1]]  # keys, rows
 
     def add(self, rows: ArrayLike, msi: Mapping[str, ArrayLike]) -> set[int]:
-        """Add images with each method's MSI; return which may be shown: [n], {method: [n]}."""
+        """Add images with each method's MSI; return all that may be shown: [n], {method: [n]}."""
         values = np.stack([np.asarray(found, np.float64) for found in msi.values()])
         known = ~np.isnan(values).any(axis=0)
         means, spread = values[:, known].mean(0), np.ptp(values[:, known], axis=0)
@@ -173,7 +173,7 @@ class Choice:
             best = np.lexsort((numbers, keys))[: (k + 1) * (self.most // 4)]
             self._lists[k] = keys[best], numbers[best]
             some |= {*numbers[best].tolist()}
-        return some & {*added.tolist()}
+        return some
 
     def chosen(self, drawn: Iterable[int]) -> dict[int, str]:
         """Return the rows to show and why; `drawn` are rows in the order of the draw."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -208,11 +209,14 @@ def _add_unit(
     pairs = with_pairs(values)
     found.msi = Sums([*pairs], seed=job.config.seed) if found.msi is None else found.msi
     found.msi.add(numbers, pairs)
-    rows = range(found.n, found.n + len(numbers))
+    rows, drawn = range(found.n, found.n + len(numbers)), {*job.shown_by_seed}
     best = found.choice.add(rows, values)
-    for row, number, name in zip(rows, numbers, facts["names"], strict=True):
-        if keeps_all(job) or row in best or number in job.shown_by_seed:
-            found.places[row] = number, unit, name
+    images = zip(numbers, repeat(unit), facts["names"])
+    found.places = {
+        row: place
+        for row, place in (found.places | dict(zip(rows, images, strict=True))).items()
+        if keeps_all(job) or row in best or place[0] in drawn
+    }
 
 
 def _predictions(plan: Plan, kept: UnitFile, name: str, *, held_out: bool = False) -> Predictions:

@@ -281,8 +281,8 @@ class RunResults:
 
     def _scores(self, name: str) -> MethodScores:
         shown = self.shown
-        frame = self.rows.some(name, shown.rows if shown else (), self.rows.columns(name))
-        target = self.rows.some(name, shown.rows if shown else (), ["target"])["target"]
+        columns = self.rows.columns(name)
+        frame = self.rows.some(name, shown.rows if shown else (), ["target", *columns])
         plan = make_plan(**self.config.plan_options())
         schedule = replace(plan.schedules[0], alpha_min=self.alpha_min)
         searched = self.record.get("search")
@@ -292,8 +292,8 @@ class RunResults:
         clean = self.record["clean_accuracy"]
         return MethodScores(
             n=self.n,
-            columns={c: torch.tensor(frame[c].to_numpy(np.float64)) for c in frame.columns},
-            targets=torch.tensor(target.to_numpy(np.int64)),
+            columns={c: torch.tensor(frame[c].to_numpy(np.float64)) for c in columns},
+            targets=torch.tensor(frame["target"].to_numpy(np.int64)),
             clean=float("nan") if clean is None else clean,
             alpha_min=self.alpha_min,
             schedule=schedule,

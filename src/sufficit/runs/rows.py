@@ -72,7 +72,7 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
             groups = (np.searchsorted(starts, rows, side="right") - 1).tolist()
             parts = [file.schema_arrow.empty_table().select([*columns]).to_pandas()]
             for group in sorted(set(groups)):
-                own = [row for row, k in zip(rows, groups, strict=True) if k == group]
+                own = sorted({row for row, k in zip(rows, groups, strict=True) if k == group})
                 found = file.read_row_group(group, columns=[*columns]).to_pandas()
                 found.index += starts[group]
                 parts.append(found.loc[own])
@@ -91,4 +91,5 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
             ):
                 yield rows
         except (OSError, ArrowException, ValueError) as error:
-            raise UserError(f"{self._folder} is not complete ({error}): run it again") from error
+            reason = " ".join(str(error).split())  # pyarrow's may have several lines
+            raise UserError(f"{self._folder} is not complete ({reason}): run it again") from error

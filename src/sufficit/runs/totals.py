@@ -34,8 +34,10 @@ class SourceTotals:
         make_folder(place)
         self._rows = closing.enter_context(table_writer(place / "scores.parquet", MANY_ROWS))
         self._curves = closing.enter_context(table_writer(place / "curves.parquet", ROWS))
-        self._maps = heatmap_writer(place / "heatmaps.npz") if heatmaps else None
-        self._map = closing.enter_context(self._maps) if self._maps else None
+        self._place = place
+        self._map = None
+        if heatmaps:
+            self._map = closing.enter_context(heatmap_writer(place / "heatmaps.npz"))
         self.columns = Sums([*scores.columns], seed=seed)
         self.leaked = Sums(["own", "chance"], seed=seed) if "leak" in scores.columns else None
         self.facts = Sums(["clean_accuracy", "calls"], seed=seed)
@@ -64,10 +66,11 @@ class SourceTotals:
                 self._sums[name, kind] = total, count
 
     def add_maps(self, names: Sequence[str], maps: Tensor) -> None:
-        """Write the heatmaps of a unit, where they are wanted: [n,H,W]."""
-        for name, one in zip(names, maps, strict=True):
-            assert self._map is not None  # they are wanted
-            self._map(name, one)
+        """Write the heatmaps of a unit: [n,H,W]."""
+        assert self._map is not None  # they are wanted
+        with _named(self._place / "heatmaps.npz"):
+            for name, one in zip(names, maps, strict=True):
+                self._map(name, one)
 
     def mean_curves(self) -> dict[str, dict[str, Any]]:
         """Every curve averaged over the images, NaN left out, as curves.json holds it."""
