@@ -61,10 +61,12 @@ def test_stored_curves_give_the_columns_again(
     assert grids["hide"][0] == results.alpha_min
     mean = results.curves["gradcam"]["insertion_pixel"]
     assert mean.values.numpy() == pytest.approx(stored.mean(0), abs=1e-6)
-    monkeypatch.setattr(totals, "ROWS", 2)  # of a row group
+    monkeypatch.setattr(totals, "CURVES_GROUP", 1)  # bytes: a row group per unit
     run_small(config_for(photos, leak=False, score="confidence"), tmp_path / "small")
     again = parquet.read_table(tmp_path / "small" / "gradcam" / "curves.parquet")
     assert again.equals(table)
+    path = tmp_path / "small" / "gradcam" / "curves.parquet"
+    assert parquet.read_metadata(path).num_row_groups == 3
 
 
 def test_controls_have_no_part_in_the_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from sufficit.runs.totals import csv_writer, table_writer
 
 
 def test_rows_are_written_in_groups_and_in_order(tmp_path: Path) -> None:
-    with table_writer(tmp_path / "a.parquet", 5) as add:
+    with table_writer(tmp_path / "a.parquet", 40) as add:
         for start in range(0, 13, 2):
             add(pyarrow.table({"x": list(range(start, min(start + 2, 13)))}))
         assert not (tmp_path / "a.parquet").exists()

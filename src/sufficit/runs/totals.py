@@ -20,8 +20,8 @@ from sufficit.sums import Sums, both
 if TYPE_CHECKING:
     import pyarrow
 
-ROWS = 1024  # of a row group of curves.parquet
-MANY_ROWS = 8 * ROWS  # of scores.parquet
+SCORES_GROUP, CURVES_GROUP = 2**21, 2**24
+"""Bytes of a row group. Each column of a group costs 1 KB of memory until the file is closed."""
 KINDS = ("accuracy", "confidence")
 
 
@@ -32,8 +32,8 @@ class SourceTotals:
         self, place: Path, scores: Scores, closing: ExitStack, *, seed: int, heatmaps: bool
     ) -> None:
         make_folder(place)
-        self._rows = closing.enter_context(table_writer(place / "scores.parquet", MANY_ROWS))
-        self._curves = closing.enter_context(table_writer(place / "curves.parquet", ROWS))
+        self._rows = closing.enter_context(table_writer(place / "scores.parquet", SCORES_GROUP))
+        self._curves = closing.enter_context(table_writer(place / "curves.parquet", CURVES_GROUP))
         self._place = place
         self._map = None
         if heatmaps:
@@ -96,25 +96,29 @@ def _curves_table(curves: Mapping[str, Curve], names: Sequence[str]) -> "pyarrow
 
 
 @contextmanager
-def table_writer(path: Path, rows: int) -> Iterator[Callable[["pyarrow.Table"], None]]:
-    """A function that adds rows to a parquet file, in row groups of so many or more."""
+def table_writer(path: Path, group: int) -> Iterator[Callable[["pyarrow.Table"], None]]:
+    """A function that adds rows to a parquet file, in row groups of so many bytes or more."""
     import pyarrow
     from pyarrow import parquet
 
     waiting: list[pyarrow.Table] = []
     writer: Any = None
+    size = 0
 
     def flush() -> None:
-        nonlocal writer
+        nonlocal writer, size
         with _named(path):
             table = pyarrow.concat_tables(waiting)
             writer = writer or closing.enter_context(parquet.ParquetWriter(part, table.schema))
             writer.write_table(table)
             waiting.clear()
+            size = 0
 
     def add(table: pyarrow.Table) -> None:
+        nonlocal size
         waiting.append(table)
-        if sum(map(len, waiting)) >= rows:
+        size += table.nbytes
+        if size >= group:
             flush()
 
     with writing(path) as part, ExitStack() as closing:
