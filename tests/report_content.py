@@ -5,6 +5,7 @@ import io
 from typing import Any
 
 import numpy as np
+import pandas
 import torch
 from PIL import Image
 from torch import nn
@@ -58,15 +59,21 @@ def make(
         name: evaluate(classifier, images, found, targets, fill=fill, progress=False, **options)
         for name, found in maps.items()
     }
-    rows = pick_shown(scores)
+    rows, names = pick_shown(scores), names or [f"image-{i}" for i in range(n)]
+    column = pandas.Series(names, dtype=object)  # names may be no UTF-8
     return Content(
         title="Which quarter is bright?",
         facts=Facts(model="quarters", data="noise", seed=3, n_skipped=2, command="by hand"),
         scores={name: MethodScores.of(found, rows) for name, found in scores.items()},
         summaries={name: found.summary() for name, found in scores.items()},
         standing=compare_values({name: found.msi for name, found in scores.items()}),
-        names=names or [f"image-{i}" for i in range(n)],
-        shown=Shown(rows, images[rows], {name: found[rows] for name, found in maps.items()}),
+        rows={name: found.frame().assign(image=column) for name, found in scores.items()},
+        shown=Shown(
+            rows,
+            [names[row] for row in rows],
+            images[rows],
+            {name: found[rows] for name, found in maps.items()},
+        ),
         classes=["north-west", "north-east", "south-west", "south-east"],
         fill=fill,
     )

@@ -1,25 +1,26 @@
 """Means with bootstrap intervals, paired sign-flip tests, and methods ranked by them.
 
-Bootstrap and sign-flip test are written here, not taken from scipy.stats, for three reasons: all
-columns share the draws of one seed, so that published intervals and p-values stay the same; memory
-does not grow with images times draws; images without a difference do not count towards the exact
-test. The tests compare both with scipy.
+All of them are made from `Sums`, which take images a few at a time and do not grow with their
+number. Bootstrap and sign-flip test are written here, not taken from scipy.stats, for three
+reasons: all columns share the draws of one seed, so that published intervals and p-values stay the
+same; memory does not grow with images times draws; images without a difference do not count towards
+the exact test. The tests compare both with scipy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sufficit.errors import UserError
+from sufficit.sums import Counts, Floats, Sums, both, sums_of, with_pairs
 
 if TYPE_CHECKING:
     import pandas
 
-Floats = npt.NDArray[np.float64]
 RESAMPLES = 2000  # of a bootstrap
 EDGES = (0.025, 0.975)  # of a 95 % interval
 DRAWS = 10_000  # of a sign-flip test
@@ -44,11 +45,17 @@ def estimates(
     columns: Mapping[str, Floats], directions: Mapping[str, bool | None], *, seed: int = 0
 ) -> dict[str, Estimate]:
     """Return the mean and interval of every column [N]."""
-    values = np.stack(list(columns.values()), axis=1)
-    low, high = bootstrap(values, seed=seed)
-    missing = np.isnan(values).sum(axis=0)
-    parts = (_means(values), low, high, len(values) - missing, missing)
-    found = zip(columns, *(part.tolist() for part in parts), strict=True)
+    return estimates_of(sums_of(columns, seed=seed), {name: directions[name] for name in columns})
+
+
+def estimates_of(sums: Sums, directions: Mapping[Any, bool | None]) -> dict[Any, Estimate]:
+    """Return the mean and interval of the columns that a direction is given for."""
+    names = [*directions]
+    values, counts = sums.groups(names)
+    low, high = _intervals(values, counts, RESAMPLES, sums.seed)
+    known = counts.sum(axis=0)
+    parts = (sums.means(names), low, high, known, sums.n - known)
+    found = zip(names, *(part.tolist() for part in parts), strict=True)
     return {
         name: Estimate(mean, a, b, n, nan, directions[name]) for name, mean, a, b, n, nan in found
     }
@@ -59,16 +66,21 @@ def ratio_estimate(own: Floats, chance: Floats, *, seed: int = 0) -> Estimate:
 
     Images without one of the two values do not count, nor do resamples in which both means are 0.
     """
-    pairs = np.stack([own, chance], axis=1)
-    both = pairs[~np.isnan(pairs).any(axis=1)]
-    low = high = np.nan
-    if len(both) > 1:
-        drawn = ratio(*_resampled_means(both, RESAMPLES, seed).T)
+    return ratio_of(sums_of(both(own, chance), seed=seed))
+
+
+def ratio_of(sums: Sums) -> Estimate:
+    """Return the ratio of two means and its interval, from the sums of `both` columns."""
+    values, counts = sums.groups(["own", "chance"])
+    known, low, high = counts[:, 0] > 0, np.nan, np.nan
+    if known.sum() > 1:
+        means = _resampled_means(values[known], counts[known, 0], RESAMPLES, sums.seed)
+        drawn = ratio(*means.T)
         if not np.isnan(drawn).all():
             # No interpolation between resamples, because some may be infinite.
             low, high = np.nanquantile(drawn, EDGES, method="nearest")
-    mean = float(ratio(*_means(both)))
-    return Estimate(mean, float(low), float(high), len(both), len(pairs) - len(both), False)
+    mean, n = float(ratio(*sums.means(["own", "chance"]))), int(counts[:, 0].sum())
+    return Estimate(mean, float(low), float(high), n, sums.n - n, False)
 
 
 def ratio(own: npt.ArrayLike, chance: npt.ArrayLike) -> Floats:
@@ -93,14 +105,8 @@ def bootstrap(
     >>> low.tolist(), high.tolist()                 # of four drawn, 0 to 3 are the 1; rarely all
     ([0.0], [0.75])
     """
-    edges = np.full((2, values.shape[1]), np.nan)
-    present = ~np.isnan(values)
-    for rows in {column.tobytes(): column for column in present.T}.values():
-        if rows.sum() > 1:
-            alike = (present == rows[:, None]).all(axis=0)
-            means = _resampled_means(values[rows][:, alike], resamples, seed)
-            edges[:, alike] = np.quantile(means, EDGES, axis=0)
-    return edges[0], edges[1]
+    columns = sums_of(dict(enumerate(values.T)), seed=seed) if values.shape[1] else Sums([])
+    return _intervals(*columns.groups(), resamples, seed)
 
 
 def sign_flip(differences: Floats, *, draws: int = DRAWS, seed: int = 0) -> tuple[float, bool]:
@@ -112,7 +118,12 @@ def sign_flip(differences: Floats, *, draws: int = DRAWS, seed: int = 0) -> tupl
     >>> sign_flip(np.array([1.0, 2.0, 3.0]))       # of eight patterns, +++ and --- reach 6
     (0.25, True)
     """
-    moved = differences[~np.isnan(differences) & (differences != 0)]
+    return _flipped(sums_of({"": differences}, seed=seed).groups()[0][:, 0], draws, seed)
+
+
+def _flipped(sums: Floats, draws: int, seed: int) -> tuple[float, bool]:
+    """Return the p-value of the sum of all groups, and whether it is exact: [groups]."""
+    moved = sums[sums != 0]
     # Sums that are equal but for rounding count as equal.
     far = abs(moved.sum()) - 1e-12 * np.abs(moved).sum()
     if len(moved) <= ENUMERATED:
@@ -224,15 +235,27 @@ def compare_values(
     """
     columns = {method: np.asarray(found, dtype=np.float64) for method, found in values.items()}
     check_values(columns)
-    means = {method: _mean(found) for method, found in columns.items()}
-    sign = -1 if higher_is_better else 1
-    ranking = sorted(columns, key=lambda method: np.nan_to_num(sign * means[method], nan=np.inf))
-    chance = Chance(seed, resamples, draws)
-    pairs = _pairs_of({method: columns[method] for method in ranking}, chance)
+    sums, chance = sums_of(with_pairs(columns), seed=seed), Chance(seed, resamples, draws)
+    return standing_of(sums, [*columns], column, chance, higher_is_better=higher_is_better)
+
+
+def standing_of(
+    sums: Sums,
+    methods: Sequence[str],
+    column: str = "msi",
+    chance: Chance | None = None,
+    *,
+    higher_is_better: bool = True,
+) -> Standing:
+    """Rank methods by the sums of one column `with_pairs`."""
+    chance, sign = chance or Chance(sums.seed), -1 if higher_is_better else 1
+    means = {method: _mean(*sums.groups([method])) for method in methods}
+    ranking = sorted(methods, key=lambda method: np.nan_to_num(sign * means[method], nan=np.inf))
+    pairs = _pairs_of(sums, ranking, chance)
     tied = (p.second for p in pairs if p.first == ranking[0] and p.n and p.p_corrected >= LEVEL)
-    n, best, means = len(columns[ranking[0]]), ranking[0], {m: means[m] for m in ranking}
-    ranked = (best, tuple(ranking), means, tuple(tied), pairs, chance)
-    return Standing(column, higher_is_better, n, *ranked)
+    means = {method: means[method] for method in ranking}
+    ranked = (ranking[0], tuple(ranking), means, tuple(tied), pairs, chance)
+    return Standing(column, higher_is_better, sums.n, *ranked)
 
 
 def check_equal(what: str, found: Mapping[str, object]) -> None:
@@ -264,47 +287,61 @@ def check_values(values: Mapping[str, Floats]) -> None:
     check_equal("number of images", {method: len(found) for method, found in values.items()})
 
 
-def _pairs_of(columns: Mapping[str, Floats], chance: Chance) -> tuple[Pair, ...]:
+def _pairs_of(sums: Sums, ranking: Sequence[str], chance: Chance) -> tuple[Pair, ...]:
     """Return every pair, the better ranked method first."""
-    couples = list(combinations(columns, 2))
+    couples = list(combinations(ranking, 2))
     if not couples:
         return ()
-    differences = np.stack([columns[a] - columns[b] for a, b in couples], axis=1)
-    low, high = bootstrap(differences, resamples=chance.resamples, seed=chance.seed)
-    tests = [sign_flip(column, draws=chance.draws, seed=chance.seed) for column in differences.T]
+    known = [pair if pair in sums.columns else pair[::-1] for pair in couples]
+    differences, counts = sums.groups(known)
+    differences *= [1.0 if pair in sums.columns else -1.0 for pair in couples]
+    low, high = _intervals(differences, counts, chance.resamples, chance.seed)
+    tests = [_flipped(column, chance.draws, chance.seed) for column in differences.T]
     corrected = holm(np.array([p for p, _ in tests]))
-    parts = (differences.T, low.tolist(), high.tolist(), tests, corrected.tolist())
+    parts = (differences.T, counts.T, low.tolist(), high.tolist(), tests, corrected.tolist())
     pairs = []
-    for (one, two), found, a, b, (p, exact), p_corrected in zip(couples, *parts, strict=True):
-        n_nan = int(np.isnan(found).sum())
-        n = len(found) - n_nan
-        pairs.append(Pair(one, two, _mean(found), a, b, p, p_corrected, n, n_nan, exact))
+    for (one, two), found, own, a, b, (p, exact), p_corrected in zip(couples, *parts, strict=True):
+        n, mean = int(own.sum()), _mean(found[:, None], own[:, None])
+        pairs.append(Pair(one, two, mean, a, b, p, p_corrected, n, sums.n - n, exact))
     return tuple(pairs)
 
 
-def _mean(values: Floats) -> float:
-    present = values[~np.isnan(values)]
-    return float(present.mean()) if len(present) else float("nan")
+def _mean(sums: Floats, counts: Counts) -> float:
+    """Return the mean of one column: [groups,1]."""
+    n = int(counts.sum())
+    return float(sums[counts > 0].sum() / n) if n else float("nan")
 
 
-def _means(values: Floats) -> Floats:
-    """Return the mean of each column, NaN ignored: [N,columns] -> [columns]."""
-    with np.errstate(invalid="ignore"):
-        means: Floats = np.nansum(values, axis=0) / np.isfinite(values).sum(axis=0)
-    return means
+def _intervals(sums: Floats, counts: Counts, resamples: int, seed: int) -> tuple[Floats, Floats]:
+    """Return the interval of each column's mean: [groups,columns] -> low, high.
+
+    Columns with as many values in each group are resampled together, without empty groups.
+    """
+    edges = np.full((2, sums.shape[1]), np.nan)
+    for own in {column.tobytes(): column for column in counts.T}.values():
+        if (own > 0).sum() > 1:
+            alike = (counts == own[:, None]).all(axis=0)
+            means = _resampled_means(sums[own > 0][:, alike], own[own > 0], resamples, seed)
+            edges[:, alike] = np.quantile(means, EDGES, axis=0)
+    return edges[0], edges[1]
 
 
-def _resampled_means(values: Floats, resamples: int, seed: int) -> Floats:
-    """Return the means of rows drawn with replacement: [N,columns] -> [resamples,columns]."""
-    random, n = np.random.default_rng(seed), len(values)
+def _resampled_means(sums: Floats, counts: Counts, resamples: int, seed: int) -> Floats:
+    """Return the means over groups drawn with replacement.
+
+    [groups,columns], [groups] -> [resamples,columns]
+    """
+    random, n = np.random.default_rng(seed), len(sums)
     at_once = max(1, HELD // n)
-    centred = values - values[0]  # equal values stay exactly equal
+    first = sums[0] / counts[0]
+    # Equal values stay exactly equal. The order in memory, that of `sums`, decides the last bit.
+    centred = np.subtract(sums, counts[:, None] * first, out=np.empty_like(sums))
     means = []
     for start in range(0, resamples, at_once):
         size = min(at_once, resamples - start)
         drawn = random.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)
-        means.append(values[0] + counts @ centred / n)
+        times = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)
+        means.append(first + times @ centred / (times @ counts)[:, None])
     return np.concatenate(means)
 
 

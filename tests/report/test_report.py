@@ -5,7 +5,6 @@ import csv
 import html
 import io
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from sufficit.perturbation.heatmaps import normalize, resize
 from sufficit.report import Content, Facts, MethodScores, Shown, choose, pick_shown, write_report
 from sufficit.report.interpretation import (
     cautions,
-    reading,
     readings,
     results_table,
     run_remarks,
@@ -119,7 +117,7 @@ def test_the_numbers_can_be_downloaded(content: Content, page: Path) -> None:
     images = list(csv.DictReader(io.StringIO(download(page, "images.csv"))))
     assert len(images) == 16
     for row in images:
-        number = content.names.index(row["image"])
+        number = content.shown.names.index(row["image"])
         assert float(row["msi"]) == pytest.approx(
             content.scores[row["method"]]["msi"][number].item(), abs=5e-5
         )
@@ -214,7 +212,8 @@ def test_a_page_of_24_images_and_7_methods_is_below_3_megabytes(tmp_path: Path) 
         scores=dict.fromkeys(maps, small.scores["coarse"]),
         summaries=dict.fromkeys(maps, small.summaries["coarse"]),
         standing=compare_values(dict.fromkeys(maps, small.scores["coarse"]["msi"])),
-        shown=Shown(range(n), images, maps),
+        rows=dict.fromkeys(maps, small.rows["coarse"]),
+        shown=Shown(range(n), small.shown.names, images, maps),
     )
     path = write_report(tmp_path / "report.html", content)
     assert path.stat().st_size < 3_000_000
@@ -254,6 +253,7 @@ def test_names_from_files_stay_text(tmp_path: Path) -> None:
     renamed = {HOSTILE: "bright", "coarse": "coarse"}
     content = replace(
         content,
+        rows={new: content.rows[old] for new, old in renamed.items()},
         scores={new: content.scores[old] for new, old in renamed.items()},
         summaries={new: content.summaries[old] for new, old in renamed.items()},
         standing=compare_values({new: content.scores[old]["msi"] for new, old in renamed.items()}),
@@ -328,7 +328,7 @@ def marked(case: str, targets: torch.Tensor, side: int) -> torch.Tensor:
 )
 def test_scores_are_read_as_the_paper_reads_them(case: str, place: str, reason: str) -> None:
     maps = marked(case, torch.arange(8) % 4, 16)
-    found = reading("m", make(8, 16, maps={"m": maps}).scores["m"])
+    (found,) = readings(make(8, 16, maps={"m": maps}))
     assert (found.place, found.why[: len(reason)]) == (place, reason)
 
 
@@ -382,8 +382,7 @@ def make_right(n: int, side: int) -> Content:
         {"m": MethodScores.of(scores["m"], range(count))},
         {"m": scores["m"].summary()},
         compare_values({"m": scores["m"].msi}),
-        [str(i) for i in range(count)],
-        Shown(range(count), images[chosen], {"m": maps[chosen]}),
+        Shown(range(count), [str(i) for i in range(count)], images[chosen], {"m": maps[chosen]}),
     )
 
 
@@ -403,10 +402,9 @@ def test_a_reader_is_warned_of_few_images_bad_classifiers_nan_and_leaks(content:
     wrong = evaluate(Classifier(Quarters()), images, maps["m"], (targets + 1) % 4, progress=False)
     bad = replace(many, scores={"m": MethodScores.of(wrong)})
     assert "gives only 0% of the whole images" in texts(bad)
-    holes = many.scores["m"]["msi"].clone()
-    holes[:3] = math.nan
-    broken = replace(many.scores["m"], columns={**many.scores["m"].columns, "msi": holes})
-    assert "3 of 40 images have no MSI" in texts(replace(many, scores={"m": broken}))
+    holes = replace(many.summaries["m"]["msi"], n=37, n_nan=3)
+    broken = {"m": {**many.summaries["m"], "msi": holes}}
+    assert "3 of 40 images have no MSI" in texts(replace(many, summaries=broken))
     leaking = make(40, maps={"frame": quarter_map(targets, 16)}, leak_donors=4)
     found = [c for c in cautions(leaking) if "leak" in c.text]
     assert found[0].text.startswith("The masks of frame leak")
@@ -483,11 +481,11 @@ def test_a_page_has_the_same_bytes_each_time(content: Content, page: Path, tmp_p
 
 
 def test_the_best_worst_and_most_disputed_are_shown(content: Content) -> None:
-    def with_msi(*values: float) -> MethodScores:
-        return replace(content.first, columns={"msi": torch.tensor(values)})
-
-    scores = {"a": with_msi(0.1, 0.9, -0.9, 0.5), "b": with_msi(0.1, 0.9, -0.9, -0.5)}
-    found = choose({method: one["msi"] for method, one in scores.items()}, most=4)
+    images, targets = quarters(4)
+    scored = evaluate(Classifier(Quarters()), images, images.mean(1), targets, progress=False)
+    msi = {"a": [0.1, 0.9, -0.9, 0.5], "b": [0.1, 0.9, -0.9, -0.5]}
+    scores = {m: replace(scored, columns={"msi": torch.tensor(v)}) for m, v in msi.items()}
+    found = choose(msi, most=4)
     assert found == {1: "best", 2: "worst", 3: "most disputed", 0: "drawn by seed"}
     assert pick_shown(scores, 50) == [0, 1, 2, 3]
     assert len(pick_shown(scores, 2)) == 2
@@ -503,10 +501,14 @@ def test_steps_count_the_alphas_below() -> None:
 def test_parts_that_do_not_belong_together_are_refused(content: Content, tmp_path: Path) -> None:
     shown = content.shown
     for bad, words in (
-        (replace(content, names=["one"]), "bright has 8 images, got 1 names"),
+        (
+            replace(content, scores=content.scores | {"coarse": replace(content.first, n=9)}),
+            "coarse has 9 images, another method 8: score both",
+        ),
+        (replace(content, shown=replace(shown, names=["one"])), "8 rows and 1 names"),
         (replace(content, summaries={}), "summaries must be of the methods scored"),
         (replace(content, controls=["x"]), "methods without scores"),
-        (replace(content, shown=replace(shown, rows=[0])), "one row of the scores each"),
+        (replace(content, shown=replace(shown, rows=[0])), "one row of the scores and one name"),
         (
             replace(content, shown=replace(shown, heatmaps={})),
             "heatmaps must be of the methods scored",

@@ -224,7 +224,7 @@ def without_answers(content: Content) -> Content:
     empty = read(replace(shown, named=nobody, confidences=nothing), plan)
     return replace(
         content,
-        scores={"m": MethodScores.of(empty, range(len(content.names)))},
+        scores={"m": MethodScores.of(empty, range(content.n))},
         summaries={"m": empty.summary()},
         standing=compare_values({"m": empty.msi}),
     )

@@ -29,7 +29,7 @@ from sufficit import Classifier, Lax, UserError, evaluate, explain, leak
 from sufficit.data import image_files
 from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
 from sufficit.data.images import list_images, read_image
-from sufficit.runs import engine, job, maps
+from sufficit.runs import engine, job, maps, merge
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
 from sufficit.runs.maps import noise
@@ -415,7 +415,7 @@ def every_source(photos: Path, **more: Any) -> Any:
 def test_each_image_is_decoded_once_and_explained_once_by_each_source(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: int, alpha_min: Any
 ) -> None:
-    for module in (job, engine):
+    for module in (job, merge):
         monkeypatch.setattr(module, "POOL", pool)
     config = every_source(photos, alpha_min=alpha_min)
     counts = Counts(photos, monkeypatch)
@@ -437,7 +437,7 @@ def test_a_resumed_run_decodes_and_explains_only_what_is_missing(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: int, stage: str,
     after: int, alpha_min: Any,
 ) -> None:  # fmt: skip
-    for module in (job, engine):
+    for module in (job, merge):
         monkeypatch.setattr(module, "POOL", pool)
     config, out = every_source(photos, alpha_min=alpha_min), tmp_path / "out"
     whole = run_small(config, tmp_path / "whole", unit=3)
@@ -494,7 +494,7 @@ def test_the_folder_of_a_run_holds_what_the_docs_say(photos: Path, tmp_path: Pat
     kinds = ("scores.parquet", "curves.parquet", "heatmaps.npz")
     each = {f"{method}/{kind}" for method in results.methods for kind in kinds}
     units = {f"heatmaps/heatmaps-{k:06d}.safetensors" for k in range(3)}
-    top = {"RUN.toml", "summary.json", "pairs.csv", "run.json", "shown.safetensors"}
+    top = {"RUN.toml", "summary.json", "curves.json", "pairs.csv", "run.json", "shown.safetensors"}
     assert written == each | units | top
     record = results.record
     assert (record["n"], record["n_skipped"], record["targets"]) == (11, 0, "label")

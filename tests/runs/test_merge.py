@@ -1,6 +1,7 @@
 """The end of a run: units become rows, curves, means, tests and images to show."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +13,20 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from small_runs import config_for, rows, run_small
+from small_runs import config_for, rows, run_small, write_photos
+from sufficit import sums
 from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import list_images
-from sufficit.metrics.scores import AlphaSearch
+from sufficit.metrics.scores import summarise
+from sufficit.provenance import plain
 from sufficit.report.content import choose
-from sufficit.runs import merge
+from sufficit.runs import engine, merge, totals
+from sufficit.runs.config import write_toml
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
+from sufficit.runs.results import RunResults
+from sufficit.runs.rows import StoredRows
+from sufficit.runs.store import Store, UnitFile
 from sufficit.statistics import compare_values
 
 
@@ -54,20 +61,24 @@ def test_stored_curves_give_the_columns_again(
     assert grids["hide"][0] == results.alpha_min
     mean = results.curves["gradcam"]["insertion_pixel"]
     assert mean.values.numpy() == pytest.approx(stored.mean(0), abs=1e-6)
-    monkeypatch.setattr(merge, "ROWS", 2)  # of a row group
+    monkeypatch.setattr(totals, "CURVES_GROUP", 1)  # bytes: a row group per unit
     run_small(config_for(photos, leak=False, score="confidence"), tmp_path / "small")
     again = parquet.read_table(tmp_path / "small" / "gradcam" / "curves.parquet")
     assert again.equals(table)
+    path = tmp_path / "small" / "gradcam" / "curves.parquet"
+    assert parquet.read_metadata(path).num_row_groups == 3
 
 
 def test_controls_have_no_part_in_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     alphas = (0.2, 0.4, 0.6, 0.8)
     msi = {"a": [0.5, 0.4, 0.0, 0.0], "b": [0.0, 0.4, 0.5, 0.0], "random": [0.0, 0.0, 0.0, 9.0]}
-    found = {name: AlphaSearch(alphas, torch.tensor([values] * 2)) for name, values in msi.items()}
-    monkeypatch.setattr(merge, "_search", lambda job, store, name: found[name])
+    tried = {name: {a: [m] * 2 for a, m in zip(alphas, msi[name], strict=True)} for name in msi}
+    monkeypatch.setattr(merge, "_tried", lambda job, kept, name: tried[name])
     plan = SimpleNamespace(searching=True, schedules=[SimpleNamespace(alpha_min=a) for a in alphas])
-    job: Any = SimpleNamespace(plan=plan, ranked=["a", "b"])
-    store: Any = None
+    config = SimpleNamespace(seed=0)
+    job: Any = SimpleNamespace(plan=plan, ranked=["a", "b"], units=[0], config=config)
+    unit = UnitFile({}, {"names": ["x", "y"], "numbers": [0, 1]})
+    store: Any = SimpleNamespace(read=lambda stage, number: unit)
     assert merge.best_alpha(job, store) == 0.4
 
 
@@ -107,8 +118,6 @@ def test_saved_heatmaps_are_those_that_were_scored(photos: Path, tmp_path: Path)
 
 
 def test_the_images_shown_are_chosen_by_the_runs_msi(tmp_path: Path) -> None:
-    from small_runs import write_photos
-
     photos = write_photos(tmp_path, 40)
     results = run_small(config_for(photos, leak=False, seed=2), tmp_path / "out", unit=9)
     msi = {m: results.rows[m]["msi"].to_numpy() for m in ("gradcam", "layercam")}
@@ -125,20 +134,13 @@ def test_the_best_the_worst_and_the_disputed_are_shown_also_of_many_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alpha_min: Any
 ) -> None:
     """Of more images than the pool only the pixels of candidates are kept."""
-    from small_runs import write_photos
-    from sufficit.runs import engine
-
-    monkeypatch.setattr(engine, "POOL", 4)
-    monkeypatch.setattr("sufficit.runs.job.MOST_SHOWN", 2)
+    monkeypatch.setattr(merge, "POOL", 4)
     photos = write_photos(tmp_path, 40)
     config = config_for(photos, leak=False, alpha_min=alpha_min)
     results = run_small(config, tmp_path / "out", unit=9)
     assert results.shown is not None
-    assert len(results.shown.rows) == 24
-    if alpha_min == 0.5:  # a search chooses among candidates of the mean over alpha_min
-        msi = np.stack([results.rows[m]["msi"] for m in ("gradcam", "layercam")])
-        for order in (msi.mean(0), -msi.mean(0), np.ptp(msi, axis=0)):
-            assert {*np.argsort(-order, kind="stable")[:2].tolist()} <= {*results.shown.rows}
+    msi = {m: results.rows[m]["msi"].to_numpy() for m in ("gradcam", "layercam")}
+    assert dict(zip(results.shown.rows, results.shown.reasons, strict=True)) == choose(msi)
 
 
 def test_classes_without_names_are_called_by_their_folders(photos: Path, tmp_path: Path) -> None:
@@ -149,3 +151,94 @@ def test_classes_without_names_are_called_by_their_folders(photos: Path, tmp_pat
     results = run_small(config_for(photos, leak=False), tmp_path / "out", classifier=nameless)
     assert results.record["class_names"] == ["ant", "bee", "cat"]
     assert results.class_names([0, 10]) == ["ant", "cat"]
+
+
+@pytest.mark.parametrize("alpha_min", [0.5, "search"])
+def test_each_file_of_a_unit_is_read_once(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alpha_min: Any
+) -> None:
+    """Those of images shown are read again, and all scores once before, for a search."""
+    config = config_for(photos, alpha_min=alpha_min, save_heatmaps=True)
+    job, whole, reads = make_job(config, unit=4), Store.read, Counter[tuple[str, int]]()
+
+    def read(self: Store, stage: str, unit: int, **more: Any) -> UnitFile:
+        reads[stage, unit] += 1
+        return whole(self, stage, unit, **more)
+
+    monkeypatch.setattr("sufficit.runs.engine.best_alpha", lambda *_: reads.clear() or 0.5)
+    monkeypatch.setattr("sufficit.runs.engine.compute", compute_and_forget(engine.compute, reads))
+    monkeypatch.setattr(merge, "_write_shown", lambda *_: {})
+    monkeypatch.setattr(Store, "read", read)
+    run(job, tmp_path / "out", progress=False)
+    stages = ["scores", "heatmaps", *(["leak"] if alpha_min == "search" else [])]
+    assert reads == {(stage, unit): 1 for stage in stages for unit in range(3)}
+
+
+def compute_and_forget(compute: Any, reads: Counter[tuple[str, int]]) -> Any:
+    def computed(*given: Any, **more: Any) -> None:
+        compute(*given, **more)
+        reads.clear()
+
+    return computed
+
+
+def test_runs_of_more_images_than_groups_have_the_intervals_of_their_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = write_photos(tmp_path, 40)
+    single = run_small(config_for(photos, seed=3), tmp_path / "single", unit=9)
+    monkeypatch.setattr(sums, "GROUPS", 25)
+    grouped = run_small(config_for(photos, seed=3), tmp_path / "grouped", unit=9)
+    msi = {m: grouped.rows[m]["msi"].to_numpy() for m in ("gradcam", "layercam")}
+    assert grouped.standing == compare_values(msi, seed=3)
+    assert grouped.standing != single.standing
+    for method in single.methods:
+        plan = make_job(config_for(photos)).plan
+        columns = {c: grouped.rows.column(method, c) for c in grouped.rows.columns(method)}
+        expected = summarise(columns, plan, seed=3)
+        assert plain(dict(grouped.summaries[method])) == plain(expected)
+        for column in columns:
+            means = [r.summaries[method][column].mean for r in (single, grouped)]
+            assert means[0] == pytest.approx(means[1], rel=1e-12, nan_ok=True)
+
+
+def test_all_skipped_images_are_listed_and_the_first_ones_in_the_record(
+    sufficit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = write_photos(tmp_path, 11)
+    broken = sorted((photos / "bee").iterdir())[:3]
+    for path in broken:
+        path.write_bytes(b"")
+    names = [f"bee/{path.name}" for path in broken]
+    whole = run_small(config_for(photos, leak=False), tmp_path / "whole")
+    assert list(whole.skipped) == names
+    listed = pandas.read_csv(tmp_path / "whole" / "skipped.csv")
+    assert listed["image"].tolist() == names
+    assert listed["reason"].tolist() == list(whole.skipped.values())
+    monkeypatch.setattr(merge, "NAMED", 2)
+    config = tmp_path / "RUN.toml"
+    write_toml(config, config_for(photos, leak=False))
+    told = sufficit("compare", "--config", config, "--out", tmp_path / "out")
+    assert "3 images skipped; skipped.csv names all of them." in told.err
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (record["n_skipped"], [one["name"] for one in record["skipped"]]) == (3, names[:2])
+    assert len(pandas.read_csv(tmp_path / "out" / "skipped.csv")) == 3
+    assert "3 skipped" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_report_of_many_images_reads_only_the_rows_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_small(config_for(write_photos(tmp_path, 40), leak=False), tmp_path / "out", unit=9)
+
+    def fail(*_: object) -> None:
+        pytest.fail("all rows are read")
+
+    for name in ("__getitem__", "column", "names"):
+        monkeypatch.setattr(StoredRows, name, fail)
+    monkeypatch.setattr("sufficit.runs.results.MOST_ROWS", 159)  # 40 images of 4 sources are 160
+    results = RunResults.read(tmp_path / "out")
+    page = results.report(tmp_path / "report.html").read_text()
+    assert "24 of 40 images" in page
+    assert "images.csv" not in page
+    assert results.table().loc["gradcam", "msi"] == results.summaries["gradcam"]["msi"].mean

@@ -66,7 +66,7 @@ def compare(
     results = run(
         make_job(settings), out_folder, overwrite=overwrite, progress=progress, workers=workers
     )
-    print_skipped(results.skipped)
+    print_skipped(results.skipped, results.record["n_skipped"])
     if results.shown is not None:
         write_pictures(results, out_folder)
     if as_json:
@@ -109,13 +109,14 @@ def write_pictures(results: "RunResults", folder: Path) -> None:
     content, shown = results.content(), results.shown
     assert shown is not None  # the caller asked
     methods = list(results.methods)
-    names = [results.names[row] for row in shown.rows]
-    targets = [content.class_name(int(content.first.targets[row])) for row in shown.rows]
+    names = content.shown.names
+    targets = [content.class_name(target) for target in content.first.targets.tolist()]
     titles = [
         f"{name if len(name) <= 28 else f'...{name[-25:]}'}\n{target}\n{reason}"
         for name, target, reason in zip(names, targets, shown.reasons, strict=True)
     ]
-    captions = {m: [f"MSI {v:+.2f}" for v in results.values(m, "msi", shown.rows)] for m in methods}
+    values = {method: content.scores[method]["msi"].tolist() for method in methods}
+    captions = {method: [f"MSI {v:+.2f}" for v in values[method]] for method in methods}
     maps = {method: shown.heatmaps[method] for method in methods}
     plots.save(plots.sheet_figure(shown.images, maps, titles, captions), folder / "sheet.png")
     lines = plots.methods_figure(results.scores, results.unranked)

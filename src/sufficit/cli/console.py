@@ -77,11 +77,12 @@ def warn(text: object) -> None:
     err.print("[yellow]Warning:[/]", literal(text))
 
 
-def print_skipped(skipped: dict[str, str]) -> None:
-    """Name the first images that were skipped, and why."""
+def print_skipped(skipped: dict[str, str], count: int | None = None) -> None:
+    """Name the first images that were skipped, and why; a run lists all of them in skipped.csv."""
     for name, reason in list(skipped.items())[:10]:
         err.print("[yellow]Skipped[/]", literal(f"{name}: {reason}"))
     if skipped:
         one = "1 image skipped; run.json names it."
-        many = f"{len(skipped)} images skipped; run.json names all of them."
+        file = "run.json" if count in (None, len(skipped)) else "skipped.csv"
+        many = f"{count or len(skipped)} images skipped; {file} names all of them."
         err.print(one if len(skipped) == 1 else many)

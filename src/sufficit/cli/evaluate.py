@@ -72,7 +72,7 @@ def evaluate(
         progress=progress,
         workers=workers,
     )
-    print_skipped(results.skipped)
+    print_skipped(results.skipped, results.record["n_skipped"])
     if as_json:
         typer.echo(json.dumps(results.as_json(), indent=2, allow_nan=False))
         return
@@ -81,7 +81,7 @@ def evaluate(
     for remark in (*results.remarks(), *results.record["leak_warnings"].values()):
         err.print("[yellow]Warning:[/]", literal(remark))
     if verbose:
-        calls = results.scores["heatmaps"].calls
+        calls = results.rows.column("heatmaps", "calls")
         out.print(f"Model calls: {int(calls.sum())}, {calls.min()} to {calls.max()} per image.")
     out.print(
         literal(f"Results: {out_folder}. For a report: sufficit report {out_folder}"),
@@ -107,7 +107,7 @@ def _print_targets(results: "RunResults") -> None:
 def _summary_table(results: "RunResults") -> Table:
     """One row per column: direction, mean, interval."""
     searched = " (searched)" if "search" in results.record else ""
-    title = f"{len(results.names)} images, alpha_min {results.alpha_min:g}{searched}"
+    title = f"{results.n} images, alpha_min {results.alpha_min:g}{searched}"
     table = Table(title=title, title_justify="left", title_style="bold")
     for heading in ("column", "better"):
         table.add_column(heading)

@@ -148,7 +148,7 @@ def _print(results: "TableResults", folder: Path) -> None:
     from sufficit.reproduce.paper_tables import TITLES
     from sufficit.reproduce.table_results import HEADINGS
 
-    n, alpha_min = len(results.compared.names), results.compared.alpha_min
+    n, alpha_min = results.compared.n, results.compared.alpha_min
     title = f"Means over {n} test images, alpha_min {alpha_min:g}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     table.add_column("method", no_wrap=True)

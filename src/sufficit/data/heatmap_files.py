@@ -1,8 +1,8 @@
 """Heatmap files: .npz or .safetensors with one array [h,w] per image, keyed by the image's name."""
 
 import math
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from hashlib import file_digest, sha256
 from pathlib import Path, PurePosixPath
 from threading import Lock
@@ -124,11 +124,21 @@ class HeatmapFile:
 
 def write_heatmaps(path: Path, heatmaps: dict[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
     """Write heatmaps by image name, one at a time, to a .npz that HeatmapFile reads."""
-    pairs = heatmaps.items() if isinstance(heatmaps, dict) else heatmaps
+    with heatmap_writer(path) as write:
+        for name, value in heatmaps.items() if isinstance(heatmaps, dict) else heatmaps:
+            write(name, value)
+
+
+@contextmanager
+def heatmap_writer(path: Path) -> Iterator[Callable[[str, Tensor], None]]:
+    """A function that writes one heatmap by its image's name: [h,w]."""
     with writing(path) as part, ZipFile(part, "w", ZIP_DEFLATED) as archive:
-        for name, value in pairs:
+
+        def write(name: str, value: Tensor) -> None:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, value.cpu().numpy(), allow_pickle=False)
+
+        yield write
 
 
 def _read_npy(file: IO[bytes], what: str) -> Tensor:

@@ -152,11 +152,11 @@ def check_sizes(sizes: Mapping[tuple[int, ...], str]) -> None:
         raise UserError(f"images differ in size ({listed}) and the model names none: give --size")
 
 
-def check_any(scored: int, skipped: Sequence[Skipped]) -> None:
-    """Raise if no image could be scored."""
+def check_any(scored: int, n_skipped: int, skipped: Sequence[Skipped]) -> None:
+    """Raise if no image could be scored; `skipped` may be the first ones only."""
     if not scored:
         first = f"{skipped[0].name}: {skipped[0].reason}"
-        raise UserError(f"all {len(skipped)} images were skipped; the first, {first}")
+        raise UserError(f"all {n_skipped} images were skipped; the first, {first}")
 
 
 @dataclass(frozen=True)

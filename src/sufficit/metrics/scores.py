@@ -18,7 +18,8 @@ from sufficit.metrics.plan import ALPHA_GRID, Plan, ask, check_asking, check_nam
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predictions import Predictions, ScoreKind
 from sufficit.progress import Progress, bar, stage
-from sufficit.statistics import Estimate, Floats, estimates, ratio_estimate
+from sufficit.statistics import Estimate, estimates_of, ratio_of
+from sufficit.sums import Floats, Sums, both, sums_of
 
 if TYPE_CHECKING:
     import pandas
@@ -234,11 +235,16 @@ def read(predictions: Predictions, plan: Plan, held_out: Predictions | None = No
 
 def summarise(columns: Mapping[str, Floats], plan: Plan, *, seed: int = 0) -> dict[str, Estimate]:
     """Return mean and 95 % interval of every column [N], and of the leak ratio if it is known."""
-    directions = {name: plan.higher_is_better(name) for name in columns}
-    summary = estimates(columns, directions, seed=seed)
+    leaked = None
     if "leak" in columns:
-        summary["leak_ratio"] = ratio_estimate(columns["leak"], columns["leak_chance"], seed=seed)
-    return summary
+        leaked = sums_of(both(columns["leak"], columns["leak_chance"]), seed=seed)
+    return summary_of(sums_of(columns, seed=seed), leaked, plan)
+
+
+def summary_of(columns: Sums, leaked: Sums | None, plan: Plan) -> dict[str, Estimate]:
+    """Return the same from the sums of the columns, and of `both` columns of the leak."""
+    summary = estimates_of(columns, {name: plan.higher_is_better(name) for name in columns.columns})
+    return summary if leaked is None else summary | {"leak_ratio": ratio_of(leaked)}
 
 
 def with_leak(scores: Scores, leaked: Leak) -> Scores:
@@ -288,12 +294,12 @@ def alpha_curves(
 
 @dataclass(frozen=True)
 class MethodScores:
-    """One method's scores as a run wrote them: the predictions are of the images shown only."""
+    """One method's scores as a run wrote them: single images are those shown only."""
 
-    columns: Mapping[str, Tensor]  # each [N] float64
-    targets: Tensor  # [N]
-    clean: Tensor  # [N] 1 where the model gives the whole image its target, NaN where it said NaN
-    calls: Tensor  # [N] model calls
+    n: int  # images scored
+    columns: Mapping[str, Tensor]  # of the images shown, in their order: each [S] float64
+    targets: Tensor  # [S]
+    clean: float  # share of whole images to which the model gives their target, NaN ignored
     alpha_min: float
     schedule: Schedule  # at this alpha_min
     curves: Mapping[str, MeanCurve]  # by name, as far as they are known
@@ -302,24 +308,21 @@ class MethodScores:
 
     @staticmethod
     def of(scores: "Scores | MethodScores", shown_rows: Sequence[int] = ()) -> "MethodScores":
-        """The same scores, with the predictions of these rows only."""
+        """The same scores, with the values and predictions of these rows only."""
         if isinstance(scores, MethodScores):
             return scores
-        search = scores.search
+        search, rows = scores.search, list(shown_rows)
         return MethodScores(
-            columns=scores.columns,
-            targets=scores.targets,
-            clean=scores.clean,
-            calls=scores.calls,
+            n=len(scores),
+            columns={name: values[rows] for name, values in scores.columns.items()},
+            targets=scores.targets[rows],
+            clean=scores.clean.nanmean().item(),
             alpha_min=scores.alpha_min,
             schedule=replace(scores.plan.schedules[0], alpha_min=scores.alpha_min),
             curves=scores.mean_curves(),
-            shown=scores.answers.rows(list(shown_rows)),
+            shown=scores.answers.rows(rows),
             alphas=dict(zip(search.alphas, search.means.tolist(), strict=True)) if search else None,
         )
-
-    def __len__(self) -> int:
-        return len(self.targets)
 
     def __getitem__(self, column: str) -> Tensor:
         if column not in self.columns:

@@ -61,7 +61,7 @@ def curves_figure(scores: MethodScores | Scores, title: str = "") -> "Figure":
         words = f"MSI over alpha_min, best at {scores.alpha_min:g}"
         dress(axis, words, "alpha_min", "mean MSI", unit=False)
     words = f"{title}: mean" if title else "Mean"
-    figure.suptitle(f"{words} over {len(scores)} images", fontsize=10, color=INK)
+    figure.suptitle(f"{words} over {scores.n} images", fontsize=10, color=INK)
     return figure
 
 
@@ -81,7 +81,7 @@ def methods_figure(
     panels = [curve_panel(name, known) for name in wanted]
     if names is None and first.alphas is not None:
         panels.append(alpha_panel(alpha_lines(known) or {}, first.alpha_min))
-    words = f"Mean over {len(first)} images" if names is None else ""
+    words = f"Mean over {first.n} images" if names is None else ""
     return lines_figure(panels, quiet, look, words)
 
 

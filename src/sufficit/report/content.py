@@ -1,9 +1,10 @@
 """What a report is made of."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,7 +16,11 @@ from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.statistics import Estimate, Standing
 
+if TYPE_CHECKING:
+    import pandas
+
 MOST_SHOWN = 24
+MOST_ROWS = 3000  # of the table of all images
 REASONS = ("best", "worst", "most disputed", "drawn by seed")
 
 
@@ -54,6 +59,7 @@ class Shown:
     """The images that are shown, at most MOST_SHOWN of those that were scored."""
 
     rows: Sequence[int]  # [n] which of the scored images they are
+    names: Sequence[str]  # [n]
     images: Tensor  # [n,C,H,W] in 0..1
     heatmaps: Mapping[str, Tensor]  # method -> [n,H,W]
     labels: Sequence[int] | None = None  # [n] where they may differ from the targets
@@ -70,8 +76,9 @@ class Content:
     scores: Mapping[str, MethodScores]
     summaries: Mapping[str, Mapping[str, Estimate]]  # method -> column
     standing: Standing
-    names: Sequence[str]  # [N] of all images
     shown: Shown
+    rows: Mapping[str, "pandas.DataFrame"] = field(default_factory=dict)
+    """One row per image, by method, to download; nothing where these are more than MOST_ROWS."""
     classes: Sequence[str] | None = None  # names of the classes
     fill: str | Tensor = "black"  # of hidden pixels; a tensor is for the images shown
     remarks: Sequence[str] = ()  # what a reader must know first and the scores do not say
@@ -90,6 +97,11 @@ class Content:
         """The scores of some method, for what is the same in all."""
         return next(iter(self.scores.values()))
 
+    @property
+    def n(self) -> int:
+        """The number of images."""
+        return self.first.n
+
     def class_name(self, number: int) -> str:
         """The name of a class, or its number."""
         known = self.classes or ()
@@ -97,74 +109,95 @@ class Content:
 
     def check(self) -> None:
         """Raise unless the parts fit together."""
-        shown, n, count, methods = (
-            self.shown,
-            len(self.names),
-            len(self.shown.rows),
-            set(self.scores),
-        )
+        shown, count, methods = self.shown, len(self.shown.rows), set(self.scores)
         if not methods:
             raise UserError("a report needs the scores of at least one method, got none")
-        for what, found in (("summaries", self.summaries), ("heatmaps", shown.heatmaps)):
+        rows = self.rows or self.scores
+        parts = (("summaries", self.summaries), ("heatmaps", shown.heatmaps), ("rows", rows))
+        for what, found in parts:
             if set(found) != methods:
                 raise UserError(
                     f"{what} must be of the methods scored, {sorted(methods)}, got {sorted(found)}"
                 )
         if outside := {*self.standing.ranking, *self.controls} - methods:
             raise UserError(f"methods without scores: {sorted(outside)}. Add their scores")
-        if not 1 <= count <= MOST_SHOWN or count != len(shown.images):
+        if not 1 <= count <= MOST_SHOWN or not count == len(shown.images) == len(shown.names):
             raise UserError(
-                f"a report shows 1 to {MOST_SHOWN} images with one row of the scores each, got"
-                f" {len(shown.images)} images and {count} rows: choose them with pick_shown"
+                f"a report shows 1 to {MOST_SHOWN} images with one row of the scores and one name"
+                f" each, got {len(shown.images)} images, {count} rows and {len(shown.names)} names:"
+                " choose them with pick_shown"
             )
         for method, scored in self.scores.items():
             if "msi" not in scored.columns:
                 raise UserError(f"{method} has no MSI, which a report shows: score it with msi")
-            if len(scored) != n:
-                raise UserError(f"{method} has {len(scored)} images, got {n} names: give one each")
+            if scored.n != self.n:
+                raise UserError(
+                    f"{method} has {scored.n} images, another method {self.n}: score both on the"
+                    " same images"
+                )
             if len(scored.shown.targets) != count:
                 raise UserError(
                     f"{method} has predictions of {len(scored.shown.targets)} images for {count}"
                     " images shown: give MethodScores.of the rows that are shown"
                 )
             check_heatmaps(shown.heatmaps[method], shown.images)
-        if not all(0 <= row < n for row in shown.rows):
-            raise UserError(f"rows of images shown must be in 0..{n - 1}, got {list(shown.rows)}")
+        if not all(0 <= row < self.n for row in shown.rows):
+            raise UserError(
+                f"rows of images shown must be in 0..{self.n - 1}, got {list(shown.rows)}"
+            )
         check_fill(self.fill, shown.images)
 
 
-def choose(
-    msi: Mapping[str, ArrayLike],
-    *,
-    most: int = MOST_SHOWN,
-    seed: int = 0,
-    allowed: Sequence[int] | None = None,
-) -> dict[int, str]:
-    """Rows to show and why, from each method's MSI per image: {method: [N]}.
+class Choice:
+    """The images to show, chosen while their values come a few at a time.
 
     A quarter each has the highest mean over the methods, the lowest, and the widest spread between
-    methods; the rest is drawn by the seed. Images without a value can only be drawn. `allowed` are
-    the rows to choose from, all by default.
+    methods; the rest is drawn. Images without a value can only be drawn. An image that is chosen of
+    all is chosen of those before it too, so that no other needs to be kept.
+    """
+
+    def __init__(self, most: int = MOST_SHOWN) -> None:
+        self.most = most
+        self._lists = [(np.empty(0), np.empty(0, np.int64)) for _ in REASONS[:-1]]  # keys, rows
+
+    def add(self, rows: ArrayLike, msi: Mapping[str, ArrayLike]) -> set[int]:
+        """Add images with each method's MSI; return all that may be shown: [n], {method: [n]}."""
+        values = np.stack([np.asarray(found, np.float64) for found in msi.values()])
+        known = ~np.isnan(values).any(axis=0)
+        means, spread = values[:, known].mean(0), np.ptp(values[:, known], axis=0)
+        added, some = np.asarray(rows, np.int64)[known], set[int]()
+        for k, order in enumerate([-means, means, *([-spread] if len(values) > 1 else [])]):
+            keys = np.concatenate([self._lists[k][0], order])
+            numbers = np.concatenate([self._lists[k][1], added])
+            # The lists before may have taken the first images of this one: it is longer by theirs.
+            best = np.lexsort((numbers, keys))[: (k + 1) * (self.most // 4)]
+            self._lists[k] = keys[best], numbers[best]
+            some |= {*numbers[best].tolist()}
+        return some
+
+    def chosen(self, drawn: Iterable[int]) -> dict[int, str]:
+        """Return the rows to show and why; `drawn` are rows in the order of the draw."""
+        chosen: dict[int, str] = {}
+        for reason, (_, rows) in zip(REASONS, self._lists, strict=False):
+            free = [row for row in rows.tolist() if row not in chosen]
+            chosen |= dict.fromkeys(free[: self.most // 4], reason)
+        rest = islice((row for row in drawn if row not in chosen), self.most - len(chosen))
+        return chosen | dict.fromkeys(sorted(rest), REASONS[-1])
+
+
+def choose(
+    msi: Mapping[str, ArrayLike], *, most: int = MOST_SHOWN, seed: int = 0
+) -> dict[int, str]:
+    """Rows to show and why, from each method's MSI per image: {method: [N]}. See `Choice`.
 
     >>> choose({"a": [0.9, 0.1, 0.5, -0.8], "b": [0.9, 0.1, -0.5, -0.9]}, most=4)
     {0: 'best', 3: 'worst', 2: 'most disputed', 1: 'drawn by seed'}
     """
-    values = np.stack([np.asarray(found, np.float64) for found in msi.values()])
-    rows = np.arange(values.shape[1]) if allowed is None else np.asarray(allowed)
-    known = rows[~np.isnan(values[:, rows]).any(axis=0)]
-    means, spread = values[:, known].mean(0), np.ptp(values[:, known], axis=0)
-    orders = [-means, means, *([-spread] if len(values) > 1 else [])]
-    chosen: dict[int, str] = {}
-    for reason, order in zip(REASONS, orders, strict=False):
-        in_order = known[np.argsort(order, kind="stable")].tolist()
-        free = [row for row in in_order if row not in chosen]
-        chosen |= dict.fromkeys(free[: most // 4], reason)
-    drawn = np.random.default_rng(seed).permutation(values.shape[1]).tolist()
-    permitted = {*rows.tolist()}
-    rest = [row for row in drawn if row in permitted and row not in chosen]
-    return chosen | dict.fromkeys(sorted(rest[: most - len(chosen)]), REASONS[-1])
+    choice, n = Choice(most), len(np.asarray(next(iter(msi.values()))))
+    choice.add(np.arange(n), msi)
+    return choice.chosen(np.random.default_rng(seed).permutation(n).tolist())
 
 
-def pick_shown(scores: Mapping[str, Scores | MethodScores], count: int = MOST_SHOWN) -> list[int]:
+def pick_shown(scores: Mapping[str, Scores], count: int = MOST_SHOWN) -> list[int]:
     """The rows of the images to show, as `choose` finds them, in ascending order."""
     return sorted(choose({m: s.columns["msi"].numpy() for m, s in scores.items()}, most=count))

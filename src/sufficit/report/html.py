@@ -113,17 +113,17 @@ def rows_of(content: Content) -> list[dict[str, Any]]:
     """The words for each image shown."""
     shown, some, found = content.shown, content.first.shown, []
     whole, right = (some.of([EVERYTHING], kind)[:, 0] for kind in ("confidence", "accuracy"))
-    for i, row in enumerate(shown.rows):
-        target, named = int(content.first.targets[row]), int(some.classes_of([EVERYTHING])[i, 0])
+    for i, name in enumerate(shown.names):
+        target, named = int(content.first.targets[i]), int(some.classes_of([EVERYTHING])[i, 0])
         label = target if shown.labels is None else int(shown.labels[i])
         words_of = {
-            "name": content.names[row],
+            "name": name,
             "target": content.class_name(target),
             "label": None if label == target else content.class_name(label),
             "whole": whole[i].item(),
             "right": bool(right[i] == 1),
             "said": content.class_name(named) if named >= 0 else "another class",
-            "msi": [content.scores[method]["msi"][row].item() for method in content.methods],
+            "msi": [content.scores[method]["msi"][i].item() for method in content.methods],
         }
         found.append(words_of)
     return found
@@ -131,14 +131,14 @@ def rows_of(content: Content) -> list[dict[str, Any]]:
 
 def facts_list(content: Content) -> list[tuple[str, str]]:
     """What ran, line by line; empty lines are left out."""
-    facts, n = content.facts, len(content.names)
+    facts = content.facts
     searched = " (searched)" if content.first.alphas is not None else ""
     targets = {"label": "labels", "prediction": "the model's own predictions"}
     skipped = f"{facts.n_skipped:,} skipped" if facts.n_skipped else "none skipped"
     lines = {
         "Model": facts.model,
         "Data": facts.data,
-        "Images": f"{n:,} scored, {skipped}",
+        "Images": f"{content.n:,} scored, {skipped}",
         "Targets": targets.get(facts.targets, facts.targets),
         "Score": content.first.schedule.score,
         "alpha_min": _alphas(content) + searched,

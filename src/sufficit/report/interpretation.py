@@ -14,7 +14,7 @@ from sufficit.metrics.columns import heading
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.metrics.scores import MethodScores
 from sufficit.report.content import Content
-from sufficit.statistics import Standing
+from sufficit.statistics import Estimate, Standing
 
 NEAR = 0.25  # how far from +1, 0 or -1 is still close to it
 FEW_IMAGES = 30
@@ -43,10 +43,10 @@ def readings(content: Content) -> list[Reading]:
     """Every method that has all columns of MSI, in words, best first."""
     needed = {"msi", "base_score", "mask_penalty"}
     methods = [m for m in content.methods if needed <= set(content.scores[m].columns)]
-    return [reading(method, content.scores[method]) for method in methods]
+    return [reading(m, content.scores[m], content.summaries[m]) for m in methods]
 
 
-def reading(method: str, scores: MethodScores) -> Reading:
+def reading(method: str, scores: MethodScores, summary: Mapping[str, Estimate]) -> Reading:
     """What a method's mean MSI means, and which of its parts decides that.
 
     The score of what is not marked follows from the mean base score, which is
@@ -55,9 +55,7 @@ def reading(method: str, scores: MethodScores) -> Reading:
     show, hide = scores.curves["show"], scores.curves["hide"]
     kept = show.values[0].item()
     inner, weak = show.height, hide.height
-    msi, base, size = (
-        scores[column].nanmean().item() for column in ("msi", "base_score", "mask_penalty")
-    )
+    msi, base, size = (summary[name].mean for name in ("msi", "base_score", "mask_penalty"))
     outside = kept + inner - weak - 2 * base
     short = 1 - (kept + inner) / 2
     losses = {"size": size, "short": short, "outside": outside / 2, "weaker": weak / 2}
@@ -131,7 +129,7 @@ def results_table(content: Content) -> Table:
     and an interval. A method outside the ranking, such as a control, is dimmed.
     """
     searched, standing = bool(own_alphas(content)), content.standing
-    title = f"Means over {len(content.names)} images, alpha_min {content.first.alpha_min:g}"
+    title = f"Means over {content.n} images, alpha_min {content.first.alpha_min:g}"
     title += " (best for the mean of the methods)" if searched else ""
     main = ("insertion_percent", "deletion_percent", "base_score", "mask_penalty", "msi")
     last = "msi_own_best" if searched else "leak_ratio"  # 80 columns have room for one more
@@ -176,7 +174,7 @@ def legend(standing: Standing) -> str:
 
 def sentences(content: Content) -> Iterator[str]:
     """What the table means."""
-    clean, best = content.first.clean.nanmean().item(), content.standing.best
+    clean, best = content.first.clean, content.standing.best
     if content.facts.targets == "label":
         yield f"Targets: the labels. The model classifies {clean:.1%} of whole images correctly."
     elif content.facts.targets:
@@ -229,7 +227,7 @@ def _controls(content: Content) -> tuple[str, bool]:
 
 def alpha_note(content: Content) -> str:
     """On which images and curves MSI over alpha_min was measured."""
-    curve, n = content.alpha_curve, len(content.names)
+    curve, n = content.alpha_curve, content.n
     if curve is None or content.first.alphas is not None:
         return "Mean MSI at every alpha_min tried; the dotted line is the one chosen."
     count = len(curve["images"])
@@ -266,7 +264,7 @@ def run_remarks(n: int, empty: Mapping[str, int], *, random_weights: bool = Fals
 
 def _remarks(content: Content) -> Iterator[str]:
     """What the scores say against themselves."""
-    n, right = len(content.names), content.first.clean.nanmean().item()
+    n, right = content.n, content.first.clean
     if n < FEW_IMAGES:
         yield (
             f"Only {n} image{'s' if n > 1 else ''}: with fewer than {FEW_IMAGES}, intervals are"
@@ -284,8 +282,8 @@ def _remarks(content: Content) -> Iterator[str]:
             " classifier than about the explanation."
         )
     for method in content.methods:
-        columns = content.scores[method].columns
-        counts = {column: int(values.isnan().sum()) for column, values in columns.items()}
+        summary = content.summaries[method]
+        counts = {c: summary[c].n_nan for c in content.scores[method].columns if c in summary}
         worst = max(counts, key=lambda column: counts[column])
         if counts[worst] > MANY_NAN * n:
             yield (

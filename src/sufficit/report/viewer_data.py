@@ -25,7 +25,6 @@ from sufficit.provenance import plain
 from sufficit.report.content import Content
 
 MOST_POINTS = 201  # of the slider
-MOST_ROWS = 3000  # of the table of all images
 VIEWS = ("kept", "hidden", "rest")
 IMAGE_ROOM = 900_000  # bytes that all images of a page may take together
 MAP_ROOM = 1_200_000  # and all heatmaps
@@ -146,17 +145,17 @@ def viewer_data(content: Content) -> dict[str, Any]:
     grid, methods, shown = slider_grid(content), content.methods, content.shown
     maps = encode_heatmaps(shown.heatmaps, grid)
     curves = {method: curves_of(content, method, grid) for method in methods}
-    msi = {method: rounded(content.scores[method]["msi"][list(shown.rows)]) for method in methods}
-    targets = content.first.targets[list(shown.rows)].tolist()
+    msi = {method: rounded(content.scores[method]["msi"]) for method in methods}
+    targets = content.first.targets.tolist()
     images = [
         {
-            "name": content.names[row],
+            "name": name,
             "target": content.class_name(target),
             "maps": [maps[method][i] for method in methods],
             "msi": [msi[method][i] for method in methods],
             "curves": [curves[method][i] for method in methods],
         }
-        for i, (row, target) in enumerate(zip(shown.rows, targets, strict=True))
+        for i, (name, target) in enumerate(zip(shown.names, targets, strict=True))
     ]
     named = {number for found in curves.values() for one in found for number in classes_in(one)}
     return {
@@ -236,7 +235,7 @@ def downloads(content: Content) -> list[tuple[str, str, str]]:
     summaries = {method: content.summaries[method] for method in content.methods}
     facts = {
         "title": content.title,
-        "facts": asdict(content.facts) | {"n": len(content.names)},
+        "facts": asdict(content.facts) | {"n": content.n},
         "alpha_min": {name: found.alpha_min for name, found in content.scores.items()},
         "score": content.first.schedule.score,
         "methods": summaries,
@@ -252,7 +251,7 @@ def downloads(content: Content) -> list[tuple[str, str, str]]:
         ("methods.csv", "every mean with its interval", _csv(means)),
         ("report.json", "means, comparisons and facts", text),
     ]
-    if len(content.names) * len(content.scores) <= MOST_ROWS:
+    if content.rows:
         found.append(("images.csv", "the scores of every image", _csv(_all_rows(content))))
     kinds = {"csv": "text/csv;charset=utf-8", "json": "application/json;charset=utf-8"}
     return [
@@ -269,12 +268,12 @@ def _all_rows(content: Content) -> pandas.DataFrame:
     """One row per method and image, with all columns."""
     frames = []
     for method in content.methods:
-        found = content.scores[method]
-        targets = [_text(content.class_name(target)) for target in found.targets.tolist()]
-        names = [_text(name) for name in content.names]
+        found = content.rows[method]
+        targets = [_text(content.class_name(target)) for target in found["target"].tolist()]
+        names = [_text(str(name)) for name in found["image"]]
         facts = {"method": _text(method), "image": names, "target": targets}
-        values = {column: values.numpy() for column, values in found.columns.items()}
-        frames.append(pandas.DataFrame(facts | values))
+        columns = content.scores[method].columns
+        frames.append(pandas.DataFrame(facts | {name: found[name] for name in columns}))
     return pandas.concat(frames).round(4)
 
 

@@ -27,7 +27,8 @@ from sufficit.reproduce.table_plan import SECONDS, TRAINED, TablePlan, read_plan
 from sufficit.runs.config import CONTROLS
 from sufficit.runs.results import RunResults
 from sufficit.similarity import region_overlap
-from sufficit.statistics import Estimate, Floats, estimates
+from sufficit.statistics import Estimate, estimates
+from sufficit.sums import Floats
 
 TRUTH = ("iou", "pointing")  # columns where the object's pixels are known
 SHEET, DRAWN = 6, 12  # images on the sheet, of those drawn for it
@@ -66,8 +67,8 @@ class TableResults:
             truth = _truth(out, plan, compared)
             columns: dict[str, Columns] = {}
             for name in plan.methods:
-                found = {**compared.scores[name].columns, **truth[name]}
-                columns[name] = {column: values.numpy() for column, values in found.items()}
+                own = {c: compared.rows.column(name, c) for c in compared.rows.columns(name)}
+                columns[name] = own | {c: values.numpy() for c, values in truth[name].items()}
         except (KeyError, TypeError, IndexError, AttributeError, SafetensorError) as error:
             raise UserError(
                 f"{out} is incomplete or corrupt ({error!r}): copy it again, or use --overwrite"
@@ -158,7 +159,8 @@ class TableResults:
     def _sheet(self) -> Any:
         """Some images drawn by the seed, with the heatmap of every method; one seed per recipe."""
         names, side, seed = self.compared.names, self.plan.side, self.plan.seed
-        rows = evenly(self.compared.scores[CONTROLS[0]].targets, DRAWN, seed)[:SHEET].tolist()
+        targets = torch.tensor(self.compared.rows.column(CONTROLS[0], "target"))
+        rows = evenly(targets, DRAWN, seed)[:SHEET].tolist()
         files = {image.name: image for image in list_images(self.folder / "test")}
         images = torch.stack([files[names[row]].read(View((side, side))) for row in rows])
         first = [f"lax-{recipe}-{seed}" for recipe in self.plan.recipes if self.plan.seeds]

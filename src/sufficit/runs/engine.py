@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +18,6 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.data.loader import Unit
 from sufficit.metrics.columns import msi
 from sufficit.metrics.leakage import (
-    POOL,
     TENSORS,
     LeakProbe,
     LeakSettings,
@@ -32,12 +30,12 @@ from sufficit.metrics.scores import alpha_curves, coarse
 from sufficit.perturbation.predict import usual_batch
 from sufficit.perturbation.predictions import Predictions
 from sufficit.progress import Progress, bar
-from sufficit.report.content import choose
+from sufficit.report.content import Choice
 from sufficit.runs.config import Workers
 from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, quiet
 from sufficit.runs.job import Job
 from sufficit.runs.maps import maps_from_file, pack
-from sufficit.runs.merge import best_alpha, write_results
+from sufficit.runs.merge import best_alpha, keeps_all, write_results
 from sufficit.runs.results import PARTS, RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, StageFile, Store, store_in
 
@@ -242,21 +240,27 @@ class Worker(ImageWorker):
         """The maps, and the pixels of images that may be shown."""
         files = [self.maps_file(batch, {})]
         if "msi" in self.job.plan.columns:
-            few = len(self.job.entries) <= POOL
+            few = keeps_all(self.job)
             rows = range(len(batch.names)) if few else sorted(self._candidates(batch, predictions))
             numbers, pixels = [batch.numbers[i] for i in rows], pack(batch.images[list(rows)])
             files.append((PIXELS, {"pixels": pixels}, {"numbers": numbers}))
         return files
 
     def _candidates(self, batch: MapBatch, predictions: Mapping[str, Predictions]) -> set[int]:
-        """Rows that may be among the best, worst or most disputed of all images, or drawn."""
-        values = {}
-        for name in self.job.ranked:
-            tried = [msi(predictions[name], schedule) for schedule in self.job.plan.schedules]
-            values[name] = np.asarray(torch.stack(tried).mean(0).numpy(), np.float64)
-        seeded = self.job.shown_by_seed
-        drawn = {i for i, number in enumerate(batch.numbers) if number in seeded}
-        return drawn | {row for row, reason in choose(values).items() if reason != "drawn by seed"}
+        """Rows that are drawn, or among the best, worst or most disputed so far at any alpha_min.
+
+        An image that is among those of all images is also among those that came before it.
+        """
+        found = {number for number in batch.numbers if number in self.job.shown_by_seed}
+        for schedule, choice in zip(self.job.plan.schedules, self._choices, strict=True):
+            values = {name: msi(predictions[name], schedule).numpy() for name in self.job.ranked}
+            found |= choice.add(batch.numbers, values)
+        return {i for i, number in enumerate(batch.numbers) if number in found}
+
+    @cached_property
+    def _choices(self) -> list[Choice]:
+        """What this worker may show of the images it scored, at each alpha_min."""
+        return [Choice() for _ in self.job.plan.schedules]
 
     @property
     def leaks(self) -> bool:

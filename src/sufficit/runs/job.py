@@ -101,10 +101,10 @@ class Job:
         return draw_pool(torch.from_numpy(self.entries.labels()), POOL, self.config.seed)
 
     @cached_property
-    def shown_by_seed(self) -> frozenset[int]:
-        """Images that may be shown whatever they score; some more than are wanted."""
+    def shown_by_seed(self) -> tuple[int, ...]:
+        """Images that may be shown whatever they score, as drawn; some more than are wanted."""
         order = np.random.default_rng(self.config.seed).permutation(len(self.entries))
-        return frozenset(order[: 2 * MOST_SHOWN].tolist())
+        return tuple(order[: 2 * MOST_SHOWN].tolist())
 
     def for_class(self, target: int) -> "Job":
         """The same job with one target class for all images."""

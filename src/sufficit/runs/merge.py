@@ -1,55 +1,77 @@
-"""The end of a run: units merged into rows, curves, summary, record and the images to show."""
+"""The end of a run: units merged into rows, curves, summary, record and the images to show.
+
+One pass over the units, each file read once. A search for alpha_min needs a pass before it, and the
+few images to show are read again. Memory does not grow with the number of images.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
+from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.loader import Skipped, check_any
-from sufficit.errors import GoneError, UserError
-from sufficit.files import make_folder, writing
-from sufficit.metrics.columns import Curve
-from sufficit.metrics.leakage import TENSORS, Leak, leak_warning
+from sufficit.errors import UserError
+from sufficit.files import writing
+from sufficit.metrics.columns import msi
+from sufficit.metrics.leakage import POOL, TENSORS, Leak, leak_warning
 from sufficit.metrics.plan import ALPHA_GRID, Plan
-from sufficit.metrics.scores import AlphaSearch, Scores, coarse, read, summarise, with_leak
+from sufficit.metrics.scores import AlphaSearch, Scores, coarse, read, summary_of, with_leak
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain, provenance, save_json
-from sufficit.report.content import choose
+from sufficit.report.content import Choice
 from sufficit.runs.config import write_toml
 from sufficit.runs.job import Job
 from sufficit.runs.maps import maps_from_file
 from sufficit.runs.results import OWN_BEST, PARTS, RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, Store, UnitFile
-from sufficit.statistics import (
-    Chance,
-    Estimate,
-    Floats,
-    Standing,
-    compare_values,
-    estimates,
-)
+from sufficit.runs.totals import SourceTotals, csv_writer
+from sufficit.statistics import Chance, Estimate, Standing, estimates_of, standing_of
+from sufficit.sums import Sums, with_pairs
 
-if TYPE_CHECKING:
-    import pyarrow
+NAMED = 1000  # skipped and stretched images, at most, that run.json names
 
-FACTS = ("clean_accuracy", "calls")  # columns of rows that are not scores
-ROWS = 1024  # of a row group of curves.parquet
+
+def keeps_all(job: Job) -> bool:
+    """Whether the pixels of all images are kept, because they are few."""
+    return len(job.entries) <= POOL
 
 
 def best_alpha(job: Job, store: Store) -> float:
     """The alpha_min of a run: the given one, or the best for the mean of the ranked sources."""
     if not job.plan.searching:
         return job.plan.schedules[0].alpha_min
-    means = torch.stack([_search(job, store, name).means for name in job.ranked])
-    return AlphaSearch(tuple(s.alpha_min for s in job.plan.schedules), means).best
+    tried = {name: _search_sums(job) for name in job.ranked}
+    for unit in range(len(job.units)):
+        kept = store.read(SCORES, unit)
+        if kept.facts["names"]:
+            for name, sums in tried.items():
+                sums.add(kept.facts["numbers"], _tried(job, kept, name))
+    return _search([*tried.values()]).best
+
+
+def _search_sums(job: Job) -> Sums:
+    """The sums of MSI at every alpha_min tried."""
+    return Sums([schedule.alpha_min for schedule in job.plan.schedules], seed=job.config.seed)
+
+
+def _tried(job: Job, kept: UnitFile, name: str) -> dict[float, Any]:
+    """A source's MSI in a unit at every alpha_min tried: each [n]."""
+    found = _predictions(job.plan, kept, name)
+    return {schedule.alpha_min: msi(found, schedule).numpy() for schedule in job.plan.schedules}
+
+
+def _search(tried: Sequence[Sums]) -> AlphaSearch:
+    """Mean MSI of some sources at every alpha_min, and the best for their mean."""
+    means = np.stack([sums.means() for sums in tried])
+    return AlphaSearch(tried[0].columns, torch.from_numpy(means))
 
 
 def write_results(
@@ -61,197 +83,161 @@ def write_results(
             "every unit is done, but writing the results needs pyarrow, which is not installed:"
             " install it and run the same command again, here or where you copy the folder"
         )
-    out, merged = store.folder, _merged(job, store)
-    check_any(len(merged.names), merged.skipped)
+    out, merged = store.folder, _merged(job, store, alpha_min, flat=flat)
     write_toml(out / "RUN.toml", job.config)
-    fixed = replace(
-        job.plan,
-        schedules=tuple(s for s in job.plan.schedules if s.alpha_min == alpha_min),
-        searching=False,
-    )
-    columns: dict[str, dict[str, Floats]] = {}
-    searches: dict[str, AlphaSearch] = {}
-    for name in job.sources:
-        place = out if flat else make_folder(out / name)
-        columns[name] = _write_rows(job, store, name, fixed, place, merged)
-        if job.plan.searching:
-            searches[name] = _search(job, store, name)
-        if job.config.save_heatmaps:
-            write_heatmaps(place / "heatmaps.npz", heatmaps_of(job, store, name, merged.units))
-    seed = job.config.seed
     summaries = {
-        name: summarise({c: found[c] for c in found if c not in FACTS}, job.plan, seed=seed)
-        for name, found in columns.items()
+        name: summary_of(one.columns, one.leaked, job.plan) for name, one in merged.sources.items()
     }
+    searches = {name: _search([sums]) for name, sums in merged.tried.items()}
     for name, search in searches.items():
-        own = search.msi[:, search.alphas.index(search.best)].numpy()
-        summaries[name] |= estimates({OWN_BEST: own}, {OWN_BEST: True}, seed=seed)
-    standing = None
-    if "msi" in job.plan.columns:
-        msi = {name: columns[name]["msi"] for name in job.ranked}
-        standing = compare_values(msi, "msi", seed=seed)
+        own = estimates_of(merged.tried[name], {search.best: True})
+        summaries[name][OWN_BEST] = own[search.best]
+    standing = None if merged.msi is None else standing_of(merged.msi, job.ranked)
     order = [*(standing.ranking if standing else job.ranked)]
     order += [name for name in job.sources if name not in order]
     shown: dict[str, str] = {}
     if standing is not None and len(merged.shapes) == 1:
-        shown = _write_shown(job, store, merged, {n: columns[n]["msi"] for n in job.ranked})
+        shown = _write_shown(job, store, merged)
     summary: dict[str, Any] = plain({name: dict(summaries[name]) for name in order})
     if flat:
         summary = summary[order[0]]
     elif standing is not None:
         summary["standing"] = asdict(standing)
     save_json(out / "summary.json", summary)
+    save_json(out / "curves.json", {name: merged.sources[name].mean_curves() for name in order})
     if standing is not None and not flat:
         _write_pairs(out / "pairs.csv", standing)
-    record = _record(job, merged, alpha_min, order, summaries, columns, searches)
+    record = _record(job, merged, alpha_min, order, summaries, searches)
     record |= {"shown": shown, "flat": flat}
+    if standing is not None and flat:
+        record["standing"] = plain(standing)
     results = RunResults.read(out, record)
     save_json(out / "run.json", record)
-    if not temporary:
-        store.remove_units()
+    if temporary:
+        return replace(results, rows=results.rows.in_memory())
+    store.remove_units()
     return results
 
 
-@dataclass(frozen=True)
+@dataclass
 class Merged:
-    """What the units say of their images, in order."""
+    """What all units say, added up."""
 
-    units: list[int]  # that have images
-    names: list[str]
-    numbers: list[int]
-    skipped: list[Skipped]
-    shapes: set[tuple[int, ...]]
-    empty: dict[str, int]
-    stretched: list[str]
-    alpha_curve: dict[str, Any] | None
+    sources: dict[str, SourceTotals] = field(default_factory=dict)
+    tried: dict[str, Sums] = field(default_factory=dict)  # MSI at every alpha_min, of a search
+    msi: Sums | None = None  # of the ranked sources, with their pairs
+    n: int = 0
+    n_skipped: int = 0
+    skipped: list[Skipped] = field(default_factory=list)  # the first ones
+    n_stretched: int = 0
+    stretched: list[str] = field(default_factory=list)  # the first ones
+    shapes: set[tuple[int, ...]] = field(default_factory=set)  # no more than two
+    empty: dict[str, int] = field(default_factory=dict)
+    choice: Choice = field(default_factory=Choice)
+    places: dict[int, tuple[int, int, str]] = field(default_factory=dict)
+    """Row -> number, unit and name of the images that may be shown."""
+    sample: list[str] = field(default_factory=list)  # images of MSI over alpha_min
+    sample_calls: int = 0
+    sample_msi: dict[str, list[Tensor]] = field(default_factory=dict)
 
 
-def _merged(job: Job, store: Store) -> Merged:
-    found = Merged([], [], [], [], set(), dict.fromkeys(job.sources, 0), [], None)
-    curves: dict[str, list[Tensor]] = {name: [] for name in job.sources}
-    sample: list[str] = []
-    calls = 0
-    for unit in job.units:
-        facts = store.facts(SCORES, unit.number)
-        found.skipped.extend(Skipped(*pair) for pair in facts["skipped"].items())
-        if not facts["names"]:
-            continue
-        found.units.append(unit.number)
-        found.names.extend(facts["names"])
-        found.numbers.extend(facts["numbers"])
+def _merged(job: Job, store: Store, alpha_min: float, *, flat: bool) -> Merged:
+    """Write the rows and curves of every source, and add up what else the units hold."""
+    schedules = tuple(s for s in job.plan.schedules if s.alpha_min == alpha_min)
+    fixed = replace(job.plan, schedules=schedules, searching=False)
+    found = Merged()
+    with ExitStack() as closing:
+        skip = None
+        for unit in range(len(job.units)):
+            kept = store.read(SCORES, unit)
+            skipped, names = kept.facts["skipped"], kept.facts["names"]
+            if skipped and skip is None:
+                heads = ["image", "reason"]
+                skip = closing.enter_context(csv_writer(store.folder / "skipped.csv", heads))
+            for name, reason in skipped.items():
+                assert skip is not None  # one was skipped
+                skip([name, reason])
+                found.skipped += [Skipped(name, reason)] * (found.n_skipped < NAMED)
+                found.n_skipped += 1
+            if not names:
+                continue
+            leaks = kept.tensors
+            if job.config.leak and job.plan.searching:
+                leaks = store.read(LEAK, unit).tensors
+            scores = {name: _unit_scores(job, kept, leaks, name, fixed) for name in job.sources}
+            if not found.sources:
+                found.sources = {
+                    name: SourceTotals(
+                        store.folder if flat else store.folder / name, one, closing,
+                        seed=job.config.seed, heatmaps=job.config.save_heatmaps,
+                    )
+                    for name, one in scores.items()
+                }  # fmt: skip
+            for name, one in scores.items():
+                found.sources[name].add(names, kept.facts["numbers"], one)
+            if job.config.save_heatmaps:
+                _, h, w = kept.facts["shape"]
+                drawn = maps_from_file(store.read(HEATMAPS, unit), job.config.seed)
+                for name, source in found.sources.items():
+                    source.add_maps(names, drawn[name].at((h, w)))
+            _add_unit(job, found, unit, kept, scores)
+            found.n += len(names)
+        check_any(found.n, found.n_skipped, found.skipped)
+    return found
+
+
+def _add_unit(
+    job: Job, found: Merged, unit: int, kept: UnitFile, scores: Mapping[str, Scores]
+) -> None:
+    """Add what a unit says besides the rows."""
+    facts, numbers = kept.facts, kept.facts["numbers"]
+    found.n_stretched += len(facts["stretched"])
+    found.stretched += facts["stretched"][: NAMED - len(found.stretched)]
+    if len(found.shapes) < 2:
         found.shapes.add(tuple(facts["shape"]))
-        found.stretched.extend(facts["stretched"])
-        for name in job.sources:
-            found.empty[name] += facts["empty"][name]
+    for name in job.sources:
+        found.empty[name] = found.empty.get(name, 0) + facts["empty"][name]
+        if job.plan.searching:
+            found.tried.setdefault(name, _search_sums(job)).add(numbers, _tried(job, kept, name))
         if "alpha_images" in facts:
-            sample += facts["alpha_images"]
-            calls += facts["alpha_calls"]
-            kept = store.read(SCORES, unit.number, names=[f"{name}/alphas" for name in curves])
-            for name, parts in curves.items():
-                parts.append(kept.tensors[f"{name}/alphas"])
-    if not sample:
-        return found
-    means = {name: torch.cat(parts).nanmean(0).tolist() for name, parts in curves.items()}
-    return replace(
-        found,
-        alpha_curve={
-            "images": sample,
-            "value_step": coarse(job.config.value_step),
-            "alphas": list(ALPHA_GRID),
-            "mean_msi": means,
-            "model_calls": calls,
-        },
-    )
-
-
-def _search(job: Job, store: Store, name: str) -> AlphaSearch:
-    """MSI of a source at every alpha_min tried."""
-    parts = []
-    for unit in job.units:
-        if store.facts(SCORES, unit.number)["names"]:
-            search = read(
-                _predictions(job.plan, _unit(job, store, name, unit.number), name), job.plan
-            ).search
-            assert search is not None  # the plan searches
-            parts.append(search.msi)
-    if not parts:
-        parts = [torch.empty(0, len(job.plan.schedules))]
-    return AlphaSearch(tuple(s.alpha_min for s in job.plan.schedules), torch.cat(parts))
-
-
-def _unit(job: Job, store: Store, name: str, unit: int) -> UnitFile:
-    """A source's predictions of a unit."""
-    stems = [name, *([f"{name}/held_out"] if job.held_out_fill is not None else [])]
-    names = [f"{stem}/{part}" for stem in stems for part in PARTS]
-    return store.read(SCORES, unit, names=names)
+            found.sample_msi.setdefault(name, []).append(kept.tensors[f"{name}/alphas"])
+    found.sample += facts.get("alpha_images", [])
+    found.sample_calls += facts.get("alpha_calls", 0)
+    if "msi" not in job.plan.columns:
+        return
+    values = {name: scores[name].columns["msi"].numpy() for name in job.ranked}
+    pairs = with_pairs(values)
+    found.msi = Sums([*pairs], seed=job.config.seed) if found.msi is None else found.msi
+    found.msi.add(numbers, pairs)
+    rows, drawn = range(found.n, found.n + len(numbers)), {*job.shown_by_seed}
+    best = found.choice.add(rows, values)
+    images = zip(numbers, repeat(unit), facts["names"])
+    found.places = {
+        row: place
+        for row, place in (found.places | dict(zip(rows, images, strict=True))).items()
+        if keeps_all(job) or row in best or place[0] in drawn
+    }
 
 
 def _predictions(plan: Plan, kept: UnitFile, name: str, *, held_out: bool = False) -> Predictions:
+    """A source's predictions of a unit."""
     stem = f"{name}/held_out" if held_out else name
     parts = {part: kept.tensors[f"{stem}/{part}"] for part in PARTS}
     return Predictions(bands=plan.msi_asks if held_out else plan.asks, weighed=plan.weighs, **parts)
 
 
-def _unit_scores(job: Job, store: Store, name: str, unit: int, fixed: Plan) -> Scores:
+def _unit_scores(
+    job: Job, kept: UnitFile, leaks: Mapping[str, Tensor], name: str, fixed: Plan
+) -> Scores:
     """A source's scores of a unit at the run's alpha_min."""
-    kept, second = _unit(job, store, name, unit), job.held_out_fill is not None
+    second = job.held_out_fill is not None
     held_out = _predictions(job.plan, kept, name, held_out=True) if second else None
     scores = read(_predictions(job.plan, kept, name), fixed, held_out)
-    stage = LEAK if job.plan.searching else SCORES
-    if not job.config.leak or not store.has(stage, unit):
-        return scores
-    try:
-        parts = store.read(stage, unit, names=[f"{name}/leak/{part}" for part in TENSORS]).tensors
-    except GoneError:
-        raise
-    except UserError:  # donors of one class only: nothing was measured
-        return scores
-    leaked = {part: parts[f"{name}/leak/{part}"] for part in TENSORS}
+    parts = {part: f"{name}/leak/{part}" for part in TENSORS}
+    if not all(tensor in leaks for tensor in parts.values()):
+        return scores  # not asked for, or donors of one class only: nothing was measured
+    leaked = {part: leaks[tensor] for part, tensor in parts.items()}
     return with_leak(scores, Leak(**leaked, alpha_min=scores.alpha_min))
-
-
-def _write_rows(
-    job: Job, store: Store, name: str, fixed: Plan, place: Path, merged: Merged
-) -> dict[str, Floats]:
-    """Write scores.parquet and curves.parquet of a source; return its columns: each [N]."""
-    import pandas
-    import pyarrow
-    from pyarrow import parquet
-
-    frames: list[pandas.DataFrame] = []
-    waiting: list[pyarrow.Table] = []
-    start = 0
-    with writing(place / "curves.parquet") as path, ExitStack() as closing:
-        writer: Any = None
-        for k, unit in enumerate(merged.units, 1):
-            scores = _unit_scores(job, store, name, unit, fixed)
-            names = merged.names[start : start + len(scores)]
-            start += len(scores)
-            frame = scores.frame()
-            frame.insert(0, "image", names)
-            frames.append(frame)
-            waiting.append(_curves_table(scores.curves(), names))
-            if sum(map(len, waiting)) >= ROWS or k == len(merged.units):
-                table = pyarrow.concat_tables(waiting)
-                writer = writer or closing.enter_context(parquet.ParquetWriter(path, table.schema))
-                writer.write_table(table)
-                waiting = []
-    rows = pandas.concat(frames, ignore_index=True)
-    with writing(place / "scores.parquet") as path:
-        rows.to_parquet(path, index=False)
-    return {column: rows[column].to_numpy(np.float64) for column in rows.columns[2:]}
-
-
-def _curves_table(curves: Mapping[str, Curve], names: Sequence[str]) -> "pyarrow.Table":
-    """One row per image, one column per curve and kind of score; the grids are in the schema."""
-    import pyarrow
-
-    columns: dict[str, Any] = {"image": list(names)}
-    for name, curve in curves.items():
-        for kind in ("accuracy", "confidence"):
-            columns[f"{name}_{kind}"] = list(getattr(curve, kind).float().numpy())
-    grids = {name: list(curve.grid) for name, curve in curves.items()}
-    return pyarrow.table(columns).replace_schema_metadata({"grids": json.dumps(grids)})
 
 
 def _write_pairs(path: Path, standing: Standing) -> None:
@@ -273,19 +259,18 @@ def heatmaps_of(
         yield from zip(kept.facts["names"], maps.at((h, w)), strict=True)
 
 
-def _write_shown(
-    job: Job, store: Store, merged: Merged, msi: Mapping[str, Floats]
-) -> dict[str, str]:
+def _write_shown(job: Job, store: Store, merged: Merged) -> dict[str, str]:
     """Write the pixels, maps and predictions of the images to show; return them with reasons."""
     from safetensors.torch import save
 
-    kept = {n: k for k in merged.units for n in store.facts(PIXELS, k)["numbers"]}
-    row_of = {number: row for row, number in enumerate(merged.numbers)}
-    chosen = choose(msi, seed=job.config.seed, allowed=sorted(row_of[n] for n in kept))
-    numbers = [merged.numbers[row] for row in chosen]
+    row_of = {number: row for row, (number, _, _) in merged.places.items()}
+    drawn = [row_of[number] for number in job.shown_by_seed if number in row_of]
+    if keeps_all(job):
+        drawn = np.random.default_rng(job.config.seed).permutation(merged.n).tolist()
+    chosen = merged.choice.chosen(drawn)
+    places = [merged.places[row] for row in chosen]
     rows: dict[str, list[Tensor]] = {}
-    for number in numbers:
-        unit = kept[number]
+    for number, unit, _ in places:
         pixels, maps = store.read(PIXELS, unit), store.read(HEATMAPS, unit)
         scores = store.read(SCORES, unit, names=[f"{n}/{p}" for n in job.sources for p in PARTS])
         rows.setdefault("pixels", []).append(
@@ -297,12 +282,13 @@ def _write_shown(
     tensors = {name: torch.stack(parts) for name, parts in rows.items()}
     if isinstance(job.fill, Tensor):
         tensors["fill"] = job.fill
+    numbers, names = [number for number, _, _ in places], [name for _, _, name in places]
     known = {name: maps.facts[name] for name in ("final", "controls", "shape")}
     facts = {"rows": list(chosen), "reasons": list(chosen.values()), "numbers": numbers, **known}
     whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     with writing(store.folder / "shown.safetensors") as path:
         path.write_bytes(save(whole, metadata={"facts": json.dumps(facts)}))
-    return {merged.names[row]: reason for row, reason in chosen.items()}
+    return dict(zip(names, chosen.values(), strict=True))
 
 
 def _record(
@@ -311,25 +297,24 @@ def _record(
     alpha_min: float,
     order: Sequence[str],
     summaries: Mapping[str, Mapping[str, Estimate]],
-    columns: Mapping[str, Mapping[str, Floats]],
     searches: Mapping[str, AlphaSearch],
 ) -> dict[str, Any]:
     """What run.json holds: config, provenance, counts, and what the tables do not."""
-    rows, classifier = columns[order[0]], job.classifier
-    folders = job.class_folders
+    sources, classifier, folders = merged.sources, job.classifier, job.class_folders
     record = provenance(asdict(job.config), classifier.device, classifier.dtype)
     leaks = {n: leak_warning(s) for n, s in summaries.items() if "leak_ratio" in s}
     record |= {
-        "n": len(merged.names),
-        "n_skipped": len(merged.skipped),
+        "n": merged.n,
+        "n_skipped": merged.n_skipped,
         "targets": job.targets,
-        "clean_accuracy": _mean(rows["clean_accuracy"]),
+        "clean_accuracy": float(sources[order[0]].facts.means(["clean_accuracy"])[0]),
         "alpha_min": alpha_min,
         "methods": list(order),
         "controls": [name for name in order if name not in (*job.ranked, *job.references)],
         "references": list(job.references),
-        "model_calls": int(sum(found["calls"].sum() for found in columns.values())),
+        "model_calls": int(sum(s.facts.groups(["calls"])[0].sum() for s in sources.values())),
         "empty_heatmaps": merged.empty,
+        "n_stretched": merged.n_stretched,
         "stretched_heatmaps": merged.stretched,
         "leak_ratio": {n: s["leak_ratio"].mean for n, s in summaries.items() if "leak_ratio" in s},
         "leak_warnings": {name: words for name, words in leaks.items() if words},
@@ -341,18 +326,19 @@ def _record(
         "chance": asdict(Chance(job.config.seed)),
     }
     if searches:
-        found = {name: search.means.tolist() for name, search in searches.items()}
+        means = {name: search.means.tolist() for name, search in searches.items()}
         alphas = list(next(iter(searches.values())).alphas)
-        record["search"] = {"alphas": alphas, "mean_msi": found}
+        record["search"] = {"alphas": alphas, "mean_msi": means}
         record["own_alpha_min"] = {name: search.best for name, search in searches.items()}
-    if merged.alpha_curve is not None:
-        record["alpha_curve"] = merged.alpha_curve
+    if merged.sample:
+        record["alpha_curve"] = {
+            "images": merged.sample,
+            "value_step": coarse(job.config.value_step),
+            "alphas": list(ALPHA_GRID),
+            "mean_msi": {n: torch.cat(p).nanmean(0).tolist() for n, p in merged.sample_msi.items()},
+            "model_calls": merged.sample_calls,
+        }
     return record
-
-
-def _mean(values: Floats) -> float:
-    """The mean without NaN; NaN where there is nothing else."""
-    return float(np.nanmean(values)) if not np.isnan(values).all() else float("nan")
 
 
 def _class_names(job: Job, folders: Mapping[str, int]) -> list[str] | None:

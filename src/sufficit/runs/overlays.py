@@ -80,7 +80,7 @@ def explain_run(
         compute(job, store, HEATMAPS, progress, cluster=cluster, kind=OverlayWorker)
         facts = [store.facts(HEATMAPS, unit.number) for unit in job.units]
         skipped = [Skipped(*pair) for one in facts for pair in one["skipped"].items()]
-        check_any(sum(len(one["names"]) for one in facts), skipped)
+        check_any(sum(len(one["names"]) for one in facts), len(skipped), skipped)
         for name in job.sources:
             units = [
                 unit.number for unit, one in zip(job.units, facts, strict=True) if one["names"]

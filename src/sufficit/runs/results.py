@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,13 @@ from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import MethodScores
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain
-from sufficit.report.content import Content, Facts, Shown
+from sufficit.report.content import MOST_ROWS, Content, Facts, Shown
 from sufficit.report.interpretation import run_remarks
 from sufficit.runs.config import RunConfig, check_values
 from sufficit.runs.maps import maps_from_file, unpack
+from sufficit.runs.rows import StoredRows
 from sufficit.runs.store import HEATMAPS, UNITS, Store, UnitFile
-from sufficit.statistics import Chance, Estimate, Pair, Standing, compare_values
+from sufficit.statistics import Chance, Estimate, Pair, Standing
 
 if TYPE_CHECKING:
     import pandas
@@ -34,19 +36,23 @@ PARTS = ("named", "confidences", "shares", "targets", "calls")  # of Predictions
 _EMPTY = torch.zeros(0, 0)
 NONE_SHOWN = Predictions((), _EMPTY, _EMPTY, (), _EMPTY, _EMPTY.flatten(), _EMPTY.flatten())
 ORDERS = ("best", "worst", "disputed")
-MOST_RECORD = 2**28  # bytes of a run.json; it names every skipped image
+MOST_RECORD = 2**28  # bytes of a run.json
+NAMES = 1000  # of images, at most, that a message suggests
 
 
 @dataclass(frozen=True)
 class RunResults:
-    """A finished run: its rows, means, tests, curves and images to show. It needs no model."""
+    """A finished run: its rows, means, tests, curves and images to show. It needs no model.
+
+    Memory does not grow with the images: rows are read when they are asked for.
+    """
 
     folder: Path
     record: Mapping[str, Any]  # run.json
     config: RunConfig
     summaries: Mapping[str, Mapping[str, Estimate]]  # source -> column -> mean with interval
     standing: Standing | None  # how the sources rank by MSI; None where it was not scored
-    rows: Mapping[str, "pandas.DataFrame"]  # source -> one row per image
+    rows: StoredRows  # source -> one row per image
     curves: Mapping[str, Mapping[str, MeanCurve]]  # source -> curve -> mean over the images
     shown: "ShownImages | None"
 
@@ -58,17 +64,18 @@ class RunResults:
         record = _record(folder) if record is None else record
         try:
             methods = [safe_name(name) for name in record["methods"]]
-            folders = {n: folder if record["flat"] else folder / n for n in methods}
-            rows = {n: _rows(p / "scores.parquet") for n, p in folders.items()}
+            place = {name: folder if record["flat"] else folder / name for name in methods}
+            rows = StoredRows(folder, {n: p / "scores.parquet" for n, p in place.items()})
+            for name in methods:
+                if rows.count(name) != record["n"]:
+                    raise ValueError(f"{rows.count(name)} of {record['n']} rows of {name}")
             config = RunConfig(**check_values(record["config"]))
-            curves = {n: _curves(p / "curves.parquet", config.score) for n, p in folders.items()}
+            known = read_json(folder / "curves.json", MOST_RECORD)
+            curves = {name: _curves(known[name], config.score) for name in methods}
             summary = read_json(folder / "summary.json", MOST_RECORD)
-            standing = _standing(summary.pop("standing", None))
+            standing = _standing(summary.pop("standing", record.get("standing")))
             if record["flat"]:
                 summary = {methods[0]: summary}
-                if "msi" in summary[methods[0]]:
-                    msi = {methods[0]: rows[methods[0]]["msi"].to_numpy(np.float64)}
-                    standing = compare_values(msi, seed=config.seed)
             summaries = {name: _estimates(summary[name]) for name in methods}
             shown = _shown(folder / "shown.safetensors", config, record)
         except GoneError:
@@ -97,14 +104,24 @@ class RunResults:
         """Where the sources are compared."""
         return float(self.record["alpha_min"])
 
-    @cached_property
+    @property
+    def n(self) -> int:
+        """The number of images that were scored."""
+        return int(self.record["n"])
+
+    @property
     def names(self) -> list[str]:
-        """The images that were scored."""
-        return [str(name) for name in self.rows[self.methods[0]]["image"]]
+        """The images that were scored; all names are read."""
+        return list(self.rows.names(self.methods[0]))
+
+    def names_of(self, rows: Sequence[int]) -> list[str]:
+        """The names of some images."""
+        found: list[str] = self.rows.some(self.methods[0], rows, ["image"])["image"].tolist()
+        return found
 
     @property
     def skipped(self) -> dict[str, str]:
-        """The images that were not scored, and why."""
+        """The first images that were not scored, and why; skipped.csv has all of them."""
         return {one["name"]: one["reason"] for one in self.record["skipped"]}
 
     @cached_property
@@ -148,19 +165,20 @@ class RunResults:
             model=config.model,
             data=config.data,
             seed=config.seed,
-            n_skipped=len(record["skipped"]),
+            n_skipped=record["n_skipped"],
             targets=record["targets"],
         )
-        shown = self.shown
+        shown, few = self.shown, self.n * len(self.methods) <= MOST_ROWS
         return Content(
             title=f"{len(self.standing.ranking)} methods on {config.model}",
             facts=facts,
             scores=self.scores,
             summaries=self.summaries,
             standing=self.standing,
-            names=self.names,
+            rows={method: self.rows[method] for method in self.methods} if few else {},
             shown=Shown(
                 shown.rows,
+                self.names_of(shown.rows),
                 shown.images,
                 shown.heatmaps,
                 chosen="the best, the worst, the most disputed, and some drawn by the seed",
@@ -175,13 +193,14 @@ class RunResults:
 
     def remarks(self) -> list[str]:
         """What only the run itself knows and a reader should."""
-        record, n = self.record, len(self.names)
+        record, n = self.record, self.n
         random = self.config.weights == "none"
         found = run_remarks(n, record["empty_heatmaps"], random_weights=random)
         if stretched := record["stretched_heatmaps"]:
             found.append(
-                f"{len(stretched)} heatmaps (first {stretched[0]}) have other proportions than the"
-                " model's input and are stretched to it: were they made on the uncropped image?"
+                f"{record['n_stretched']} heatmaps (first {stretched[0]}) have other proportions"
+                " than the model's input and are stretched to it: were they made on the uncropped"
+                " image?"
             )
         if self.config.leak and "leak_ratio" not in self.summaries[self.methods[0]]:
             found.append("Leakage was not measured: all images it could use are of one class.")
@@ -195,7 +214,7 @@ class RunResults:
     def class_names(self, rows: Sequence[int]) -> list[str]:
         """The target classes of some images, by name where the run knows names."""
         known = self.record["class_names"] or []
-        targets = self.rows[self.methods[0]]["target"].to_numpy()[list(rows)].tolist()
+        targets = self.rows.some(self.methods[0], rows, ["target"])["target"].tolist()
         return [known[k] if k < len(known) else f"class {k}" for k in targets]
 
     def known(self, methods: Sequence[str] | None) -> list[str]:
@@ -210,10 +229,9 @@ class RunResults:
 
     def values(self, method: str, column: str, rows: Sequence[int]) -> list[float]:
         """A column of the run for some of the images."""
-        frame = self.rows[method]
-        if column not in frame.columns[4:]:
-            raise unknown("column in this run", column, frame.columns[4:])
-        return [float(value) for value in frame[column].iloc[list(rows)]]
+        if column not in (known := self.rows.columns(method)):
+            raise unknown("column in this run", column, known)
+        return [float(value) for value in self.rows.some(method, rows, [column])[column]]
 
     def chosen(self, words: Sequence[str], methods: Sequence[str]) -> list[int]:
         """Rows of images, each once: by name, a number for the first ones, best:2, disputed, ...
@@ -238,7 +256,7 @@ class RunResults:
         root, columns = (
             (self.config.data, self.config.column_options()) if data is None else (data, {})
         )
-        names = [self.names[row] for row in rows]
+        names = self.names_of(rows)
         found = {i.name: i for i in open_images(root, **columns) if i.name in {*names}}
         missing = [name for name in names if name not in found]
         if missing:
@@ -248,8 +266,8 @@ class RunResults:
 
     def heatmaps(self, rows: Sequence[int], methods: Sequence[str]) -> dict[str, Tensor]:
         """Some images' heatmaps as they were scored: source -> [n,H,W]."""
-        store = Store(self.folder)
-        wanted, found = {self.names[row] for row in rows}, dict[str, dict[str, Tensor]]()
+        store, names = Store(self.folder), self.names_of(rows)
+        wanted, found = {*names}, dict[str, dict[str, Tensor]]()
         for unit in sorted(store.done(HEATMAPS)):
             facts = store.facts(HEATMAPS, unit)
             if not wanted & {*facts["names"]}:
@@ -263,47 +281,50 @@ class RunResults:
         missing = wanted - {*found}
         if missing:
             raise UserError(f"{self.folder} has no heatmaps of {min(missing)}: run it again")
-        return {m: torch.stack([found[self.names[row]][m] for row in rows]) for m in methods}
+        return {m: torch.stack([found[name][m] for name in names]) for m in methods}
 
     def _scores(self, name: str) -> MethodScores:
-        frame = self.rows[name]
+        shown = self.shown
+        columns = self.rows.columns(name)
+        frame = self.rows.some(name, shown.rows if shown else (), ["target", *columns])
         plan = make_plan(**self.config.plan_options())
         schedule = replace(plan.schedules[0], alpha_min=self.alpha_min)
         searched = self.record.get("search")
         tried = None
         if searched is not None:
             tried = dict(zip(searched["alphas"], searched["mean_msi"][name], strict=True))
-        columns = {
-            column: torch.tensor(frame[column].to_numpy(np.float64)) for column in frame.columns[4:]
-        }
+        clean = self.record["clean_accuracy"]
         return MethodScores(
-            columns=columns,
+            n=self.n,
+            columns={c: torch.tensor(frame[c].to_numpy(np.float64)) for c in columns},
             targets=torch.tensor(frame["target"].to_numpy(np.int64)),
-            clean=torch.tensor(frame["clean_accuracy"].to_numpy(np.float64)),
-            calls=torch.tensor(frame["calls"].to_numpy(np.int64)),
+            clean=float("nan") if clean is None else clean,
             alpha_min=self.alpha_min,
             schedule=schedule,
             curves=self.curves[name],
-            shown=NONE_SHOWN if self.shown is None else self.shown.predictions[name],
+            shown=NONE_SHOWN if shown is None else shown.predictions[name],
             alphas=tried,
         )
 
     def _rows_for(self, word: str, methods: Sequence[str]) -> list[int]:
-        if word in self.names:
-            return [self.names.index(word)]
+        alike = []
+        for row, name in enumerate(self.rows.names(self.methods[0])):
+            if name == word:
+                return [row]
+            alike += [row] if name.endswith(f"/{word}") else []
         if word.isdecimal():
-            return list(range(min(int(word), len(self.names))))
+            return list(range(min(int(word), self.n)))
         order, _, count = word.partition(":")
         if order in ORDERS and (count.isdecimal() or not count):
-            msi = np.stack([self.rows[m]["msi"].to_numpy(np.float64) for m in methods])
+            msi = np.stack([self.rows.column(method, "msi") for method in methods])
             whole = np.flatnonzero(~np.isnan(msi).any(axis=0))
             by = {"best": -msi.mean(0), "worst": msi.mean(0), "disputed": -np.ptp(msi, axis=0)}
             ranked: list[int] = whole[np.argsort(by[order][whole], kind="stable")].tolist()
             return ranked[: int(count or 1)]
-        alike = [row for row, name in enumerate(self.names) if name.endswith(f"/{word}")]
         if len(alike) == 1:
             return alike
-        raise unknown("image in this run", word, [*ORDERS, "a number", *self.names])
+        names = islice(self.rows.names(self.methods[0]), NAMES)
+        raise unknown("image in this run", word, [*ORDERS, "a number", *names])
 
 
 @dataclass(frozen=True)
@@ -330,31 +351,15 @@ def _record(folder: Path) -> Mapping[str, Any]:
     return record
 
 
-def _rows(path: Path) -> "pandas.DataFrame":
-    import pandas
-
-    with path.open("rb") as file:
-        return pandas.read_parquet(file)
-
-
-def _curves(path: Path, kind: str) -> dict[str, MeanCurve]:
-    """Every curve averaged over the images, NaN left out."""
-    from pyarrow import parquet
-
-    sums, counts = dict[str, Any](), dict[str, Any]()
-    with path.open("rb") as opened, parquet.ParquetFile(opened) as file:
-        grids = json.loads(file.schema_arrow.metadata[b"grids"])
-        for batch in file.iter_batches(1024, columns=[f"{name}_{kind}" for name in grids]):
-            for name in grids:
-                values = np.stack(batch[f"{name}_{kind}"].to_numpy(zero_copy_only=False))
-                values = values.astype(np.float64)
-                sums[name] = sums.get(name, 0) + np.nansum(values, axis=0)
-                counts[name] = counts.get(name, 0) + (~np.isnan(values)).sum(axis=0)
-    with np.errstate(invalid="ignore"):
-        return {
-            name: MeanCurve(tuple(grid), torch.from_numpy(sums[name] / counts[name]))
-            for name, grid in grids.items()
-        }
+def _curves(known: Mapping[str, Mapping[str, Any]], kind: str) -> dict[str, MeanCurve]:
+    """The mean curves of a source, of the run's kind of score."""
+    return {
+        name: MeanCurve(
+            tuple(curve["grid"]),
+            torch.tensor([float("nan") if y is None else y for y in curve[kind]]).double(),
+        )
+        for name, curve in known.items()
+    }
 
 
 def _estimates(columns: Mapping[str, Mapping[str, Any]]) -> dict[str, Estimate]:

@@ -35,7 +35,8 @@ KEY, UNIT_SIZE = "key.json", "images per unit"
 ROW_FILES = ("scores.parquet", "curves.parquet", "heatmaps.npz")  # of each source
 FILES = (
     *ROW_FILES,
-    *("summary.json", "pairs.csv", "shown.safetensors", "run.json", "RUN.toml"),
+    *("summary.json", "curves.json", "pairs.csv", "skipped.csv", "shown.safetensors"),
+    *("run.json", "RUN.toml"),
     *("report.html", "sheet.png", "curves.png"),
 )
 HEADER, MOST_HEADER = 2**16, 2**27  # bytes that are first asked for the facts of a unit
