@@ -117,6 +117,7 @@ def main() -> None:
         photographs = Path(place) / "photographs"
         write_photographs(photographs, asked.images, asked.side * 2)
         config = RunConfig(
+            calls="exact",
             model=asked.model,
             data=str(photographs),
             targets="label",

@@ -70,6 +70,7 @@ def main() -> None:
         maps = smooth_maps(len(names), asked.side)
         save_file({name: one.clone() for name, one in zip(names, maps, strict=True)}, heatmaps)
         config = RunConfig(
+            calls="exact",
             model=asked.model,
             data=str(photographs),
             methods=(f"heatmaps={heatmaps}",),

@@ -39,6 +39,7 @@ OTHER = {  # of each option, another value than the default
     "donors": 7,
     "alpha_curve": False,
     "columns": ("msi", "base_score"),
+    "calls": 30,
     "value_step": 0.05,
     "percent_step": 0.1,
     "weights": "none",

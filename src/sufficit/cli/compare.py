@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 OPTIONS = (
     *("model", "data", "methods", "controls", "alpha_min", "score", "fill", "held_out_fill"),
-    *("targets", "leak", "donors", "alpha_curve", "columns", "value_step", "percent_step"),
+    *("targets", "leak", "donors", "alpha_curve", "columns", "calls"),
+    *("value_step", "percent_step"),
     *("layer", "normalize", "compile", "batch_size", "unit_size", "device", "precision"),
     *("weights", "num_classes", "size", "image_column", "label_column", "on_error"),
     *("save_heatmaps", "seed"),

@@ -17,14 +17,23 @@ if TYPE_CHECKING:
 
 OPTIONS = (
     *("model", "data", "alpha_min", "score", "fill", "held_out_fill", "columns", "targets"),
-    *("normalize", "leak", "donors", "value_step", "percent_step", "compile", "batch_size"),
+    *(
+        "normalize",
+        "leak",
+        "donors",
+        "calls",
+        "value_step",
+        "percent_step",
+        "compile",
+        "batch_size",
+    ),
     *("unit_size", "device", "precision", "weights", "num_classes", "size", "image_column"),
     *("label_column", "on_error", "seed"),
 )
 
 
 @app.command()
-@run_options(*OPTIONS, defaults={"leak": False})
+@run_options(*OPTIONS, defaults={"leak": False, "calls": "exact"})
 def evaluate(
     given: dict[str, Any],
     workers: Workers | None,
@@ -57,7 +66,7 @@ def evaluate(
     sufficit evaluate --model saved/birds --data birds --heatmaps a.npz --leak --held-out-fill blur
     """
     fixed = {"methods": [f"heatmaps={heatmaps}"], "controls": False, "alpha_curve": False}
-    config = config_of({"leak": False} | given, fixed=fixed)
+    config = config_of({"leak": False, "calls": "exact"} | given, fixed=fixed)
     out_folder, data = place(to), place(config.data)
     check_output(out_folder, [data], overwrite=overwrite, command="evaluate")
     from sufficit.runs.engine import run

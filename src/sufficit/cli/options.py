@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING
 from functools import wraps
 from types import UnionType
@@ -149,11 +150,10 @@ def _plain(name: str, value: Any) -> Any:
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if isinstance(value, str) and any(get_origin(kind) is tuple for kind in kinds):
         return [part.strip() for part in value.split(",") if part.strip()]
-    if isinstance(value, str) and float in kinds and value not in _choices(kinds):
-        try:
-            return float(value)
-        except ValueError:
-            return value
+    number = next((kind for kind in (float, int) if kind in kinds), None)
+    if isinstance(value, str) and number is not None and value not in _choices(kinds):
+        with suppress(ValueError):
+            return number(value)
     return value
 
 

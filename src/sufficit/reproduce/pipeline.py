@@ -231,6 +231,7 @@ class TablePipeline:
             "methods": (*plan.peers, *(str(out / "adapters" / name) for name in plan.adapters)),
             "targets": "label",
             "alpha_min": plan.paper.alpha_min,
+            "calls": "exact",
             "alpha_curve": False,  # the search has it on more images
             "value_step": plan.step,
             "percent_step": 2 * plan.step,

@@ -4,7 +4,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -15,6 +15,11 @@ from sufficit.files import refuse_secrets, writing
 METHODS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
 CONTROLS = ("random", "center")
 MOST_BYTES = 2**20  # of a RUN.toml
+FEW = 200  # images up to which every mask is asked by default
+SAMPLED, SEARCHED = (
+    26,
+    100,
+)  # masks per image beyond: a tenth of the work, MSI's interval 1 to 5 % wider
 
 INPUT, METHOD, SCORING, COMPUTE, OUTPUT = "Input", "Methods", "Scoring", "Compute", "Output"
 
@@ -74,6 +79,12 @@ class RunConfig:
     columns: tuple[str, ...] | None = _option(
         None, SCORING, "Compute only these columns, as in msi,base_score."
     )
+    calls: int | Literal["auto", "exact", "adaptive"] = _option(
+        "auto",
+        SCORING,
+        "Masks per image: a number (drawn by seed; means stay unbiased), exact, or adaptive. auto:"
+        f" exact up to {FEW} images, else {SAMPLED}, or {SEARCHED} to search for alpha_min.",
+    )
     value_step: float = _option(0.01, SCORING, "Step of the pixel-value curves.")
     percent_step: float = _option(0.02, SCORING, "Step of the percentage curves.")
     weights: str = _option(
@@ -116,8 +127,16 @@ class RunConfig:
 
     def plan_options(self) -> dict[str, Any]:
         """What `metrics.make_plan` takes of this."""
-        names = ("alpha_min", "score", "value_step", "percent_step", "columns")
-        return {name: getattr(self, name) for name in names}
+        names = ("alpha_min", "score", "value_step", "percent_step", "columns", "seed")
+        calls = "exact" if self.calls == "auto" else self.calls
+        return {name: getattr(self, name) for name in names} | {"calls": calls}
+
+    def for_images(self, n: int) -> "RunConfig":
+        """The config for n images: a number of calls, or exact, in place of auto."""
+        if self.calls != "auto":
+            return self
+        few = SEARCHED if self.alpha_min == "search" else SAMPLED
+        return replace(self, calls="exact" if n <= FEW else few)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, quiet
 from sufficit.runs.job import Job
 from sufficit.runs.maps import maps_from_file, pack
 from sufficit.runs.merge import best_alpha, keeps_all, write_results
-from sufficit.runs.results import PARTS, RunResults
+from sufficit.runs.results import RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, StageFile, Store, store_in
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Worker(ImageWorker):
         tensors = {
             f"{name}/{part}": getattr(found, part)
             for name, found in predictions.items()
-            for part in PARTS
+            for part in self.job.plan.parts
         }
         if self.leaks and not self.job.plan.searching:
             tensors |= self._leaked(batch)
@@ -203,7 +203,8 @@ class Worker(ImageWorker):
         maps = torch.cat(list(batch.heatmaps.values()))
         given = (self.scorer(batch.images), batch.images, maps, batch.targets, job.plan)
         fills = (job.fill, job.held_out_fill)
-        found, held_out = ask(*given, *fills, job.config.batch_size, tick=tick)
+        size = job.config.batch_size
+        found, held_out = ask(*given, *fills, size, names=batch.names, tick=tick)
         predictions: dict[str, Predictions] = {}
         for k, name in enumerate(batch.maps):
             rows = slice(k * n, (k + 1) * n)

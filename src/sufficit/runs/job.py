@@ -190,6 +190,7 @@ def make_job(
     check_asking(plan, fill, held_out, config.batch_size)
     images = open_images(config.data, **config.column_options()) if images is None else images
     entries = listed(images, config.unit_size)
+    config = config.for_images(len(entries))
     numbers = numbers_for(classifier, entries.words, entries.loose, images, config.targets)
     entries = entries.labelled(numbers)
     methods = {name: s for name, s in named.items() if not isinstance(s, MapFile | MapTensor)}

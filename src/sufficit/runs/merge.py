@@ -22,15 +22,15 @@ from sufficit.errors import UserError
 from sufficit.files import writing
 from sufficit.metrics.columns import msi
 from sufficit.metrics.leakage import POOL, TENSORS, Leak, leak_warning
-from sufficit.metrics.plan import ALPHA_GRID, Plan
+from sufficit.metrics.plan import ALPHA_GRID, Plan, ask
 from sufficit.metrics.scores import AlphaSearch, Scores, coarse, read, summary_of, with_leak
-from sufficit.perturbation.predictions import Predictions
+from sufficit.perturbation.predictions import ROWS, Predictions
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.report.content import Choice
 from sufficit.runs.config import write_toml
 from sufficit.runs.job import Job
-from sufficit.runs.maps import maps_from_file
-from sufficit.runs.results import OWN_BEST, PARTS, RunResults
+from sufficit.runs.maps import maps_from_file, unpack
+from sufficit.runs.results import OWN_BEST, RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, Store, UnitFile
 from sufficit.runs.totals import SourceTotals, csv_writer
 from sufficit.statistics import Chance, Estimate, Standing, estimates_of, standing_of
@@ -222,8 +222,8 @@ def _add_unit(
 def _predictions(plan: Plan, kept: UnitFile, name: str, *, held_out: bool = False) -> Predictions:
     """A source's predictions of a unit."""
     stem = f"{name}/held_out" if held_out else name
-    parts = {part: kept.tensors[f"{stem}/{part}"] for part in PARTS}
-    return Predictions(bands=plan.msi_asks if held_out else plan.asks, weighed=plan.weighs, **parts)
+    parts = {part: kept.tensors[f"{stem}/{part}"] for part in plan.parts}
+    return plan.predictions(parts, held_out=held_out)
 
 
 def _unit_scores(
@@ -272,7 +272,7 @@ def _write_shown(job: Job, store: Store, merged: Merged) -> dict[str, str]:
     rows: dict[str, list[Tensor]] = {}
     for number, unit, _ in places:
         pixels, maps = store.read(PIXELS, unit), store.read(HEATMAPS, unit)
-        scores = store.read(SCORES, unit, names=[f"{n}/{p}" for n in job.sources for p in PARTS])
+        scores = store.read(SCORES, unit, names=[f"{n}/{p}" for n in job.sources for p in ROWS])
         rows.setdefault("pixels", []).append(
             pixels.tensors["pixels"][pixels.facts["numbers"].index(number)]
         )
@@ -285,10 +285,27 @@ def _write_shown(job: Job, store: Store, merged: Merged) -> dict[str, str]:
     numbers, names = [number for number, _, _ in places], [name for _, _, name in places]
     known = {name: maps.facts[name] for name in ("final", "controls", "shape")}
     facts = {"rows": list(chosen), "reasons": list(chosen.values()), "numbers": numbers, **known}
+    if job.plan.sampling is not None:
+        tensors |= _curves_of_shown(job, UnitFile(tensors, facts))
     whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     with writing(store.folder / "shown.safetensors") as path:
         path.write_bytes(save(whole, metadata={"facts": json.dumps(facts)}))
     return dict(zip(names, chosen.values(), strict=True))
+
+
+def _curves_of_shown(job: Job, kept: UnitFile) -> dict[str, Tensor]:
+    """Predictions for the whole curves of images that were asked a few masks, by halving."""
+    images, device = unpack(kept.tensors["pixels"]), job.classifier.device
+    maps = maps_from_file(kept, job.config.seed)
+    drawn = torch.cat([maps[name].at((images.shape[2], images.shape[3])) for name in job.sources])
+    targets, plan = kept.tensors[f"{job.ranked[0]}/targets"], replace(job.plan, calls="adaptive")
+    given = (job.classifier, images.to(device), drawn.to(device), targets, plan)
+    found, _ = ask(*given, job.fill, batch_size=job.config.batch_size)
+    return {
+        f"{name}/{part}": getattr(found, part)[k * len(images) : (k + 1) * len(images)]
+        for k, name in enumerate(job.sources)
+        for part in ROWS
+    }
 
 
 def _record(
@@ -322,6 +339,7 @@ def _record(
         "preprocessing": classifier.view and asdict(classifier.view),
         "class_folders": folders,
         "class_names": _class_names(job, folders),
+        "sampled": _sampled(job),
         "seed": job.config.seed,
         "chance": asdict(Chance(job.config.seed)),
     }
@@ -339,6 +357,16 @@ def _record(
             "model_calls": merged.sample_calls,
         }
     return record
+
+
+def _sampled(job: Job) -> str | None:
+    """What a reader must know of a run that asks some of the masks."""
+    if job.plan.sampling is None:
+        return None
+    return (
+        f"Each image was asked at most {job.plan.calls} of {len(job.plan.asks)} masks, drawn by"
+        " seed: means, intervals and tests account for it, scores of a single image are estimates."
+    )
 
 
 def _class_names(job: Job, folders: Mapping[str, int]) -> list[str] | None:

@@ -18,7 +18,7 @@ from sufficit.files import local_file, read_json, safe_name
 from sufficit.metrics.columns import MeanCurve
 from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import MethodScores
-from sufficit.perturbation.predictions import Predictions
+from sufficit.perturbation.predictions import ROWS, Predictions
 from sufficit.provenance import plain
 from sufficit.report.content import MOST_ROWS, Content, Facts, Shown
 from sufficit.report.interpretation import run_remarks
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import pandas
 
 OWN_BEST = "msi_own_best"  # MSI of a source at the alpha_min that is best for it alone
-PARTS = ("named", "confidences", "shares", "targets", "calls")  # of Predictions, on disk
 _EMPTY = torch.zeros(0, 0)
 NONE_SHOWN = Predictions((), _EMPTY, _EMPTY, (), _EMPTY, _EMPTY.flatten(), _EMPTY.flatten())
 ORDERS = ("best", "worst", "disputed")
@@ -196,6 +195,7 @@ class RunResults:
         record, n = self.record, self.n
         random = self.config.weights == "none"
         found = run_remarks(n, record["empty_heatmaps"], random_weights=random)
+        found += [record["sampled"]] if record.get("sampled") else []
         if stretched := record["stretched_heatmaps"]:
             found.append(
                 f"{record['n_stretched']} heatmaps (first {stretched[0]}) have other proportions"
@@ -396,13 +396,13 @@ def _shown(path: Path, config: RunConfig, record: Mapping[str, Any]) -> ShownIma
     with local_file(path) as file, safe_open(file, framework="pt") as opened:
         facts = json.loads(opened.metadata()["facts"])
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    plan, (_, h, w) = make_plan(**config.plan_options()), facts["shape"]
+    plan, (_, h, w) = make_plan(**config.plan_options() | {"calls": "exact"}), facts["shape"]
     maps, methods = maps_from_file(UnitFile(tensors, facts), config.seed), record["methods"]
     predictions = {
         name: Predictions(
             bands=plan.asks,
             weighed=plan.weighs,
-            **{part: tensors[f"{name}/{part}"] for part in PARTS},
+            **{part: tensors[f"{name}/{part}"] for part in ROWS},
         )
         for name in methods
     }

@@ -1,0 +1,115 @@
+"""Runs that ask some of the masks: the same draws as evaluate, marked as estimates everywhere."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from small_runs import config_for, interrupted, run_small
+from sufficit import Classifier, UserError, evaluate, explain
+from sufficit.data.images import list_images
+from sufficit.perturbation.predictions import NO_CLASS
+from sufficit.runs.config import FEW, SAMPLED, SEARCHED, RunConfig
+from sufficit.runs.results import RunResults
+
+
+@pytest.mark.parametrize(
+    ("images", "alpha_min", "calls"),
+    [(FEW, 0.5, "exact"), (FEW + 1, 0.5, SAMPLED), (FEW + 1, "search", SEARCHED)],
+)
+def test_auto_samples_where_there_are_many_images(images: int, alpha_min: Any, calls: Any) -> None:
+    config = RunConfig(model="m", data="d", alpha_min=alpha_min)
+    assert config.for_images(images).calls == calls
+
+
+@pytest.mark.parametrize("calls", [9, "exact", "adaptive"])
+def test_a_given_number_of_calls_stays(calls: Any) -> None:
+    assert RunConfig(model="m", data="d", calls=calls).for_images(10**6).calls == calls
+
+
+@pytest.fixture
+def sampled(photos: Path, tmp_path: Path) -> RunResults:
+    config = config_for(photos, calls=20, held_out_fill="mean", leak=False)
+    return run_small(config, tmp_path / "sampled", unit=4)
+
+
+def test_rows_are_those_of_evaluate_with_the_same_names(photos: Path, sampled: RunResults) -> None:
+    classifier = Classifier.load(sampled.config.model)
+    images = torch.stack([image.read(classifier.view) for image in list_images(photos)])
+    labels = torch.tensor(sampled.rows["gradcam"]["target"].to_numpy())
+    maps = explain(classifier, images, labels, method="gradcam")
+    scores = evaluate(
+        classifier, images, maps, labels, calls=20, names=sampled.names, held_out_fill="mean"
+    )
+    wanted = scores.frame().drop(columns="calls")  # which counts both fills
+    for column in wanted.columns:
+        found = sampled.rows["gradcam"][column].to_numpy(np.float64)
+        assert found == pytest.approx(wanted[column].to_numpy(np.float64), abs=1e-5), column
+
+
+@pytest.mark.parametrize("unit", [1, 3, 32])
+def test_the_size_of_units_changes_no_draw(
+    photos: Path, tmp_path: Path, sampled: RunResults, unit: int
+) -> None:
+    other = run_small(sampled.config, tmp_path / "other", unit=unit)
+    for method in sampled.methods:
+        rows = other.rows[method], sampled.rows[method]
+        pandas.testing.assert_frame_equal(*rows, atol=1e-6, rtol=0)
+
+
+def test_estimates_are_marked_in_record_and_report(
+    photos: Path, tmp_path: Path, sampled: RunResults
+) -> None:
+    words = sampled.record["sampled"]
+    assert words.startswith("Each image was asked at most 20 of ")
+    assert words.endswith("scores of a single image are estimates.")
+    text = sampled.report(tmp_path / "report.html").read_text()
+    assert "scores of a single image are estimates" in text
+    exact = run_small(config_for(photos, leak=False), tmp_path / "exact")
+    assert exact.record["sampled"] is None
+    assert "are estimates" not in exact.report(tmp_path / "exact.html").read_text()
+
+
+def test_images_that_are_shown_have_whole_curves(sampled: RunResults) -> None:
+    assert sampled.shown is not None
+    for found in sampled.shown.predictions.values():
+        assert found.named.shape == (len(sampled.shown.rows), len(found.bands))
+        assert (found.named != NO_CLASS).all()
+        assert found.drawn is None
+
+
+def test_mean_curves_are_close_to_the_exact_ones(
+    photos: Path, tmp_path: Path, sampled: RunResults
+) -> None:
+    exact = run_small(config_for(photos, leak=False), tmp_path / "exact")
+    for name, curve in exact.scores["gradcam"].curves.items():
+        found = sampled.scores["gradcam"].curves[name]
+        assert found.grid == curve.grid
+        known = ~found.values.isnan()
+        assert known.any()
+        # Eleven images, of which some are asked at each point.
+        assert (found.values - curve.values)[known].abs().mean() < 0.5
+
+
+def test_a_search_finds_alpha_min_from_sampled_masks(photos: Path, tmp_path: Path) -> None:
+    config = config_for(photos, alpha_min="search", calls=120, leak=True)
+    found = run_small(config, tmp_path / "out")
+    assert found.alpha_min in found.record["search"]["alphas"]
+    assert (found.rows["gradcam"]["calls"] <= 121).all()
+    assert "leak" in found.rows["gradcam"]
+    assert found.report(tmp_path / "report.html").exists()
+
+
+def test_other_calls_are_another_run(photos: Path, tmp_path: Path) -> None:
+    interrupted(lambda: run_small(config_for(photos, calls=20), tmp_path / "out"))
+    with pytest.raises(UserError, match="`calls` was 20, now 'exact'"):
+        run_small(config_for(photos), tmp_path / "out")
+
+
+def test_too_few_calls_are_refused_before_any_image_is_read(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"calls must be 18 or more for these columns, got 3"):
+        run_small(config_for(photos, calls=3), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
