@@ -8,7 +8,7 @@ import pandas
 import pytest
 import torch
 
-from small_runs import config_for, interrupted, run_small
+from small_runs import STEPS, config_for, interrupted, run_small
 from sufficit import Classifier, UserError, evaluate, explain
 from sufficit.data.images import list_images
 from sufficit.perturbation.predictions import NO_CLASS
@@ -41,9 +41,8 @@ def test_rows_are_those_of_evaluate_with_the_same_names(photos: Path, sampled: R
     images = torch.stack([image.read(classifier.view) for image in list_images(photos)])
     labels = torch.tensor(sampled.rows["gradcam"]["target"].to_numpy())
     maps = explain(classifier, images, labels, method="gradcam")
-    scores = evaluate(
-        classifier, images, maps, labels, calls=20, names=sampled.names, held_out_fill="mean"
-    )
+    more = {"calls": 20, "names": sampled.names, "held_out_fill": "mean", **STEPS}
+    scores = evaluate(classifier, images, maps, labels, **more)
     wanted = scores.frame().drop(columns="calls")  # which counts both fills
     for column in wanted.columns:
         found = sampled.rows["gradcam"][column].to_numpy(np.float64)
