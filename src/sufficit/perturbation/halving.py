@@ -142,5 +142,6 @@ class _Curves:
 
 def _rows_of(fill: str | Tensor, rows: Tensor) -> str | Tensor:
     """Return the fill of some of the images."""
-    own = isinstance(fill, Tensor) and fill.ndim == 4 and len(fill) > 1
-    return fill[rows.to(fill.device)] if isinstance(fill, Tensor) and own else fill
+    if isinstance(fill, str) or fill.ndim < 4 or len(fill) == 1:
+        return fill
+    return fill[rows.to(fill.device)]
