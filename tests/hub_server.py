@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Thread
 from urllib.parse import unquote, urlsplit
 
+CONVERTED = "refs/convert/parquet"  # the branch that the Hub itself writes
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -24,6 +25,7 @@ def hub_of(datasets: Path, requests: list[str]) -> Iterator[str]:
             api = path.startswith("/api/")
             if path.count("/") < 3:  # what the library asks of the Hub itself
                 return self._fails("EntryNotFound")
+            path = path.replace(CONVERTED, "main")
             owner, name, *rest = path.removeprefix("/api").split("/")[2:]
             repo = datasets / owner / name
             if not repo.is_dir():

@@ -75,6 +75,8 @@ def test_configurations_and_splits_are_picked_by_the_path(hub: Path) -> None:
     with pytest.raises(UserError, match=r"small holds several splits \(test/.*, train/"):
         list_images("hf://datasets/me/birds/small")
     assert len(list_images("hf://datasets/me/birds/small/train")) == 1
+    (found,) = list_images("hf://datasets/me/birds@refs/convert/parquet/small/train")
+    assert found.content() == png(0)
 
 
 def test_folders_and_shards_of_the_hub_are_read_too(hub: Path, hub_requests: list[str]) -> None:

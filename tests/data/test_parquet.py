@@ -21,6 +21,7 @@ from sufficit.data import parquet
 from sufficit.data.images import KINDS, BadImageError, list_images, open_images, read_image
 from sufficit.data.loader import Entry, ImageLoader, decode_entry, labels_for
 from sufficit.data.parquet import ParquetImage
+from sufficit.data.splits import read_folder
 from sufficit.errors import GoneError
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
@@ -315,6 +316,21 @@ def test_a_comparison_on_parquet_is_that_on_its_folder(
     wrong = sufficit(*words, photos.parent / "x", *given)
     assert wrong.code == 2
     assert "no column of labels 'no'" in wrong.err
+
+
+def test_training_takes_columns_too(tmp_path: Path) -> None:
+    thumbs = [png(k) for k in range(12)]
+    kinds = ["ant", "bee", "cat"] * 4
+    path = write(tmp_path / "a.parquet", [png(0)] * 12, [0] * 12, thumb=thumbs, kind=kinds)
+    classes = ["ant", "bee", "cat"]
+    columns = {"image_column": "thumb", "label_column": "kind"}
+    folder = read_folder(model(classes), path, "auto", 0.25, 0, **columns)
+    found = {
+        image.start: (image.content(), label)
+        for part in (folder.training, folder.validation)
+        for image, label in zip(part.images, part.labels, strict=True)
+    }
+    assert found == {row: (thumbs[row], row % 3) for row in range(12)}
 
 
 def test_a_remote_file_is_read_by_ranges(bucket: str, object_server: ObjectServer) -> None:

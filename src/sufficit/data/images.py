@@ -138,8 +138,10 @@ class Listing:
         if not shards and not tables and (any(columns) or str(root).startswith("hf://")):
             tables = tables_below(root)
         if any(columns) and not tables:
-            unused = "leave out --image-column and --label-column"
-            raise UserError(f"{root} is no parquet file and holds none: {unused}")
+            raise UserError(
+                f"{root} is no parquet file and holds none: leave out --image-column and"
+                " --label-column"
+            )
         if not shards and not tables:
             found = images_below(root, self._warned)
             for first in found:
