@@ -44,6 +44,8 @@ OTHER = {  # of each option, another value than the default
     "weights": "none",
     "num_classes": 12,
     "size": "64x32",
+    "image_column": "picture",
+    "label_column": "kind",
     "on_error": "stop",
     "device": "cpu",
     "precision": "bf16",
@@ -188,3 +190,17 @@ def test_odd_values_are_refused_in_short_words(value: Any, kind: type) -> None:
 def test_wrong_workers_are_refused(options: dict[str, Any], error: str) -> None:
     with pytest.raises(UserError, match=error):
         Workers(**options)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'data = "s3://KEY:PASS@birds/x"',
+        'methods = ["gradcam", "a=s3://birds/m.npz?Signature=PASS"]',
+    ],
+)
+def test_credentials_in_a_toml_are_refused_and_not_repeated(tmp_path: Path, line: str) -> None:
+    (tmp_path / "RUN.toml").write_text(line)
+    with pytest.raises(UserError, match="set them in the environment") as raised:
+        read_toml(tmp_path / "RUN.toml")
+    assert "PASS" not in str(raised.value)
