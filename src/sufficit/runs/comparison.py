@@ -43,8 +43,8 @@ def compare(
     `images` is a tensor [N,C,H,W] in 0..1, or a folder or tar shards as the command line takes
     them. A source is a method's name, a trained Lax, a function (classifier, images, targets) ->
     [N,H,W], a word as in `--methods`, or heatmaps [N,H,W]. `out` keeps the run: after an
-    interruption, call it again to resume; without it the rows of all images are in memory. Further
-    options are those of `sufficit compare`, such as alpha_min, fill or leak=False.
+    interruption, call it again to resume. Further options are those of `sufficit compare`, such as
+    alpha_min, fill or leak=False.
     """
     check_classifier(classifier)
     if isinstance(images, Tensor):
