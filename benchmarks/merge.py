@@ -14,7 +14,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from torch import nn
 
 from sufficit import Classifier
 from sufficit.data.images import ImageFile
-from sufficit.data.loader import Entry
+from sufficit.data.manifest import listed
 from sufficit.provenance import provenance
 from sufficit.runs.config import RunConfig
 from sufficit.runs.job import Job
@@ -38,42 +38,34 @@ UNIT = 1000  # images; few files, so that their number does not decide the time
 NAN = 0.01  # share of images for which the model returned NaN
 
 
-class MadeUpImages(Sequence[Entry]):
-    """Images that are made when they are asked for."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, number: Any) -> Any:
-        if number >= self.count:
-            raise IndexError(number)
-        label = number * CLASSES // self.count
-        name = f"class-{label}/{number:08d}.png"
-        return Entry(number, ImageFile(Path(name), name, f"class-{label}"), label)
+def made_up(count: int) -> Iterator[ImageFile]:
+    """Images that are listed one by one."""
+    for number in range(count):
+        folder = f"class-{number * CLASSES // count}"
+        name = f"{folder}/{number:08d}.png"
+        yield ImageFile(name, name, folder, size=1000)
 
 
 def job_of(images: int) -> Job:
     config = RunConfig(
         model="made up", data="made up", methods=SOURCES, controls=False, leak=False,
         alpha_curve=False, targets="label", value_step=0.1, percent_step=0.2,
+        calls="exact", unit_size=UNIT,
     )  # fmt: skip
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES))
     sources = dict.fromkeys(SOURCES, "gradcam")
-    job = Job(config, Classifier(model), MadeUpImages(images), sources, "label", unit=UNIT)  # type: ignore[arg-type]  # only read by number
-    job.__dict__["units"] = range(-(-images // UNIT))  # only counted
-    return job
+    entries = listed(made_up(images), UNIT)
+    entries = entries.labelled({word: number for number, word in enumerate(entries.words)})
+    return Job(config, Classifier(model), entries, sources, "label")
 
 
 def write_units(images: int, place: Path) -> None:
     """Random predictions, maps and pixels for every unit."""
     job, store = job_of(images), Store(place)
     generator = torch.Generator().manual_seed(0)
-    for unit in job.units:  # type: ignore[assignment]  # numbers
+    for unit in range(len(job.units)):
         numbers = list(range(unit * UNIT, min(images, (unit + 1) * UNIT)))
-        entries, n = [job.entries[number] for number in numbers], len(numbers)
+        entries, n = job.units[unit].entries, len(numbers)
         targets = torch.tensor([entry.label for entry in entries])
         tensors = {}
         for name in SOURCES:
