@@ -13,37 +13,59 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torchvision import models
 
 from evaluate import bare, smooth_maps
-from sufficit import Classifier, evaluate
+from sufficit import Classifier, View, evaluate
 from sufficit.classifier.acceleration import accelerated
+from sufficit.data.images import list_images
 from sufficit.metrics.plan import make_plan
 from sufficit.perturbation.predict import predict, usual_batch
 from sufficit.provenance import provenance
 from timing import medians, side_by_side
 
 
-def measure(name: str, asked: argparse.Namespace) -> dict[str, object]:
+def classifier_of(word: str, side: int, device: str) -> Classifier:
+    """A torchvision model with random weights by its name, or what `Classifier.load` takes."""
     torch.manual_seed(0)
-    weights = "DEFAULT" if asked.published else None
-    model = models.get_model(name, weights=weights).eval().to(asked.device)
-    classifier = Classifier(model, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    if asked.device == "cuda":
-        classifier.to(asked.device, torch.bfloat16, torch.channels_last)
+    if ":" in word or "/" in word:
+        classifier = Classifier.load(word)
+    else:
+        model, view = models.get_model(word).eval(), View((side, side), resize=side * 256 // 224)
+        colours = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+        classifier = Classifier(model, view=view, **colours)
+    if device == "cuda":
+        return classifier.to(device, torch.bfloat16, torch.channels_last)
+    return classifier
+
+
+def images_of(asked: argparse.Namespace, classifier: Classifier) -> Tensor:
+    """The first images of a folder, spread over it, or coloured blobs: [N,3,side,side]."""
+    n, side = asked.images, asked.side
+    if asked.data is None:
+        random = torch.Generator().manual_seed(2)
+        blobs = torch.rand(n, 3, 14, 14, generator=random)
+        return torch.nn.functional.interpolate(blobs, (side, side), mode="bicubic").clamp(0, 1)
+    found = list_images(asked.data)
+    some = found[:: max(1, len(found) // n)][:n]
+    with ThreadPoolExecutor(8) as pool:
+        return torch.stack(list(pool.map(lambda image: image.read(classifier.view), some)))
+
+
+def measure(name: str, asked: argparse.Namespace) -> dict[str, object]:
+    classifier = classifier_of(name, asked.side, asked.device)
     shape = (3, asked.side, asked.side)
     batch = usual_batch(classifier, shape)
     begun = time.perf_counter()
     fast = accelerated(classifier, (batch, *shape))
     compiling = time.perf_counter() - begun
-    random = torch.Generator().manual_seed(2)
-    blobs = torch.rand(asked.images, 3, 14, 14, generator=random)
-    images = torch.nn.functional.interpolate(blobs, shape[1:], mode="bicubic").clamp(0, 1)
-    images = images.to(asked.device)
-    maps = smooth_maps(asked.images, asked.side).to(asked.device)
+    images = images_of(asked, classifier).to(asked.device)
+    maps = smooth_maps(len(images), asked.side).to(asked.device)
     with torch.no_grad():
         targets = classifier(images).argmax(1)
     calls = int(evaluate(classifier, images, maps, targets).calls.sum())
@@ -61,7 +83,7 @@ def measure(name: str, asked: argparse.Namespace) -> dict[str, object]:
     found: dict[str, object] = {
         "model": name,
         "pixels": asked.side,
-        "images": asked.images,
+        "images": len(images),
         "calls": calls,
         "batch": batch,
         "seconds_to_compile": compiling,
@@ -79,8 +101,10 @@ def measure(name: str, asked: argparse.Namespace) -> dict[str, object]:
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--device", default="cpu")
-    words.add_argument("--model", action="append", help="of torchvision; may be given again")
-    words.add_argument("--published", action="store_true", help="the published weights")
+    words.add_argument(
+        "--model", action="append", help="a name of torchvision, or as --model of sufficit; repeat"
+    )
+    words.add_argument("--data", type=Path, help="a folder of images; else they are made up")
     words.add_argument("--images", type=int, default=320)
     words.add_argument("--side", type=int, default=224)
     words.add_argument("--rounds", type=int, default=3)
