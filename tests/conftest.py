@@ -1,5 +1,6 @@
 """Set-up that all tests share."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 torch.set_num_threads(1)
 # A GPU's convolutions round to TF32 unless told otherwise, DataParallel's too.
 torch.backends.cudnn.allow_tf32 = False
+# Ray reads this when it is imported, by whichever test: what runs start here is on the loopback.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 
 class Run:

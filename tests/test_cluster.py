@@ -125,9 +125,11 @@ def test_the_script_of_slurm_starts_ray_with_a_token_on_all_machines(tmp_path: P
     given = {"SLURM_JOB_ID": job, "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "first,second"}
     given |= {"SLURM_CPUS_PER_TASK": "1", "SLURM_NTASKS": "2"}
     given["PATH"] = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    # Without what Ray, or a run in this process, has set.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     with (tmp_path / "log").open("w") as log:
         running = subprocess.Popen(
-            ["bash", "-c", script], env=os.environ | given, stdout=log, stderr=log
+            ["bash", "-c", script], env=clean | given, stdout=log, stderr=log
         )
         try:
             running.wait(300)

@@ -204,7 +204,7 @@ def test_a_worker_that_cannot_import_a_method_says_what_to_do(tmp_path: Path) ->
         vars(module),
     )
     job, store = small_job(tmp_path), Store(tmp_path / "out")
-    store.start({"images per unit": 2}, job.entries, 8)
+    store.start({"images per unit": 2}, job.entries)
     job.sources["own"] = module.Own()
     given = actors.ship(job, store, "scores", None, actors.Worker, device="cpu", threads=1)
     del sys.modules["vanishing"]
