@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from sufficit.data.images import KINDS, ImageTensor, SourceImage
 from sufficit.data.loader import Entry
-from sufficit.errors import UserError
+from sufficit.errors import GoneError, UserError
 from sufficit.files import is_remote, writing
 
 if TYPE_CHECKING:
@@ -214,6 +214,8 @@ def _open(path: Path) -> "ParquetFile":
 
     try:
         return parquet.ParquetFile(path.open("rb") if is_remote(path) else path)
+    except GoneError:
+        raise
     except (OSError, ValueError) as error:  # pyarrow's errors are both
         raise UserError(
             f"cannot read {path} ({error}): use another --out, or --overwrite"
