@@ -85,6 +85,21 @@ def test_estimates_are_marked_in_record_and_report(
     assert "are estimates" not in exact.report(tmp_path / "exact.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"calls": 30, "alpha_min": "search"}, "MSI at the alpha_min found is too high"),
+        ({"calls": "adaptive"}, "masks in between were not asked"),
+    ],
+)
+def test_what_an_approximation_cannot_say_is_in_the_report(
+    options: dict[str, Any], words: str, photos: Path, tmp_path: Path
+) -> None:
+    found = run_small(config_for(photos, leak=False, **options), tmp_path / "run")
+    assert words in " ".join(found.remarks())
+    assert words in found.report(tmp_path / "report.html").read_text()
+
+
 def test_images_that_are_shown_have_whole_curves(sampled: RunResults) -> None:
     assert sampled.shown is not None
     for found in sampled.shown.predictions.values():

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from hashlib import sha256
+from importlib.util import find_spec
 from itertools import islice, pairwise
 from pathlib import Path
 from tempfile import mkdtemp
@@ -155,6 +156,11 @@ class Manifest(Sequence[Entry]):
 
 def listed(images: Iterable[SourceImage], unit: int) -> Manifest:
     """The manifest of images, in a temporary file that is deleted with it."""
+    if find_spec("pyarrow") is None:
+        raise UserError(
+            "a run lists its images and writes its results with pyarrow, which is not installed:"
+            " pip install pyarrow"
+        )
     listing, tensors = TemporaryListing(), list[ImageTensor]()
 
     def noted() -> Iterator[SourceImage]:
