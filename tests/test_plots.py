@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sufficit.errors import UserError
 from sufficit.plots import (
     LINES,
     Look,
@@ -49,6 +50,12 @@ def test_lines_of_equal_msi_are_labelled_where_they_leave_the_picture() -> None:
         x, y = line.get_data()
         assert y[1] - x[1] == pytest.approx(y[0] - x[0])
         assert x[0] == left
+
+
+def test_sizes_of_a_run_without_their_columns_are_an_error() -> None:
+    lacking = {m: {c: e for c, e in s.items() if c != "base_score"} for m, s in POINTS.items()}
+    with pytest.raises(UserError, match="column base_score, which was not scored"):
+        sizes_figure(lacking)
 
 
 @pytest.mark.parametrize("suffix", [".pdf", ".svg", ".eps", ".png"])

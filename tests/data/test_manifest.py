@@ -1,6 +1,7 @@
 """The manifest of a run: the listed images in order, read back a few units at a time."""
 
 import pickle
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,12 @@ def test_images_without_labels_count_as_classes_of_their_own() -> None:
     found = listed(files(4), 3)
     assert [entry.label for entry in found] == [None] * 4
     assert found.labels().tolist() == [0, 1, 2, 3]
+
+
+def test_a_run_without_pyarrow_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match="pip install pyarrow"):
+        listed(files(2), 3)
 
 
 def test_one_class_for_all_images() -> None:

@@ -25,6 +25,7 @@ from sufficit.data.splits import read_folder
 from sufficit.errors import GoneError
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
+from sufficit.sanity import checks
 
 CLASSES = ["cat", "ant", "bee"]  # not in the order of the alphabet
 
@@ -331,6 +332,30 @@ def test_training_takes_columns_too(tmp_path: Path) -> None:
         for image, label in zip(part.images, part.labels, strict=True)
     }
     assert found == {row: (thumbs[row], row % 3) for row in range(12)}
+
+
+def test_training_and_sanity_number_classes_as_the_files_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = [k % 3 for k in range(12)]
+    path = write(tmp_path / "a.parquet", [png(k) for k in range(12)], labels, metadata=NAMED)
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
+    classifier = Classifier(model)  # without names of its own
+    folder = read_folder(classifier, path)
+    for part in (folder.training, folder.validation):
+        assert part.labels == tuple(CLASSES.index(image.folder or "") for image in part.images)
+    seen: list[int] = []
+    monkeypatch.setattr(checks, "sanity_check", lambda *given, **_: seen.extend(given[2].tolist()))
+    checks.check_folder(classifier, path, checks.SanityOptions(images=12))
+    assert seen == labels
+
+
+def test_a_file_that_was_written_again_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    for first in (0, 50):
+        contents = [png(first + k) for k in range(6)]
+        found = list_images(write(path, contents))
+        assert [image.content() for image in found] == contents
 
 
 def test_a_remote_file_is_read_by_ranges(bucket: str, object_server: ObjectServer) -> None:

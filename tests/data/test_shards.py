@@ -25,6 +25,7 @@ from sufficit.data.images import (
     read_image,
 )
 from sufficit.data.loader import Entry, ImageLoader, Item
+from sufficit.data.manifest import listed
 from sufficit.data.shards import ShardImage
 from sufficit.runs.config import config_from
 from sufficit.runs.engine import run
@@ -124,6 +125,18 @@ def test_names_that_only_look_odd_are_read(tmp_path: Path) -> None:
     found = list_images(write_shard(tmp_path / "a.tar", [(name, png(0)) for name in names]))
     assert [picture.name for picture in found] == [f"a.tar/{name}" for name in names]
     assert [picture.read(None).shape for picture in found] == [(3, 12, 10)] * 5
+
+
+def test_names_and_labels_that_are_no_text_can_be_written(tmp_path: Path) -> None:
+    path, kind = tmp_path / "a.tar", tarfile.GNU_FORMAT
+    with tarfile.open(path, "w", format=kind, encoding="latin-1") as tar:
+        for name, content in (("caf\xe9.png", png(0)), ("caf\xe9.json", b'{"label": "\\ud800"}')):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    (image,) = listed(list_images(path), 4)
+    assert (image.image.name, image.image.folder) == ("a.tar/caf\\xe9.png", "\\ud800")
+    assert image.image.read(None).shape == (3, 12, 10)
 
 
 @pytest.mark.parametrize("name", ["../../out.png", "/out.png"])

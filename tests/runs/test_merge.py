@@ -242,3 +242,26 @@ def test_a_report_of_many_images_reads_only_the_rows_it_shows(
     assert "24 of 40 images" in page
     assert "images.csv" not in page
     assert results.table().loc["gradcam", "msi"] == results.summaries["gradcam"]["msi"].mean
+
+
+def test_a_worker_may_keep_other_images_of_those_that_tie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another processor may round otherwise."""
+    exact = engine.msi
+
+    def rounded(*given: Any) -> torch.Tensor:
+        values = exact(*given)
+        return values + 1e-13 * (torch.arange(len(values)) * 37 % 97 - 48)
+
+    monkeypatch.setattr(merge, "POOL", 4)
+    monkeypatch.setattr(engine, "msi", rounded)
+    more: dict[str, Any] = {"methods": ["center"], "controls": False, "leak": False}
+    config = config_for(write_photos(tmp_path, 99), **more)
+    results = run_small(config, tmp_path / "out", unit=99)
+    msi = results.rows["center"]["msi"].to_numpy()
+    wanted = choose({"center": msi})
+    assert results.shown is not None
+    assert 0 < len(results.shown.rows) < len(wanted)
+    assert {*results.shown.rows} < {*wanted}
+    assert list(results.record["shown"]) == results.names_of(results.shown.rows)

@@ -160,10 +160,26 @@ def test_a_server_lost_while_results_are_read_says_so(
         ran = sufficit("report", out)
         assert ran.code == 2
         assert f"{bucket}/out/{name} can't be reached" in ran.err
+        assert "is not complete" not in ran.err
     object_server.faults[:] = [denied("GET", "heatmaps-")]
     assert "can't be reached" in sufficit("figure", out, "--images", "9").err
     object_server.faults.clear()
     assert RunResults.read(out).record["n"] == 11
+
+
+def test_a_server_lost_before_a_run_resumes_says_so(
+    photos: Path, bucket: str, object_server: ObjectServer
+) -> None:
+    out = place(f"{bucket}/out")
+    object_server.faults.append(denied("PUT", "scores-000001"))
+    with pytest.raises(UserError, match="scores-000001"):
+        run_small(config_for(photos), out)
+    for method in ("HEAD", "GET"):
+        object_server.faults[:] = [denied(method, "manifest.parquet")]
+        with pytest.raises(GoneError, match=r"manifest.parquet can't be reached.*to resume"):
+            run_small(config_for(photos), out)
+    object_server.faults.clear()
+    run_small(config_for(photos), out)
 
 
 def test_a_server_lost_while_units_are_merged_drops_no_column(

@@ -12,6 +12,7 @@ from small_runs import STEPS, config_for, interrupted, run_small
 from sufficit import Classifier, UserError, evaluate, explain
 from sufficit.data.images import list_images
 from sufficit.perturbation.predictions import NO_CLASS
+from sufficit.runs import job
 from sufficit.runs.config import FEW, SAMPLED, SEARCHED, RunConfig
 from sufficit.runs.results import RunResults
 
@@ -28,6 +29,18 @@ def test_auto_samples_where_there_are_many_images(images: int, alpha_min: Any, c
 @pytest.mark.parametrize("calls", [9, "exact", "adaptive"])
 def test_a_given_number_of_calls_stays(calls: Any) -> None:
     assert RunConfig(model="m", data="d", calls=calls).for_images(10**6).calls == calls
+
+
+def test_only_masks_that_are_asked_make_compiling_pay(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(job, "pays", lambda _, calls, __: counted.append(calls) or False)
+    for calls in (20, "exact"):
+        config = config_for(photos, calls=calls)
+        made = job.make_job(config)
+        assert not made.compiles
+    assert counted == [11 * len(made.sources) * masks for masks in (20, len(made.plan.asks))]
 
 
 @pytest.fixture
@@ -70,6 +83,21 @@ def test_estimates_are_marked_in_record_and_report(
     exact = run_small(config_for(photos, leak=False), tmp_path / "exact")
     assert exact.record["sampled"] is None
     assert "are estimates" not in exact.report(tmp_path / "exact.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"calls": 30, "alpha_min": "search"}, "MSI at the alpha_min found is too high"),
+        ({"calls": "adaptive"}, "masks in between were not asked"),
+    ],
+)
+def test_what_an_approximation_cannot_say_is_in_the_report(
+    options: dict[str, Any], words: str, photos: Path, tmp_path: Path
+) -> None:
+    found = run_small(config_for(photos, leak=False, **options), tmp_path / "run")
+    assert words in " ".join(found.remarks())
+    assert words in found.report(tmp_path / "report.html").read_text()
 
 
 def test_images_that_are_shown_have_whole_curves(sampled: RunResults) -> None:

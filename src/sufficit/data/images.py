@@ -61,6 +61,7 @@ class ImageSource:
     """Images in a fixed order, that can be iterated over again."""
 
     images: Iterable[SourceImage]
+    named: Sequence[str] = ()  # all classes in order, of images that are listed already
 
     def __iter__(self) -> Iterator[SourceImage]:
         return iter(self.images)
@@ -68,12 +69,12 @@ class ImageSource:
     @property
     def classes(self) -> list[str]:
         """The names of all classes in order, if files name them; known once it is listed."""
-        return getattr(self.images, "classes", [])
+        return list(getattr(self.images, "classes", self.named))
 
     @staticmethod
-    def of(images: Sequence[SourceImage]) -> "ImageSource":
-        """A source of images that are listed already."""
-        return ImageSource(images)
+    def of(images: Sequence[SourceImage], classes: Sequence[str] = ()) -> "ImageSource":
+        """A source of images that are listed already, with the classes of their source."""
+        return ImageSource(images, classes)
 
     @staticmethod
     def from_tensors(

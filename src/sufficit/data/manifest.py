@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from hashlib import sha256
+from importlib.util import find_spec
 from itertools import islice, pairwise
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from sufficit.data.images import KINDS, ImageTensor, SourceImage
 from sufficit.data.loader import Entry
-from sufficit.errors import UserError
+from sufficit.errors import GoneError, UserError
 from sufficit.files import is_remote, writing
 
 if TYPE_CHECKING:
@@ -155,6 +156,11 @@ class Manifest(Sequence[Entry]):
 
 def listed(images: Iterable[SourceImage], unit: int) -> Manifest:
     """The manifest of images, in a temporary file that is deleted with it."""
+    if find_spec("pyarrow") is None:
+        raise UserError(
+            "a run lists its images and writes its results with pyarrow, which is not installed:"
+            " pip install pyarrow"
+        )
     listing, tensors = TemporaryListing(), list[ImageTensor]()
 
     def noted() -> Iterator[SourceImage]:
@@ -214,6 +220,8 @@ def _open(path: Path) -> "ParquetFile":
 
     try:
         return parquet.ParquetFile(path.open("rb") if is_remote(path) else path)
+    except GoneError:
+        raise
     except (OSError, ValueError) as error:  # pyarrow's errors are both
         raise UserError(
             f"cannot read {path} ({error}): use another --out, or --overwrite"

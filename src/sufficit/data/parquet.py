@@ -97,6 +97,7 @@ def images_of_tables(
     """
 
     def read(path: Path) -> _Rows:
+        _forget(str(path))
         return _rows_of(path, image_column, label_column)
 
     remote = any(is_remote(path) for path in paths)
@@ -260,6 +261,14 @@ def _bytes_of(file: str, column: str, row: int) -> bytes | None:
         raise BadImageError(str(found)) from found
     content: bytes | None = found[row - first].as_py()
     return content
+
+
+def _forget(file: str) -> None:
+    """Drop what was read of a file before it was listed again: it may have been changed."""
+    with _reading:
+        _starts.pop(file, None)
+        for key in [key for key in _groups if key[0] == file]:
+            del _groups[key]
 
 
 def _key(file: str, column: str, row: int) -> tuple[str, str, int]:

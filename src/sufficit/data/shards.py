@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
-from sufficit.data.image_files import ImageFile, ahead
+from sufficit.data.image_files import ImageFile, ahead, as_text
 from sufficit.data.patterns import names_in_common
 from sufficit.data.pixels import SUFFIXES, BadImageError, decode_image, while_there
 from sufficit.errors import UserError
@@ -103,7 +103,8 @@ def images_of_shards(paths: Sequence[Path]) -> Iterator[ShardImage]:
                 problem = one.cut or (lost and "the shard is cut off before its label") or ""
                 problem = problem or _name_problem(one.name, taken)
                 name = f"at byte {one.offset - BLOCK}" if problem else one.name
-                yield ShardImage(file, f"{short}/{name}", label, problem, one.size, one.offset)
+                name = as_text(f"{short}/{name}")
+                yield ShardImage(file, name, label, problem, one.size, one.offset)
 
 
 def _samples_in(path: Path) -> list[tuple[list[_File], str | None]]:
@@ -150,7 +151,8 @@ def _label(file: BinaryIO, sample: Sequence[_File]) -> str | None:
         except (ValueError, RecursionError):
             return None
         words = [facts[key] for key in LABEL_KEYS if key in facts] if type(facts) is dict else []
-        return next((str(word) for word in words if type(word) in (int, str)), None)
+        word = next((str(word) for word in words if type(word) in (int, str)), None)
+        return word and word.encode("utf-8", "backslashreplace").decode()  # \ud800
     return None
 
 

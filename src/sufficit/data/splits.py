@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.images import ImageSource, SourceImage, list_images
+from sufficit.data.images import ImageSource, SourceImage, open_images
 from sufficit.data.loader import labels_for
 from sufficit.errors import UserError
 
@@ -91,11 +91,12 @@ def read_folder(
     **columns: str | None,
 ) -> Folder:
     """Find the images below a folder, label them by class folder, hold out a share of them."""
-    images = list_images(data, **columns)
+    source = open_images(data, **columns)
+    images = list(source)
     if len(images) < FEWEST:
         enough = f"an adapter needs {FEWEST} or more, hundreds to be of use"
         raise UserError(f"{len(images)} images in {data}: {enough}")
-    known = labels_for(classifier, ImageSource.of(images), target)
+    known = labels_for(classifier, ImageSource.of(images, source.classes), target)
     labels = [k for image in images if (k := known.number(image)) is not None] or None
     if labels is not None and len(set(labels)) < 2:
         raise UserError(

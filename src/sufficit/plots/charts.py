@@ -193,6 +193,9 @@ def sizes_figure(
 
     Without a legend every point has its name next to it.
     """
+    for column in ("mask_penalty", "base_score"):
+        if any(column not in summary for summary in summaries.values()):
+            raise UserError(f"sizes need the column {column}, which was not scored: score it too")
     figure, (axis, *_) = axes_for(1, look)
     styles, points = _styles(list(summaries), quiet), {}
     for number, (method, summary) in enumerate(summaries.items()):

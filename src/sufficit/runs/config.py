@@ -16,10 +16,8 @@ METHODS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
 CONTROLS = ("random", "center")
 MOST_BYTES = 2**20  # of a RUN.toml
 FEW = 200  # images up to which every mask is asked by default
-SAMPLED, SEARCHED = (
-    26,
-    100,
-)  # masks per image beyond: a tenth of the work, MSI's interval 1 to 5 % wider
+SAMPLED, SEARCHED = 26, 100
+"""Masks per image beyond: a tenth of the work, MSI's interval 1 to 5 % wider."""
 
 INPUT, METHOD, SCORING, COMPUTE, OUTPUT = "Input", "Methods", "Scoring", "Compute", "Output"
 

@@ -76,7 +76,9 @@ class Job:
     @property
     def compiles(self) -> bool:
         """Whether a compiled copy of the model scores the images."""
-        calls = len(self.entries) * len(self.sources) * len(self.plan.asks)
+        sampling = self.plan.sampling
+        masks = len(self.plan.asks) if sampling is None else sampling.width
+        calls = len(self.entries) * len(self.sources) * masks
         return pays(self.classifier, calls, self.config.compile)
 
     @property

@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from importlib.util import find_spec
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor
 
 from sufficit.data.loader import Skipped, check_any
-from sufficit.errors import UserError
 from sufficit.files import writing
 from sufficit.metrics.columns import msi
 from sufficit.metrics.leakage import POOL, TENSORS, Leak, leak_warning
@@ -78,11 +76,6 @@ def write_results(
     job: Job, store: Store, alpha_min: float, *, flat: bool, temporary: bool
 ) -> RunResults:
     """Merge the units into rows, curves, summary and record; the units are deleted at the end."""
-    if find_spec("pyarrow") is None:
-        raise UserError(
-            "every unit is done, but writing the results needs pyarrow, which is not installed:"
-            " install it and run the same command again, here or where you copy the folder"
-        )
     out, merged = store.folder, _merged(job, store, alpha_min, flat=flat)
     write_toml(out / "RUN.toml", job.config)
     summaries = {
@@ -268,10 +261,13 @@ def _write_shown(job: Job, store: Store, merged: Merged) -> dict[str, str]:
     if keeps_all(job):
         drawn = np.random.default_rng(job.config.seed).permutation(merged.n).tolist()
     chosen = merged.choice.chosen(drawn)
+    # A worker whose processor rounds otherwise may have kept another of two images that tie.
+    kept = {row: store.read(PIXELS, merged.places[row][1]) for row in chosen}
+    chosen = {r: w for r, w in chosen.items() if merged.places[r][0] in kept[r].facts["numbers"]}
     places = [merged.places[row] for row in chosen]
     rows: dict[str, list[Tensor]] = {}
-    for number, unit, _ in places:
-        pixels, maps = store.read(PIXELS, unit), store.read(HEATMAPS, unit)
+    for row, (number, unit, _) in zip(chosen, places, strict=True):
+        pixels, maps = kept[row], store.read(HEATMAPS, unit)
         scores = store.read(SCORES, unit, names=[f"{n}/{p}" for n in job.sources for p in ROWS])
         rows.setdefault("pixels", []).append(
             pixels.tensors["pixels"][pixels.facts["numbers"].index(number)]
@@ -361,12 +357,23 @@ def _record(
 
 def _sampled(job: Job) -> str | None:
     """What a reader must know of a run that asks some of the masks."""
+    if job.plan.calls == "adaptive":
+        return (
+            "Each image was asked a coarse grid of masks, refined where its score changes: masks in"
+            " between were not asked, and all values are approximations."
+        )
     if job.plan.sampling is None:
         return None
-    return (
+    found = (
         f"Each image was asked at most {job.plan.calls} of {len(job.plan.asks)} masks, drawn by"
         " seed: means, intervals and tests account for it, scores of a single image are estimates."
     )
+    if job.plan.searching:
+        found += (
+            " MSI at the alpha_min found is too high, as the highest of several estimates is:"
+            " choose alpha_min on other images."
+        )
+    return found
 
 
 def _class_names(job: Job, folders: Mapping[str, int]) -> list[str] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sufficit.errors import UserError
+from sufficit.errors import GoneError, UserError
 
 if TYPE_CHECKING:
     import pandas
@@ -90,6 +90,8 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
                 parquet.ParquetFile(opened) as rows,
             ):
                 yield rows
+        except GoneError:
+            raise
         except (OSError, ArrowException, ValueError) as error:
             reason = " ".join(str(error).split())  # pyarrow's may have several lines
             raise UserError(f"{self._folder} is not complete ({reason}): run it again") from error

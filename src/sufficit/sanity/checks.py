@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sufficit import plots
 from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
-from sufficit.data.images import ImageSource, list_images
+from sufficit.data.images import ImageSource, open_images
 from sufficit.data.loader import labels_for
 from sufficit.data.pixels import ignore_image_warnings
 from sufficit.data.splits import Part
@@ -127,8 +127,10 @@ def check_folder(
     """Check methods on images drawn by seed from those below a folder."""
     options = options or SanityOptions()
     methods = methods_for(options.methods, classifier)
-    found = list_images(data, options.image_column, options.label_column)
-    labels = labels_for(classifier, ImageSource.of(found), options.targets)
+    columns = {"image_column": options.image_column, "label_column": options.label_column}
+    source = open_images(data, **columns)
+    found = list(source)
+    labels = labels_for(classifier, ImageSource.of(found, source.classes), options.targets)
 
     def draw(n: int) -> ReadImages:
         """At most n images by seed, in the folder's order."""
