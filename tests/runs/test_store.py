@@ -252,6 +252,7 @@ def test_a_machine_may_merge_what_another_has_computed(
     for place in (out, half):
         note = place / "units" / "key.json"
         key = json.loads(note.read_text()) | {"device": "cuda:0", "torch": "2.11.0"}
+        key |= {"compiled": True}
         note.write_text(json.dumps(key))
     refused(config, half, "`device` was 'cuda:0', now 'cpu'")
     moved = tmp_path / "moved" / "photos"

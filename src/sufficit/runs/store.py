@@ -42,7 +42,7 @@ FILES = (
 HEADER, MOST_HEADER = 2**16, 2**27  # bytes that are first asked for the facts of a unit
 FORMAT = 4  # of the files below units/; a run of another format is not resumed
 RECENT = 100  # units that the pace of a run is read from
-MACHINE = ("device", "torch")  # may differ when every unit is there: the rest is merging
+MACHINE = ("device", "torch", "compiled")  # may differ when every unit is there
 
 
 StageFile = tuple[str, Mapping[str, Tensor], Mapping[str, Any]]
