@@ -25,7 +25,7 @@ from sufficit import Classifier
 from sufficit.data.images import ImageSource
 from sufficit.provenance import provenance
 from sufficit.runs.config import Workers, config_from
-from sufficit.runs.engine import Worker, cluster_of, compute, run_key
+from sufficit.runs.engine import Worker, cluster_of, compute, placed
 from sufficit.runs.job import Job, make_job
 from sufficit.runs.store import SCORES, StageFile, Store
 
@@ -53,7 +53,8 @@ def measure(units: int, workers: int) -> dict[str, float]:
     asked = Workers(count=workers) if workers else None
     with tempfile.TemporaryDirectory() as folder, cluster_of(job, asked) as cluster:
         store = Store(Path(folder))
-        store.start(run_key(job, cluster), job.entries)
+        job = placed(job, cluster)
+        store.start(job.key(), job.entries)
         start, busy = time.monotonic(), time.process_time()
         compute(
             job,

@@ -121,7 +121,7 @@ def check_output(
         if command and other and other != command:  # half of its files would stay
             raise UserError(f"{folder} holds a run of sufficit {other}: choose another --out")
         if not overwrite:
-            raise UserError(f"{folder} holds an earlier run: choose another --out, or --overwrite")
+            raise UserError(f"{folder} holds a finished run: choose another --out, or --overwrite")
     for source in sources:
         alike = is_remote(folder) == is_remote(source)
         if alike and source.is_dir() and folder.resolve().is_relative_to(source.resolve()):

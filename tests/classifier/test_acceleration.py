@@ -143,14 +143,14 @@ def test_folding_that_changes_the_logits_is_not_used(
     [(10**9, "auto", False), (10**9, "off", False), (1, "on", True)],
 )
 def test_a_cpu_compiles_only_where_asked(calls: int, wanted: str, answer: bool) -> None:
-    assert pays(Classifier(net()), calls, wanted) is answer
+    assert pays(Classifier(net()), "cpu", calls, wanted) is answer
 
 
-def test_a_gpu_compiles_for_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Classifier, "device", torch.device("cuda"))
-    few = acceleration.PAYS_FROM - 1
-    assert [pays(Classifier(net()), few + more, "auto") for more in (0, 1)] == [False, True]
-    assert not pays(Classifier(nn.Conv2d(3, 4, 8)), few + 1, "auto")  # no batch norm to fold
+def test_a_gpu_compiles_for_long_runs() -> None:
+    many = acceleration.PAYS_FROM
+    found = [pays(Classifier(net()), "cuda:0", calls, "auto") for calls in (many - 1, many)]
+    assert found == [False, True]
+    assert not pays(Classifier(nn.Conv2d(3, 4, 8)), "cuda:0", many, "auto")  # no batch norm
 
 
 def test_the_usual_batch_is_a_power_of_two_that_fits() -> None:

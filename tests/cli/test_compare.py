@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
@@ -11,6 +12,7 @@ import torch
 from small_runs import FLAGS, config_for, interrupted, rows, run_small
 from sufficit import Lax
 from sufficit.runs.config import read_toml
+from sufficit.runs.store import Store
 
 
 def words(photos: Path, *more: object) -> list[object]:
@@ -51,7 +53,7 @@ def test_a_finished_run_is_not_overwritten_unless_it_is_asked_for(sufficit, phot
     (out / "notes.txt").write_text("mine")
     again = sufficit(*words(photos, "--no-leak"))
     assert again.code == 2
-    assert "holds an earlier run: choose another --out, or --overwrite" in again.err
+    assert "holds a finished run: choose another --out, or --overwrite" in again.err
     assert (out / "run.json").read_text() == before
     for wrong in (("--methods", "gradkam"), ("--fill", "nothing.png")):
         assert sufficit(*words(photos, *wrong, "--overwrite")).code == 2
@@ -219,3 +221,23 @@ def test_a_comparison_by_msi_alone_is_reported(sufficit, photos: Path) -> None:
     assert run.code == 0, run.err
     assert "Best here:" in run.words
     assert (photos.parent / "out" / "report.html").exists()
+
+
+def test_after_ctrl_c_the_command_says_what_is_kept(
+    photos: Path, sufficit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, done = Store.write, []
+
+    def write(self: Store, stage: str, *given: Any) -> None:
+        if stage == "scores" and done:
+            raise KeyboardInterrupt
+        done.extend([stage] * (stage == "scores"))
+        whole(self, stage, *given)
+
+    asked = words(photos, "--unit-size", "4")
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "write", write)
+        ran = sufficit(*asked)
+    assert ran.code == 130
+    assert "Interrupted: 4 of 11 images are done and kept. Run the same command again" in ran.err
+    assert sufficit(*asked).code == 0

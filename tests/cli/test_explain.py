@@ -92,7 +92,7 @@ def test_one_class_is_given_by_number_or_name(
         drawn = stored[image.name]
     expected = explain(classifier, read_image(image, None)[None], torch.tensor([7]))[0]
     assert drawn == pytest.approx(expected.numpy(), abs=1e-5)
-    assert "holds an earlier run" in sufficit(*words).err
+    assert "holds a finished run" in sufficit(*words).err
     wrong = sufficit(*words, "--target", "sevn", "--overwrite")
     assert wrong.code == 2
     assert "Unknown class 'sevn'. Did you mean 'seven'?" in wrong.err

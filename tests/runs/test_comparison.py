@@ -177,7 +177,7 @@ def test_an_interrupted_comparison_resumes_and_a_finished_one_is_not_replaced(
     results = compare(classifier, images, out=tmp_path / "out", **options)
     assert calls == [8]
     pandas.testing.assert_frame_equal(results.rows["mine"], whole.rows["mine"])
-    with pytest.raises(UserError, match="holds an earlier run: choose another --out, or"):
+    with pytest.raises(UserError, match="holds a finished run: choose another --out, or"):
         compare(classifier, images, out=tmp_path / "out", **options)
     again = compare(classifier, images[:3], out=tmp_path / "out", overwrite=True, **options)
     assert len(again.names) == 3

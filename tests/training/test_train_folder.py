@@ -208,7 +208,7 @@ def test_the_folder_of_another_command_is_left_alone(
 ) -> None:
     (tmp_path / "run.json").write_text("{}")
     run = sufficit(*training(digits, tmp_path))
-    assert (run.code, "holds an earlier run" in run.err) == (2, True)
+    assert (run.code, "holds a finished run" in run.err) == (2, True)
     inside = sufficit(*training(digits, digits / "lax"))
     assert (inside.code, "is inside" in inside.err) == (2, True)
 

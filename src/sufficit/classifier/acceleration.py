@@ -17,13 +17,13 @@ class SlowModelWarning(UserWarning):
     """The model could not be compiled; it is used as it is."""
 
 
-def pays(classifier: Classifier, calls: int, wanted: str) -> bool:
-    """Whether to compile for so many forward passes; `wanted` is auto, on or off."""
+def pays(classifier: Classifier, device: str, calls: int, wanted: str) -> bool:
+    """Whether to compile for so many forward passes on a device; `wanted` is auto, on or off."""
     if wanted != "auto":
         return wanted == "on"
     # Without batch norms to fold, as in a ViT, the compiled copy was slower than the model.
     normed = any(isinstance(module, nn.BatchNorm2d) for module in classifier.bare.modules())
-    return classifier.device.type == "cuda" and normed and calls >= PAYS_FROM
+    return device.startswith("cuda") and normed and calls >= PAYS_FROM
 
 
 def accelerated(classifier: Classifier, shape: Sequence[int]) -> Classifier:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sufficit.cli.console import app, err, literal, out, print_skipped
+from sufficit.cli.console import app, err, literal, out, print_skipped, resumable
 from sufficit.cli.options import (
     ConfigOption,
     JsonOption,
@@ -64,9 +64,10 @@ def compare(
     from sufficit.runs.job import make_job
 
     progress = False if as_json else None
-    results = run(
-        make_job(settings), out_folder, overwrite=overwrite, progress=progress, workers=workers
-    )
+    with resumable(out_folder):
+        results = run(
+            make_job(settings), out_folder, overwrite=overwrite, progress=progress, workers=workers
+        )
     print_skipped(results.skipped, results.record["n_skipped"])
     if results.shown is not None:
         write_pictures(results, out_folder)

@@ -1,8 +1,10 @@
 """The app that every command joins, where it prints, and the options of its model."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +13,7 @@ from rich.markup import escape
 
 from sufficit import __version__
 from sufficit.cli.options import config_of, run_options
+from sufficit.errors import UserError
 from sufficit.runs.config import RunConfig
 
 if TYPE_CHECKING:
@@ -60,6 +63,23 @@ def load(config: RunConfig, **changed: Any) -> "Classifier":
     from sufficit.classifier.loading import load_classifier
 
     return load_classifier(**{name: getattr(config, name) for name in MODEL} | changed)
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Say, after Ctrl-C inside, what is kept of a run and how to resume it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        from sufficit.runs.store import Store
+
+        kept = "no unit of images is done yet"
+        with suppress(UserError):
+            state = Store(folder).state()
+            kept = f"{state.done_images} of {state.images} images are done and kept"
+        words = f"Interrupted: {kept}. Run the same command again to resume."
+        err.print(literal(words), soft_wrap=True)
+        raise typer.Exit(130) from None
 
 
 def literal(text: object) -> str:

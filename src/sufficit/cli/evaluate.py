@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sufficit.cli.console import app, err, literal, out, print_skipped
+from sufficit.cli.console import app, err, literal, out, print_skipped, resumable
 from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, config_of, run_options
 from sufficit.files import check_output, place
 from sufficit.runs.config import Workers
@@ -73,14 +73,9 @@ def evaluate(
     from sufficit.runs.job import make_job
 
     progress = False if as_json else None
-    results = run(
-        make_job(config),
-        out_folder,
-        overwrite=overwrite,
-        flat=True,
-        progress=progress,
-        workers=workers,
-    )
+    options: dict[str, Any] = {"overwrite": overwrite, "progress": progress, "workers": workers}
+    with resumable(out_folder):
+        results = run(make_job(config), out_folder, flat=True, **options)
     print_skipped(results.skipped, results.record["n_skipped"])
     if as_json:
         typer.echo(json.dumps(results.as_json(), indent=2, allow_nan=False))

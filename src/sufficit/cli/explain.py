@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sufficit.cli.console import app, literal, out, print_skipped
+from sufficit.cli.console import app, literal, out, print_skipped, resumable
 from sufficit.cli.options import OutOption, OverwriteOption, config_of, run_options
 from sufficit.errors import UserError
 from sufficit.files import check_output, place
@@ -65,7 +65,8 @@ def explain(
     job = make_job(config, classifier=classifier, images=source, sources=sources, unit=SHEET_ROWS)
     if target is not None:
         job = job.for_class(class_number(target, classifier.classes))
-    record = explain_run(job, out_folder, overwrite=overwrite, workers=workers)
+    with resumable(out_folder):
+        record = explain_run(job, out_folder, overwrite=overwrite, workers=workers)
     print_skipped(record["skipped"])
     for path in sorted(out_folder.iterdir()):
         out.print(literal(path), highlight=False, soft_wrap=True)

@@ -6,6 +6,7 @@ Read this file first. `run` starts or resumes a run; `Worker.score` computes one
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,8 @@ def run(
         if overwrite:
             store.clear()
         stages = (SCORES, LEAK) if searching else (SCORES,)
-        store.start(run_key(job, cluster), job.entries, stages)
+        job = placed(job, cluster)
+        store.start(job.key(), job.entries, stages)
         compute(job, store, SCORES, progress, cluster=cluster)
         alpha_min = best_alpha(job, store)
         if searching:
@@ -124,9 +126,9 @@ def cluster_of(job: Job, workers: Workers | None) -> "AbstractContextManager[Ray
     return RayCluster(workers, job.classifier.device)
 
 
-def run_key(job: Job, cluster: "RayCluster | None") -> dict[str, Any]:
-    """The key of a job with the device that computes it."""
-    return job.key() | ({} if cluster is None else {"device": cluster.device})
+def placed(job: Job, cluster: "RayCluster | None") -> Job:
+    """The job with the device that computes it."""
+    return job if cluster is None else replace(job, placed=cluster.device)
 
 
 class Worker(ImageWorker):

@@ -55,6 +55,7 @@ class Job:
     targets: Literal["label", "prediction"]
     fill: str | Tensor = "black"
     held_out_fill: str | Tensor | None = None
+    placed: str | None = None  # the workers' device; None: that of the classifier
     references: tuple[str, ...] = ()  # sources that are scored but not ranked, as the truth
 
     @cached_property
@@ -79,7 +80,12 @@ class Job:
         sampling = self.plan.sampling
         masks = len(self.plan.asks) if sampling is None else sampling.width
         calls = len(self.entries) * len(self.sources) * masks
-        return pays(self.classifier, calls, self.config.compile)
+        return pays(self.classifier, self.device, calls, self.config.compile)
+
+    @property
+    def device(self) -> str:
+        """Where the units are computed."""
+        return self.placed or str(self.classifier.device)
 
     @property
     def ranked(self) -> list[str]:
@@ -127,7 +133,7 @@ class Job:
         classifier = self.classifier
         return config | {
             "methods": {name: _identity(source) for name, source in self.sources.items()},
-            "device": str(classifier.device),
+            "device": self.device,
             "compiled": self.compiles,
             "model": _digest(asdict(fingerprint(classifier))),
             "layer": self.config.layer or classifier.layer,

@@ -19,7 +19,7 @@ from sufficit.files import make_folder, remove_folder, short_name, writing
 from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
 from sufficit.runs.config import Workers
-from sufficit.runs.engine import Worker, cluster_of, compute, run_key
+from sufficit.runs.engine import Worker, cluster_of, compute, placed
 from sufficit.runs.explanations import Sample, quiet
 from sufficit.runs.job import Job
 from sufficit.runs.merge import heatmaps_of
@@ -76,7 +76,8 @@ def explain_run(
         if overwrite:
             store.clear()
             _clear(out)
-        store.start(run_key(job, cluster), job.entries, (HEATMAPS,))
+        job = placed(job, cluster)
+        store.start(job.key(), job.entries, (HEATMAPS,))
         compute(job, store, HEATMAPS, progress, cluster=cluster, kind=OverlayWorker)
         facts = [store.facts(HEATMAPS, unit.number) for unit in job.units]
         skipped = [Skipped(*pair) for one in facts for pair in one["skipped"].items()]
