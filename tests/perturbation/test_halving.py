@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reference import Spy, heatmaps_like, small_net
+from reference import heatmaps_like, small_net
+from small_models import Spy
 from sufficit import Classifier, evaluate
 from sufficit.metrics import COLUMNS, Metric
 from sufficit.metrics.plan import make_plan
