@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from reference import Spy, heatmaps_like, small_net
+from reference import heatmaps_like, small_net
+from small_models import Spy
 from sufficit import Classifier, UserError, evaluate
 from sufficit.metrics import COLUMNS, METRICS, MSI, Evaluation, Metric
 from sufficit.metrics.columns import MeanCurve, area_weights
