@@ -379,6 +379,14 @@ def stem() -> nn.Module:
     return torchvision_vit(conv_stem_configs=[ConvStemConfig(DIM, 3, 8)])
 
 
+def hybrid() -> nn.Module:
+    """A ViT on the features of a convolution, which mixes neighbouring patches."""
+    from timm.layers import HybridEmbed
+
+    backbone = nn.Conv2d(3, 6, 3, padding=1)
+    return timm_vit(embed_layer=functools.partial(HybridEmbed, backbone=backbone))
+
+
 class Doubled(VisionTransformer):
     """A model whose forward pass is its own."""
 
@@ -391,6 +399,7 @@ class Doubled(VisionTransformer):
     [
         (cnn, "torchvision or timm, or a ViT or DeiT of transformers.*got Sequential: use another"),
         (stem, "patches do not overlap.*got Sequential: use another fill"),
+        (hybrid, "patches do not overlap.*got HybridEmbed: use another fill"),
         (
             lambda: Doubled(SIDE, PATCH, 2, 2, DIM, 64, num_classes=5),
             "forward pass of Doubled.*differ from the model's own: use another fill",
