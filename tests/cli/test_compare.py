@@ -9,8 +9,9 @@ import pandas
 import pytest
 import torch
 
-from small_runs import FLAGS, config_for, interrupted, rows, run_small
-from sufficit import Lax
+from small_runs import CLASSES, FLAGS, STEPS, config_for, interrupted, rows, run_small
+from sufficit import Classifier, Lax, evaluate, explain, leak
+from sufficit.data.images import read_image
 from sufficit.runs.config import read_toml
 from sufficit.runs.store import Store
 
@@ -174,6 +175,8 @@ def test_adapters_are_named_after_their_folder_and_need_names_of_their_own(
         (["--donors", "0"], "Invalid value for '--donors'"),
         (["--targets", "labels"], "Invalid value for '--targets'"),
         (["--held-out-fill", "mean", "--columns", "insertion_pixel"], 'add "msi" to columns'),
+        (["--fill", "drop"], 'fill="drop" leaves out tokens of a ViT'),
+        (["--held-out-fill", "drop"], "got Sequential: use another fill, such as black"),
         (["--config", "absent.toml"], "cannot read absent.toml"),
     ],
 )
@@ -185,6 +188,53 @@ def test_wrong_arguments_are_one_error_and_leave_no_folder(
     assert message in run.err
     assert "Traceback" not in run.err
     assert not (photos.parent / "out").exists()
+
+
+TOKENS = """
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from sufficit import Classifier, View
+
+def make():
+    torch.manual_seed(0)
+    sizes = dict(img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=2, num_classes=3)
+    model = VisionTransformer(**sizes, reg_tokens=2).eval()
+    for weights in model.parameters():
+        weights.data += 0.2 * torch.randn(weights.shape)
+    return Classifier(model, classes=["ant", "bee", "cat"], view=View((16, 16)))
+"""
+
+
+def test_a_vit_is_scored_without_its_hidden_tokens(sufficit, photos: Path) -> None:
+    (photos.parent / "model.py").write_text(TOKENS)
+    given = (
+        "--fill",
+        "drop",
+        "--compile",
+        "on",
+        "--score",
+        "confidence",
+        "--held-out-fill",
+        "mean",
+    )
+    run = sufficit(*words(photos, *given))
+    assert run.code == 0, run.err
+    out = photos.parent / "out"
+    classifier = Classifier.load(f"python:{photos.parent / 'model.py'}:make")
+    files = [photos / name for name in rows(out, "gradcam")["image"]]
+    images = torch.stack([read_image(file, classifier.view) for file in files])
+    labels = torch.tensor([CLASSES.index(file.parent.name) for file in files])
+    for method in ("gradcam", "center"):
+        found = rows(out, method)
+        maps = explain(classifier, images, labels, method=method)
+        options = {"score": "confidence", "fill": "drop", "held_out_fill": "mean", **STEPS}
+        expected = evaluate(classifier, images, maps, labels, **options)
+        leaked = leak(classifier, images, maps, labels, donors=3, fill="drop")
+        for name, values in {**expected.columns, **leaked.columns}.items():
+            assert found[name].to_numpy() == pytest.approx(values.numpy(), abs=1e-5), name
+    black = evaluate(classifier, images, maps, labels, score="confidence", **STEPS)
+    assert (black.msi - expected.msi).abs().max() > 1e-3
+    assert "drop" in (out / "report.html").read_text()
 
 
 def test_what_is_missing_is_asked_for(sufficit, photos: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import io
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from starlette.testclient import TestClient
 from torch import Tensor, nn
 
 from report_content import decoded
+from small_models import small_vit
 from sufficit import Classifier, Lax, View, evaluate, explain
 from sufficit.errors import UserError
 from sufficit.web import Service, open_service
@@ -225,3 +227,9 @@ def test_one_job_runs_at_a_time() -> None:
 
     asyncio.run(story())
     assert most == [1] * 8
+
+
+def test_only_fills_that_work_with_the_model_are_offered(service: Service) -> None:
+    assert service.facts(Limits()).fills == ["black", "mean", "blur", "noise"]
+    vit = replace(service, classifier=Classifier(small_vit(32)), size=(32, 32))
+    assert vit.facts(Limits()).fills == ["black", "mean", "blur", "noise", "drop"]

@@ -18,6 +18,7 @@ from sufficit.perturbation.halving import predict_by_halving
 from sufficit.perturbation.predict import check_batch_size, predict
 from sufficit.perturbation.predictions import ROWS, SAMPLED_ROWS, Predictions, ScoreKind
 from sufficit.perturbation.sampling import Sampling, make_sampling
+from sufficit.perturbation.tokens import drops, token_model
 from sufficit.progress import Progress, stage
 
 ALPHA_GRID: tuple[float, ...] = tuple(i / 20 for i in range(1, 20))
@@ -213,9 +214,11 @@ def ask(
     method, so that a GPU never waits in between. If the plan limits calls, the masks are drawn by
     its seed and the images' names, 0, 1, ... by default: the same for all methods and both fills.
     """
-    check_fill(fill, images)
-    if held_out_fill is not None:
-        check_fill(held_out_fill, images)
+    for given in (fill, held_out_fill):
+        if given is not None:
+            check_fill(given, images)
+        if drops(given):
+            token_model(classifier, images.shape[2:])  # raises for a model without tokens
     send: Callable[..., Predictions] = predict
     if plan.calls == "adaptive":
         send = partial(predict_by_halving, always=plan.always)

@@ -136,6 +136,21 @@ def runs(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
     return found.masked_fill(empty[..., None], 0)
 
 
+def distinct_masks(spans: Tensor, pixels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the distinct runs of all images, and the place of each band's run among them.
+
+    [N,B,2] -> the image, the first rank that is kept and the first after it that is hidden, each
+    [T], sorted by image; [N,B].
+    """
+    width = pixels + 1
+    image = torch.arange(len(spans), device=spans.device)[:, None]
+    codes = (image * width + spans[..., 0]) * width + spans[..., 1]
+    distinct, place = codes.unique(return_inverse=True)
+    dtype = torch.float32 if pixels <= 2**24 else torch.float64  # that of the ranks
+    starts, stops = distinct // width % width, distinct % width
+    return distinct // width**2, starts.to(dtype), stops.to(dtype), place
+
+
 def inside(heatmaps: Tensor, band: Band) -> Tensor:
     """Return which pixels a band of values keeps; its edges are float32, as heatmaps are.
 

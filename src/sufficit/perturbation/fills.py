@@ -35,7 +35,8 @@ def noise(images: Tensor) -> Tensor:
     return torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").to(images)
 
 
-FILLS = {"black": black, "mean": mean, "blur": blur, "noise": noise}
+# `drop` fills nothing, it leaves tokens out (tokens.py); pictures show hidden pixels as black.
+FILLS = {"black": black, "mean": mean, "blur": blur, "noise": noise, "drop": black}
 
 
 def fill_for(images: Tensor, fill: str | Tensor, part: slice | list[int] = slice(None)) -> Tensor:

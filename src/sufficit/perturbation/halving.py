@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
-from sufficit.perturbation.bands import Band, family, runs
-from sufficit.perturbation.predict import distinct_masks, predict
+from sufficit.perturbation.bands import Band, distinct_masks, family, runs
+from sufficit.perturbation.predict import predict
 from sufficit.perturbation.predictions import Predictions, hits
 from sufficit.progress import Progress, stage
 

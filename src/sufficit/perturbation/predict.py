@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from sufficit.classifier.acceleration import is_compiled
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
-from sufficit.perturbation.bands import Band, inside, ranks, runs
+from sufficit.perturbation import tokens
+from sufficit.perturbation.bands import Band, distinct_masks, inside, ranks, runs
 from sufficit.perturbation.fills import fill_for
 from sufficit.perturbation.predictions import NO_CLASS, Predictions
 from sufficit.progress import Progress
@@ -48,7 +50,7 @@ def predict(
     method after method: [MN,H,W] -> [MN,B]. With `drawn`, numbers of bands, each image is asked its
     own ones only: [N,K] -> [N,K] or [MN,K].
     """
-    loop = _Loop(classifier, images, batch_size)
+    loop = _Loop(classifier, images, fill, batch_size)
     parts: list[Predictions] = []
     total, n, start = len(heatmaps), len(images), 0
     with torch.no_grad(), classifier.in_eval_mode():
@@ -83,12 +85,14 @@ def predict_views(
     [N,C,H,W] is seen through the value band of any of the heatmaps [M,H,W]. Targets are only
     checked: the model must have these classes.
     """
-    loop = _Loop(classifier, images, batch_size)
+    loop = _Loop(classifier, images, fill, batch_size)
     loop.highest = -1 if targets is None else int(targets.max())
     used, place = views[0].unique(return_inverse=True)
     order = place.argsort(stable=True)
     ends = place.bincount().cumsum(0).tolist()
     masks = masks_of(heatmaps, band, classifier.device)
+    if loop.vit:
+        masks = tokens.patches_of(masks, loop.vit.patch)
     named = torch.empty(len(order), dtype=torch.long, device="cpu")
     start = done = 0
     with torch.no_grad(), classifier.in_eval_mode():
@@ -146,8 +150,16 @@ _fitting: "WeakKeyDictionary[nn.Module, dict[object, int]]" = WeakKeyDictionary(
 class _Loop:
     """Sends inputs to the model in batches, in smaller ones once memory ran out."""
 
-    def __init__(self, classifier: Classifier, images: Tensor, batch_size: int | None) -> None:
+    def __init__(
+        self,
+        classifier: Classifier,
+        images: Tensor,
+        fill: str | Tensor,
+        batch_size: int | None,
+    ) -> None:
         self.classifier = classifier
+        # With the fill `drop`, the model in two parts; masks are then unions of patches.
+        self.vit = tokens.token_model(classifier, images.shape[2:]) if tokens.drops(fill) else None
         self.known = _fitting.setdefault(classifier.bare, {})
         self.case = (classifier.device, classifier.dtype, tuple(images.shape[1:]))
         wanted = batch_size or usual_batch(classifier, images.shape[1:])
@@ -188,15 +200,21 @@ class _Loop:
         if drawn is not None:
             chosen = drawn.to(spans.device, torch.long)[..., None].expand(-1, -1, 2)
             asked_spans = asked_spans.gather(1, chosen)
-        owners, starts, stops, place = distinct_masks(asked_spans, pixels)
-        hides = (starts > 0) | (stops < pixels)
+        if self.vit:
+            kept = tokens.kept_patches(ranks(maps), asked_spans, self.vit.patch)
+            owners, kept, place = tokens.distinct_patches(kept)
+            hides = ~kept.all(1)
+        else:
+            owners, starts, stops, place = distinct_masks(asked_spans, pixels)
+            hides = (starts > 0) | (stops < pixels)
         whole = owners[~hides]
         self.highest = -1 if targets is None else int(targets.max())
         if targets is None:
-            logits = self._logits(inputs)
+            logits = self._each(inputs, self._answer)
             goals, logits = logits.argmax(1), logits[whole]
         else:
-            logits = self._logits(inputs if len(whole) == len(inputs) else inputs[whole])
+            some = inputs if len(whole) == len(inputs) else inputs[whole]
+            logits = self._each(some, self._answer)
             goals = targets.to(inputs.device)
         wanted = goals[owners]
         confidences = torch.empty(len(wanted), dtype=torch.float32, device=inputs.device)
@@ -204,10 +222,15 @@ class _Loop:
         if len(whole):
             named[~hides], confidences[~hides] = _judge(logits, wanted[~hides])
         asked = hides.nonzero()[:, 0]
-        layout, those = self.classifier.memory_format, owners[asked].tolist()
-        inputs = inputs.contiguous(memory_format=layout)
-        runs_asked = (starts[asked], stops[asked])
-        masker = Masker(inputs, hidden, ranks(maps), those, *runs_asked, layout)
+        masker: Masker | tokens.TokenMasker
+        if self.vit:
+            asked = asked[kept[asked].sum(1).argsort(stable=True)]
+            masker = tokens.TokenMasker(self._tokens(inputs), owners[asked], kept[asked])
+        else:
+            layout, those = self.classifier.memory_format, owners[asked].tolist()
+            inputs = inputs.contiguous(memory_format=layout)
+            runs_asked = (starts[asked], stops[asked])
+            masker = Masker(inputs, hidden, ranks(maps), those, *runs_asked, layout)
 
         def one(start: int, stop: int) -> None:
             rows = asked[start:stop]
@@ -215,7 +238,7 @@ class _Loop:
             named[rows], confidences[rows] = _judge(logits, wanted[rows])
             self.tick(stop / len(asked))
 
-        self._in_batches(len(asked), one, masker.drop_buffers)
+        self._in_batches(len(asked), one, masker)
         first, last = spans[:, len(bands) :].cpu().unbind(-1)
         place = place.cpu()
         return Predictions(
@@ -234,28 +257,40 @@ class _Loop:
     ) -> Tensor:
         """Return the predicted class of each view of a group on the device, on the CPU: [T]."""
         named = torch.empty(len(seen), dtype=torch.long, device=inputs.device)
+        masker, order = None, torch.arange(len(seen), device=inputs.device)
+        if self.vit:
+            kept = masks[through.to(masks.device)].to(inputs.device)
+            order = kept.sum(1).argsort(stable=True)
+            masker = tokens.TokenMasker(
+                self._tokens(inputs), seen.to(order.device)[order], kept[order]
+            )
 
-        def one(start: int, stop: int) -> None:
+        def pixels(start: int, stop: int) -> Tensor:
             rows = seen[start:stop].to(inputs.device)
             mask = masks[through[start:stop].to(masks.device)].to(inputs)[:, None]
             # At weights 0 and 1 lerp returns its ends to the bit.
             batch = torch.lerp(hidden[rows] if len(hidden) > 1 else hidden, inputs[rows], mask)
-            batch = batch.contiguous(memory_format=self.classifier.memory_format)
-            logits = self._answer(batch)
+            return batch.contiguous(memory_format=self.classifier.memory_format)
+
+        def one(start: int, stop: int) -> None:
+            logits = self._answer((masker.batch if masker else pixels)(start, stop))
             broken = logits.softmax(1)[:, 0].isnan()
-            named[start:stop] = logits.argmax(1).masked_fill(broken, NO_CLASS)
+            named[order[start:stop]] = logits.argmax(1).masked_fill(broken, NO_CLASS)
             self.tick(stop / len(named))
 
-        self._in_batches(len(named), one)
+        self._in_batches(len(named), one, masker)
         return named.cpu()
 
     def _answer(self, batch: Tensor) -> Tensor:
-        """Return the logits of a batch as float32; raise if a target is no class of the model."""
+        """Return the logits of images [N,C,H,W] or tokens [N,T,K]; raise for a missing class."""
         n = len(batch)
-        if more := self._room(n) - n:  # repeat the last image
-            batch = torch.cat([batch, batch[-1:].expand(more, -1, -1, -1)])
-            batch = batch.contiguous(memory_format=self.classifier.memory_format)
-        logits = self.classifier.logits_of(batch)[:n].float()
+        if self.vit and batch.ndim == 3:
+            logits = self.vit.finish(batch).float()
+        else:
+            if more := self._room(n) - n:  # repeat the last image
+                batch = torch.cat([batch, batch[-1:].expand(more, -1, -1, -1)])
+                batch = batch.contiguous(memory_format=self.classifier.memory_format)
+            logits = self.classifier.logits_of(batch)[:n].float()
         classes = logits.shape[1]
         if self.highest >= classes:
             raise UserError(
@@ -274,32 +309,44 @@ class _Loop:
         step = -(-self.batch_size // _SIZES)
         return min(self.batch_size, -(-n // step) * step)
 
-    def _logits(self, inputs: Tensor) -> Tensor:
-        """Return the logits of unmasked inputs: [N,C,H,W] -> [N,classes]."""
+    def _tokens(self, inputs: Tensor) -> Tensor:
+        """Return the tokens of whole inputs: [N,C,H,W] -> [N,T,K]."""
+        assert self.vit is not None
+        self.vit.check(self.classifier, inputs[:1])
+        return self._each(inputs, self.vit.embed)
+
+    def _each(self, inputs: Tensor, answer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what unmasked inputs are answered with: [N,C,H,W] -> [N,...]."""
         parts: list[Tensor] = [inputs.new_empty(0, 0, dtype=torch.float32)]
 
         def one(start: int, stop: int) -> None:
             batch = inputs[start:stop].clone(memory_format=self.classifier.memory_format)
             # A copy, because a compiled model may return the same memory at each call.
-            parts.append(self._answer(batch).clone())
+            parts.append(answer(batch).clone())
 
         self._in_batches(len(inputs), one)
         return torch.cat(parts[1:] or parts)
 
     def _in_batches(
-        self, total: int, one: Callable[[int, int], None], drop: Callable[[], None] = lambda: None
+        self,
+        total: int,
+        one: Callable[[int, int], None],
+        masker: "Masker | tokens.TokenMasker | None" = None,
     ) -> None:
-        """Call `one(start, stop)` per batch; out of memory, call `drop` and halve the batch."""
-        start = 0
+        """Call `one(start, stop)` per batch; out of memory, free buffers and halve the batch."""
+        start, counts = 0, masker.counts if isinstance(masker, tokens.TokenMasker) else ()
         while start < total:
             stop = min(start + self.batch_size, total)
+            if counts:
+                stop = min(stop, bisect_right(counts, counts[start]))
             try:
                 one(start, stop)
                 start = stop
                 continue
             except torch.OutOfMemoryError:
                 pass  # what the model held is freed once the exception is gone
-            drop()
+            if isinstance(masker, Masker):
+                masker.drop_buffers()
             size = halved(self._room(stop - start), stacklevel=6)
             self.batch_size = self.known[self.case] = size
 
@@ -309,21 +356,6 @@ def _judge(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     confidence = logits.softmax(1).gather(1, targets[:, None])[:, 0]
     named = logits.argmax(1).masked_fill(confidence.isnan(), NO_CLASS)
     return named.to(torch.int32), confidence
-
-
-def distinct_masks(spans: Tensor, pixels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the distinct runs of all images, and the place of each band's run among them.
-
-    [N,B,2] -> the image, the first rank that is kept and the first after it that is hidden, each
-    [T], sorted by image; [N,B].
-    """
-    width = pixels + 1
-    image = torch.arange(len(spans), device=spans.device)[:, None]
-    codes = (image * width + spans[..., 0]) * width + spans[..., 1]
-    distinct, place = codes.unique(return_inverse=True)
-    dtype = torch.float32 if pixels <= 2**24 else torch.float64  # that of the ranks
-    starts, stops = distinct // width % width, distinct % width
-    return distinct // width**2, starts.to(dtype), stops.to(dtype), place
 
 
 @dataclass

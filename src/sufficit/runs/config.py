@@ -65,7 +65,9 @@ class RunConfig:
     score: Literal["accuracy", "confidence"] = _option(
         "accuracy", SCORING, "What a masked image scores."
     )
-    fill: str = _option("black", SCORING, "black, mean, blur, noise, or an image file.")
+    fill: str = _option(
+        "black", SCORING, "black, mean, blur, noise, drop (tokens of a ViT), or an image file."
+    )
     held_out_fill: str | None = _option(
         None, SCORING, "Score MSI with this fill as well; same choices as --fill."
     )

@@ -35,6 +35,7 @@ from sufficit.files import local_file, place, safe_name
 from sufficit.metrics.leakage import POOL, draw_pool
 from sufficit.metrics.plan import Plan, check_asking, make_plan
 from sufficit.perturbation.fills import FILLS
+from sufficit.perturbation.tokens import drops, token_model
 from sufficit.provenance import plain
 from sufficit.report.content import MOST_SHOWN
 from sufficit.runs.config import CONTROLS, RunConfig
@@ -77,6 +78,8 @@ class Job:
     @property
     def compiles(self) -> bool:
         """Whether a compiled copy of the model scores the images."""
+        if drops(self.fill) or drops(self.held_out_fill):
+            return False  # a compiled copy has no parts that take tokens
         sampling = self.plan.sampling
         masks = len(self.plan.asks) if sampling is None else sampling.width
         calls = len(self.entries) * len(self.sources) * masks
@@ -226,6 +229,8 @@ def load_model(config: RunConfig) -> Classifier:
 
 def fill_named(word: str, classifier: Classifier) -> str | Tensor:
     """A fill by name, or the image in a file as the classifier sees it: [C,H,W]."""
+    if drops(word):
+        token_model(classifier)  # raises for a model without tokens
     if word in FILLS:
         return word
     if not place(word).is_file():

@@ -27,6 +27,7 @@ from sufficit.metrics.columns import Schedule
 from sufficit.metrics.scores import evaluate
 from sufficit.perturbation import bands
 from sufficit.perturbation.fills import FILLS
+from sufficit.perturbation.tokens import drops, token_model
 from sufficit.progress import Progress
 from sufficit.report import viewer_data
 from sufficit.runs.overlays import class_number
@@ -116,10 +117,18 @@ class Service:
                 schemas.MethodFacts(name=name, about=self.about(name), usual=name in self.usual)
                 for name in self.methods
             ],
-            fills=list(FILLS),
+            fills=self.fills,
             value_step=self.value_step,
             limits=limits,
         )
+
+    @property
+    def fills(self) -> list[str]:
+        """The fills that work with the model."""
+        with suppress(UserError):
+            token_model(self.classifier, self.size)
+            return list(FILLS)
+        return [name for name in FILLS if not drops(name)]
 
     def about(self, name: str) -> str:
         """One line that describes a method."""
