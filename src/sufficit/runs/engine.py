@@ -34,9 +34,9 @@ from sufficit.report.content import Choice
 from sufficit.runs.config import Workers
 from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, quiet
 from sufficit.runs.job import Job
+from sufficit.runs.looks import looks
 from sufficit.runs.maps import maps_from_file, pack
 from sufficit.runs.merge import best_alpha, is_precise, keeps_all, write_results
-from sufficit.runs.precision import looks
 from sufficit.runs.results import RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, StageFile, Store, store_in
 

@@ -29,8 +29,8 @@ from sufficit.provenance import plain, provenance, save_json
 from sufficit.report.content import Choice
 from sufficit.runs.config import write_toml
 from sufficit.runs.job import Job
+from sufficit.runs.looks import chance_of, half_width, outcome
 from sufficit.runs.maps import maps_from_file, unpack
-from sufficit.runs.precision import chance_of, half_width, precision_of
 from sufficit.runs.results import OWN_BEST, RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, Store, UnitFile
 from sufficit.runs.totals import SourceTotals, csv_writer
@@ -358,7 +358,7 @@ def _record(
         "sampled": _sampled(job),
         "seed": job.config.seed,
         "chance": asdict(chance_of(job)),
-        "precision": precision_of(job, summaries),
+        "within": outcome(job, summaries),
     }
     if searches:
         means = {name: search.means.tolist() for name, search in searches.items()}

@@ -196,7 +196,7 @@ class RunResults:
         random = self.config.weights == "none"
         found = run_remarks(n, record["empty_heatmaps"], random_weights=random)
         found += [record["sampled"]] if record.get("sampled") else []
-        found += [record["precision"]["words"]] if record.get("precision") else []
+        found += [record["within"]["words"]] if record.get("within") else []
         if stretched := record["stretched_heatmaps"]:
             found.append(
                 f"{record['n_stretched']} heatmaps (first {stretched[0]}) have other proportions"
@@ -209,7 +209,7 @@ class RunResults:
 
     def answers(self) -> list[str]:
         """The remarks that are no warnings: that the run is as precise as it was asked to be."""
-        found = self.record.get("precision")
+        found = self.record.get("within")
         return [found["words"]] if found and found["reached"] else []
 
     @property

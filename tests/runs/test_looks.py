@@ -17,9 +17,9 @@ from small_runs import StopError, assert_same_rows, config_for, interrupted, row
 from small_runs import write_photos as photos_in
 from sufficit import Classifier, UserError, Workers, compare
 from sufficit.data.images import list_images
-from sufficit.runs import engine, merge, precision
+from sufficit.runs import engine, looks, merge
 from sufficit.runs.job import make_job
-from sufficit.runs.precision import half_width, look_sizes
+from sufficit.runs.looks import half_width, look_sizes
 from sufficit.runs.results import RunResults
 from sufficit.runs.store import SCORES, Store
 from sufficit.statistics import Chance, Estimate, estimates_of
@@ -115,7 +115,7 @@ def whole(photos: Path) -> RunResults:
 @pytest.fixture
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look at 8 images."""
-    monkeypatch.setattr(precision, "FIRST", LOOKS[0])
+    monkeypatch.setattr(looks, "FIRST", LOOKS[0])
 
 
 def in_order(whole: RunResults, method: str) -> npt.NDArray[np.float64]:
@@ -157,9 +157,9 @@ def test_a_run_stops_at_the_first_look_that_is_precise(
 ) -> None:
     found = stopping()
     assert found.n == LOOKS[1]
-    said = found.record["precision"]
-    assert {key: said[key] for key in ("within", "reached", "images", "of", "looks")} == {
-        "within": within, "reached": True, "images": 16, "of": 30, "looks": [*LOOKS],
+    said = found.record["within"]
+    assert {key: said[key] for key in ("target", "reached", "images", "of", "looks")} == {
+        "target": within, "reached": True, "images": 16, "of": 30, "looks": [*LOOKS],
     }  # fmt: skip
     assert said["words"] == (
         f"MSI of every method is known to ± {said['half_width']:.2g} (--within {within:g}) from 16"
@@ -203,7 +203,7 @@ def test_a_run_that_is_never_precise_scores_all_images_and_says_so(
 ) -> None:
     found = stopping(within=1e-3)
     assert found.n == N
-    said = found.record["precision"]
+    said = found.record["within"]
     assert not said["reached"]
     needed = 30 * (said["half_width"] / 1e-3) ** 2
     assert said["words"].startswith(
@@ -218,15 +218,15 @@ def test_a_run_that_is_never_precise_scores_all_images_and_says_so(
 def test_few_images_are_one_look_with_plain_intervals(
     stopping: Callable[..., RunResults], whole: RunResults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "FIRST", N)
+    monkeypatch.setattr(looks, "FIRST", N)
     found = stopping(within=1.0)
-    assert found.record["precision"]["looks"] == [N]
-    assert "looks at the results" not in found.record["precision"]["words"]
+    assert found.record["within"]["looks"] == [N]
+    assert "looks at the results" not in found.record["within"]["words"]
     for method in METHODS:
         mine, plain = (vars(one.summaries[method]["msi"]) for one in (found, whole))
         assert mine == pytest.approx(plain, abs=1e-6)
-    assert "precision" in whole.record
-    assert whole.record["precision"] is None
+    assert "within" in whole.record
+    assert whole.record["within"] is None
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])  # before, at and after the first look
@@ -247,7 +247,7 @@ def test_a_run_killed_at_a_look_resumes_and_stops_at_the_same(
     assert [unit for stage, unit in written if stage == SCORES] == list(range(after, 4))
     assert_same_rows(tmp_path / "wanted", tmp_path / "killed", METHODS)
     assert found.summaries == wanted.summaries
-    assert found.record["precision"] == wanted.record["precision"]
+    assert found.record["within"] == wanted.record["within"]
 
 
 def test_a_run_killed_before_its_results_computes_nothing_again(
@@ -293,7 +293,7 @@ def test_compare_takes_within(photos: Path, whole: RunResults, early: None) -> N
     targets = torch.tensor(whole.rows["gradcam"]["target"].to_numpy())
     found = compare(classifier, images, ["gradcam"], targets, **options)
     assert found.n == LOOKS[0]
-    assert found.record["precision"]["of"] == N
+    assert found.record["within"]["of"] == N
 
 
 def test_skipped_images_count_as_looked_at(tmp_path: Path, early: None) -> None:
@@ -301,7 +301,7 @@ def test_skipped_images_count_as_looked_at(tmp_path: Path, early: None) -> None:
     first = list_images(photos)[int(np.random.default_rng(3).permutation(N)[0])]
     (photos / first.name).write_text("no image")
     found = run_small(config_for(photos, seed=3, within=1.0, leak=False), tmp_path / "out")
-    assert (found.n, found.record["precision"]["images"]) == (LOOKS[0] - 1, LOOKS[0])
+    assert (found.n, found.record["within"]["images"]) == (LOOKS[0] - 1, LOOKS[0])
     assert list(found.skipped) == [first.name]
 
 
@@ -328,7 +328,7 @@ def test_the_commands_and_the_report_say_how_many_images_it_took(
     common += ["--percent-step", 0.25, "--within", 0.9]
     out = tmp_path / "compare"
     told = sufficit("compare", *common, "--methods", "gradcam", "--save-heatmaps", "--out", out)
-    words = json.loads((out / "run.json").read_text())["precision"]["words"]
+    words = json.loads((out / "run.json").read_text())["within"]["words"]
     assert "from 8 of 30 images, in random order." in words
     assert words in told.words
     assert "from 8 of 30 images, in random order." in (out / "report.html").read_text()
@@ -349,5 +349,5 @@ def test_two_workers_stop_at_the_same_look_with_the_same_rows(
     job = make_job(config_for(photos, seed=3, within=within), unit=4)
     found = engine.run(job, tmp_path / "two", progress=False, workers=Workers(count=2))
     assert_same_rows(tmp_path / "wanted", tmp_path / "two", METHODS)
-    assert found.record["precision"] == wanted.record["precision"]
+    assert found.record["within"] == wanted.record["within"]
     assert len(rows(tmp_path / "two", "gradcam")) == LOOKS[1]

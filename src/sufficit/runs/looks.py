@@ -43,26 +43,23 @@ def half_width(found: Sequence[Estimate]) -> float:
     return float(np.max([(one.high - one.low) / 2 for one in found]))
 
 
-def precision_of(
-    job: Job, summaries: Mapping[str, Mapping[str, Estimate]]
-) -> dict[str, Any] | None:
+def outcome(job: Job, summaries: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Any] | None:
     """What run.json says of a run with `within`: None without."""
     within, sizes, units = job.config.within, _sizes(job), job.units
     if within is None:
         return None
     half = half_width([summaries[name]["msi"] for name in job.ranked])
-    n, total, reached = units.images_in(range(len(units))), len(job.entries), half <= within
-    words = f"All {total:,} images are scored, and MSI is known to ± {half:.2g} only, not to ±"
-    words += f" {within:g} (--within)"
-    words += (
-        "." if np.isnan(half) else f": that takes about {n * (half / within) ** 2:,.0f} images."
-    )
+    n, total = units.images_in(range(len(units))), len(job.entries)
+    reached = len(units) < sizes[-1] or half <= within
     if reached:
         words = f"MSI of every method is known to ± {half:.2g} (--within {within:g}) from {n:,} of"
         words += f" {total:,} images, in random order."
+    else:
+        words = f"All {total:,} images are scored, and MSI is known to ± {half:.2g} only, not to ±"
+        words += f" {within:g} (--within): that takes about {n * (half / within) ** 2:,.0f} images."
     if len(sizes) > 1:
         words += f" Intervals and tests allow for up to {len(sizes)} looks at the results."
-    known = {"within": within, "half_width": half, "reached": reached, "images": n, "of": total}
+    known = {"target": within, "half_width": half, "reached": reached, "images": n, "of": total}
     return known | {"looks": [units.images_in(range(size)) for size in sizes], "words": words}
 
 
