@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ import pytest
 import torch
 from scipy import stats
 
-from small_runs import StopError, assert_same_rows, config_for, interrupted, rows, run_small
+from small_runs import StopError, assert_same_rows, config_for, interrupted, run_small
 from small_runs import write_photos as photos_in
-from sufficit import Classifier, UserError, Workers, compare
+from sufficit import Classifier, UserError, compare
 from sufficit.data.images import list_images
 from sufficit.runs import engine, looks, merge
-from sufficit.runs.job import make_job
 from sufficit.runs.looks import half_width, look_sizes
 from sufficit.runs.results import RunResults
 from sufficit.runs.store import SCORES, Store
@@ -336,18 +334,3 @@ def test_the_commands_and_the_report_say_how_many_images_it_took(
     again = sufficit("evaluate", *common, "--heatmaps", maps, "--out", tmp_path / "evaluate")
     assert "from 8 of 30 images, in random order." in again.words
     assert "Warning: MSI of every" not in told.err + again.err
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_two_workers_stop_at_the_same_look_with_the_same_rows(
-    stopping: Callable[..., RunResults], within: float, photos: Path, tmp_path: Path
-) -> None:
-    if find_spec("ray") is None:  # not imported: sufficit does so, and has it listen here only
-        pytest.skip("needs ray")
-    wanted = stopping("wanted")
-    job = make_job(config_for(photos, seed=3, within=within), unit=4)
-    found = engine.run(job, tmp_path / "two", progress=False, workers=Workers(count=2))
-    assert_same_rows(tmp_path / "wanted", tmp_path / "two", METHODS)
-    assert found.record["within"] == wanted.record["within"]
-    assert len(rows(tmp_path / "two", "gradcam")) == LOOKS[1]
