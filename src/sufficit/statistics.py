@@ -22,11 +22,10 @@ if TYPE_CHECKING:
     import pandas
 
 RESAMPLES = 2000  # of a bootstrap
-EDGES = (0.025, 0.975)  # of a 95 % interval
 DRAWS = 10_000  # of a sign-flip test
 ENUMERATED = 20  # differences up to which the sign-flip test is exact
 HELD = 1_000_000  # numbers in memory at a time
-LEVEL = 0.05  # of significance
+LEVEL = 0.05  # of significance, and outside an interval
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,13 @@ def estimates(
     return estimates_of(sums_of(columns, seed=seed), {name: directions[name] for name in columns})
 
 
-def estimates_of(sums: Sums, directions: Mapping[Any, bool | None]) -> dict[Any, Estimate]:
+def estimates_of(
+    sums: Sums, directions: Mapping[Any, bool | None], chance: "Chance | None" = None
+) -> dict[Any, Estimate]:
     """Return the mean and interval of the columns that a direction is given for."""
     names = [*directions]
     values, counts = sums.groups(names)
-    low, high = _intervals(values, counts, RESAMPLES, sums.seed)
+    low, high = _intervals(values, counts, chance or Chance(sums.seed))
     known = counts.sum(axis=0)
     parts = (sums.means(names), low, high, known, sums.n - known)
     found = zip(names, *(part.tolist() for part in parts), strict=True)
@@ -69,16 +70,17 @@ def ratio_estimate(own: Floats, chance: Floats, *, seed: int = 0) -> Estimate:
     return ratio_of(sums_of(both(own, chance), seed=seed))
 
 
-def ratio_of(sums: Sums) -> Estimate:
+def ratio_of(sums: Sums, chance: "Chance | None" = None) -> Estimate:
     """Return the ratio of two means and its interval, from the sums of `both` columns."""
+    chance = chance or Chance(sums.seed)
     values, counts = sums.groups(["own", "chance"])
     known, low, high = counts[:, 0] > 0, np.nan, np.nan
     if known.sum() > 1:
-        means = _resampled_means(values[known], counts[known, 0], RESAMPLES, sums.seed)
+        means = _resampled_means(values[known], counts[known, 0], chance)
         drawn = ratio(*means.T)
         if not np.isnan(drawn).all():
             # No interpolation between resamples, because some may be infinite.
-            low, high = np.nanquantile(drawn, EDGES, method="nearest")
+            low, high = np.nanquantile(drawn, chance.edges, method="nearest")
     mean, n = float(ratio(*sums.means(["own", "chance"]))), int(counts[:, 0].sum())
     return Estimate(mean, float(low), float(high), n, sums.n - n, False)
 
@@ -106,7 +108,7 @@ def bootstrap(
     ([0.0], [0.75])
     """
     columns = sums_of(dict(enumerate(values.T)), seed=seed) if values.shape[1] else Sums([])
-    return _intervals(*columns.groups(), resamples, seed)
+    return _intervals(*columns.groups(), Chance(seed, resamples))
 
 
 def sign_flip(differences: Floats, *, draws: int = DRAWS, seed: int = 0) -> tuple[float, bool]:
@@ -173,6 +175,20 @@ class Chance:
     draws: int = DRAWS
     correction: str = "holm"
     level: float = LEVEL
+
+    @staticmethod
+    def split(looks: int, seed: int) -> "Chance":
+        """Return the settings of each look, if results are looked at several times.
+
+        Each look has its share of the error. So the intervals of all looks together hold with 95 %
+        (union bound), and with them that of the look at which a run stops, whatever makes it stop.
+        """
+        return Chance(seed, RESAMPLES * looks, DRAWS * looks, level=LEVEL / looks)
+
+    @property
+    def edges(self) -> tuple[float, float]:
+        """The quantiles that bound an interval."""
+        return self.level / 2, 1 - self.level / 2
 
 
 @dataclass(frozen=True)
@@ -252,7 +268,8 @@ def standing_of(
     means = {method: _mean(*sums.groups([method])) for method in methods}
     ranking = sorted(methods, key=lambda method: np.nan_to_num(sign * means[method], nan=np.inf))
     pairs = _pairs_of(sums, ranking, chance)
-    tied = (p.second for p in pairs if p.first == ranking[0] and p.n and p.p_corrected >= LEVEL)
+    close = (p for p in pairs if p.first == ranking[0] and p.n and p.p_corrected >= chance.level)
+    tied = (pair.second for pair in close)
     means = {method: means[method] for method in ranking}
     ranked = (ranking[0], tuple(ranking), means, tuple(tied), pairs, chance)
     return Standing(column, higher_is_better, sums.n, *ranked)
@@ -295,7 +312,7 @@ def _pairs_of(sums: Sums, ranking: Sequence[str], chance: Chance) -> tuple[Pair,
     known = [pair if pair in sums.columns else pair[::-1] for pair in couples]
     differences, counts = sums.groups(known)
     differences *= [1.0 if pair in sums.columns else -1.0 for pair in couples]
-    low, high = _intervals(differences, counts, chance.resamples, chance.seed)
+    low, high = _intervals(differences, counts, chance)
     tests = [_flipped(column, chance.draws, chance.seed) for column in differences.T]
     corrected = holm(np.array([p for p, _ in tests]))
     parts = (differences.T, counts.T, low.tolist(), high.tolist(), tests, corrected.tolist())
@@ -312,7 +329,7 @@ def _mean(sums: Floats, counts: Counts) -> float:
     return float(sums[counts > 0].sum() / n) if n else float("nan")
 
 
-def _intervals(sums: Floats, counts: Counts, resamples: int, seed: int) -> tuple[Floats, Floats]:
+def _intervals(sums: Floats, counts: Counts, chance: Chance) -> tuple[Floats, Floats]:
     """Return the interval of each column's mean: [groups,columns] -> low, high.
 
     Columns with as many values in each group are resampled together, without empty groups.
@@ -321,24 +338,24 @@ def _intervals(sums: Floats, counts: Counts, resamples: int, seed: int) -> tuple
     for own in {column.tobytes(): column for column in counts.T}.values():
         if (own > 0).sum() > 1:
             alike = (counts == own[:, None]).all(axis=0)
-            means = _resampled_means(sums[own > 0][:, alike], own[own > 0], resamples, seed)
-            edges[:, alike] = np.quantile(means, EDGES, axis=0)
+            means = _resampled_means(sums[own > 0][:, alike], own[own > 0], chance)
+            edges[:, alike] = np.quantile(means, chance.edges, axis=0)
     return edges[0], edges[1]
 
 
-def _resampled_means(sums: Floats, counts: Counts, resamples: int, seed: int) -> Floats:
+def _resampled_means(sums: Floats, counts: Counts, chance: Chance) -> Floats:
     """Return the means over groups drawn with replacement.
 
     [groups,columns], [groups] -> [resamples,columns]
     """
-    random, n = np.random.default_rng(seed), len(sums)
+    random, n = np.random.default_rng(chance.seed), len(sums)
     at_once = max(1, HELD // n)
     first = sums[0] / counts[0]
     # Equal values stay exactly equal. The order in memory, that of `sums`, decides the last bit.
     centred = np.subtract(sums, counts[:, None] * first, out=np.empty_like(sums))
     means = []
-    for start in range(0, resamples, at_once):
-        size = min(at_once, resamples - start)
+    for start in range(0, chance.resamples, at_once):
+        size = min(at_once, chance.resamples - start)
         drawn = random.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
         times = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)
         means.append(first + times @ centred / (times @ counts)[:, None])

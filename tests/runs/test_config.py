@@ -40,6 +40,7 @@ OTHER = {  # of each option, another value than the default
     "alpha_curve": False,
     "columns": ("msi", "base_score"),
     "calls": 30,
+    "within": 0.02,
     "value_step": 0.05,
     "percent_step": 0.1,
     "weights": "none",

@@ -23,7 +23,7 @@ import torch
 from faults import UNIT, calls, plant, processes, rows, small_classifier, small_job
 from sufficit import Classifier, UserError, Workers, compare
 from sufficit.classifier.loading import run_user_code
-from sufficit.runs import actors, distributed
+from sufficit.runs import actors, distributed, looks
 from sufficit.runs.engine import run
 from sufficit.runs.store import Store
 
@@ -84,6 +84,22 @@ def test_leakage_and_the_search_of_alpha_are_the_same_too(cluster: Any, tmp_path
     run(small_job(tmp_path / "one", **options), tmp_path / "one" / "out", progress=False)
     assert survive(tmp_path / "two", **options) == rows(tmp_path / "one" / "out")
     assert max(calls(tmp_path / "two").values()) == 1
+
+
+def test_workers_stop_at_the_look_of_one_process_with_the_same_rows(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "FIRST", 4)
+    first = run(small_job(tmp_path / "first", within=1.0), None, progress=False)
+    within = 0.99 * first.record["within"]["half_width"]  # not yet at the first look
+    one = run(small_job(tmp_path / "one", within=within), tmp_path / "one" / "out", progress=False)
+    said = one.record["within"]
+    assert (said["images"], said["looks"], said["reached"]) == (8, [4, 8, 16], True)
+    assert survive(tmp_path / "two", within=within, save_heatmaps=False) == rows(
+        tmp_path / "one" / "out"
+    )
+    assert json.loads((tmp_path / "two" / "out" / "run.json").read_text())["within"] == said
+    assert sum(map(len, calls(tmp_path / "two"))) == 8
 
 
 @pytest.mark.filterwarnings("ignore::sufficit.runs.distributed.WorkerWarning")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OPTIONS = (
     *("model", "data", "methods", "controls", "alpha_min", "score", "fill", "held_out_fill"),
-    *("targets", "leak", "donors", "alpha_curve", "columns", "calls"),
+    *("targets", "leak", "donors", "alpha_curve", "columns", "calls", "within"),
     *("value_step", "percent_step"),
     *("layer", "normalize", "compile", "batch_size", "unit_size", "device", "precision"),
     *("weights", "num_classes", "size", "image_column", "label_column", "on_error"),
@@ -56,6 +56,8 @@ def compare(
     sufficit compare --config sufficit-compare/RUN.toml --seed 1 --out again
 
     sufficit compare --model timm:resnet50 --data 'web/{000..099}.tar' --targets prediction
+
+    sufficit compare --model saved/birds --data birds --within 0.01
     """
     settings = config_of(given, config)
     out_folder, data = place(to), place(settings.data)
@@ -96,7 +98,7 @@ def print_results(results: "RunResults") -> None:
 
     content = results.content()
     out.print(results_table(content))
-    said = list(sentences(content))
+    said = [*results.answers(), *sentences(content)]
     for sentence in said:
         out.print(literal(sentence), highlight=False)
     for caution in (one for one in cautions(content) if one.text not in said):

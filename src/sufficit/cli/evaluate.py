@@ -22,6 +22,7 @@ OPTIONS = (
         "leak",
         "donors",
         "calls",
+        "within",
         "value_step",
         "percent_step",
         "compile",
@@ -82,8 +83,11 @@ def evaluate(
         return
     out.print(_summary_table(results))
     _print_targets(results)
+    for answer in results.answers():
+        out.print(literal(answer), highlight=False)
     for remark in (*results.remarks(), *results.record["leak_warnings"].values()):
-        err.print("[yellow]Warning:[/]", literal(remark))
+        if remark not in results.answers():
+            err.print("[yellow]Warning:[/]", literal(remark))
     if verbose:
         calls = results.rows.column("heatmaps", "calls")
         out.print(f"Model calls: {int(calls.sum())}, {calls.min()} to {calls.max()} per image.")

@@ -18,7 +18,7 @@ from sufficit.metrics.plan import ALPHA_GRID, Plan, ask, check_asking, check_nam
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predictions import Predictions, ScoreKind
 from sufficit.progress import Progress, bar, stage
-from sufficit.statistics import Estimate, estimates_of, ratio_of
+from sufficit.statistics import Chance, Estimate, estimates_of, ratio_of
 from sufficit.sums import Floats, Sums, both, sums_of
 
 if TYPE_CHECKING:
@@ -241,10 +241,13 @@ def summarise(columns: Mapping[str, Floats], plan: Plan, *, seed: int = 0) -> di
     return summary_of(sums_of(columns, seed=seed), leaked, plan)
 
 
-def summary_of(columns: Sums, leaked: Sums | None, plan: Plan) -> dict[str, Estimate]:
+def summary_of(
+    columns: Sums, leaked: Sums | None, plan: Plan, chance: Chance | None = None
+) -> dict[str, Estimate]:
     """Return the same from the sums of the columns, and of `both` columns of the leak."""
-    summary = estimates_of(columns, {name: plan.higher_is_better(name) for name in columns.columns})
-    return summary if leaked is None else summary | {"leak_ratio": ratio_of(leaked)}
+    directions = {name: plan.higher_is_better(name) for name in columns.columns}
+    summary = estimates_of(columns, directions, chance)
+    return summary if leaked is None else summary | {"leak_ratio": ratio_of(leaked, chance)}
 
 
 def with_leak(scores: Scores, leaked: Leak) -> Scores:

@@ -232,7 +232,7 @@ def alpha_note(content: Content) -> str:
         return "Mean MSI at every alpha_min tried; the dotted line is the one chosen."
     count = len(curve["images"])
     whole = "the one image" if n == 1 else f"all {n} images"
-    which = f"{count} of the {n:,} images, spread evenly" if count < n else whole
+    which = f"{count} of the {n:,} images, chosen before scoring" if count < n else whole
     finer = content.first.schedule.value_step < curve["value_step"]
     why = " and ".join(["fewer images"] * (count < n) + ["coarser steps"] * finer)
     differs = f"; with {why}, MSI may differ slightly from the table" if why else ""

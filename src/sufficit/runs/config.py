@@ -85,6 +85,14 @@ class RunConfig:
         "Masks per image: a number (drawn by seed; means stay unbiased), exact, or adaptive. auto:"
         f" exact up to {FEW} images, else {SAMPLED}, or {SEARCHED} to search for alpha_min.",
     )
+    within: float | None = _option(
+        None,
+        SCORING,
+        "Score images in random order until the 95 % interval of every method's MSI is within"
+        " ± this, as in 0.01.",
+        least=1e-6,
+        most=1,
+    )
     value_step: float = _option(0.01, SCORING, "Step of the pixel-value curves.")
     percent_step: float = _option(0.02, SCORING, "Step of the percentage curves.")
     weights: str = _option(
@@ -252,7 +260,7 @@ def _as(value: Any, kind: Any) -> Any:
 
 def _within(name: str, value: Any) -> Any:
     about = RunConfig.__dataclass_fields__[name].metadata
-    if about["least"] is not None and value < about["least"]:
+    if about["least"] is not None and not value >= about["least"]:  # NaN neither
         raise UserError(f"{name} must be {about['least']} or more, got {value}: raise it")
     if about["most"] is not None and value > about["most"]:
         raise UserError(f"{name} must be {about['most']} or less, got {value:.3g}: lower it")

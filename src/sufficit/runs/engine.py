@@ -35,8 +35,9 @@ from sufficit.report.content import Choice
 from sufficit.runs.config import Workers
 from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, quiet
 from sufficit.runs.job import Job
+from sufficit.runs.looks import looks
 from sufficit.runs.maps import maps_from_file, pack
-from sufficit.runs.merge import best_alpha, keeps_all, write_results
+from sufficit.runs.merge import best_alpha, is_precise, keeps_all, write_results
 from sufficit.runs.results import RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, StageFile, Store, store_in
 
@@ -59,7 +60,7 @@ def run(
 
     Run again with the same job and folder, it computes only the units that are missing. `flat`
     writes the files of a single source into the folder itself. With `workers` Ray computes the
-    units; the numbers are the same.
+    units; the numbers are the same. With `within` in the config it stops when MSI is that precise.
     """
     searching = job.config.leak and job.plan.searching  # masks are known only after the search
     with quiet(), closing(job), store_in(out) as store, cluster_of(job, workers) as cluster:
@@ -68,7 +69,12 @@ def run(
         stages = (SCORES, LEAK) if searching else (SCORES,)
         job = placed(job, cluster)
         store.start(job.key(), job.entries, stages)
-        compute(job, store, SCORES, progress, cluster=cluster)
+        whole = len(job.units)
+        for part in looks(job):  # without --within one, at all images
+            compute(part, store, SCORES, progress, cluster=cluster)
+            if len(part.units) < whole and is_precise(part, store):
+                break
+        job = part
         alpha_min = best_alpha(job, store)
         if searching:
             compute(job, store, LEAK, progress, alpha_min, cluster=cluster)
@@ -86,11 +92,12 @@ def compute(
     kind: "type[Worker] | None" = None,
 ) -> None:
     """Compute every unit of a stage that has no file yet, in this process or on a cluster."""
-    done, width, kind = store.done(stage), len(job.sources), kind or Worker
-    missing = [number for number in range(len(job.units)) if number not in done]
+    width, kind, numbers = len(job.sources), kind or Worker, range(len(job.units))
+    done = store.done(stage) & {*numbers}
+    missing = [number for number in numbers if number not in done]
     if not missing:
         return
-    total = len(job.entries) * width
+    total = job.units.images_in(numbers) * width
     before = job.units.images_in(done) * width
     with bar(LABELS[stage], progress) as tick:
 

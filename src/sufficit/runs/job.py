@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -58,6 +59,7 @@ class Job:
     held_out_fill: str | Tensor | None = None
     placed: str | None = None  # the workers' device; None: that of the classifier
     references: tuple[str, ...] = ()  # sources that are scored but not ranked, as the truth
+    part: int | None = None  # the units to score, the first ones; None for all
 
     @cached_property
     def plan(self) -> Plan:
@@ -67,7 +69,12 @@ class Job:
     @cached_property
     def units(self) -> "Units":
         """The images in numbered batches."""
-        return Units(self.entries)
+        return Units(self.entries, None if self.config.within is None else self.order, self.part)
+
+    @cached_property
+    def order(self) -> npt.NDArray[np.int64]:
+        """The numbers of all images in random order, by seed."""
+        return np.random.default_rng(self.config.seed).permutation(len(self.entries))
 
     @property
     def class_folders(self) -> Mapping[str, int]:
@@ -102,7 +109,10 @@ class Job:
         from sufficit.metrics.scores import spread
 
         wanted = self.config.alpha_curve and not self.plan.searching and "msi" in self.plan.columns
-        return frozenset(spread(len(self.entries)) if wanted else ())
+        some = spread(len(self.entries)) if wanted else ()
+        # Of images in random order the first, because a run may stop early.
+        early = self.config.within is not None
+        return frozenset(self.order[: len(some)].tolist() if early else some)
 
     @cached_property
     def pool(self) -> list[int]:
@@ -114,8 +124,7 @@ class Job:
     @cached_property
     def shown_by_seed(self) -> tuple[int, ...]:
         """Images that may be shown whatever they score, as drawn; some more than are wanted."""
-        order = np.random.default_rng(self.config.seed).permutation(len(self.entries))
-        return tuple(order[: 2 * MOST_SHOWN].tolist())
+        return tuple(self.order[: 2 * MOST_SHOWN].tolist())
 
     def for_class(self, target: int) -> "Job":
         """The same job with one target class for all images."""
@@ -155,9 +164,11 @@ class Units(Sequence[Unit]):
     """The images of a run in numbered batches, read from the manifest as they are needed."""
 
     entries: Manifest
+    order: npt.NDArray[np.int64] | None = None  # of the images' numbers
+    part: int | None = None  # only so many units, the first ones
 
     def __len__(self) -> int:
-        return math.ceil(len(self.entries) / self.entries.unit)
+        return self.part or math.ceil(len(self.entries) / self.entries.unit)
 
     @overload
     def __getitem__(self, index: int) -> Unit: ...
@@ -167,7 +178,13 @@ class Units(Sequence[Unit]):
         if isinstance(index, slice):
             return [self[k] for k in range(*index.indices(len(self)))]
         start = range(len(self))[index] * self.entries.unit
-        return Unit(index, self.entries[start : start + self.entries.unit])
+        rows = slice(start, start + self.entries.unit)
+        if self.order is None:
+            return Unit(index, self.entries[rows])
+        # Sorted, because the manifest and the data are read by neighbours.
+        return Unit(
+            index, tuple(self.entries[number] for number in sorted(self.order[rows].tolist()))
+        )
 
     def images_in(self, some: Iterable[int]) -> int:
         """The number of images of some units."""
@@ -199,6 +216,11 @@ def make_job(
         None if config.held_out_fill is None else fill_named(config.held_out_fill, classifier)
     )
     check_asking(plan, fill, held_out, config.batch_size)
+    if config.within is not None and ("msi" not in plan.columns or plan.searching):
+        raise UserError(
+            "within needs MSI at one alpha_min, from the first image on: add msi to columns, and"
+            " give alpha_min a number instead of search"
+        )
     images = open_images(config.data, **config.column_options()) if images is None else images
     entries = listed(images, config.unit_size)
     config = config.for_images(len(entries))

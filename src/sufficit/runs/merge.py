@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from itertools import repeat
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,12 @@ from sufficit.provenance import plain, provenance, save_json
 from sufficit.report.content import Choice
 from sufficit.runs.config import write_toml
 from sufficit.runs.job import Job
+from sufficit.runs.looks import chance_of, half_width, outcome
 from sufficit.runs.maps import maps_from_file, unpack
 from sufficit.runs.results import OWN_BEST, RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, Store, UnitFile
 from sufficit.runs.totals import SourceTotals, csv_writer
-from sufficit.statistics import Chance, Estimate, Standing, estimates_of, standing_of
+from sufficit.statistics import Estimate, Standing, estimates_of, standing_of
 from sufficit.sums import Sums, with_pairs
 
 NAMED = 1000  # skipped and stretched images, at most, that run.json names
@@ -53,6 +54,19 @@ def best_alpha(job: Job, store: Store) -> float:
             for name, sums in tried.items():
                 sums.add(kept.facts["numbers"], _tried(job, kept, name))
     return _search([*tried.values()]).best
+
+
+def is_precise(job: Job, store: Store) -> bool:
+    """Whether the intervals of all ranked sources' MSI are as narrow as `within` asks."""
+    sums = Sums(job.ranked, seed=job.config.seed)
+    for unit in range(len(job.units)):
+        kept = store.read(SCORES, unit)
+        if kept.facts["names"]:
+            tried = {name: _tried(job, kept, name) for name in job.ranked}
+            values = {name: next(iter(found.values())) for name, found in tried.items()}
+            sums.add(kept.facts["numbers"], values)
+    found = estimates_of(sums, dict.fromkeys(job.ranked), chance_of(job))
+    return half_width([*found.values()]) <= (job.config.within or 0)
 
 
 def _search_sums(job: Job) -> Sums:
@@ -79,13 +93,16 @@ def write_results(
     out, merged = store.folder, _merged(job, store, alpha_min, flat=flat)
     write_toml(out / "RUN.toml", job.config)
     summaries = {
-        name: summary_of(one.columns, one.leaked, job.plan) for name, one in merged.sources.items()
+        name: summary_of(one.columns, one.leaked, job.plan, chance_of(job))
+        for name, one in merged.sources.items()
     }
     searches = {name: _search([sums]) for name, sums in merged.tried.items()}
     for name, search in searches.items():
         own = estimates_of(merged.tried[name], {search.best: True})
         summaries[name][OWN_BEST] = own[search.best]
-    standing = None if merged.msi is None else standing_of(merged.msi, job.ranked)
+    standing = None
+    if merged.msi is not None:
+        standing = standing_of(merged.msi, job.ranked, chance=chance_of(job))
     order = [*(standing.ranking if standing else job.ranked)]
     order += [name for name in job.sources if name not in order]
     shown: dict[str, str] = {}
@@ -128,7 +145,7 @@ class Merged:
     empty: dict[str, int] = field(default_factory=dict)
     choice: Choice = field(default_factory=Choice)
     places: dict[int, tuple[int, int, str]] = field(default_factory=dict)
-    """Row -> number, unit and name of the images that may be shown."""
+    """Number -> row, unit and name of the images that may be shown, by row."""
     sample: list[str] = field(default_factory=list)  # images of MSI over alpha_min
     sample_calls: int = 0
     sample_msi: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -202,13 +219,12 @@ def _add_unit(
     pairs = with_pairs(values)
     found.msi = Sums([*pairs], seed=job.config.seed) if found.msi is None else found.msi
     found.msi.add(numbers, pairs)
-    rows, drawn = range(found.n, found.n + len(numbers)), {*job.shown_by_seed}
-    best = found.choice.add(rows, values)
-    images = zip(numbers, repeat(unit), facts["names"])
+    best = found.choice.add(numbers, values) | {*job.shown_by_seed}
+    images = zip(count(found.n), repeat(unit), facts["names"])
     found.places = {
-        row: place
-        for row, place in (found.places | dict(zip(rows, images, strict=True))).items()
-        if keeps_all(job) or row in best or place[0] in drawn
+        number: place
+        for number, place in (found.places | dict(zip(numbers, images, strict=False))).items()
+        if keeps_all(job) or number in best
     }
 
 
@@ -256,18 +272,18 @@ def _write_shown(job: Job, store: Store, merged: Merged) -> dict[str, str]:
     """Write the pixels, maps and predictions of the images to show; return them with reasons."""
     from safetensors.torch import save
 
-    row_of = {number: row for row, (number, _, _) in merged.places.items()}
-    drawn = [row_of[number] for number in job.shown_by_seed if number in row_of]
+    drawn = [number for number in job.shown_by_seed if number in merged.places]
     if keeps_all(job):
-        drawn = np.random.default_rng(job.config.seed).permutation(merged.n).tolist()
+        known = [*merged.places]
+        drawn = [known[k] for k in np.random.default_rng(job.config.seed).permutation(len(known))]
     chosen = merged.choice.chosen(drawn)
     # A worker whose processor rounds otherwise may have kept another of two images that tie.
-    kept = {row: store.read(PIXELS, merged.places[row][1]) for row in chosen}
-    chosen = {r: w for r, w in chosen.items() if merged.places[r][0] in kept[r].facts["numbers"]}
-    places = [merged.places[row] for row in chosen]
+    kept = {number: store.read(PIXELS, merged.places[number][1]) for number in chosen}
+    chosen = {n: w for n, w in chosen.items() if n in kept[n].facts["numbers"]}
+    places = [merged.places[number] for number in chosen]
     rows: dict[str, list[Tensor]] = {}
-    for row, (number, unit, _) in zip(chosen, places, strict=True):
-        pixels, maps = kept[row], store.read(HEATMAPS, unit)
+    for number, (_, unit, _) in zip(chosen, places, strict=True):
+        pixels, maps = kept[number], store.read(HEATMAPS, unit)
         scores = store.read(SCORES, unit, names=[f"{n}/{p}" for n in job.sources for p in ROWS])
         rows.setdefault("pixels", []).append(
             pixels.tensors["pixels"][pixels.facts["numbers"].index(number)]
@@ -278,9 +294,9 @@ def _write_shown(job: Job, store: Store, merged: Merged) -> dict[str, str]:
     tensors = {name: torch.stack(parts) for name, parts in rows.items()}
     if isinstance(job.fill, Tensor):
         tensors["fill"] = job.fill
-    numbers, names = [number for number, _, _ in places], [name for _, _, name in places]
-    known = {name: maps.facts[name] for name in ("final", "controls", "shape")}
-    facts = {"rows": list(chosen), "reasons": list(chosen.values()), "numbers": numbers, **known}
+    shown, names = [row for row, _, _ in places], [name for _, _, name in places]
+    facts: dict[str, Any] = {name: maps.facts[name] for name in ("final", "controls", "shape")}
+    facts |= {"rows": shown, "reasons": list(chosen.values()), "numbers": list(chosen)}
     if job.plan.sampling is not None:
         tensors |= _curves_of_shown(job, UnitFile(tensors, facts))
     whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
@@ -337,7 +353,8 @@ def _record(
         "class_names": _class_names(job, folders),
         "sampled": _sampled(job),
         "seed": job.config.seed,
-        "chance": asdict(Chance(job.config.seed)),
+        "chance": asdict(chance_of(job)),
+        "within": outcome(job, summaries),
     }
     if searches:
         means = {name: search.means.tolist() for name, search in searches.items()}

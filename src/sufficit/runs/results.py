@@ -196,6 +196,7 @@ class RunResults:
         random = self.config.weights == "none"
         found = run_remarks(n, record["empty_heatmaps"], random_weights=random)
         found += [record["sampled"]] if record.get("sampled") else []
+        found += [record["within"]["words"]] if record.get("within") else []
         if stretched := record["stretched_heatmaps"]:
             found.append(
                 f"{record['n_stretched']} heatmaps (first {stretched[0]}) have other proportions"
@@ -205,6 +206,11 @@ class RunResults:
         if self.config.leak and "leak_ratio" not in self.summaries[self.methods[0]]:
             found.append("Leakage was not measured: all images it could use are of one class.")
         return found
+
+    def answers(self) -> list[str]:
+        """The remarks that are no warnings: that the run is as precise as it was asked to be."""
+        found = self.record.get("within")
+        return [found["words"]] if found and found["reached"] else []
 
     @property
     def fill(self) -> str | Tensor:

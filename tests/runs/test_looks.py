@@ -1,0 +1,336 @@
+"""Runs that stop when MSI is precise enough, with intervals that are valid in spite of looking."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas
+import pytest
+import torch
+from scipy import stats
+
+from small_runs import StopError, assert_same_rows, config_for, interrupted, run_small
+from small_runs import write_photos as photos_in
+from sufficit import Classifier, UserError, compare
+from sufficit.data.images import list_images
+from sufficit.runs import engine, looks, merge
+from sufficit.runs.looks import half_width, look_sizes
+from sufficit.runs.results import RunResults
+from sufficit.runs.store import SCORES, Store
+from sufficit.statistics import Chance, Estimate, estimates_of
+from sufficit.sums import sums_of
+
+METHODS = ("gradcam", "layercam", "random", "center")
+N, LOOKS = 30, (8, 16, 30)  # images in units of 4
+
+
+@pytest.mark.parametrize(
+    ("images", "unit", "sizes"),
+    [
+        (1, 1, [1]),
+        (200, 1, [200]),
+        (201, 1, [200, 201]),
+        (800, 1, [200, 400, 800]),
+        (801, 1, [200, 400, 800, 801]),
+        (50_000, 32, [7, 13, 25, 50, 100, 200, 400, 800, 1563]),
+        (1000, 300, [1, 2, 3, 4]),  # 200 and all others below a unit's end are one look
+        (10_000, 10_000, [1]),
+    ],
+)
+def test_looks_double_from_200_images_to_all(images: int, unit: int, sizes: list[int]) -> None:
+    assert look_sizes(images, unit) == sizes
+
+
+def looked(values: npt.NDArray[np.float64], chance: Chance) -> dict[int, list[Estimate]]:
+    """The interval of every trial at each look: [N,trials]."""
+    columns, found = dict(enumerate(values.T)), {}
+    for n in look_sizes(len(values), 1):
+        some = sums_of({trial: column[:n] for trial, column in columns.items()})
+        found[n] = [*estimates_of(some, dict.fromkeys(columns), chance).values()]
+    return found
+
+
+def stopped(found: dict[int, list[Estimate]], within: float) -> list[tuple[int, Estimate]]:
+    """The size at which each trial stops, and its interval there."""
+    ends = []
+    for trial in zip(*found.values(), strict=True):
+        sizes = zip(found, trial, strict=True)
+        ends.append(next((s for s in sizes if half_width([s[1]]) <= within), (-1, trial[-1])))
+    return ends
+
+
+def share(found: list[Estimate], truth: float) -> float:
+    """How many intervals hold the truth."""
+    return float(np.mean([one.low <= truth <= one.high for one in found]))
+
+
+def test_the_interval_at_the_stop_holds_the_truth_in_95_percent() -> None:
+    # One image in twenty fails. With fewer failures the mean is higher and the interval narrower,
+    # so that a run stops early just when its mean is too high.
+    trials, rate = 800, 0.05
+    random = np.random.default_rng(0)
+    fails = random.random((800, trials)) < rate
+    values = np.where(fails, -1.0, random.normal(0.5, 0.1, fails.shape))
+    truth, error = 0.5 - 1.5 * rate, 2 * (0.05 * 0.95 / trials) ** 0.5
+    split = looked(values, Chance.split(3, seed=0))
+    ends = stopped(split, 0.04)
+    sizes = [size for size, _ in ends]
+    assert {200, 400, 800} <= {*sizes}  # it stops at every look
+    assert max(map(sizes.count, sizes)) < 0.8 * trials
+    assert share([one for _, one in ends], truth) >= 0.95 - error
+    plain = stopped(looked(values, Chance(0)), 0.04)
+    assert share([one for _, one in plain], truth) < 0.95
+
+
+def test_the_intervals_of_all_looks_hold_the_truth_together() -> None:
+    # So it does not matter what makes a run stop at one of them.
+    trials, truth = 600, 0.3
+    values = np.random.default_rng(1).normal(truth, 0.2, (800, trials))
+    error = 2 * (0.05 * 0.95 / trials) ** 0.5
+
+    def together(chance: Chance) -> float:
+        found = zip(*looked(values, chance).values(), strict=True)
+        return float(np.mean([share([*trial], truth) == 1 for trial in found]))
+
+    assert together(Chance.split(3, seed=0)) >= 0.95 - error
+    assert together(Chance(0)) < 0.95 - 2 * error
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photos_in(tmp_path_factory.mktemp("images"), n=N)
+
+
+@pytest.fixture(scope="module")
+def whole(photos: Path) -> RunResults:
+    """The run of all images, in the order of the data."""
+    return run_small(config_for(photos, seed=3), photos.parent / "whole")
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first look at 8 images."""
+    monkeypatch.setattr(looks, "FIRST", LOOKS[0])
+
+
+def in_order(whole: RunResults, method: str) -> npt.NDArray[np.float64]:
+    """MSI in the random order of seed 3, by whole units."""
+    return whole.rows[method]["msi"].to_numpy()[np.random.default_rng(3).permutation(N)]
+
+
+@pytest.fixture(scope="module")
+def within(whole: RunResults) -> float:
+    """A precision that both methods have at the second look, and not at the first."""
+    found = []
+    for n in LOOKS[:2]:
+        values = [in_order(whole, method)[:n] for method in METHODS[:2]]
+        widths = [np.subtract(*peer_interval(one)[::-1]) / 2 for one in values]
+        found.append(max(widths))
+    assert found[1] < 0.9 * found[0]
+    return float(np.mean(found))
+
+
+def peer_interval(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """SciPy's interval of the mean at the level of one of three looks."""
+    known: dict[str, Any] = {"n_resamples": 6000, "method": "percentile"}
+    random = np.random.default_rng(9)
+    found = stats.bootstrap((values,), np.mean, confidence_level=1 - 0.05 / 3, rng=random, **known)
+    return found.confidence_interval.low, found.confidence_interval.high
+
+
+@pytest.fixture
+def stopping(photos: Path, within: float, tmp_path: Path, early: None) -> Callable[..., RunResults]:
+    def start(name: str = "out", **options: Any) -> RunResults:
+        config = config_for(photos, **{"seed": 3, "within": within, **options})
+        return run_small(config, tmp_path / name)
+
+    return start
+
+
+def test_a_run_stops_at_the_first_look_that_is_precise(
+    stopping: Callable[..., RunResults], whole: RunResults, within: float
+) -> None:
+    found = stopping()
+    assert found.n == LOOKS[1]
+    said = found.record["within"]
+    assert {key: said[key] for key in ("target", "reached", "images", "of", "looks")} == {
+        "target": within, "reached": True, "images": 16, "of": 30, "looks": [*LOOKS],
+    }  # fmt: skip
+    assert said["words"] == (
+        f"MSI of every method is known to ± {said['half_width']:.2g} (--within {within:g}) from 16"
+        " of 30 images, in random order. Intervals and tests allow for up to 3 looks at the"
+        " results."
+    )
+    widths = [(one.high - one.low) / 2 for one in (found.summaries[m]["msi"] for m in METHODS[:2])]
+    assert said["half_width"] == max(widths)
+    assert not (found.folder / "units").exists()
+
+
+def test_the_interval_is_that_of_the_look(
+    stopping: Callable[..., RunResults], whole: RunResults
+) -> None:
+    found = stopping()
+    for method in METHODS:
+        msi = found.summaries[method]["msi"]
+        low, high = peer_interval(in_order(whole, method)[: LOOKS[1]])
+        assert (msi.low, msi.high) == pytest.approx((low, high), abs=0.03 * (high - low))
+    assert found.standing is not None
+    assert found.standing.chance == Chance(3, 6000, 30_000, level=0.05 / 3)
+    assert found.record["chance"]["level"] == 0.05 / 3
+
+
+def test_an_image_has_the_numbers_of_a_whole_run(
+    stopping: Callable[..., RunResults], whole: RunResults
+) -> None:
+    found = stopping()
+    for method in METHODS:
+        mine = found.rows[method].set_index("image")
+        assert "leak" in mine
+        same = whole.rows[method].set_index("image").loc[mine.index]
+        pandas.testing.assert_frame_equal(mine, same, atol=1e-6, rtol=0)
+    order = np.random.default_rng(3).permutation(N)[: LOOKS[1]]
+    assert {*found.names} == {whole.names[k] for k in order}
+    assert len(found.record["alpha_curve"]["images"]) == 16
+
+
+def test_a_run_that_is_never_precise_scores_all_images_and_says_so(
+    stopping: Callable[..., RunResults], whole: RunResults
+) -> None:
+    found = stopping(within=1e-3)
+    assert found.n == N
+    said = found.record["within"]
+    assert not said["reached"]
+    needed = 30 * (said["half_width"] / 1e-3) ** 2
+    assert said["words"].startswith(
+        f"All 30 images are scored, and MSI is known to ± {said['half_width']:.2g} only, not to ±"
+        f" 0.001 (--within): that takes about {needed:,.0f} images."
+    )
+    assert found.answers() == []
+    assert said["words"] in found.remarks()
+    assert found.table()["msi"].to_dict() == pytest.approx(whole.table()["msi"].to_dict(), abs=1e-6)
+
+
+def test_few_images_are_one_look_with_plain_intervals(
+    stopping: Callable[..., RunResults], whole: RunResults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "FIRST", N)
+    found = stopping(within=1.0)
+    assert found.record["within"]["looks"] == [N]
+    assert "looks at the results" not in found.record["within"]["words"]
+    for method in METHODS:
+        mine, plain = (vars(one.summaries[method]["msi"]) for one in (found, whole))
+        assert mine == pytest.approx(plain, abs=1e-6)
+    assert "within" in whole.record
+    assert whole.record["within"] is None
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])  # before, at and after the first look
+def test_a_run_killed_at_a_look_resumes_and_stops_at_the_same(
+    stopping: Callable[..., RunResults], tmp_path: Path, after: int
+) -> None:
+    wanted = stopping("wanted")
+    interrupted(lambda: stopping("killed"), after=after)
+    before, written = Store.write, []
+
+    def write(self: Store, stage: str, unit: int, *given: Any) -> None:
+        written.append((stage, unit))
+        before(self, stage, unit, *given)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Store, "write", write)
+        found = stopping("killed")
+    assert [unit for stage, unit in written if stage == SCORES] == list(range(after, 4))
+    assert_same_rows(tmp_path / "wanted", tmp_path / "killed", METHODS)
+    assert found.summaries == wanted.summaries
+    assert found.record["within"] == wanted.record["within"]
+
+
+def test_a_run_killed_before_its_results_computes_nothing_again(
+    stopping: Callable[..., RunResults], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise StopError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "write_results", fail)
+        with pytest.raises(StopError):
+            stopping()
+    monkeypatch.setattr(engine.Worker, "score", fail)
+    assert stopping().n == LOOKS[1]
+
+
+def test_another_precision_is_another_run(stopping: Callable[..., RunResults]) -> None:
+    interrupted(stopping)
+    with pytest.raises(UserError, match=r"`within` was 0\.\d+, now 0\.002"):
+        stopping(within=0.002)
+
+
+def test_images_that_are_shown_have_their_own_pixels(
+    stopping: Callable[..., RunResults], photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge, "POOL", 4)  # pixels of few images are kept
+    found = stopping(score="accuracy")
+    assert found.shown is not None
+    view = Classifier.load(found.config.model).view
+    known = {image.name: image.read(view) for image in list_images(photos)}
+    names = found.names_of(found.shown.rows)
+    assert len({*names}) == len(names) > 4
+    wanted = torch.stack([known[name] for name in names])
+    assert torch.allclose(found.shown.images, wanted, atol=1 / 255)
+    assert {*found.record["shown"]} == {*names}
+
+
+def test_compare_takes_within(photos: Path, whole: RunResults, early: None) -> None:
+    classifier = Classifier.load(whole.config.model)
+    images = torch.stack([image.read(classifier.view) for image in list_images(photos)])
+    options: dict[str, Any] = {"within": 1.0, "seed": 3, "unit_size": 4, "leak": False}
+    options |= {"value_step": 0.25, "percent_step": 0.25, "progress": False}
+    targets = torch.tensor(whole.rows["gradcam"]["target"].to_numpy())
+    found = compare(classifier, images, ["gradcam"], targets, **options)
+    assert found.n == LOOKS[0]
+    assert found.record["within"]["of"] == N
+
+
+def test_skipped_images_count_as_looked_at(tmp_path: Path, early: None) -> None:
+    photos = photos_in(tmp_path, n=N)
+    first = list_images(photos)[int(np.random.default_rng(3).permutation(N)[0])]
+    (photos / first.name).write_text("no image")
+    found = run_small(config_for(photos, seed=3, within=1.0, leak=False), tmp_path / "out")
+    assert (found.n, found.record["within"]["images"]) == (LOOKS[0] - 1, LOOKS[0])
+    assert list(found.skipped) == [first.name]
+
+
+@pytest.mark.parametrize("options", [{"alpha_min": "search"}, {"columns": ["base_score"]}])
+def test_what_has_no_msi_to_look_at_is_refused(
+    stopping: Callable[..., RunResults], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match=r"within needs MSI at one alpha_min.*add msi to columns"):
+        stopping(**options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("within", [0.0, -1.0, float("nan")])
+def test_a_width_that_cannot_be_reached_is_refused(photos: Path, within: float) -> None:
+    with pytest.raises(UserError, match=r"within must be 1e-06 or more, got .*: raise it"):
+        config_for(photos, within=within)
+
+
+def test_the_commands_and_the_report_say_how_many_images_it_took(
+    stopping: Callable[..., RunResults], photos: Path, tmp_path: Path, sufficit: Any
+) -> None:
+    common = ["--model", f"python:{photos.parent / 'model.py'}:make", "--data", photos]
+    common += ["--unit-size", 4, "--seed", 3, "--device", "cpu", "--value-step", 0.25]
+    common += ["--percent-step", 0.25, "--within", 0.9]
+    out = tmp_path / "compare"
+    told = sufficit("compare", *common, "--methods", "gradcam", "--save-heatmaps", "--out", out)
+    words = json.loads((out / "run.json").read_text())["within"]["words"]
+    assert "from 8 of 30 images, in random order." in words
+    assert words in told.words
+    assert "from 8 of 30 images, in random order." in (out / "report.html").read_text()
+    maps = out / "gradcam" / "heatmaps.npz"
+    again = sufficit("evaluate", *common, "--heatmaps", maps, "--out", tmp_path / "evaluate")
+    assert "from 8 of 30 images, in random order." in again.words
+    assert "Warning: MSI of every" not in told.err + again.err
