@@ -23,7 +23,9 @@ from torchvision import models
 from compare import write_photographs
 from evaluate import bare, smooth_maps
 from sufficit import Classifier, View
+from sufficit.classifier.acceleration import accelerated
 from sufficit.data.images import list_images
+from sufficit.perturbation.predict import usual_batch
 from sufficit.provenance import provenance
 from sufficit.runs.config import RunConfig
 from sufficit.runs.engine import compute, run
@@ -60,6 +62,7 @@ def main() -> None:
     words.add_argument("--images", type=int, default=256)
     words.add_argument("--side", type=int, default=224)
     words.add_argument("--rounds", type=int, default=3)
+    words.add_argument("--compile", default="off", help="on: by a compiled copy of the model")
     words.add_argument("--out", type=Path)
     asked = words.parse_args()
     classifier = make_classifier(asked)
@@ -71,6 +74,7 @@ def main() -> None:
         save_file({name: one.clone() for name, one in zip(names, maps, strict=True)}, heatmaps)
         config = RunConfig(
             calls="exact",
+            compile=asked.compile,
             model=asked.model,
             data=str(photographs),
             methods=(f"heatmaps={heatmaps}",),
@@ -91,11 +95,17 @@ def main() -> None:
                 compute(job, store, SCORES, progress=False)
 
         calls = int(evaluate().scores["heatmaps"].calls.sum())
-        batch = best_batch(classifier, asked.side, calls, asked.device)
+        model = classifier
+        if asked.compile == "on":
+            shape = (3, asked.side, asked.side)
+            model = accelerated(classifier, (usual_batch(classifier, shape), *shape))
+            batch = usual_batch(classifier, shape)
+        else:
+            batch = best_batch(classifier, asked.side, calls, asked.device)
         jobs: dict[str, Callable[[], object]] = {
             "evaluate": evaluate,
             "score": score,
-            "bare": bare(classifier, asked.side, calls, batch),
+            "bare": bare(model, asked.side, calls, batch),
         }
         seconds = medians(side_by_side(jobs, asked.device, asked.rounds))
     share = seconds["bare"] / seconds["evaluate"]

@@ -35,7 +35,7 @@ def test_only_masks_that_are_asked_make_compiling_pay(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
-    monkeypatch.setattr(job, "pays", lambda _, calls, __: counted.append(calls) or False)
+    monkeypatch.setattr(job, "pays", lambda _, __, calls, ___: counted.append(calls) or False)
     for calls in (20, "exact"):
         config = config_for(photos, calls=calls)
         made = job.make_job(config)
