@@ -207,7 +207,7 @@ def numbers_for(
             " --targets prediction"
         )
     named = classifier.classes or source.classes  # a model without names: as the data set has them
-    return class_numbers(words, named, _num_classes(classifier, source))
+    return class_numbers(words, named, num_classes(classifier, source))
 
 
 def class_numbers(
@@ -231,7 +231,7 @@ def class_numbers(
     )
 
 
-def _num_classes(classifier: Classifier, images: Iterable[SourceImage]) -> int:
+def num_classes(classifier: Classifier, images: Iterable[SourceImage]) -> int:
     """The number of classes: from the model's class names, or from one forward pass."""
     if classifier.classes is not None:
         return len(classifier.classes)
