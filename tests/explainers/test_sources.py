@@ -43,7 +43,7 @@ def adapter(tmp_path: Path) -> Path:
 
 
 def test_a_word_is_a_name_an_adapter_a_function_or_a_file(own: str, adapter: Path) -> None:
-    found = sources_from(f" gradcam ,{adapter}, {own}:brightness,,gradcam, runs/old.maps.npz")
+    found = sources_from(f" gradcam ,{adapter}, {own}:brightness,, runs/old.maps.npz")
     assert list(found) == ["gradcam", "birds-lax", "brightness", "old.maps"]
     assert found["gradcam"] == "gradcam"
     assert isinstance(found["birds-lax"], Lax)
@@ -78,6 +78,9 @@ def test_an_equals_sign_in_a_path_is_part_of_the_path(tmp_path: Path, monkeypatc
         ("nowhere/adapter", r"Unknown method .* the folder of a LAX adapter"),
         ("lax", r"give the folder of its adapter, --methods PATH\. Make one with sufficit train"),
         ("sufficit:birds", r"Unknown adapter 'sufficit:birds'. Did you mean 'sufficit:digits'"),
+        ("gradcam, gradcam", "the method gradcam is given twice: leave one out"),
+        ("arr.npy", r"heatmaps must be a \.npz or \.safetensors file, got arr\.npy: save one"),
+        (f"heatmaps={__file__}", r"a \.npz or \.safetensors file, got test_sources\.py: save one"),
         ("a.npz,b/a.npz", r"two methods are called a \(a.npz, b/a.npz\): write NAME=b/a.npz"),
         ("center=gradcam", r"'center' is the name of another method: write NAME=gradcam"),
         ("maps/gradcam.npz", r"'gradcam' is the name of another method"),
