@@ -224,7 +224,7 @@ from sufficit import Classifier, View
 
 class Nanny(nn.Module):
     def forward(self, images):
-        return images[:, :2, 0, 0] * torch.nan
+        return images.flatten(1)[:, :10] * torch.nan
 
 class Picky(nn.Module):
     def forward(self, images):
@@ -236,16 +236,16 @@ def broken(): raise KeyError("weights")
 """
 
 
-def test_a_model_that_returns_nan_makes_valid_json(sufficit, digits: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("targets", ["prediction", "label"])
+def test_a_model_that_returns_only_nan_is_an_error(
+    sufficit, digits: Path, tmp_path: Path, targets: str
+) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    model = ["--model", f"python:{tmp_path}/own.py:nanny", "--targets", "prediction"]
-    run = sufficit(*scored(digits, *model, "--json"))
-    assert run.code == 0, run.err
-    printed = json.loads(run.out, parse_constant=pytest.fail)
-    found = printed["columns"]["heatmaps"]["msi"]
-    assert (found["mean"], found["n_nan"]) == (None, N)
-    run = sufficit(*scored(digits, *model, "--overwrite"))
-    assert "The model answered NaN for every image: nothing could be scored." in run.words
+    model = ["--model", f"python:{tmp_path}/own.py:nanny", "--targets", targets]
+    run = sufficit(*scored(digits, *model))
+    assert run.code == 2, run.err
+    assert f"all {N} images were skipped" in run.err
+    assert "the model gives NaN or infinite values for it: check the files, the model's" in run.err
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,8 @@ def check_any(scored: int, n_skipped: int, skipped: Sequence[Skipped]) -> None:
     """Raise if no image could be scored; `skipped` may be the first ones only."""
     if not scored:
         first = f"{skipped[0].name}: {skipped[0].reason}"
-        raise UserError(f"all {n_skipped} images were skipped; the first, {first}")
+        remedy = "check the files, the model's weights and --precision"
+        raise UserError(f"all {n_skipped} images were skipped; the first, {first}: {remedy}")
 
 
 @dataclass(frozen=True)

@@ -78,18 +78,19 @@ class ImageWorker:
             try:
                 maps = self._maps(left, images, targets)
             except NotFiniteError as error:
-                names = [left[i].name for i in error.images]
-                if self.job.config.on_error == "stop":
-                    raise UserError(
-                        f"{names[0]}: {NOT_FINITE}. Try another --precision, or pass --on-error"
-                        " skip."
-                    ) from error
-                broken |= dict.fromkeys(names, NOT_FINITE)
+                broken |= self.not_finite([left[i].name for i in error.images])
                 left = [item for item in left if item.name not in broken]
                 continue
             numbers = [item.entry.number for item in left]
             return MapBatch(numbers, [item.name for item in left], images, targets, maps), broken
         return None, broken
+
+    def not_finite(self, names: Sequence[str]) -> dict[str, str]:
+        """Images that the model gives NaN for, with the reason to skip them."""
+        if names and self.job.config.on_error == "stop":
+            remedy = "Try another --precision, or pass --on-error skip."
+            raise UserError(f"{names[0]}: {NOT_FINITE}. {remedy}")
+        return dict.fromkeys(names, NOT_FINITE)
 
     def maps_file(self, batch: MapBatch, facts: Mapping[str, Any]) -> StageFile:
         """The maps of a unit at the size they were drawn, as a file of the store."""
