@@ -313,6 +313,19 @@ def test_images_the_model_gives_nan_for_are_skipped_and_change_no_other_row(
         run_small(stopping, tmp_path / "stopped")
 
 
+def test_a_function_that_returns_nan_is_an_error_that_names_the_image(
+    photos: Path, tmp_path: Path
+) -> None:
+    Image.new("RGB", (10, 12)).save(photos / "cat" / "08.png")
+    (tmp_path / "mine.py").write_text(
+        "def own(model, images, targets):\n"
+        "    return images.mean(1) / images.amax((1, 2, 3))[:, None, None]\n"
+    )
+    config = config_for(photos, methods=[f"python:{tmp_path / 'mine.py'}:own"])
+    with pytest.raises(UserError, match=r"method own: .*NaN.*, or leave out image cat/08\.png$"):
+        run_small(config, tmp_path / "out")
+
+
 @pytest.mark.parametrize("options", [{}, {"alpha_min": "search"}, {"calls": 18}])
 def test_controls_alone_skip_the_images_the_model_gives_nan_for(
     photos: Path, tmp_path: Path, options: dict[str, Any]

@@ -114,7 +114,8 @@ def _print_targets(results: "RunResults") -> None:
 def _summary_table(results: "RunResults") -> Table:
     """One row per column: direction, mean, interval."""
     searched = " (searched)" if "search" in results.record else ""
-    title = f"{results.n} image{'s' if results.n > 1 else ''}, alpha_min {results.alpha_min:g}{searched}"
+    images = f"{results.n} image{'s' if results.n > 1 else ''}"
+    title = f"{images}, alpha_min {results.alpha_min:g}{searched}"
     table = Table(title=title, title_justify="left", title_style="bold")
     for heading in ("column", "better"):
         table.add_column(heading)

@@ -181,6 +181,7 @@ class ImageWorker:
                     [item.maps for item in some],
                     seed=job.config.seed,
                     layer=job.config.layer,
+                    names=[item.name for item in some],
                 )
             except NotFiniteError as error:  # its indices count within `some`
                 raise NotFiniteError(str(error), [new[i] for i in error.images]) from error
