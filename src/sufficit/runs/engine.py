@@ -190,7 +190,7 @@ class Worker(ImageWorker):
             "names": batch.names,
             "numbers": batch.numbers,
             "shape": list(batch.images.shape[1:]),
-            "empty": {m: int((h.amax((1, 2)) == 0).sum()) for m, h in batch.heatmaps.items()},
+            "empty": batch.empty,
             "stretched": _stretched(items, batch.images),
         }
         return [*self._kept(batch, predictions), (SCORES, tensors, facts)]

@@ -52,6 +52,11 @@ class MapBatch:
         size = self.images.shape[2], self.images.shape[3]
         return {name: one.at(size) for name, one in self.maps.items()}
 
+    @property
+    def empty(self) -> dict[str, int]:
+        """The number of each source's heatmaps that are all zeros."""
+        return {name: int((one.amax((1, 2)) == 0).sum()) for name, one in self.heatmaps.items()}
+
     def rows(self, some: Sequence[int]) -> "MapBatch":
         """Some of the images."""
         maps = {name: DrawnMaps(one.maps[some], one.final) for name, one in self.maps.items()}
