@@ -236,6 +236,21 @@ def broken(): raise KeyError("weights")
 """
 
 
+def test_heatmaps_of_another_kind_are_named(sufficit, digits: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "maps.npy", np.zeros((N, 8, 8)))
+    run = sufficit(*scored(digits, "--heatmaps", tmp_path / "maps.npy"))
+    assert run.code == 2
+    assert "heatmaps must be a .npz or .safetensors file, got maps.npy" in run.err
+
+
+def test_the_title_of_one_image_is_in_the_singular(sufficit, digits: Path) -> None:
+    for image in list_images(digits)[1:]:
+        (digits / image.name).unlink()
+    run = sufficit(*scored(digits, "--columns", "msi"))
+    assert run.code == 0, run.err
+    assert "1 image, alpha_min 0.5" in run.words
+
+
 @pytest.mark.parametrize("targets", ["prediction", "label"])
 def test_a_model_that_returns_only_nan_is_an_error(
     sufficit, digits: Path, tmp_path: Path, targets: str
