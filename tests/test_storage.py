@@ -10,6 +10,7 @@ import pytest
 
 from google_server import google_server
 from object_server import SECRET, ObjectServer, busy, denied, environment_with, slow
+from sufficit.data.images import list_images
 from sufficit.errors import GoneError, UserError, without_secrets
 from sufficit.files import (
     check_output,
@@ -222,8 +223,11 @@ def test_an_unknown_scheme_and_a_missing_library_are_named(
 def test_check_output_asks_for_what_a_run_needs(bucket: str, object_server: ObjectServer) -> None:
     check_output(place(f"{bucket}/run"))
     assert object_server.keys(f"{bucket}/run") == []
-    with pytest.raises(UserError, match="could not be written: there is no such bucket"):
-        check_output(place("s3://no-such-bucket/run"))
+    for folder in ("s3://no-such-bucket/run", "s3://no-such-bucket"):
+        with pytest.raises(
+            UserError, match=f"^{folder}/? could not be written: there is no such bu"
+        ):
+            check_output(place(folder))
     with pytest.raises(UserError, match="every file would be a commit. Choose another --out"):
         check_output(place("hf://datasets/me/mine"))
     write(place(f"{bucket}/photos/cat/1.png"), b"x")
@@ -232,8 +236,18 @@ def test_check_output_asks_for_what_a_run_needs(bucket: str, object_server: Obje
     check_output(place(f"{bucket}/photos-run"), [place(f"{bucket}/photos")])
     check_output(place(f"{bucket}/photos/run"), [Path("photos")])
     object_server.faults.append(denied("PUT"))
-    with pytest.raises(GoneError, match="check network, endpoint and credentials"):
+    with pytest.raises(GoneError, match=f"^{bucket}/run can't .*check network, endpoint and cred"):
         check_output(place(f"{bucket}/run"))
+
+
+def test_a_missing_bucket_of_images_is_named_as_such(
+    bucket: str, object_server: ObjectServer
+) -> None:
+    for root in ("s3://no-such-bucket/x", "s3://no-such-bucket"):
+        with pytest.raises(UserError, match=f"at {root}/?: there is no such bucket"):
+            list_images(root)
+    with pytest.raises(UserError, match="no folder of images at .*: give an existing folder"):
+        list_images(f"{bucket}/nowhere")
 
 
 @pytest.mark.parametrize("ask", ["exists", "is_file", "is_dir", "stat", "read_bytes", "iterdir"])
@@ -303,6 +317,8 @@ def test_googles_storage_is_read_and_written(monkeypatch: pytest.MonkeyPatch) ->
             assert file.read(5) == bytes(range(90, 95))
         with pytest.raises(UserError, match="there is no such bucket"):
             check_output(place("gs://no-such-bucket/run"))
+        with pytest.raises(UserError, match="at gs://no-such-bucket/x: there is no such bucket"):
+            list_images("gs://no-such-bucket/x")
         remove_folder(folder / "units")
         (folder / "a.bin").unlink()
         assert server.objects == {}

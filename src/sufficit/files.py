@@ -145,9 +145,12 @@ def check_output(
 def _check_remote(folder: Path) -> None:
     """Raise unless an object can be written below the folder, and deleted."""
     probe = folder / f".probe-{_NODE}-{os.getpid()}"
-    with writing(probe) as part:
-        part.write_bytes(b"")
-    probe.unlink()
+    try:
+        with writing(probe) as part:
+            part.write_bytes(b"")
+        probe.unlink()
+    except UserError as error:
+        raise type(error)(str(error).replace(str(probe), str(folder))) from error
 
 
 def _command_of(record: Path) -> str | None:

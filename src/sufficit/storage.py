@@ -17,6 +17,7 @@ REMEDY = "check network, endpoint and credentials, then give the same command to
 for _library in ("aiobotocore", "fsspec", "gcsfs", "s3fs"):
     # What they log where nobody asked for logs, tracebacks too, would go to the terminal.
     logging.getLogger(_library).addHandler(logging.NullHandler())
+BUCKETS = ("s3", "s3a", "gs", "gcs")  # schemes that name a bucket first
 BUFFER = 2**20  # bytes that an open file reads at once
 
 
@@ -45,6 +46,12 @@ class RemotePath(ProxyUPath):
         with suppress(FileNotFoundError), _reaching(self):
             return str(self.fs.info(self.path)["type"])
         return None
+
+    def lacks_bucket(self) -> bool:
+        """Whether the server says that there is no such bucket."""
+        with suppress(GoneError), _reaching(self):
+            return self.protocol in BUCKETS and not self.fs.exists(self.path.partition("/")[0])
+        return False
 
     def stat(self, *, follow_symlinks: bool = True) -> Any:
         """Size and time of an object."""

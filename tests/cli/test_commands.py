@@ -52,6 +52,7 @@ def test_literal_text_gives_the_terminal_no_orders() -> None:
 
 def test_methods_and_models_are_listed(sufficit) -> None:
     listed = sufficit("methods").out
+    assert "--methods takes its folder" in " ".join(listed.split())
     assert "kpca-cam" in listed
     assert "control" in listed
     named = sufficit("models", "ResNet18").out

@@ -224,7 +224,7 @@ from sufficit import Classifier, View
 
 class Nanny(nn.Module):
     def forward(self, images):
-        return images[:, :2, 0, 0] * torch.nan
+        return images.flatten(1)[:, :10] * torch.nan
 
 class Picky(nn.Module):
     def forward(self, images):
@@ -236,16 +236,31 @@ def broken(): raise KeyError("weights")
 """
 
 
-def test_a_model_that_returns_nan_makes_valid_json(sufficit, digits: Path, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN)
-    model = ["--model", f"python:{tmp_path}/own.py:nanny", "--targets", "prediction"]
-    run = sufficit(*scored(digits, *model, "--json"))
+def test_heatmaps_of_another_kind_are_named(sufficit, digits: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "maps.npy", np.zeros((N, 8, 8)))
+    run = sufficit(*scored(digits, "--heatmaps", tmp_path / "maps.npy"))
+    assert run.code == 2
+    assert "heatmaps must be a .npz or .safetensors file, got maps.npy" in run.err
+
+
+def test_the_title_of_one_image_is_in_the_singular(sufficit, digits: Path) -> None:
+    for image in list_images(digits)[1:]:
+        (digits / image.name).unlink()
+    run = sufficit(*scored(digits, "--columns", "msi"))
     assert run.code == 0, run.err
-    printed = json.loads(run.out, parse_constant=pytest.fail)
-    found = printed["columns"]["heatmaps"]["msi"]
-    assert (found["mean"], found["n_nan"]) == (None, N)
-    run = sufficit(*scored(digits, *model, "--overwrite"))
-    assert "The model answered NaN for every image: nothing could be scored." in run.words
+    assert "1 image, alpha_min 0.5" in run.words
+
+
+@pytest.mark.parametrize("targets", ["prediction", "label"])
+def test_a_model_that_returns_only_nan_is_an_error(
+    sufficit, digits: Path, tmp_path: Path, targets: str
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    model = ["--model", f"python:{tmp_path}/own.py:nanny", "--targets", targets]
+    run = sufficit(*scored(digits, *model))
+    assert run.code == 2, run.err
+    assert f"all {N} images were skipped" in run.err
+    assert "the model gives NaN or infinite values for it: check the files, the model's" in run.err
 
 
 @pytest.mark.parametrize(

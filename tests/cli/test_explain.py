@@ -52,6 +52,22 @@ def test_it_draws_what_evaluate_reads(sufficit, digits: Path, tmp_path: Path) ->
     assert both[0]["msi"].to_numpy() == pytest.approx(both[1]["msi"].to_numpy(), abs=1e-6)
 
 
+def test_it_counts_heatmaps_that_are_all_zeros(sufficit, digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def own(model, images, targets):\n"
+        "    return images.mean(1) * (targets > 3)[:, None, None]\n"
+    )
+    names = [image.name for image in list_images(digits)]
+    blank = sum(int(name[0]) <= 3 for name in names)
+    assert 0 < blank < N
+    words = f"center,own=python:{tmp_path / 'mine.py'}:own"
+    run = sufficit(*drawing(digits, "--methods", words))
+    assert run.code == 0, run.err
+    assert f"All-zero heatmaps, which mark nothing, of {N} images: own {blank}." in run.err
+    record = json.loads((tmp_path / "drawn" / "run.json").read_text())
+    assert record["empty_heatmaps"] == {"own": blank, "center": 0}
+
+
 def test_it_takes_functions_adapters_and_heatmap_files(
     sufficit, digits: Path, tmp_path: Path
 ) -> None:

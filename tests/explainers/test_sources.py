@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from small_models import random_images, small
-from sufficit import Lax, UserError, explain, explain_all, sanity_check
+from sufficit import Classifier, Lax, UserError, explain, explain_all, sanity_check
+from sufficit.explainers.explanation import draw_all
 from sufficit.explainers.sources import HeatmapFileSource, methods_from, source_from, sources_from
 
 OWN = """
@@ -22,6 +23,9 @@ def too_bright(classifier, images, targets):
 
 def broken(classifier, images, targets):
     return images.mean(1) / {}["size"]
+
+def short(images, targets):
+    return images.mean(1)
 
 def hungry(classifier, images, targets):
     if len(images) > 1:
@@ -43,7 +47,7 @@ def adapter(tmp_path: Path) -> Path:
 
 
 def test_a_word_is_a_name_an_adapter_a_function_or_a_file(own: str, adapter: Path) -> None:
-    found = sources_from(f" gradcam ,{adapter}, {own}:brightness,,gradcam, runs/old.maps.npz")
+    found = sources_from(f" gradcam ,{adapter}, {own}:brightness,, runs/old.maps.npz")
     assert list(found) == ["gradcam", "birds-lax", "brightness", "old.maps"]
     assert found["gradcam"] == "gradcam"
     assert isinstance(found["birds-lax"], Lax)
@@ -78,6 +82,9 @@ def test_an_equals_sign_in_a_path_is_part_of_the_path(tmp_path: Path, monkeypatc
         ("nowhere/adapter", r"Unknown method .* the folder of a LAX adapter"),
         ("lax", r"give the folder of its adapter, --methods PATH\. Make one with sufficit train"),
         ("sufficit:birds", r"Unknown adapter 'sufficit:birds'. Did you mean 'sufficit:digits'"),
+        ("gradcam, gradcam", "the method gradcam is given twice: leave one out"),
+        ("arr.npy", r"heatmaps must be a \.npz or \.safetensors file, got arr\.npy: save one"),
+        (f"heatmaps={__file__}", r"a \.npz or \.safetensors file, got test_sources\.py: save one"),
         ("a.npz,b/a.npz", r"two methods are called a \(a.npz, b/a.npz\): write NAME=b/a.npz"),
         ("center=gradcam", r"'center' is the name of another method: write NAME=gradcam"),
         ("maps/gradcam.npz", r"'gradcam' is the name of another method"),
@@ -115,12 +122,34 @@ def test_a_function_draws_for_explain_and_for_the_sanity_check(own: str) -> None
 
 def test_what_a_function_does_wrong_is_one_line(own: str) -> None:
     for function, message in (
-        ("too_bright", r"^method too_bright: heatmaps must lie in 0\.\.1"),
+        (
+            "too_bright",
+            r"^method too_bright: heatmaps must lie in 0\.\.1.*: call sufficit\.normalize"
+            r"\(heatmaps\)$",
+        ),
+        (
+            "short",
+            r"takes \(classifier, images, targets\), short takes \(images, targets\)"
+            r" \(.*own_methods.py, line 15\): change its arguments$",
+        ),
         ("broken", r"own_methods.py:broken raised KeyError: 'size' \(.*own_methods.py, line 13\)"),
     ):
         method = methods_from(f"{own}:{function}")[function]
         with pytest.raises(UserError, match=message):
             explain(small(), random_images(), method=method)
+
+
+def test_a_wrong_heatmap_is_named_by_its_image_also_in_a_later_batch() -> None:
+    def dark_last(_: Classifier, images: torch.Tensor, __: torch.Tensor) -> torch.Tensor:
+        return images.mean(1) / images.amax((1, 2, 3))[:, None, None]
+
+    images = random_images(3)
+    images[2] = 0
+    given = (small(), images, None, {"mine": dark_last})
+    with pytest.raises(UserError, match="method mine: .* or leave out image 2$"):
+        draw_all(*given, batch_size=2)
+    with pytest.raises(UserError, match=r"method mine: .* or leave out image c\.png$"):
+        draw_all(*given, batch_size=2, names=["a.png", "b.png", "c.png"])
 
 
 def test_a_function_that_runs_out_of_memory_gets_smaller_batches(own: str) -> None:

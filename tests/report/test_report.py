@@ -411,6 +411,13 @@ def test_a_reader_is_warned_of_few_images_bad_classifiers_nan_and_leaks(content:
     assert found[0].details[0].startswith("frame: the masks leak: over images of other classes")
 
 
+def test_the_title_of_one_image_is_in_the_singular(
+    content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Content, "n", 1)
+    assert results_table(content).title == "Means over 1 image, alpha_min 0.5"
+
+
 def test_the_terminal_says_what_the_report_says(content: Content) -> None:
     content = replace(content, facts=replace(content.facts, targets="label"))
     best = content.summaries["bright"]

@@ -209,6 +209,36 @@ def test_wrong_arguments_are_refused_before_any_work(
 
 
 @pytest.mark.parametrize(
+    ("images", "came"),
+    [
+        (np.zeros((2, 3, 12, 10), np.float32), "ndarray: call torch.from_numpy"),
+        (["a.png", "b.png"], "list: stack them, or give the folder"),
+    ],
+)
+def test_images_are_a_tensor_or_a_folder(classifier: Classifier, images: Any, came: str) -> None:
+    with pytest.raises(UserError, match=rf"a tensor \[N,C,H,W\] or a folder, got {came}"):
+        compare(classifier, images, **QUICK)
+
+
+@pytest.mark.parametrize("workers", ["two", 2.5, True])
+def test_workers_are_a_whole_number(classifier: Classifier, workers: Any) -> None:
+    with pytest.raises(UserError, match=rf"whole number or Workers\(...\), got {workers!r}: as in"):
+        compare(classifier, rand(2, 3, 12, 10), workers=workers, **QUICK)
+
+
+def test_methods_in_one_text_are_read_as_on_the_command_line(classifier: Classifier) -> None:
+    options = {"controls": False, "leak": False, "columns": ["msi"], **QUICK}
+    for words, names in [("gradcam", ["gradcam"]), ("gradcam, center", ["gradcam", "center"])]:
+        results = compare(classifier, rand(2, 3, 12, 10), words, **options)
+        assert list(results.methods) == names
+
+
+def test_a_target_that_the_model_does_not_have_is_named(classifier: Classifier) -> None:
+    with pytest.raises(UserError, match=r"targets must lie in 0..2, .* 3 classes, got 7: use its"):
+        compare(classifier, rand(2, 3, 12, 10), "gradcam", torch.tensor([0, 7]), **QUICK)
+
+
+@pytest.mark.parametrize(
     "name", ["units", "overlays", "run.json", "report.html", "a/b", "..", "random"]
 )
 def test_no_source_takes_the_place_of_a_file_of_the_run(

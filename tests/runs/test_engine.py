@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +310,40 @@ def test_images_the_model_gives_nan_for_are_skipped_and_change_no_other_row(
         )
     stopping = config_for(photos, model=config.model, fill="mean", on_error="stop")
     with pytest.raises(UserError, match=r"cat/1\d\.png: the model gives NaN.*--precision"):
+        run_small(stopping, tmp_path / "stopped")
+
+
+def test_a_function_that_returns_nan_is_an_error_that_names_the_image(
+    photos: Path, tmp_path: Path
+) -> None:
+    Image.new("RGB", (10, 12)).save(photos / "cat" / "08.png")
+    (tmp_path / "mine.py").write_text(
+        "def own(model, images, targets):\n"
+        "    return images.mean(1) / images.amax((1, 2, 3))[:, None, None]\n"
+    )
+    config = config_for(photos, methods=[f"python:{tmp_path / 'mine.py'}:own"])
+    with pytest.raises(UserError, match=r"method own: .*NaN.*, or leave out image cat/08\.png$"):
+        run_small(config, tmp_path / "out")
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha_min": "search"}, {"calls": 18}])
+def test_controls_alone_skip_the_images_the_model_gives_nan_for(
+    photos: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    (tmp_path / "model.py").write_text(MODEL + NO_NUMBERS)
+    model = f"python:{tmp_path / 'model.py'}:fragile"
+    config = config_for(photos, model=model, methods=["center", "random"], fill="mean", **options)
+    whole = run_small(config, tmp_path / "whole")
+    for name in ("cat/11.png", "cat/12.png"):
+        Image.new("RGB", (10, 12)).save(photos / name)
+    results = run_small(config, tmp_path / "out")
+    reason = "the model gives NaN or infinite values for it"
+    assert results.skipped == {"cat/11.png": reason, "cat/12.png": reason}
+    for method in whole.methods:
+        now, then = (one.rows[method].drop(columns=[*LEAKS]) for one in (results, whole))
+        pandas.testing.assert_frame_equal(now, then, atol=1e-6, rtol=0)
+    stopping = replace(config, on_error="stop")
+    with pytest.raises(UserError, match=r"cat/11\.png: the model gives NaN.*--precision"):
         run_small(stopping, tmp_path / "stopped")
 
 

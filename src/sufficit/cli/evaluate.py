@@ -100,9 +100,7 @@ def evaluate(
 
 def _print_targets(results: "RunResults") -> None:
     clean = results.record["clean_accuracy"]
-    if math.isnan(clean):
-        out.print("The model answered NaN for every image: nothing could be scored.")
-    elif results.record["targets"] == "label":
+    if results.record["targets"] == "label":
         out.print(
             f"Targets: the labels. The model classifies {clean:.1%} of whole images correctly."
         )
@@ -115,7 +113,8 @@ def _print_targets(results: "RunResults") -> None:
 def _summary_table(results: "RunResults") -> Table:
     """One row per column: direction, mean, interval."""
     searched = " (searched)" if "search" in results.record else ""
-    title = f"{results.n} images, alpha_min {results.alpha_min:g}{searched}"
+    images = f"{results.n} image{'s' if results.n > 1 else ''}"
+    title = f"{images}, alpha_min {results.alpha_min:g}{searched}"
     table = Table(title=title, title_justify="left", title_style="bold")
     for heading in ("column", "better"):
         table.add_column(heading)

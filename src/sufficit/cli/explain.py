@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sufficit.cli.console import app, literal, out, print_skipped, resumable
+from sufficit.cli.console import app, literal, out, print_skipped, resumable, warn
 from sufficit.cli.options import OutOption, OverwriteOption, config_of, run_options
 from sufficit.errors import UserError
 from sufficit.files import check_output, place
@@ -55,6 +55,7 @@ def explain(
     config = config_of({"data": " ".join(images)} | given, fixed=fixed)
     out_folder, given_images = place(to), [place(word) for word in images]
     check_output(out_folder, given_images, overwrite=overwrite, command="explain")
+    from sufficit.report.interpretation import run_remarks
     from sufficit.runs.job import load_model, make_job, sources_named
     from sufficit.runs.overlays import SHEET_ROWS, class_number, explain_run, images_in
 
@@ -68,5 +69,7 @@ def explain(
     with resumable(out_folder):
         record = explain_run(job, out_folder, overwrite=overwrite, workers=workers)
     print_skipped(record["skipped"])
+    for remark in run_remarks(record["n"], record["empty_heatmaps"]):
+        warn(remark)
     for path in sorted(out_folder.iterdir()):
         out.print(literal(path), highlight=False, soft_wrap=True)

@@ -22,7 +22,7 @@ def methods() -> None:
     table = Table("method", "what it draws", box=None)
     for name, explainer in EXPLAINERS.items():
         table.add_row(name, explainer.description)
-    table.add_row("lax", "learned for one model by sufficit train-lax; --method takes its folder")
+    table.add_row("lax", "learned for one model by sufficit train-lax; --methods takes its folder")
     out.print(table)
 
 

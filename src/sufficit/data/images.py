@@ -132,6 +132,10 @@ class Listing:
             cast("RemotePath", root).fs.invalidate_cache()  # hf:// keeps what it listed before
         shards, tables = files_named(root, ".tar"), files_named(root, ".parquet")
         if not shards and not tables and not root.is_dir():
+            if is_remote(root) and cast("RemotePath", root).lacks_bucket():
+                raise UserError(
+                    f"no folder of images at {root}: there is no such bucket. Check the path"
+                )
             kinds = "an existing folder, .tar or .parquet file"
             token = "; a private data set needs HF_TOKEN" if str(root).startswith("hf://") else ""
             raise UserError(f"no folder of images at {root}: give {kinds}{token}")

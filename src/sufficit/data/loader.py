@@ -156,7 +156,8 @@ def check_any(scored: int, n_skipped: int, skipped: Sequence[Skipped]) -> None:
     """Raise if no image could be scored; `skipped` may be the first ones only."""
     if not scored:
         first = f"{skipped[0].name}: {skipped[0].reason}"
-        raise UserError(f"all {n_skipped} images were skipped; the first, {first}")
+        remedy = "check the files, the model's weights and --precision"
+        raise UserError(f"all {n_skipped} images were skipped; the first, {first}: {remedy}")
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ def numbers_for(
             " --targets prediction"
         )
     named = classifier.classes or source.classes  # a model without names: as the data set has them
-    return class_numbers(words, named, _num_classes(classifier, source))
+    return class_numbers(words, named, num_classes(classifier, source))
 
 
 def class_numbers(
@@ -231,7 +232,7 @@ def class_numbers(
     )
 
 
-def _num_classes(classifier: Classifier, images: Iterable[SourceImage]) -> int:
+def num_classes(classifier: Classifier, images: Iterable[SourceImage]) -> int:
     """The number of classes: from the model's class names, or from one forward pass."""
     if classifier.classes is not None:
         return len(classifier.classes)

@@ -1,5 +1,6 @@
 """`explain`: images in, heatmaps out. Several methods share their forward and backward passes."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,8 +107,13 @@ def draw_all(
     batch_size: int | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    names: Sequence[str] | None = None,
 ) -> Drawn:
-    """The heatmaps of `explain_all`, each with the maps that its method drew before resizing."""
+    """The heatmaps of `explain_all`, each with the maps that its method drew before resizing.
+
+    Errors name images by `names`, or by number.
+    """
+    names = names or [str(number) for number in range(len(images))]
     wanted = methods_for(methods, classifier, check=False)
     checks.check_classifier(classifier)
     checks.check_form(images)
@@ -126,7 +132,7 @@ def draw_all(
             part = slice(start, start + size)
             some = None if goals is None else goals[part]
             try:
-                drawn = _draw(classifier, images[part], some, wanted, layer)
+                drawn = _draw(classifier, images[part], some, wanted, layer, names[part])
             except UserError:
                 _check_methods(wanted)  # a method that does not fit has the better error
                 raise
@@ -171,6 +177,7 @@ def _draw(
     targets: Tensor | None,
     methods: Mapping[str, Explainer | OwnMethod],
     layer: str | None,
+    names: Sequence[str],
 ) -> Drawn:
     """What every method but the controls draws, with one forward pass per layer: [N,C,H,W], [N]."""
     watching = _watching(methods)
@@ -205,7 +212,7 @@ def _draw(
     for name, own_method in own.items():
         heatmaps = own_method(classifier, here, goals)  # type: ignore[arg-type]  # set above
         try:
-            check_heatmaps(heatmaps, here)
+            check_heatmaps(heatmaps, here, names)
         except UserError as error:
             raise UserError(f"method {name}: {error}") from error
         heatmaps = heatmaps.detach().to(here.device, torch.float32)
@@ -250,7 +257,27 @@ def _known(method: Method, classifier: Classifier) -> Explainer | OwnMethod:
         return EXPLAINERS[method]
     if not isinstance(method, Explainer) and not callable(method):
         raise UserError(f"a method is a name or a function, got {type(method).__name__}")
+    if not isinstance(method, Explainer):
+        _check_arguments(method)
     return method
+
+
+def _check_arguments(method: OwnMethod) -> None:
+    """Raise for a function that cannot be called as a method is."""
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):
+        return  # a few built-in functions have none
+    try:
+        signature.bind(None, None, None)
+    except TypeError as error:
+        code = getattr(inspect.unwrap(method), "__code__", None)
+        where = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
+        name = getattr(method, "__name__", type(method).__name__)
+        raise UserError(
+            f"a method takes (classifier, images, targets), {name} takes {signature}{where}: change"
+            " its arguments"
+        ) from error
 
 
 def learned(lax: Lax, classifier: Classifier) -> Explainer:

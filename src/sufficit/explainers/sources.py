@@ -41,7 +41,9 @@ def sources_from(words: str | Iterable[str]) -> dict[str, Source]:
     listed = words.split(",") if isinstance(words, str) else words
     given: dict[str, str] = {}
     found: dict[str, Source] = {}
-    for word in dict.fromkeys(filter(None, map(str.strip, listed))):
+    for word in filter(None, map(str.strip, listed)):
+        if word in given.values():
+            raise UserError(f"the method {word} is given twice: leave one out")
         name, source = source_from(word)
         if name in found:
             wrong = f"two methods are called {name} ({given[name]}, {word})"
@@ -95,6 +97,9 @@ def _unnamed(word: str) -> tuple[str, Source]:
             "lax is trained for each model: give the folder of its adapter, --methods PATH. Make"
             " one with sufficit train-lax; sufficit:digits ships for the model of that name"
         )
+    if path.suffix == ".npy" or path.is_file():
+        wrong = f"heatmaps must be a .npz or .safetensors file, got {path.name}"
+        raise UserError(f"{wrong}: save one array [h,w] per image, keyed by the image's name")
     places = ["the folder of a LAX adapter", "python:FILE.py:FUNCTION", "a heatmap file"]
     raise unknown("method", word, [*EXPLAINERS, *places])
 

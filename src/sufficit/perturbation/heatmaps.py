@@ -1,5 +1,7 @@
 """Heatmaps [N,H,W] in 0..1: resize, normalise and check them."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -56,7 +58,7 @@ def _check_maps(heatmaps: Tensor) -> None:
         raise UserError(f"heatmaps must be [N,h,w], got {came}: pass a tensor of three axes")
 
 
-def check_heatmaps(heatmaps: Tensor, images: Tensor) -> None:
+def check_heatmaps(heatmaps: Tensor, images: Tensor, names: Sequence[str] | None = None) -> None:
     """Raise unless there is one heatmap per image, of its size, finite and in 0..1."""
     if not isinstance(heatmaps, Tensor):
         came = type(heatmaps).__name__
@@ -69,11 +71,14 @@ def check_heatmaps(heatmaps: Tensor, images: Tensor) -> None:
         )
     if not heatmaps.is_floating_point():
         raise UserError(f"heatmaps must be floats in 0..1, got {heatmaps.dtype}: call .float()")
-    check_range(heatmaps)
+    check_range(heatmaps, names)
 
 
-def check_range(heatmaps: Tensor, names: list[str] | None = None) -> None:
-    """Raise unless all values are finite and in 0..1, and name the images where they are not."""
+def check_range(heatmaps: Tensor, names: Sequence[str] | None = None, more: str = "") -> None:
+    """Raise unless all values are finite and in 0..1, and name the images where they are not.
+
+    `more` is a further remedy for values outside.
+    """
     low, high = heatmaps.flatten(1).aminmax(dim=1)
     if heatmaps.shape[0] and not (low.isfinite() & high.isfinite()).all():
         broken = (~heatmaps.flatten(1).isfinite()).any(1).nonzero().flatten().tolist()
@@ -86,12 +91,11 @@ def check_range(heatmaps: Tensor, names: list[str] | None = None) -> None:
         first = outside[0]
         raise UserError(
             f"heatmaps must lie in 0..1, got {low[first]:.9g}..{high[first]:.9g} in"
-            f" {_named(outside, names)}: call sufficit.normalize(heatmaps), or pass --normalize on"
-            " the command line"
+            f" {_named(outside, names)}: call sufficit.normalize(heatmaps){more}"
         )
 
 
-def _named(indices: list[int], names: list[str] | None) -> str:
+def _named(indices: list[int], names: Sequence[str] | None) -> str:
     words = [names[i] if names else str(i) for i in indices[:5]]
     more = f" and {len(indices) - 5} more" if len(indices) > 5 else ""
     return f"image{'s' if len(indices) > 1 else ''} {', '.join(words)}{more}"

@@ -129,7 +129,8 @@ def results_table(content: Content) -> Table:
     and an interval. A method outside the ranking, such as a control, is dimmed.
     """
     searched, standing = bool(own_alphas(content)), content.standing
-    title = f"Means over {content.n} images, alpha_min {content.first.alpha_min:g}"
+    images = f"{content.n} image{'s' if content.n > 1 else ''}"
+    title = f"Means over {images}, alpha_min {content.first.alpha_min:g}"
     title += " (best for the mean of the methods)" if searched else ""
     main = ("insertion_percent", "deletion_percent", "base_score", "mask_penalty", "msi")
     last = "msi_own_best" if searched else "leak_ratio"  # 80 columns have room for one more

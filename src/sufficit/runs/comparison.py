@@ -11,9 +11,11 @@ from sufficit.classifier.classifier import (
     Classifier,
     check_classifier,
     check_images,
+    check_range,
     check_targets,
 )
 from sufficit.data.images import ImageSource, open_images
+from sufficit.data.loader import num_classes
 from sufficit.errors import UserError
 from sufficit.files import check_output, place
 from sufficit.progress import Progress
@@ -29,7 +31,7 @@ IN_MEMORY = "images in memory"
 def compare(
     classifier: Classifier,
     images: Tensor | Path | str,
-    methods: Mapping[str, Source | Tensor] | Sequence[str] = METHODS,
+    methods: Mapping[str, Source | Tensor] | Sequence[str] | str = METHODS,
     targets: Tensor | None = None,
     *,
     names: Sequence[str] | None = None,
@@ -49,10 +51,17 @@ def compare(
     cluster. Further options are those of `sufficit compare`, such as alpha_min, fill or leak=False.
     """
     check_classifier(classifier)
+    asked = _workers(workers)
     if isinstance(images, Tensor):
         check_images(images)
         labels = check_targets(targets, len(images))
         source = ImageSource.from_tensors(images, names, labels)
+        if labels is not None:
+            check_range(labels, num_classes(classifier, source))
+    elif not isinstance(images, str | Path):
+        came = type(images).__name__
+        remedy = "call torch.from_numpy" if came == "ndarray" else "stack them, or give the folder"
+        raise UserError(f"images must be a tensor [N,C,H,W] or a folder, got {came}: {remedy}")
     elif targets is not None:
         raise UserError("targets go with images in memory: class folders give a folder's labels")
     else:
@@ -60,7 +69,7 @@ def compare(
     data = IN_MEMORY if isinstance(images, Tensor) else str(images)
     recipe = classifier.recipe
     model = type(classifier.model).__name__ if recipe is None else recipe.source
-    words = list(methods) if not isinstance(methods, Mapping) else [*methods]
+    words = methods.split(",") if isinstance(methods, str) else list(methods)
     options = {"methods": words, "model": model, "data": data} | options
     config = config_from(options)
     if isinstance(methods, Mapping):
@@ -74,8 +83,17 @@ def compare(
         folders = [] if isinstance(images, Tensor) else [place(images)]
         check_output(folder, folders, overwrite=overwrite, command="compare")
     job = make_job(config, classifier=classifier, images=source, sources=sources)
-    asked = Workers(workers) if isinstance(workers, int) else workers
     return run(job, folder, overwrite=overwrite, progress=progress, workers=asked)
+
+
+def _workers(given: int | Workers | None) -> Workers | None:
+    if given is None or isinstance(given, Workers):
+        return given
+    if isinstance(given, int) and not isinstance(given, bool):
+        return Workers(given)
+    raise UserError(
+        f"workers must be a whole number or Workers(...), got {given!r:.200}: as in workers=2"
+    )
 
 
 def _source(given: Source | Tensor) -> Source:

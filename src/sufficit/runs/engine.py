@@ -28,8 +28,9 @@ from sufficit.metrics.leakage import (
 )
 from sufficit.metrics.plan import ask
 from sufficit.metrics.scores import alpha_curves, coarse
+from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predict import usual_batch
-from sufficit.perturbation.predictions import Predictions
+from sufficit.perturbation.predictions import NO_CLASS, Predictions
 from sufficit.progress import Progress, bar
 from sufficit.report.content import Choice
 from sufficit.runs.config import Workers
@@ -174,6 +175,16 @@ class Worker(ImageWorker):
         if batch is None:
             return [(SCORES, {}, facts)]
         predictions = self._predicted(batch, tick)
+        named = next(iter(predictions.values())).classes_of([EVERYTHING])[:, 0].tolist()
+        facts["skipped"] |= self.not_finite(
+            [name for name, one in zip(batch.names, named, strict=True) if one == NO_CLASS]
+        )
+        good = [i for i, one in enumerate(named) if one != NO_CLASS]
+        if not good:
+            return [(SCORES, {}, facts)]
+        if len(good) < len(named):  # sources that ask the model nothing did not notice
+            batch = batch.rows(good)
+            predictions = {name: found.rows(good) for name, found in predictions.items()}
         tensors = {
             f"{name}/{part}": getattr(found, part)
             for name, found in predictions.items()
@@ -188,7 +199,7 @@ class Worker(ImageWorker):
             "names": batch.names,
             "numbers": batch.numbers,
             "shape": list(batch.images.shape[1:]),
-            "empty": {m: int((h.amax((1, 2)) == 0).sum()) for m, h in batch.heatmaps.items()},
+            "empty": batch.empty,
             "stretched": _stretched(items, batch.images),
         }
         return [*self._kept(batch, predictions), (SCORES, tensors, facts)]

@@ -52,6 +52,11 @@ class MapBatch:
         size = self.images.shape[2], self.images.shape[3]
         return {name: one.at(size) for name, one in self.maps.items()}
 
+    @property
+    def empty(self) -> dict[str, int]:
+        """The number of each source's heatmaps that are all zeros."""
+        return {name: int((one.amax((1, 2)) == 0).sum()) for name, one in self.heatmaps.items()}
+
     def rows(self, some: Sequence[int]) -> "MapBatch":
         """Some of the images."""
         maps = {name: DrawnMaps(one.maps[some], one.final) for name, one in self.maps.items()}
@@ -78,18 +83,19 @@ class ImageWorker:
             try:
                 maps = self._maps(left, images, targets)
             except NotFiniteError as error:
-                names = [left[i].name for i in error.images]
-                if self.job.config.on_error == "stop":
-                    raise UserError(
-                        f"{names[0]}: {NOT_FINITE}. Try another --precision, or pass --on-error"
-                        " skip."
-                    ) from error
-                broken |= dict.fromkeys(names, NOT_FINITE)
+                broken |= self.not_finite([left[i].name for i in error.images])
                 left = [item for item in left if item.name not in broken]
                 continue
             numbers = [item.entry.number for item in left]
             return MapBatch(numbers, [item.name for item in left], images, targets, maps), broken
         return None, broken
+
+    def not_finite(self, names: Sequence[str]) -> dict[str, str]:
+        """Images that the model gives NaN for, with the reason to skip them."""
+        if names and self.job.config.on_error == "stop":
+            remedy = "Try another --precision, or pass --on-error skip."
+            raise UserError(f"{names[0]}: {NOT_FINITE}. {remedy}")
+        return dict.fromkeys(names, NOT_FINITE)
 
     def maps_file(self, batch: MapBatch, facts: Mapping[str, Any]) -> StageFile:
         """The maps of a unit at the size they were drawn, as a file of the store."""
@@ -180,6 +186,7 @@ class ImageWorker:
                     [item.maps for item in some],
                     seed=job.config.seed,
                     layer=job.config.layer,
+                    names=[item.name for item in some],
                 )
             except NotFiniteError as error:  # its indices count within `some`
                 raise NotFiniteError(str(error), [new[i] for i in error.images]) from error

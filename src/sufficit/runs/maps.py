@@ -72,7 +72,7 @@ class MapFile:
         if not found.isfinite().all():
             raise BadImageError(f"its heatmap in {self.path.name} has NaN or infinite values")
         found = normalize(found) if self.normalize else found
-        check_range(found, [image.name])
+        check_range(found, [image.name], ", or pass --normalize")
         return found[0]
 
     def digest(self) -> str:
@@ -123,6 +123,7 @@ def draw_sources(
     *,
     seed: int,
     layer: str | None,
+    names: Sequence[str] | None = None,
 ) -> dict[str, DrawnMaps]:
     """Every source's maps of a batch, by one shared forward pass: [N,C,H,W] -> each [N,h,w].
 
@@ -139,7 +140,8 @@ def draw_sources(
             methods[name] = source
     drawn = {}
     if methods:
-        drawn = draw_all(classifier, images, targets, methods, layer=layer, progress=False)
+        asked = (classifier, images, targets, methods)
+        drawn = draw_all(*asked, layer=layer, progress=False, names=names)
     found = {name: maps for name, (maps, _) in drawn.items()}
     for name in sources.keys() - methods.keys():
         maps = [one[name] for one in given]

@@ -94,6 +94,9 @@ def explain_run(
             "targets": {
                 n: t for one in facts for n, t in zip(one["names"], one["targets"], strict=True)
             },
+            "empty_heatmaps": {
+                name: sum(one["empty"].get(name, 0) for one in facts) for name in job.sources
+            },
             "skipped": {one.name: one.reason for one in skipped},
         }
         save_json(out / "run.json", record)
@@ -110,7 +113,8 @@ class OverlayWorker(Worker):
         """Overlays and a sheet of a unit, then its heatmaps, which make it done."""
         skipped = self.loader.dropped(unit)
         batch, broken = self.batch(items)
-        facts: dict[str, Any] = {"names": [], "targets": [], "skipped": {**skipped, **broken}}
+        facts: dict[str, Any] = {"names": [], "targets": [], "empty": {}}
+        facts["skipped"] = {**skipped, **broken}
         if batch is None:
             return [(HEATMAPS, {}, facts)]
         classifier, out = self.job.classifier, self.store.folder
@@ -128,7 +132,7 @@ class OverlayWorker(Worker):
         ]
         sheet = "sheet.png" if unit.number == 0 else f"sheet-{unit.number + 1}.png"
         plots.save(plots.sheet_figure(images, heatmaps, titles), out / sheet)
-        return [self.maps_file(batch, facts | {"targets": targets})]
+        return [self.maps_file(batch, facts | {"targets": targets, "empty": batch.empty})]
 
 
 def row_title(name: str, probabilities: Tensor, target: int, classes: Sequence[str] | None) -> str:
