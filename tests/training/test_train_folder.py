@@ -340,7 +340,7 @@ def test_an_adapter_must_belong_to_the_classifier_whose_sanity_is_checked(traine
 
 
 def test_words_of_method(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = methods_from(f" {trained} , gradcam,,gradcam")
+    found = methods_from(f" {trained} , gradcam,,")
     assert list(found) == ["digits-lax", "gradcam"]
     assert isinstance(found["digits-lax"], Lax)
     assert found["gradcam"] == "gradcam"
@@ -351,6 +351,7 @@ def test_words_of_method(trained: Path, tmp_path: Path, monkeypatch: pytest.Monk
         "grad-cam": "Did you mean 'gradcam'?",
         str(tmp_path): "no adapter in",
         f"{trained},{trained}/.": "two methods are called digits-lax",
+        "gradcam, gradcam": "gradcam is given twice",
     }.items():
         with pytest.raises(UserError, match=message):
             methods_from(words)
