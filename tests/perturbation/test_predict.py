@@ -5,14 +5,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import sufficit.perturbation.bands
 import sufficit.perturbation.predict
 from reference import COLUMNS, heatmaps_like, one_at_a_time, reference_columns, small_net
 from small_models import SmallMemory, Spy
 from sufficit import Classifier, UserError, evaluate, leak
 from sufficit.metrics.plan import ask, make_plan
 from sufficit.perturbation.bands import EVERYTHING, rest, show
-from sufficit.perturbation.fills import blur
-from sufficit.perturbation.predict import predict
+from sufficit.perturbation.fills import FILLS, blur
+from sufficit.perturbation.predict import predict, predict_views
 
 SIZE = (8, 6)
 COARSE = {"value_step": 0.05, "percent_step": 0.1}
@@ -141,10 +142,30 @@ def test_masks_of_the_leak_may_lie_anywhere(monkeypatch, most):
     images, heatmaps = data(6)
     targets = torch.tensor([0, 1, 2, 0, 1, 2])
     wanted = leak(Classifier(small_net(seed=2)), images, heatmaps, targets)
-    monkeypatch.setattr(sufficit.perturbation.predict, "_MASK_ELEMENTS", most)
-    monkeypatch.setattr(sufficit.perturbation.predict, "_STEP_ELEMENTS", 100)
+    monkeypatch.setattr(sufficit.perturbation.bands, "_MASK_ELEMENTS", most)
+    monkeypatch.setattr(sufficit.perturbation.bands, "_STEP_ELEMENTS", 100)
     found = leak(Classifier(small_net(seed=2)), images, heatmaps, targets)
     assert found.mean() == wanted.mean()
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+@pytest.mark.parametrize("fill", ["black", "blur", "noise"])
+def test_views_are_any_images_through_any_masks(fill):
+    images, heatmaps = data(6)
+    masks, model = heatmaps[:4] > 0.5, SmallMemory(small_net(seed=2), 3)
+    views = (torch.tensor([5, 0, 0, 3, 5]), torch.tensor([1, 3, 0, 1, 2]))
+    targets = torch.tensor([0, 1, 2, 1, 0])
+    found = predict_views(Classifier(model), images, masks, views, targets=targets, fill=fill)
+    for i, (image, mask) in enumerate(zip(*(v.tolist() for v in views), strict=True)):
+        whole = images[image : image + 1]
+        shown = torch.where(masks[mask], whole, FILLS[fill](whole))
+        with torch.no_grad():
+            logits = small_net(seed=2)(shown)[0]
+        assert found.named[i] == logits.argmax()
+        assert abs(found.confidences[i] - logits.softmax(0)[targets[i]]) < 1e-6
+    bare = predict_views(Classifier(model), images, masks, views, fill=fill)
+    assert torch.equal(bare.named, found.named)
+    assert bare.confidences.isnan().all()
 
 
 # Whole images

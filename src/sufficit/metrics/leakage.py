@@ -14,7 +14,7 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
 from sufficit.errors import UserError
 from sufficit.metrics.columns import alpha_from, higher_is_better
-from sufficit.perturbation.bands import rest, show
+from sufficit.perturbation.bands import masks_of, show
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.perturbation.predict import check_batch_size, predict_views
@@ -142,8 +142,8 @@ class LeakProbe:
     ) -> Tensor:
         """Return the class predicted for each view through the mask M > alpha_min: [T]."""
         how = {"fill": self.settings.fill, "batch_size": self.settings.batch_size, **more}
-        band = show(self.settings.alpha_min)
-        return predict_views(self.classifier, images, heatmaps, band, views, **how)
+        masks = masks_of(heatmaps, show(self.settings.alpha_min), self.classifier.device)
+        return predict_views(self.classifier, images, masks, views, **how).named
 
     def measure(
         self, heatmaps: Tensor, targets: Tensor, numbers: Sequence[int], tick: Progress | None
@@ -167,7 +167,7 @@ class LeakProbe:
 
         def donor_share(maps: Tensor, masks: Tensor, part: int) -> Tensor:
             """Return the share of each image's donors predicted as its target: [MN]."""
-            more = {"targets": goals, "progress": stage(tick, part, 2)}
+            more = {"targets": goals[owners], "progress": stage(tick, part, 2)}
             named = self._classes(pool.images, maps, (donors, masks), **more)
             sums = torch.zeros(len(goals), dtype=torch.float64, device="cpu")
             return sums.index_add_(0, owners, hits(named, goals[owners])) / counts
@@ -261,9 +261,9 @@ def measure(
         )
     if known is None:  # the classes predicted for the whole images
         every = torch.arange(len(images), device="cpu")
-        zeros = torch.zeros(1, *images.shape[2:], dtype=torch.float32, device="cpu")
+        whole = torch.ones(1, *images.shape[2:], dtype=torch.bool, device="cpu")
         views, size = (every, torch.zeros_like(every)), settings.batch_size
-        goals = predict_views(classifier, images, zeros, rest(math.inf), views, batch_size=size)
+        goals = predict_views(classifier, images, whole, views, batch_size=size).named
     else:
         goals = known.cpu()
     if strict:

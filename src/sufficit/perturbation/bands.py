@@ -25,6 +25,8 @@ class Band:
     high: float
 
 
+_STEP_ELEMENTS = 2**25  # of heatmaps copied to the device at a time
+_MASK_ELEMENTS = 2**32  # of masks, one byte each, kept on the device
 EVERYTHING = Band("rank", 0.0, 1.0)
 
 
@@ -160,3 +162,11 @@ def inside(heatmaps: Tensor, band: Band) -> Tensor:
     edges = torch.tensor([band.low, band.high], dtype=torch.float32, device=heatmaps.device)
     edges = edges.to(heatmaps.dtype)
     return (heatmaps > edges[0]).logical_and(heatmaps <= edges[1])
+
+
+def masks_of(heatmaps: Tensor, band: Band, device: torch.device) -> Tensor:
+    """Return which pixels a band keeps, on the device if they fit: [N,H,W] -> bool [N,H,W]."""
+    there = device if heatmaps.numel() <= _MASK_ELEMENTS else heatmaps.device
+    step = max(1, _STEP_ELEMENTS // heatmaps[0].numel())
+    parts = heatmaps.split(step)
+    return torch.cat([inside(part.to(there, torch.float32), band) for part in parts])

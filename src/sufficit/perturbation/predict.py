@@ -15,9 +15,9 @@ from sufficit.classifier.acceleration import is_compiled
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
 from sufficit.perturbation import tokens
-from sufficit.perturbation.bands import Band, distinct_masks, inside, ranks, runs
+from sufficit.perturbation.bands import Band, distinct_masks, ranks, runs
 from sufficit.perturbation.fills import fill_for
-from sufficit.perturbation.predictions import NO_CLASS, Predictions
+from sufficit.perturbation.predictions import NO_CLASS, Predictions, ViewPredictions
 from sufficit.progress import Progress
 
 _GROUP_ELEMENTS = {"cuda": 2**26}  # of images on the device at once; masks are never stored
@@ -25,8 +25,6 @@ _GROUP_IMAGES = {"cuda": 256}
 _BATCH_ELEMENTS = {"cuda": 2**27, "cpu": 2**19}
 _FEW_SIZES = ("cuda",)  # where libraries plan for each new batch size, which is slow
 _SIZES = 8  # of batches, there
-_STEP_ELEMENTS = 2**25  # of heatmaps copied to the device at a time
-_MASK_ELEMENTS = 2**32  # of masks, one byte each, kept on the device
 
 
 def predict(
@@ -70,39 +68,40 @@ def predict(
 def predict_views(
     classifier: Classifier,
     images: Tensor,
-    heatmaps: Tensor,
-    band: Band,
+    masks: Tensor,
     views: tuple[Tensor, Tensor],
     *,
     targets: Tensor | None = None,
     fill: str | Tensor = "black",
     batch_size: int | None = None,
     progress: Progress | None = None,
-) -> Tensor:
-    """Return the predicted class of each view, NO_CLASS where the model returned NaN: [T].
+) -> ViewPredictions:
+    """Return the prediction for each view, on the CPU.
 
-    `views` are the numbers of the image and of the heatmap of each view: any of the images
-    [N,C,H,W] is seen through the value band of any of the heatmaps [M,H,W]. Targets are only
-    checked: the model must have these classes.
+    `views` are the numbers of the image and of the mask of each view: any of the images [N,C,H,W]
+    is seen through any of the masks, bool [M,H,W]. Targets are the class of each view: [T].
     """
     loop = _Loop(classifier, images, fill, batch_size)
     loop.highest = -1 if targets is None else int(targets.max())
     used, place = views[0].unique(return_inverse=True)
     order = place.argsort(stable=True)
     ends = place.bincount().cumsum(0).tolist()
-    masks = masks_of(heatmaps, band, classifier.device)
     if loop.vit:
         masks = tokens.patches_of(masks, loop.vit.patch)
     named = torch.empty(len(order), dtype=torch.long, device="cpu")
+    confidences = torch.full((len(order),), torch.nan, device="cpu")
     start = done = 0
     with torch.no_grad(), classifier.in_eval_mode():
         for count in _groups(len(used), images, classifier.device):
             inputs = loop.normalized(images[used[start : start + count]], fill)
             here = order[done : ends[start + count - 1]]
             loop.reports = (progress, done, len(here), len(order))
-            named[here] = loop.views(*inputs, masks, place[here] - start, views[1][here])
+            goals = None if targets is None else targets[here]
+            found = loop.views(*inputs, masks, place[here] - start, views[1][here], goals)
+            named[here] = found.named
+            confidences[here] = found.confidences
             start, done = start + count, done + len(here)
-    return named
+    return ViewPredictions(named, confidences)
 
 
 def check_batch_size(batch_size: int | None) -> None:
@@ -253,10 +252,19 @@ class _Loop:
         )
 
     def views(
-        self, inputs: Tensor, hidden: Tensor, masks: Tensor, seen: Tensor, through: Tensor
-    ) -> Tensor:
-        """Return the predicted class of each view of a group on the device, on the CPU: [T]."""
-        named = torch.empty(len(seen), dtype=torch.long, device=inputs.device)
+        self,
+        inputs: Tensor,
+        hidden: Tensor,
+        masks: Tensor,
+        seen: Tensor,
+        through: Tensor,
+        targets: Tensor | None,
+    ) -> ViewPredictions:
+        """Return the prediction for each view of a group on the device, on the CPU."""
+        named = torch.empty(len(seen), dtype=torch.int32, device=inputs.device)
+        confidences = torch.empty(len(seen), dtype=torch.float32, device=inputs.device)
+        goals = torch.zeros_like(named, dtype=torch.long)
+        goals = goals if targets is None else targets.to(goals)
         masker, order = None, torch.arange(len(seen), device=inputs.device)
         if self.vit:
             kept = masks[through.to(masks.device)].to(inputs.device)
@@ -273,13 +281,15 @@ class _Loop:
             return batch.contiguous(memory_format=self.classifier.memory_format)
 
         def one(start: int, stop: int) -> None:
+            rows = order[start:stop]
             logits = self._answer((masker.batch if masker else pixels)(start, stop))
-            broken = logits.softmax(1)[:, 0].isnan()
-            named[order[start:stop]] = logits.argmax(1).masked_fill(broken, NO_CLASS)
+            named[rows], confidences[rows] = _judge(logits, goals[rows])
             self.tick(stop / len(named))
 
         self._in_batches(len(named), one, masker)
-        return named.cpu()
+        if targets is None:
+            confidences.fill_(torch.nan)
+        return ViewPredictions(named.cpu().long(), confidences.cpu())
 
     def _answer(self, batch: Tensor) -> Tensor:
         """Return the logits of images [N,C,H,W] or tokens [N,T,K]; raise for a missing class."""
@@ -398,11 +408,3 @@ class Masker:
     def drop_buffers(self) -> None:
         """Free the buffers, so that smaller ones can be allocated."""
         self.buffers = None
-
-
-def masks_of(heatmaps: Tensor, band: Band, device: torch.device) -> Tensor:
-    """Return which pixels a band keeps, on the device if they fit: [N,H,W] -> bool [N,H,W]."""
-    there = device if heatmaps.numel() <= _MASK_ELEMENTS else heatmaps.device
-    step = max(1, _STEP_ELEMENTS // heatmaps[0].numel())
-    parts = heatmaps.split(step)
-    return torch.cat([inside(part.to(there, torch.float32), band) for part in parts])

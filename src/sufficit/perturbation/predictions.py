@@ -132,6 +132,14 @@ class Predictions:
         return Predictions(first.bands, weighed=first.weighed, counts=first.counts, **joined)
 
 
+@dataclass(frozen=True)
+class ViewPredictions:
+    """The prediction for each view: some image through some mask."""
+
+    named: Tensor  # [T] the predicted class, NO_CLASS where the model returned NaN
+    confidences: Tensor  # [T] softmax of the view's target; NaN without targets
+
+
 def hits(named: Tensor, targets: Tensor) -> Tensor:
     """Return 1 where the predicted class is the target, else 0; NaN where either is NO_CLASS.
 
