@@ -12,7 +12,7 @@ from reference import heatmaps_like, small_net
 from small_models import Spy
 from sufficit import Classifier, UserError, evaluate
 from sufficit.metrics import COLUMNS, METRICS, MSI, Evaluation, Metric
-from sufficit.metrics.columns import MeanCurve, area_weights
+from sufficit.metrics.metric import MeanCurve, area_weights
 from sufficit.metrics.plan import ask, make_plan
 from sufficit.metrics.scores import Scores, read
 from sufficit.perturbation.bands import EVERYTHING, at_least, rest, show, top

@@ -17,7 +17,7 @@ import torch
 from report_content import HOSTILE, Quarters, coarse_maps, decoded, make, quarters
 from sufficit import Classifier, evaluate
 from sufficit.errors import UserError
-from sufficit.metrics.columns import curves_of as curves_by_image
+from sufficit.metrics.metric import curves_of as curves_by_image
 from sufficit.perturbation.heatmaps import normalize, resize
 from sufficit.report import Content, Facts, MethodScores, Shown, choose, pick_shown, write_report
 from sufficit.report.interpretation import (

@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from sufficit.metrics.columns import COLUMNS, METRICS, Metric, Schedule
+from sufficit.metrics.columns import COLUMNS, METRICS
 from sufficit.metrics.leakage import Leak, Pool, leak
+from sufficit.metrics.metric import Metric, Schedule
 from sufficit.metrics.scores import AlphaSearch, Scores, evaluate
 
 if TYPE_CHECKING:

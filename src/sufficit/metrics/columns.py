@@ -3,99 +3,26 @@
 To add a metric, add a line to METRICS, or pass your own to `evaluate(metrics={name: Metric(...)})`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
-
-import torch
 from torch import Tensor
 
 from sufficit.errors import UserError
+from sufficit.metrics.metric import (
+    Heading,
+    Metric,
+    Schedule,
+    area,
+    curve_weights,
+    hide_bands,
+    mean_height,
+    mean_weights,
+    no_bands,
+    show_bands,
+)
 from sufficit.perturbation import bands
 from sufficit.perturbation.bands import Band
-from sufficit.perturbation.predictions import Predictions, ScoreKind
+from sufficit.perturbation.predictions import Predictions
 
 ALPHA = "\u03b1"
-
-
-class Heading(NamedTuple):
-    """What a column or curve is called."""
-
-    short: str  # in a terminal and under a heatmap
-    long: str  # in the report and over a figure
-    meaning: str  # one sentence
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The score of each image along a grid."""
-
-    grid: tuple[float, ...]  # [P]
-    accuracy: Tensor  # [N,P]
-    confidence: Tensor  # [N,P]
-
-
-@dataclass(frozen=True)
-class MeanCurve:
-    """The score along a grid, averaged over images."""
-
-    grid: tuple[float, ...]  # [P]
-    values: Tensor  # [P], NaN where no image was asked
-
-    @property
-    def height(self) -> float:
-        """The mean height over the points that are known."""
-        known = (~self.values.isnan()).nonzero()[:, 0].tolist() or [0]
-        return mean_height(self.values[None, known], [self.grid[i] for i in known]).item()
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The points of the curves, and the kind of score."""
-
-    alpha_min: float
-    score: ScoreKind = "accuracy"
-    value_step: float = 0.01
-    percent_step: float = 0.02
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """The alphas of the pixel-value curves."""
-        return bands.grid(self.value_step)
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """The shares of the percentage curves."""
-        return bands.grid(self.percent_step)
-
-    @property
-    def alphas(self) -> tuple[float, ...]:
-        """The alphas of MSI's curves, from alpha_min, which need not be on the grid, to 1.
-
-        >>> Schedule(0.7, value_step=0.5).alphas
-        (0.7, 1.0)
-        """
-        return (self.alpha_min, *(point for point in self.values if point > self.alpha_min))
-
-
-def _no_bands(_: Schedule) -> list[Band]:
-    return []
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A column: its direction, the bands it needs scores and sizes of, and its formula.
-
-    Bands in `asks` are asked for every image. Those in `weights` may be sampled where calls are
-    limited; the formula uses them only through `predictions.total(weights(schedule), ...)`.
-    """
-
-    higher_is_better: bool
-    asks: Callable[[Schedule], list[Band]]
-    formula: Callable[[Predictions, Schedule], Tensor]  # -> [N]
-    weighs: Callable[[Schedule], list[Band]] = _no_bands
-    heading: Heading | None = None  # of METRICS; a user's own metric is called by its name
-    weights: Callable[[Schedule], Mapping[Band, float]] = lambda _: {}
 
 
 def higher_is_better(column: str) -> bool | None:
@@ -121,70 +48,6 @@ def alpha_from(value: object, wanted: str = "a number in 0..1") -> float:
     if not 0 <= alpha <= 1:
         raise UserError(f"alpha_min must lie in 0..1, got {alpha:g}: the default is 0.5")
     return alpha
-
-
-def trapezoid(values: Tensor, grid: Sequence[float]) -> Tensor:
-    """Return the area under each curve: [N,P] -> [N].
-
-    >>> trapezoid(torch.tensor([[0.0, 1.0, 1.0]]), (0.0, 0.5, 1.0))
-    tensor([0.7500], dtype=torch.float64)
-    """
-    widths = torch.tensor(grid, dtype=torch.float64, device=values.device).diff()
-    middles = (values[:, 1:] + values[:, :-1]).double() / 2
-    return (middles * widths).sum(1)
-
-
-def mean_height(values: Tensor, grid: Sequence[float]) -> Tensor:
-    """Return area over width, or the height at the only point of a grid: [N,P] -> [N]."""
-    width = grid[-1] - grid[0]
-    return trapezoid(values, grid) / width if width > 0 else values[:, 0].double()
-
-
-def area_weights(grid: Sequence[float]) -> list[float]:
-    """Return the weight of each point of a grid in the trapezoid area: P -> P.
-
-    >>> area_weights((0.0, 0.5, 1.0))
-    [0.25, 0.5, 0.25]
-    """
-    before, after = (grid[0], *grid[:-1]), (*grid[1:], grid[-1])
-    return [(high - low) / 2 for low, high in zip(before, after, strict=True)]
-
-
-def mean_weights(grid: Sequence[float]) -> list[float]:
-    """Return the weights of area over width, or 1 for the only point of a grid: P -> P."""
-    width = grid[-1] - grid[0]
-    return [weight / width for weight in area_weights(grid)] if width > 0 else [1.0]
-
-
-def show_bands(schedule: Schedule) -> list[Band]:
-    """Return the bands of MSI's Show curve."""
-    return [bands.show(a) for a in schedule.alphas]
-
-
-def hide_bands(schedule: Schedule) -> list[Band]:
-    """Return the bands of MSI's Hide curve."""
-    return [bands.hide(schedule.alpha_min, a) for a in schedule.alphas]
-
-
-CURVES: dict[str, tuple[Callable[[Schedule], list[Band]], str]] = {
-    "insertion_pixel": (lambda s: [bands.show(a) for a in s.values], "values"),
-    "deletion_pixel": (lambda s: [bands.rest(a) for a in s.values], "values"),
-    "insertion_percent": (lambda s: [bands.top(k) for k in s.shares], "shares"),
-    "deletion_percent": (lambda s: [bands.all_but_top(k) for k in s.shares], "shares"),
-    "show": (show_bands, "alphas"),
-    "hide": (hide_bands, "alphas"),
-}  # the bands of each curve, and the property of the schedule that is its grid
-
-
-def curves_of(predictions: Predictions, schedule: Schedule) -> dict[str, Curve]:
-    """Return the curves by name, those whose bands were predicted."""
-    found = {}
-    for name, (asks, axis) in CURVES.items():
-        asked = asks(schedule)
-        if set(asked) <= set(predictions.bands):
-            scores = (predictions.of(asked, kind) for kind in ("accuracy", "confidence"))
-            found[name] = Curve(getattr(schedule, axis), *scores)
-    return found
 
 
 def base_weights(schedule: Schedule) -> dict[Band, float]:
@@ -221,26 +84,6 @@ def _penalty_bands(schedule: Schedule) -> list[Band]:
     return [bands.at_least(schedule.alpha_min)]
 
 
-def _area_weights(curve: str) -> Callable[[Schedule], dict[Band, float]]:
-    """Return the weights of the area under a curve, by schedule."""
-    asks, axis = CURVES[curve]
-    return lambda s: dict(zip(asks(s), area_weights(getattr(s, axis)), strict=True))
-
-
-def area(
-    predictions: Predictions,
-    schedule: Schedule,
-    curve: str,
-    kind: ScoreKind,
-    value: Callable[[Tensor], Tensor] = lambda scores: scores,
-) -> Tensor:
-    """Return the area under a curve of value(score), estimated where bands were drawn: [N]."""
-    if predictions.drawn is not None:
-        return predictions.total(_area_weights(curve)(schedule), kind, value)
-    asks, axis = CURVES[curve]
-    return trapezoid(value(predictions.of(asks(schedule), kind)), getattr(schedule, axis))
-
-
 _EQUAL = ", in equal shares of the image"
 _SHARES = {"pixel": ("px", "pixel value", ""), "percent": ("%", "%", _EQUAL)}
 
@@ -252,12 +95,12 @@ def _area_metric(curve: str) -> Metric:
     verb = "appear" if kind == "insertion" else "disappear"
     meaning = f"Area under the score as pixels {verb}, from the highest heatmap value to the lowest"
     words = Heading(f"{kind[:3]}. {short}", f"{kind.title()} ({long})", f"{meaning}{shares}.")
-    weights = _area_weights(curve)
+    weights = curve_weights(curve)
 
     def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
         return area(predictions, schedule, curve, schedule.score)
 
-    return Metric(kind == "insertion", _no_bands, formula, heading=words, weights=weights)
+    return Metric(kind == "insertion", no_bands, formula, heading=words, weights=weights)
 
 
 def _fidelity_metric(curve: str) -> Metric:
@@ -268,7 +111,7 @@ def _fidelity_metric(curve: str) -> Metric:
     name, when = ("Fid-", kept) if kind == "insertion" else ("Fid+", removed)
     meaning = f"Mean change of the target's probability when {when}{shares}."
     words = Heading(f"{name} {short}", f"{name} ({long})", meaning)
-    weights, whole = _area_weights(curve), [bands.EVERYTHING]
+    weights, whole = curve_weights(curve), [bands.EVERYTHING]
 
     def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
         known = predictions.of(whole, "confidence")
@@ -291,9 +134,9 @@ METRICS: dict[str, Metric] = {
     "fid_plus_pixel": _fidelity_metric("deletion_pixel"),
     "fid_minus_percent": _fidelity_metric("insertion_percent"),
     "fid_plus_percent": _fidelity_metric("deletion_percent"),
-    "base_score": Metric(True, _no_bands, base_score, heading=_BASE, weights=base_weights),
-    "mask_penalty": Metric(False, _no_bands, mask_penalty, _penalty_bands, _PENALTY),
-    "msi": Metric(True, _no_bands, msi, _penalty_bands, _MSI, base_weights),
+    "base_score": Metric(True, no_bands, base_score, heading=_BASE, weights=base_weights),
+    "mask_penalty": Metric(False, no_bands, mask_penalty, _penalty_bands, _PENALTY),
+    "msi": Metric(True, no_bands, msi, _penalty_bands, _MSI, base_weights),
 }
 COLUMNS: tuple[str, ...] = tuple(METRICS)
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError, unknown
 from sufficit.metrics import columns as registry
-from sufficit.metrics.columns import COLUMNS, METRICS, OTHER_COLUMNS, Metric, Schedule
+from sufficit.metrics.columns import COLUMNS, METRICS, OTHER_COLUMNS
+from sufficit.metrics.metric import Metric, Schedule
 from sufficit.perturbation.bands import EVERYTHING, Band, grid
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.halving import predict_by_halving

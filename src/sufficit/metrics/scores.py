@@ -12,8 +12,9 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier, check_classifier
 from sufficit.errors import UserError, unknown
-from sufficit.metrics.columns import Curve, MeanCurve, Metric, Schedule, curves_of, msi
+from sufficit.metrics.columns import msi
 from sufficit.metrics.leakage import Leak, LeakSettings, check_classes, checked, measure
+from sufficit.metrics.metric import Curve, MeanCurve, Metric, Schedule, curves_of
 from sufficit.metrics.plan import ALPHA_GRID, Plan, ask, check_asking, check_names, make_plan
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predictions import Predictions, ScoreKind

@@ -12,7 +12,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from sufficit.classifier.classifier import Classifier, check_classifier
 from sufficit.errors import UserError
-from sufficit.metrics.columns import COLUMNS, Metric, alpha_from
+from sufficit.metrics.columns import COLUMNS, alpha_from
 from sufficit.metrics.leakage import (
     TENSORS,
     Leak,
@@ -22,6 +22,7 @@ from sufficit.metrics.leakage import (
     checked_probe,
     measure,
 )
+from sufficit.metrics.metric import Metric
 from sufficit.metrics.plan import ALPHA_GRID, ask, check_asking, check_names, make_plan
 from sufficit.metrics.scores import Scores, read
 from sufficit.perturbation.fills import check_fill_name

@@ -15,7 +15,7 @@ from torch import Tensor
 from sufficit.data.images import open_images
 from sufficit.errors import GoneError, UserError, unknown
 from sufficit.files import local_file, read_json, safe_name
-from sufficit.metrics.columns import MeanCurve
+from sufficit.metrics.metric import MeanCurve
 from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import MethodScores
 from sufficit.perturbation.predictions import ROWS, Predictions

@@ -13,7 +13,7 @@ from torch import Tensor
 from sufficit.data.heatmap_files import heatmap_writer
 from sufficit.errors import UserError
 from sufficit.files import make_folder, writing
-from sufficit.metrics.columns import Curve
+from sufficit.metrics.metric import Curve
 from sufficit.metrics.scores import Scores
 from sufficit.sums import Sums, both
 

@@ -23,7 +23,7 @@ from sufficit.data.pixels import FORMATS, BadImageError, decode_image
 from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
 from sufficit.explainers import CAMS, EXPLAINERS, Explainer, explain_all, methods_for
 from sufficit.explainers.explanation import Methods, OwnMethod
-from sufficit.metrics.columns import Schedule
+from sufficit.metrics.metric import Schedule
 from sufficit.metrics.scores import evaluate
 from sufficit.perturbation import bands
 from sufficit.perturbation.fills import FILLS
