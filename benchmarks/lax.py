@@ -16,9 +16,9 @@ from torchvision.models import resnet18, resnet50
 
 from sufficit import Classifier, Lax, explain
 from sufficit.explainers.explanation import usual_batch
+from sufficit.explainers.recipes import RECIPES
+from sufficit.explainers.step import Batch, take_step
 from sufficit.provenance import provenance
-from sufficit.training.recipes import RECIPES
-from sufficit.training.step import Batch, take_step
 from timing import medians, side_by_side
 
 

@@ -25,9 +25,9 @@ from lax_toys import (
     weights,
 )
 from sufficit import Classifier, Lax, UserError, explain, train_lax
+from sufficit.explainers.step import Batch
 from sufficit.training import cache_features
 from sufficit.training.lax_training import best_of
-from sufficit.training.step import Batch
 from sufficit.training.validation import ValidationScores, ValidationSet
 
 # The classifier, the caller's randomness and the caller's net are left alone

@@ -103,8 +103,8 @@ def train_lax(
         started = (out_folder / CHECKPOINT).exists()
         check_output(out_folder, [data], overwrite=overwrite or started, command="train-lax")
     from sufficit.classifier.loading import device_named
+    from sufficit.explainers.recipes import recipe_of
     from sufficit.training import FolderOptions, train_folder
-    from sufficit.training.recipes import recipe_of
 
     recipe_of(recipe, epochs, area, alpha_min)  # raises before a model is loaded
     own: dict[str, Any] = {"recipe": recipe, "epochs": epochs, "area": area, "alpha_min": alpha_min}

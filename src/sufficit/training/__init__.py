@@ -1,8 +1,8 @@
 """Train LAX: an adapter on a frozen classifier."""
 
+from sufficit.explainers.recipes import RECIPES, LaxRecipe
 from sufficit.training.feed import cache_features
 from sufficit.training.lax_training import TrainingError, repeatability, train_lax
-from sufficit.training.recipes import RECIPES, LaxRecipe
 from sufficit.training.train_folder import FolderOptions, train_folder
 
 __all__ = [

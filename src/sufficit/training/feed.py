@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from sufficit.classifier.classifier import Classifier, check_images, check_range, check_targets
 from sufficit.errors import UserError
+from sufficit.explainers.step import Batch
 from sufficit.seeds import unmoved
 from sufficit.training.loaders import Shuffled
-from sufficit.training.step import Batch
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

@@ -15,14 +15,14 @@ from sufficit.classifier.fingerprint import digest
 from sufficit.errors import NotFiniteError, UserError
 from sufficit.explainers import explain
 from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
+from sufficit.explainers.recipes import LaxRecipe, recipe_of
+from sufficit.explainers.step import Batch, take_step
 from sufficit.files import CHECKPOINT, check_output, place, read_json
 from sufficit.progress import Progress, Tick
 from sufficit.provenance import plain, surroundings
 from sufficit.similarity import Agreement, agreement
 from sufficit.training.feed import Feed, Loader, Target, feed_of, keeping_randomness, mixed_seed
 from sufficit.training.processes import fabric_for
-from sufficit.training.recipes import LaxRecipe, recipe_of
-from sufficit.training.step import Batch, take_step
 from sufficit.training.trainer import LossError, Trainer, weights_of
 from sufficit.training.validation import ValidationSet
 

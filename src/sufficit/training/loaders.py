@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.splits import Split
-from sufficit.training.step import Batch
+from sufficit.explainers.step import Batch
 
 SHARE = 0.4  # of the free memory of a GPU, for features
 MEMORY = 2 * 2**30  # bytes for features on other devices

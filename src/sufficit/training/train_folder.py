@@ -20,6 +20,7 @@ from sufficit.data.pixels import ignore_image_warnings
 from sufficit.data.splits import Part, read_folder
 from sufficit.errors import EmptyHeatmapWarning, UserError
 from sufficit.explainers.lax import Lax
+from sufficit.explainers.recipes import LaxRecipe
 from sufficit.files import place, read_json, writing
 from sufficit.metrics.leakage import leak_warning
 from sufficit.provenance import provenance, save_json
@@ -27,7 +28,6 @@ from sufficit.statistics import Estimate
 from sufficit.training.feed import Loader, cache_features
 from sufficit.training.lax_training import PATIENCE, best_of, train_lax
 from sufficit.training.processes import fabric_for, launch
-from sufficit.training.recipes import LaxRecipe
 from sufficit.training.validation import ValidationScores, ValidationSet, predictions
 
 if TYPE_CHECKING:

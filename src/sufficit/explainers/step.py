@@ -9,8 +9,8 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from sufficit.classifier.classifier import Classifier
-from sufficit.training import losses
-from sufficit.training.recipes import LaxRecipe, random_fills
+from sufficit.explainers import losses
+from sufficit.explainers.recipes import LaxRecipe, random_fills
 
 
 class Batch(NamedTuple):

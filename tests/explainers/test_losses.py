@@ -9,9 +9,10 @@ import torch
 from torch import Generator, Tensor, nn
 
 from sufficit import Classifier, UserError
-from sufficit.training import RECIPES, LaxRecipe, losses
-from sufficit.training.recipes import TRAINING_FILLS, random_fills
-from sufficit.training.step import Batch, take_step, upsampled
+from sufficit.explainers import losses
+from sufficit.explainers.recipes import TRAINING_FILLS, random_fills
+from sufficit.explainers.step import Batch, take_step, upsampled
+from sufficit.training import RECIPES, LaxRecipe
 
 TEMPERATURES = {0.25: 0.0574, 0.3: 0.0909, 0.4: 0.1541, 0.5: 0.2055, 0.8: 0.3019}
 

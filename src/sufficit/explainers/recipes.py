@@ -9,8 +9,8 @@ import torch
 from torch import Generator, Tensor
 
 from sufficit.errors import UserError, unknown
+from sufficit.explainers.losses import temperature_for
 from sufficit.perturbation.fills import blur, mean
-from sufficit.training.losses import temperature_for
 
 WARM_UP = 0.1  # share of the training
 
