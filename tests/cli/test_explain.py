@@ -121,6 +121,8 @@ def test_one_class_is_given_by_number_or_name(
         (["--methods", "rollout"], "rollout needs a transformer"),
         (["--layer", "feature"], "Unknown layer 'feature'. Did you mean 'features'?"),
         (["--target", "12"], "targets must lie in 0..9"),
+        (["--target=-1"], "a class number must be a whole number, 0 or more, got '-1'"),
+        (["--target", "9" * 30], "a class number must be a whole number, 0 or more, got '999"),
         (["--target", "3", "--targets", "label"], "--targets label one per image: give one of"),
     ],
 )

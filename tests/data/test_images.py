@@ -37,6 +37,9 @@ def numbers_of(source: ImageSource, classes: list[str] | None, count: int) -> li
         (["10/1.png", "9/2.png"], None, 11, [10, 9]),  # not sorted as text
         (["x/1.png", "y/2.png", "x/3.png"], None, 2, [0, 1, 0]),  # a folder for each class
         (["1.png", "2.png"], None, 2, [None, None]),
+        (["-1/1.png", "1/2.png"], ["-1", "1"], 2, [0, 1]),  # a sign is part of a name
+        (["A-b/1.png", "a_b/2.png"], ["a_b", "A-b"], 2, [1, 0]),  # to the letter comes first
+        (["1/1.png", "fiat 500/2.png"], None, 2, [0, 1]),
     ],
 )
 def test_labels_come_from_class_names_or_numbers_or_the_order(
@@ -50,6 +53,10 @@ def test_labels_come_from_class_names_or_numbers_or_the_order(
     [
         (["cats/1.png", "dogs/2.png"], ["dog", "cat"], 2, r"first 'cats'.*\(dog, cat, \.\.\.\)"),
         (["x/1.png", "y/2.png"], None, 10, "do not fit the model's 10 classes"),
+        (["-1/1.png", "0/2.png"], ["0", "1"], 2, r"first '-1'\) do not fit the model's 2 classes"),
+        (["-1/1.png", "1/2.png"], None, 2, r"first '-1'\) do not fit the model's 2 classes"),
+        (["1/1.png", "2/2.png"], None, 2, r"first '1'\) do not fit the model's 2 classes"),
+        (["crane/1.png"], ["crane", "x", "Crane", "crane"], 4, r"2 classes .* 'crane' \(0, 3\)"),
         (["2.png", "x/1.png"], None, 2, r"1 images \(first 2\.png\) are not in a class folder"),
     ],
 )

@@ -70,10 +70,10 @@ def _folded(model: nn.Module, inputs: Tensor) -> nn.Module:
     from torch.fx.experimental.optimization import fuse
 
     precise, some = model.float(), inputs[:2].float()
-    before = precise(some)
+    before = precise(some.clone())
     try:
         folded: nn.Module = fuse(precise)
-        after = folded(some)
+        after = folded(some.clone())
     except Exception:  # control flow that cannot be traced: the compiler does without
         return model
     if not isinstance(before, Tensor) or not isinstance(after, Tensor):

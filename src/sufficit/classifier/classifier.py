@@ -162,13 +162,16 @@ class Classifier:
         return ((moved - mean) / std).to(self.dtype)
 
     def logits_of(self, inputs: Tensor) -> Tensor:
-        """Logits of what `normalize` returned; the model must be in eval mode."""
-        return self._checked(self.model(inputs), len(inputs))
+        """Logits of what `normalize` returned; the model must be in eval mode.
+
+        The model gets a copy, because it may work in place on what may be the caller's images.
+        """
+        return self._checked(self.model(inputs.clone()), len(inputs))
 
     def plain_logits_of(self, inputs: Tensor) -> Tensor:
         """The same from the bare model, uncompiled and on one device, so that hooks fire."""
         with layers.uncompiled():
-            return self._checked(self.bare(inputs), len(inputs))
+            return self._checked(self.bare(inputs.clone()), len(inputs))
 
     def _checked(self, output: Any, n: int) -> Tensor:
         """The logits in what a model returned: a tensor, its .logits, or the first of a tuple."""

@@ -1,6 +1,7 @@
 """Image sources: a folder, class folders, tar shards, parquet files or tensors."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -180,9 +181,33 @@ def list_images(
 
 
 def plain_name(name: str) -> str:
-    """A class name in lower case, with spaces for _ and -.
+    """A class name in lower case, with spaces for _ and -, but for a sign before all.
 
-    >>> plain_name("Rusty_Blackbird")
-    'rusty blackbird'
+    >>> plain_name("Rusty_Blackbird"), plain_name("-1")
+    ('rusty blackbird', '-1')
     """
-    return name.lower().replace("_", " ").replace("-", " ").strip()
+    return re.sub("_|(?<!^)-", " ", name.lower().strip()).strip()
+
+
+def class_forms(classes: Sequence[str]) -> dict[str, list[int]]:
+    """The numbers of the classes that have a name, to the letter or written plainly."""
+    exact, plain = dict[str, list[int]](), dict[str, list[int]]()
+    for number, name in enumerate(classes):
+        exact.setdefault(name, []).append(number)
+        plain.setdefault(plain_name(name), []).append(number)
+    return plain | exact
+
+
+def class_named(word: str, forms: Mapping[str, list[int]]) -> int | None:
+    """The number of the class that a word names; None if none is; raise if several are.
+
+    >>> class_named("tree-frog", class_forms(["Tree_Frog", "toad"]))
+    0
+    """
+    found = forms.get(word) or forms.get(plain_name(word)) or []
+    if len(found) > 1:
+        listed = ", ".join(map(str, found[:4]))
+        raise UserError(
+            f"{len(found)} classes of the model are called {word!r} ({listed}): give the number"
+        )
+    return found[0] if found else None

@@ -1,6 +1,7 @@
 """The one image loader: units of images with labels, decoded by threads ahead of the consumer."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.downloads import download
 from sufficit.data.heatmap_files import HeatmapError
-from sufficit.data.images import BadImageError, ImageSource, SourceImage, plain_name
+from sufficit.data.images import BadImageError, ImageSource, SourceImage, class_forms, class_named
 from sufficit.errors import UserError
 
 THREADS = min(8, os.cpu_count() or 1)  # that decode images, at most
@@ -215,14 +216,19 @@ def class_numbers(
     folders: Sequence[str], classes: Sequence[str] | None, num_classes: int
 ) -> dict[str, int]:
     """Match class folders to the model's class names, to numbers, or in order if as many."""
-    known = {plain_name(name): number for number, name in enumerate(classes or ())}
-    if 0 < len(known) <= num_classes and all(plain_name(folder) in known for folder in folders):
-        return {folder: known[plain_name(folder)] for folder in folders}
-    if all(folder.isdecimal() and int(folder) < num_classes for folder in folders):
+    forms = class_forms(classes or ())
+    named = {folder: class_named(folder, forms) for folder in folders}
+    found = {folder: number for folder, number in named.items() if number is not None}
+    if len(found) == len(folders) and len(classes or ()) <= num_classes:
+        return found
+    digits = [re.fullmatch("[0-9]{1,18}", folder) is not None for folder in folders]
+    if all(digits) and all(int(folder) < num_classes for folder in folders):
         return {folder: int(folder) for folder in folders}
-    if not known and len(folders) == num_classes:
+    # In order, where it is the order of names, not that of numbers such as 1..10 or -1..1.
+    signed = any(re.fullmatch("-[0-9]+", folder) for folder in folders)
+    if not forms and len(folders) == num_classes and not all(digits) and not signed:
         return {folder: number for number, folder in enumerate(folders)}
-    strange = [folder for folder in folders if plain_name(folder) not in known] or folders
+    strange = [folder for folder in folders if folder not in found] or folders
     own = classes if classes and len(classes) <= num_classes else ()
     named = f" ({', '.join(list(own)[:4])}, ...)" if own else ""
     raise UserError(

@@ -210,7 +210,8 @@ def _draw(
         with torch.no_grad():
             goals = classifier(here).argmax(1)
     for name, own_method in own.items():
-        heatmaps = own_method(classifier, here, goals)  # type: ignore[arg-type]  # set above
+        assert goals is not None
+        heatmaps = own_method(classifier, here.clone(), goals.clone())  # it may work in place
         try:
             check_heatmaps(heatmaps, here, names)
         except UserError as error:

@@ -42,7 +42,6 @@ def look(
     """One forward pass over images in 0..1: [N,C,H,W]. It records no graph before the layer."""
     with torch.inference_mode(False), classifier.in_eval_mode():
         inputs = classifier.normalize(images)
-        inputs = inputs.clone() if inputs.is_inference() else inputs
         layer = layers.resolve(classifier.model, layer)
         # If the model switches gradients off and on itself, they must be on before it does.
         for recording in (torch.no_grad, torch.enable_grad):

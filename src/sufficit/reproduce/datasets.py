@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.data import digits
-from sufficit.data.images import list_images, plain_name
+from sufficit.data.images import class_forms, class_named, list_images
 from sufficit.data.pixels import FORMATS, BadImageError, ignore_image_warnings, read_image
 from sufficit.data.splits import Sets, Split, evenly, held_out
 from sufficit.errors import UserError, unknown
@@ -122,18 +122,16 @@ def read_class_folders(
     """
     images = list_images(folder)
     names = tuple(classes or sorted({image.folder or "" for image in images}))
-    numbers = {plain_name(name): k for k, name in enumerate(names)}
-    numbers |= {name: k for k, name in enumerate(names)}
-    labels = []
+    forms, labels = class_forms(names), []
     for image in images:
         if image.folder is None:
             where = f"{image.name} in {folder} is in no class folder"
             raise UserError(f"{where}: move it to CLASS/{image.name}")
-        key = image.folder if image.folder in numbers else plain_name(image.folder)
-        if key not in numbers:
+        number = class_named(image.folder, forms)
+        if number is None:
             where = f"{folder / image.folder} is not one of the classes {', '.join(names[:10])}"
             raise UserError(f"{where}: rename it or remove it")
-        labels.append(numbers[key])
+        labels.append(number)
     return read_bytes([image.path for image in images], side), torch.tensor(labels), names
 
 

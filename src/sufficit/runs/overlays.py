@@ -1,5 +1,6 @@
 """`sufficit explain`: a run without scoring. Overlays, sheets, and heatmap files to score later."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from sufficit import plots
 from sufficit.data.heatmap_files import write_heatmaps
-from sufficit.data.images import ImageFile, ImageSource, list_images, plain_name
+from sufficit.data.images import ImageFile, ImageSource, class_forms, class_named, list_images
 from sufficit.data.loader import Skipped, Unit, check_any
 from sufficit.errors import UserError, unknown
 from sufficit.files import make_folder, remove_folder, short_name, writing
@@ -48,16 +49,16 @@ def images_in(paths: Sequence[Path]) -> ImageSource:
 
 def class_number(target: str, classes: Sequence[str] | None) -> int:
     """A class by number or by name."""
-    if classes and target in classes:
-        return list(classes).index(target)
-    if target.isdecimal():
+    named = class_named(target, class_forms(classes or ()))
+    if named is not None:
+        return named
+    if re.fullmatch("[0-9]{1,18}", target):
         return int(target)
+    if re.fullmatch(r"[+-]?[\d.]+", target):
+        raise UserError(f"a class number must be a whole number, 0 or more, got {target[:40]!r}")
     if classes is None:
         raise UserError(f"the model has no class names: give --target a number, got {target!r}")
-    known = [plain_name(name) for name in classes]
-    if plain_name(target) not in known:
-        raise unknown("class", target, classes)
-    return known.index(plain_name(target))
+    raise unknown("class", target, classes)
 
 
 def explain_run(
@@ -151,8 +152,6 @@ def _class_name(number: int, classes: Sequence[str] | None) -> str:
 
 def _clear(out: Path) -> None:
     """Delete the files of an earlier run of explain, and nothing else."""
-    import re
-
     remove_folder(out / "overlays")
     for path in [*out.glob("sheet*.png"), *out.glob("*.npz")]:
         if path.suffix == ".npz" or re.fullmatch(r"sheet(-\d+)?\.png", path.name):
