@@ -1,5 +1,6 @@
 """What every command shares: -h, the options of RunConfig, and text that is safe to print."""
 
+import json
 import subprocess
 import sys
 
@@ -55,6 +56,16 @@ def test_methods_and_models_are_listed(sufficit) -> None:
     assert "--methods takes its folder" in " ".join(listed.split())
     assert "kpca-cam" in listed
     assert "control" in listed
+    about = json.loads(sufficit("methods", "--json").out)
+    assert about["finer-cam"]["options"]["nearest"]["default"] == 3
+    assert about["gradcam"]["cost"] == 3
+    assert about["rollout"]["nets"] == "transformer"
+    one = sufficit("methods", "finer-cam").out
+    assert "nearest=3: classes to compare with" in one
+    assert "Zhang et al. 2025" in one
+    wrong = sufficit("methods", "finercam")
+    assert wrong.code == 2
+    assert "Did you mean 'finer-cam'" in wrong.err
     named = sufficit("models", "ResNet18").out
     assert "torchvision:resnet18" in named
     assert "timm:resnet18" in named

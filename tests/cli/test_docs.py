@@ -15,6 +15,7 @@ PAGES = [
     "README.md",
     "docs/heatmaps-from-elsewhere.md",
     "docs/lax.md",
+    "docs/methods.md",
     "docs/metrics.md",
     "docs/report.md",
     "docs/sanity.md",

@@ -67,6 +67,15 @@ def test_a_name_before_an_equals_sign_is_the_sources_name(own: str, adapter: Pat
     assert found["cam"] == found["gradcam"] == "gradcam"
 
 
+def test_a_word_with_options_has_a_name_of_its_own() -> None:
+    found = sources_from("finer-cam:nearest=2, mine=finer-cam:5, finer-cam")
+    assert found == {
+        "finer-cam-nearest=2": "finer-cam:nearest=2",
+        "mine": "finer-cam:5",
+        "finer-cam": "finer-cam",
+    }
+
+
 def test_an_equals_sign_in_a_path_is_part_of_the_path(tmp_path: Path, monkeypatch) -> None:
     Lax(6, widths=(3,)).save_pretrained(tmp_path / "lr=0.1")
     assert source_from(str(tmp_path / "lr=0.1"))[0] == "lr=0.1"
@@ -78,6 +87,8 @@ def test_an_equals_sign_in_a_path_is_part_of_the_path(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("finer-cam:near=3", r"Unknown option of finer-cam 'near'. Did you mean 'nearest'"),
+        ("a=finer-cam:nearest=0", "nearest of finer-cam must be 1 or more"),
         ("grad-cam", r"Unknown method 'grad-cam'. Did you mean 'gradcam'\?"),
         ("nowhere/adapter", r"Unknown method .* the folder of a LAX adapter"),
         ("lax", r"give the folder of its adapter, --methods PATH\. Make one with sufficit train"),

@@ -1,5 +1,6 @@
 """`compare` in Python: any classifier, images in memory or on disk, any heatmap sources."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sufficit import Classifier, Lax, UserError, View, evaluate, explain
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images, read_image
 from sufficit.runs.comparison import compare
+from sufficit.runs.job import make_job
 from sufficit.runs.maps import MapFile
 
 QUICK: dict[str, Any] = {**STEPS, "donors": 2, "progress": False}
@@ -270,3 +272,30 @@ def test_a_control_under_another_name_is_drawn_as_it_was_scored(
         assert torch.equal(kept[one], kept[other])
         assert results.rows[one].equals(results.rows[other])
     assert torch.equal(kept["heatmaps"], images[rows].mean(1))
+
+
+def test_options_of_a_method_belong_to_the_run_and_are_recorded(
+    place: Path, classifier: Classifier, tmp_path: Path
+) -> None:
+    _, images, labels = images_of(place)
+    given = (classifier, images)
+    options: dict[str, Any] = {**QUICK, "leak": False, "controls": False, "out": tmp_path / "run"}
+    few = {"fine": ("finer-cam", {"nearest": 1}), "cam": "gradcam"}
+    results = compare(*given, few, labels, **options)
+    wanted = evaluate(
+        *given, explain(*given, labels, "finer-cam:nearest=1"), labels, alpha_min=0.5, **STEPS
+    )
+    assert results.rows["fine"]["msi"].tolist() == pytest.approx(wanted.msi.tolist(), abs=1e-6)
+    recorded = results.record["sources"]["fine"]
+    assert recorded["method"] == "finer-cam:nearest=1"
+    assert recorded["options"] == {"nearest": 1, "reading": "weighted"}
+    assert (recorded["sign"], recorded["class_agnostic"], recorded["passes"]) == (
+        *("positive", False), 3,
+    )  # fmt: skip
+    config = config_for(place / "photos")
+    keys = [
+        make_job(replace(config, methods=(f"fine={word}",))).key()["methods"]["fine"]
+        for word in ("finer-cam:nearest=2", "finer-cam", "finer-cam:3", "finer-cam:reading=mean")
+    ]
+    assert keys[1] == keys[2] == "finer-cam:nearest=3:reading=weighted"
+    assert len({*keys}) == 3

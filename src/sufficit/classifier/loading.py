@@ -28,6 +28,7 @@ from sufficit.seeds import seeded
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RANDOM_SEED = 0  # random weights are the same at every load
+EXTRAS = {"lrp": "zennit"}  # whose package has another name
 _CODE_OPTIONS = {"trust_remote_code", "code_revision"}
 Result = TypeVar("Result")
 
@@ -182,7 +183,7 @@ def _from_torchvision(name: str, published: bool, options: dict[str, Any]) -> Cl
 
 
 def _from_timm(name: str, published: bool, options: dict[str, Any]) -> Classifier:
-    timm = _extra("timm")
+    timm = extra("timm", f"timm:{name}")
     if not timm.is_model(name.partition(".")[0]):
         raise unknown("timm model", name, timm.list_models())
     _refuse_random(name, published, options)
@@ -197,7 +198,7 @@ def _from_timm(name: str, published: bool, options: dict[str, Any]) -> Classifie
 
 
 def _from_transformers(name: str, published: bool, options: dict[str, Any]) -> Classifier:
-    transformers = _extra("transformers")
+    transformers = extra("transformers", f"transformers:{name}")
     if options.keys() & _CODE_OPTIONS:
         remedy = "build the model in a function of your own, python:FILE.py:FUNCTION"
         raise UserError(f"the code of transformers:{name} is not run: {remedy}")
@@ -326,12 +327,13 @@ def known_models() -> Iterator[tuple[str, str]]:
         yield f"timm:{name}", "pretrained" if pretrained else "random weights only"
 
 
-def _extra(package: str) -> ModuleType:
+def extra(name: str, needed_by: str) -> ModuleType:
+    """The package behind an extra; raise with the command that installs it."""
     try:
-        return import_module(package)
+        return import_module(EXTRAS.get(name, name))
     except ImportError as error:
-        remedy = f"pip install '.[{package}]'"
-        raise UserError(f"{package} models need the extra: {remedy}") from error
+        remedy = f"pip install '.[{name}]'"
+        raise UserError(f"{needed_by} needs the extra {name}: {remedy}") from error
 
 
 def _fetch(name: str, build: Callable[[], Any]) -> Any:

@@ -1,29 +1,59 @@
 """`sufficit methods` and `sufficit models`."""
 
+import json
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from sufficit.cli.console import app, literal, out
+from sufficit.cli.options import JsonOption
 from sufficit.errors import UserError
 
 
 @app.command()
-def methods() -> None:
-    """List the explanation methods.
+def methods(
+    name: Annotated[str, typer.Argument(help="A method, to see all about it.")] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """List the explanation methods: cost, purpose, options.
 
-    **Example**
+    Cost is in forward passes per image; a backward pass counts as two. Give options after the
+    name: --methods finer-cam:nearest=5.
+
+    **Examples**
 
     sufficit methods
-    """
-    from sufficit.explainers import EXPLAINERS
 
-    table = Table("method", "what it draws", box=None)
-    for name, explainer in EXPLAINERS.items():
-        table.add_row(name, explainer.description)
-    table.add_row("lax", "learned for one model by sufficit train-lax; --methods takes its folder")
+    sufficit methods finer-cam
+
+    sufficit methods --json
+    """
+    from sufficit.explainers.registry import EXPLAINERS, explainer_named, method_facts
+
+    chosen = {name: explainer_named(name)} if name else EXPLAINERS
+    facts = {one: method_facts(explainer) for one, explainer in chosen.items()}
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    if name:
+        for key, value in facts[name].items():
+            shown = value if not isinstance(value, dict) else ""
+            out.print(f"[bold]{key}[/]", literal(shown), highlight=False)
+            for option, about in value.items() if isinstance(value, dict) else ():
+                out.print(literal(f"  {option}={about['default']}: {about['about']}"))
+        return
+    table = Table("method", "cost", "for", "nets", "options", box=None)
+    for one, explainer in EXPLAINERS.items():
+        options = ", ".join(f"{key}={value}" for key, value in explainer.settings.items())
+        needs = f" (extra {explainer.extra})" if explainer.extra else ""
+        table.add_row(
+            one, str(explainer.passes), literal(explainer.what_for + needs), explainer.nets, options
+        )
+    table.add_row("lax", "1", "learned for one model by sufficit train-lax; --methods takes its"
+                  " folder", "any", "")  # fmt: skip
     out.print(table)
+    out.print("cost: forward passes per image, a backward pass counted as two.", highlight=False)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """Heatmaps of what a classifier looks at: `explain`, and the registry of methods."""
 
 from sufficit.explainers.cams import target_logits
+from sufficit.explainers.explainer import Explainer, Option
 from sufficit.explainers.explanation import (
     Method,
     Methods,
@@ -10,7 +11,8 @@ from sufficit.explainers.explanation import (
     learned,
     methods_for,
 )
-from sufficit.explainers.registry import CAMS, EXPLAINERS, Explainer, finer_cam
+from sufficit.explainers.registry import CAMS, EXPLAINERS, explainer_named, finer_cam
 
-__all__ = ["CAMS", "EXPLAINERS", "Explainer", "Method", "Methods", "OwnMethod", "explain"]
-__all__ += ["explain_all", "finer_cam", "learned", "methods_for", "target_logits"]
+__all__ = ["CAMS", "EXPLAINERS", "Explainer", "Method", "Methods", "Option", "OwnMethod"]
+__all__ += ["explain", "explain_all", "explainer_named", "finer_cam", "learned", "methods_for"]
+__all__ += ["target_logits"]

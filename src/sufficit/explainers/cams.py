@@ -1,8 +1,13 @@
 """Class activation maps [N,h,w] from features [N,K,h,w], their gradients, and logits [N,C]."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+Kernel = Callable[[Tensor, Tensor], Tensor]
+"""Cells [N,hw,K] and [N,K,hw] -> [N,hw,hw]."""
 
 _ROUNDS = 7  # of an eighth power each: enough for two eigenvalues 0.00001 apart
 _FLAT = 1e-12  # smaller differences of a kernel between cells are rounding
@@ -39,6 +44,17 @@ def layercam(features: Tensor, gradients: Tensor) -> Tensor:
     return (gradients.clamp(min=0) * features).sum(1)
 
 
+def hirescam(features: Tensor, gradients: Tensor) -> Tensor:
+    """Features times gradients, cell by cell (Draelos and Carin 2020, equation 3).
+
+    >>> features = torch.tensor([[[[1.0, 2.0]], [[3.0, 5.0]]]])
+    >>> gradients = torch.tensor([[[[0.5, 1.5]], [[-1.0, 1.0]]]])
+    >>> hirescam(features, gradients)                       # (0.5, 3) + (-3, 5)
+    tensor([[[-2.5000,  8.0000]]])
+    """
+    return (features * gradients).sum(1)
+
+
 def _weighted(features: Tensor, weights: Tensor) -> Tensor:
     return (features * weights[:, :, None, None]).sum(1)  # a matrix product could round to TF32
 
@@ -70,6 +86,19 @@ def mean_contrast(
     return target_logits(logits, targets) - strength * others.mean(1)
 
 
+def contrast(
+    logits: Tensor,
+    targets: Tensor,
+    reading: str = "weighted",
+    nearest: int = 3,
+    strength: float | None = None,
+) -> Tensor:
+    """Finer-CAM's score in one of its two readings: [N,C], [N] -> [N]."""
+    formula = weighted_contrast if reading == "weighted" else mean_contrast
+    given = {} if strength is None else {"strength": strength}
+    return formula(logits, targets, nearest=nearest, **given)
+
+
 def nearest_classes(logits: Tensor, targets: Tensor, count: int = 3) -> Tensor:
     """The other classes, by the distance of their logit to the target's: [N,C], [N] -> [N,count].
 
@@ -81,29 +110,47 @@ def nearest_classes(logits: Tensor, targets: Tensor, count: int = 3) -> Tensor:
     return distances.sort(dim=1, stable=True).indices[:, 1 : count + 1]
 
 
+def eigencam(features: Tensor) -> Tensor:
+    """First principal component of the features: [N,K,h,w] -> [N,h,w], of unit length.
+
+    Muhammad and Yeasin 2020; as in grad-cam the channels are centred over the cells first.
+    """
+    return _component(centred_kernels(features, torch.bmm), features)
+
+
 def kpca_cam(features: Tensor) -> Tensor:
     """First component of the sigmoid kernel between cells: [N,K,h,w] -> [N,h,w], of unit length.
 
     As grad-cam (scikit-learn's KernelPCA) computes it: channels centred over the cells, kernel
-    tanh(x.y / K + 1). The sign is free: here, as there, the entry farthest from zero is positive.
-    Features that are the same in every cell give zeros, NaN gives NaN.
+    tanh(x.y / K + 1).
     """
-    kernels = centred_kernels(features)
+    return _component(centred_kernels(features), features)
+
+
+def _component(kernels: Tensor, features: Tensor) -> Tensor:
+    """The first eigenvector of each kernel between cells: [N,hw,hw] -> [N,h,w].
+
+    Its sign is free: here, as in grad-cam, the entry farthest from zero is positive. Features that
+    are the same in every cell give zeros, NaN gives NaN.
+    """
     flat = kernels.abs().amax((1, 2))[:, None] <= _FLAT
     found = by_solver(kernels) if kernels.device.type == "cpu" else by_powers(kernels)
     return found.masked_fill(flat, 0).view(-1, *features.shape[2:]).to(features.dtype)
 
 
-def centred_kernels(features: Tensor) -> Tensor:
+def centred_kernels(features: Tensor, kernel: Kernel | None = None) -> Tensor:
     """The kernel between the cells of each image, centred: [N,K,h,w] -> [N,hw,hw]."""
     # Apple's GPUs have no doubles.
     exact = torch.float32 if features.device.type == "mps" else torch.float64
     cells = features.flatten(2).to(exact)
     cells = cells - cells.mean(2, keepdim=True)
-    one = cells.new_ones(1)
-    kernels = torch.baddbmm(one, cells.mT, cells, alpha=1 / cells.shape[1]).tanh()
+    kernels = (kernel or _sigmoid)(cells.mT, cells)
     kernels = kernels - kernels.mean(2, keepdim=True)
     return kernels - kernels.mean(1, keepdim=True)
+
+
+def _sigmoid(rows: Tensor, columns: Tensor) -> Tensor:
+    return torch.baddbmm(rows.new_ones(1), rows, columns, alpha=1 / rows.shape[2]).tanh()
 
 
 def by_solver(matrices: Tensor) -> Tensor:

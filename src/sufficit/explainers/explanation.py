@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,17 +13,19 @@ from torch import Tensor
 from sufficit.classifier import classifier as checks
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.layers import eval_mode
-from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError, unknown
+from sufficit.classifier.loading import extra
+from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
+from sufficit.explainers.explainer import Explainer
 from sufficit.explainers.forward_pass import Pass, look
 from sufficit.explainers.lax import Lax
-from sufficit.explainers.registry import CAMS, EXPLAINERS, Explainer
+from sufficit.explainers.registry import CAMS, EXPLAINERS, explainer_named, word_of
 from sufficit.perturbation.heatmaps import check_heatmaps, normalize, resize
 from sufficit.perturbation.predict import halved
 from sufficit.progress import bar
 
 OwnMethod = Callable[[Classifier, Tensor, Tensor], Tensor]
 """A function of the user's: (classifier, images, targets) -> heatmaps [N,H,W] in 0..1."""
-Method = str | Explainer | OwnMethod | Lax
+Method = str | tuple[str, Mapping[str, Any]] | Explainer | OwnMethod | Lax
 Methods = Sequence[str] | Mapping[str, Method]
 """Names, or names and methods."""
 
@@ -58,9 +61,10 @@ def explain(
 ) -> Tensor:
     """Heatmaps of images in 0..1: [N,C,H,W] -> [N,H,W] in 0..1, on the classifier's device.
 
-    `method` is a name of EXPLAINERS, an Explainer such as finer_cam("mean"), a trained Lax, or a
-    function of your own, (classifier, images, targets) -> [N,H,W]. Without targets, the model's own
-    prediction is explained. `layer` is named as in model.named_modules(). `seed` is for "random".
+    `method` is a word as on the command line ("gradcam", "finer-cam:nearest=5"), a name with
+    options, ("finer-cam", {"nearest": 5}), an Explainer, a trained Lax, or a function of your own,
+    (classifier, images, targets) -> [N,H,W]. Without targets, the model's own prediction is
+    explained. `layer` is named as in model.named_modules(). `seed` is for methods that draw lots.
 
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Conv2d(1, 2, 1, bias=False), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
@@ -70,6 +74,7 @@ def explain(
     tensor([[0.0000, 0.5000],
             [0.2500, 1.0000]])
     """
+    method = word_of(*method) if isinstance(method, tuple) else method
     name = method if isinstance(method, str) else getattr(method, "__name__", "own method")
     given = (classifier, images, targets, {name: method})
     found = explain_all(*given, layer=layer, batch_size=batch_size, seed=seed, progress=progress)
@@ -125,6 +130,7 @@ def draw_all(
         raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
     if not all(isinstance(method, Explainer) for method in wanted.values()):
         checks.check_extremes(torch.stack(images.aminmax()))  # a user's function gets 0..1 only
+    judged = [*_watching(wanted), *_asking(wanted)]
     batches, peaks = list[Drawn](), list[Tensor]()
     with bar("explaining", progress) as tick:
         start = 0
@@ -132,7 +138,7 @@ def draw_all(
             part = slice(start, start + size)
             some = None if goals is None else goals[part]
             try:
-                drawn = _draw(classifier, images[part], some, wanted, layer, names[part])
+                drawn = _draw(classifier, images[part], some, wanted, layer, seed, names[part])
             except UserError:
                 _check_methods(wanted)  # a method that does not fit has the better error
                 raise
@@ -142,7 +148,7 @@ def draw_all(
                 size = halved(min(size, len(images) - start), stacklevel=3)
                 continue
             batches.append(drawn)
-            tops = [drawn[name][1].amax((1, 2)) for name in _watching(wanted)]
+            tops = [drawn[name][1].amax((1, 2)) for name in judged]
             peaks += [torch.stack(tops)] if tops else []  # before the checks below wait for a GPU
             if not start:  # a GPU is busy by now, so that these checks cost no time
                 extremes = torch.stack(images.aminmax())
@@ -160,15 +166,20 @@ def draw_all(
         elif isinstance(method, Explainer):  # all images at once: batches must not change noise
             heatmaps = method.draw(images, seed).to(classifier.device)
             found[name] = DrawnMaps(heatmaps, final=True), heatmaps
-    if peaks:
-        _judge(list(_watching(wanted)), torch.cat(peaks, 1).cpu())
+    _judge(judged, peaks)
     return found
 
 
 def _watching(methods: Mapping[str, Explainer | OwnMethod]) -> dict[str, Explainer]:
-    """The methods that need a forward pass."""
+    """The methods that read a forward pass, which they share."""
     explainers = {name: m for name, m in methods.items() if isinstance(m, Explainer)}
-    return {name: method for name, method in explainers.items() if method.needs != "images"}
+    return {name: m for name, m in explainers.items() if m.needs not in ("images", "model")}
+
+
+def _asking(methods: Mapping[str, Explainer | OwnMethod]) -> dict[str, Explainer]:
+    """The methods that call the model themselves."""
+    explainers = {name: m for name, m in methods.items() if isinstance(m, Explainer)}
+    return {name: method for name, method in explainers.items() if method.needs == "model"}
 
 
 def _draw(
@@ -177,13 +188,15 @@ def _draw(
     targets: Tensor | None,
     methods: Mapping[str, Explainer | OwnMethod],
     layer: str | None,
+    seed: int,
     names: Sequence[str],
 ) -> Drawn:
     """What every method but the controls draws, with one forward pass per layer: [N,C,H,W], [N]."""
-    watching = _watching(methods)
+    watching, asking = _watching(methods), _asking(methods)
     own = {name: m for name, m in methods.items() if not isinstance(m, Explainer)}
-    if not watching and not own:
+    if not watching and not asking and not own:
         return {}
+    _check_extras(asking)
     here = images.to(classifier.device)
     found: Drawn = {}
     with torch.inference_mode(False):
@@ -206,9 +219,11 @@ def _draw(
                 checks.check_range(targets, seen.logits.shape[1])
             goals = seen.logits.detach().argmax(1) if goals is None else goals
             found |= _finished(_maps(seen, goals, some), images)
-    if own and goals is None:
+    if (own or asking) and goals is None:
         with torch.no_grad():
             goals = classifier(here).argmax(1)
+    if asking:
+        found |= _finished(_asked(classifier, here, goals, asking, layer, seed), images)
     for name, own_method in own.items():
         assert goals is not None
         heatmaps = own_method(classifier, here.clone(), goals.clone())  # it may work in place
@@ -219,6 +234,32 @@ def _draw(
         heatmaps = heatmaps.detach().to(here.device, torch.float32)
         found[name] = DrawnMaps(heatmaps, final=True), heatmaps
     return found
+
+
+def _asked(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor | None,
+    methods: Mapping[str, Explainer],
+    layer: str | None,
+    seed: int,
+) -> dict[str, DrawnMaps]:
+    """The maps of methods that call the model themselves, each [N,h,w]."""
+    found = {}
+    with torch.inference_mode(False):
+        images = images.detach().clone() if images.is_inference() else images.detach()
+        for name, method in methods.items():
+            given = (classifier, images, targets)
+            maps = method.draw(*given, layer=method.layer or layer, seed=seed).detach().float()
+            maps = maps.abs() if method.sign == "absolute" else maps
+            found[name] = DrawnMaps(maps, method.final)
+    return found
+
+
+def _check_extras(methods: Mapping[str, Explainer]) -> None:
+    for name, method in methods.items():
+        if method.extra is not None:
+            extra(method.extra, f"the method {name}")
 
 
 def methods_for(
@@ -242,6 +283,7 @@ def _check_methods(methods: Mapping[str, Explainer | OwnMethod]) -> None:
     for method in methods.values():
         if isinstance(method, Explainer):
             method.check()
+    _check_extras(_asking(methods))
 
 
 def _known(method: Method, classifier: Classifier) -> Explainer | OwnMethod:
@@ -252,10 +294,10 @@ def _known(method: Method, classifier: Classifier) -> Explainer | OwnMethod:
             "lax is trained for each classifier: train an adapter with train_lax, or load one with"
             " Lax.from_pretrained, and give it as the method; --methods takes its folder"
         )
+    if isinstance(method, tuple):
+        method = word_of(*method)
     if isinstance(method, str):
-        if method not in EXPLAINERS:
-            raise unknown("method", method, EXPLAINERS)
-        return EXPLAINERS[method]
+        return explainer_named(method)
     if not isinstance(method, Explainer) and not callable(method):
         raise UserError(f"a method is a name or a function, got {type(method).__name__}")
     if not isinstance(method, Explainer):
@@ -293,7 +335,8 @@ def learned(lax: Lax, classifier: Classifier) -> Explainer:
             return drawn
 
     line, check = "trained for this classifier", partial(lax.check, classifier)
-    return Explainer(line, "features", draw, layer=lax.layer, final=True, check=check)
+    given = {"layer": lax.layer, "final": True, "check": check, "class_agnostic": True}
+    return Explainer(line, "features", draw, sign="none", **given)  # type: ignore[arg-type]  # as named
 
 
 def usual_batch(images: Tensor, device: torch.device) -> int:
@@ -351,11 +394,12 @@ def _stretched(maps: Tensor, size: tuple[int, int]) -> Tensor:
     return normalize(resize((positive - low) / spread, size))
 
 
-def _judge(methods: Sequence[str], peaks: Tensor) -> None:
+def _judge(methods: Sequence[str], batches: Sequence[Tensor]) -> None:
     """Raise for heatmaps that are not finite; warn, once, of those without a positive part.
 
-    `peaks` are the highest values of their heatmaps: [methods,N].
+    `batches` are the highest values of their heatmaps: each [methods,N].
     """
+    peaks = torch.cat(list(batches), 1).cpu() if batches else torch.ones(1, 1)
     if (peaks > 0).all():  # NaN is not
         return
     images, broken = peaks.shape[1], peaks.isnan().any(0).nonzero().flatten().tolist()

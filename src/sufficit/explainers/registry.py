@@ -1,40 +1,74 @@
-"""Every method by its name on the command line; a new one is a function and a line here."""
+"""Every method by its name on the command line; a new one is a function and an entry here."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import cams
+from sufficit.explainers.explainer import Explainer, Option, method_word, split_word
 from sufficit.explainers.rollout import rolled
 from sufficit.perturbation.heatmaps import normalize
 
 
-@dataclass(frozen=True)
-class Explainer:
-    """A method; `needs` says what `draw` gets.
+def explainer_named(word: str) -> Explainer:
+    """The method of a word such as gradcam or finer-cam:nearest=5.
 
-    - gradients: draw(features [N,K,h,w], gradients of `score` [N,K,h,w]) -> maps [N,h,w], where
-      score(logits [N,C], targets [N]) -> [N]
-    - features: draw(features [N,K,h,w]) -> maps [N,h,w]
-    - attention: draw(map so far or None, a block's attention), both [N,T,T] -> map so far [N,T,T]
-    - images: draw(images [N,C,H,W], seed) -> heatmaps [N,H,W], final
+    A value without a name is that of the method's first option.
 
-    Methods with the same `score` share one backward pass.
+    >>> explainer_named("finer-cam:nearest=5").settings
+    {'nearest': 5, 'reading': 'weighted'}
     """
+    name, parts = split_word(word)
+    if name not in EXPLAINERS:
+        raise unknown("method", name, EXPLAINERS)
+    entry = EXPLAINERS[name]
+    given: dict[str, str] = {}
+    for option, value in parts:
+        key = option or next(iter(entry.takes), value)
+        if key in given:
+            raise UserError(f"{word} gives {key} twice: leave one out")
+        given[key] = value
+    return entry.with_options(name, given)
 
-    description: str
-    needs: Literal["gradients", "features", "attention", "images"]
-    draw: Callable[..., Tensor]
-    score: Callable[[Tensor, Tensor], Tensor] = cams.target_logits
-    layer: str | None = None  # the layer it reads, if that is always the same
-    final: bool = False  # it draws values in 0..1, which are only resized
-    check: Callable[[], None] = lambda: None  # raises if it does not fit the classifier
-    class_agnostic: bool = False  # it draws one map for every class
+
+def full_word(word: str) -> str:
+    """The word with the value of every option, also of those left at their defaults.
+
+    >>> full_word("finer-cam:nearest=5"), full_word("gradcam")
+    ('finer-cam:nearest=5:reading=weighted', 'gradcam')
+    """
+    return method_word(split_word(word)[0], explainer_named(word).settings)
+
+
+def word_of(name: str, options: Mapping[str, Any]) -> str:
+    """The word for a method's name and options, which are checked first."""
+    if not isinstance(name, str) or not isinstance(options, Mapping):
+        wanted = '("integrated-gradients", {"steps": 20})'
+        raise UserError(f"a method with options is {wanted}, got {(name, options)!r:.200}")
+    if name not in EXPLAINERS:
+        raise unknown("method", name, EXPLAINERS)
+    EXPLAINERS[name].with_options(name, options)
+    return method_word(name, options)
+
+
+def method_facts(explainer: Explainer) -> dict[str, Any]:
+    """What lists of methods say of one."""
+    return {
+        "description": explainer.description,
+        "for": explainer.what_for,
+        "reference": explainer.reference,
+        "cost": explainer.passes,
+        "nets": explainer.nets,
+        "class_agnostic": explainer.class_agnostic,
+        "sign": explainer.sign,
+        "extra": explainer.extra,
+        "options": {name: asdict(option) for name, option in explainer.takes.items()},
+    }
 
 
 def finer_cam(
@@ -49,15 +83,11 @@ def finer_cam(
     differentiated too. "mean": y - 0.6 * the plain mean of y_j. `strength` replaces the 1.0 or
     0.6. Use it as `explain(classifier, images, method=finer_cam("mean"))`.
     """
-    readings = {"weighted": (cams.weighted_contrast, 1.0), "mean": (cams.mean_contrast, 0.6)}
-    if reading not in readings:
-        raise unknown("reading of Finer-CAM", reading, readings)
-    if nearest < 1:
-        raise UserError(f"nearest must be 1 or more classes, got {nearest}")
-    contrast, usual = readings[reading]
-    score = partial(contrast, strength=usual if strength is None else strength, nearest=nearest)
-    line = f"Grad-CAM of the target's logit against those of the {nearest} nearest classes"
-    return Explainer(line, "gradients", cams.gradcam, score)
+    options = {"reading": reading, "nearest": nearest}
+    found = EXPLAINERS["finer-cam"].with_options("finer-cam", options)
+    if strength is None:
+        return found
+    return replace(found, score=partial(found.score, strength=strength))
 
 
 def random(images: Tensor, seed: int = 0) -> Tensor:
@@ -82,19 +112,101 @@ def center(images: Tensor, seed: int = 0) -> Tensor:
     return normalize((down[:, None] * right)[None]).expand(n, h, w).clone()
 
 
-_PLUS_PLUS = "channels weighted by their positive gradients, higher orders included"
-_LAYER = "each cell weighted by its own positive gradient"
-_KPCA = "first kernel principal component of the features, the same for every class"
-_ROLLOUT = "product of all blocks' attention, the same for every class; for transformers"
+_GRADIENT = 3  # a forward and a backward pass
 EXPLAINERS: dict[str, Explainer] = {
-    "gradcam": Explainer("channels weighted by their mean gradient", "gradients", cams.gradcam),
-    "gradcam++": Explainer(_PLUS_PLUS, "gradients", cams.gradcam_plus_plus),
-    "layercam": Explainer(_LAYER, "gradients", cams.layercam),
-    "kpca-cam": Explainer(_KPCA, "features", cams.kpca_cam, class_agnostic=True),
-    "finer-cam": finer_cam(),
-    "rollout": Explainer(_ROLLOUT, "attention", rolled, class_agnostic=True),
-    "random": Explainer("control: uniform noise", "images", random, class_agnostic=True),
-    "center": Explainer("control: a Gaussian in the middle", "images", center, class_agnostic=True),
-}
+    "gradcam": Explainer(
+        "channels weighted by their mean gradient",
+        "gradients",
+        cams.gradcam,
+        what_for="the usual first look at a CNN",
+        reference="Selvaraju et al. 2017",
+        cost=_GRADIENT,
+    ),
+    "gradcam++": Explainer(
+        "channels weighted by their positive gradients, higher orders included",
+        "gradients",
+        cams.gradcam_plus_plus,
+        what_for="several objects of one class in an image",
+        reference="Chattopadhay et al. 2018",
+        cost=_GRADIENT,
+    ),
+    "layercam": Explainer(
+        "each cell weighted by its own positive gradient",
+        "gradients",
+        cams.layercam,
+        what_for="finer maps, also from early layers",
+        reference="Jiang et al. 2021",
+        cost=_GRADIENT,
+    ),
+    "hirescam": Explainer(
+        "features times gradients, cell by cell",
+        "gradients",
+        cams.hirescam,
+        what_for="cells that provably raised the logit, if one linear layer follows the features",
+        reference="Draelos and Carin 2020",
+        cost=_GRADIENT,
+    ),
+    "kpca-cam": Explainer(
+        "first kernel principal component of the features, the same for every class",
+        "features",
+        cams.kpca_cam,
+        class_agnostic=True,
+        what_for="what stands out in the features, without gradients",
+        reference="Karmani et al. 2024",
+    ),
+    "eigencam": Explainer(
+        "projection on the first principal component of the features, the same for every class",
+        "features",
+        cams.eigencam,
+        class_agnostic=True,
+        what_for="what stands out in the features, without gradients",
+        reference="Muhammad and Yeasin 2020",
+    ),
+    "finer-cam": Explainer(
+        "Grad-CAM of the target's logit against those of the nearest classes",
+        "gradients",
+        cams.gradcam,
+        cams.contrast,
+        what_for="what sets the class apart from similar ones",
+        reference="Zhang et al. 2025",
+        cost=_GRADIENT,
+        options={
+            "nearest": Option(3, "classes to compare with", least=1),
+            "reading": Option(
+                "weighted", "the grad-cam package's formula, or the paper's mean",
+                choices=("weighted", "mean"),
+            ),
+        },
+    ),
+    "rollout": Explainer(
+        "product of all blocks' attention, the same for every class",
+        "attention",
+        rolled,
+        class_agnostic=True,
+        what_for="where a transformer's tokens come from",
+        reference="Abnar and Zuidema 2020",
+        nets="transformer",
+        sign="none",
+    ),
+    "random": Explainer(
+        "control: uniform noise",
+        "images",
+        random,
+        class_agnostic=True,
+        what_for="a control that any method must beat",
+        cost=0,
+        sign="none",
+    ),
+    "center": Explainer(
+        "control: a Gaussian in the middle",
+        "images",
+        center,
+        class_agnostic=True,
+        what_for="a control that any method must beat",
+        cost=0,
+        sign="none",
+    ),
+}  # fmt: skip
 
 CAMS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
+"""The five CAMs of the paper's tables."""

@@ -1,5 +1,6 @@
 """Heatmap sources by word: a method's name, an adapter, a Python function, a heatmap file."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import wraps
@@ -10,9 +11,10 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.loading import python_function, run_user_code
 from sufficit.errors import UserError, unknown
+from sufficit.explainers.explainer import split_word
 from sufficit.explainers.explanation import Method, OwnMethod
 from sufficit.explainers.lax import OURS, Lax, name_of
-from sufficit.explainers.registry import EXPLAINERS
+from sufficit.explainers.registry import EXPLAINERS, explainer_named
 from sufficit.files import place, safe_name
 
 FILE_SUFFIXES = (".npz", ".safetensors")
@@ -31,9 +33,9 @@ Source = Method | HeatmapFileSource
 def sources_from(words: str | Iterable[str]) -> dict[str, Source]:
     """Heatmap sources by name, from words or from one text with commas between them.
 
-    A word is the name of a method; the folder of a LAX adapter, or `sufficit:digits`;
-    `python:FILE.py:FUNCTION`, a function (classifier, images, targets) -> [N,H,W]; or a heatmap
-    file. Each has its own name, and `NAME=WORD` gives it another.
+    A word is the name of a method, with options as in `finer-cam:nearest=5`; the folder of a LAX
+    adapter, or `sufficit:digits`; `python:FILE.py:FUNCTION`, a function (classifier, images,
+    targets) -> [N,H,W]; or a heatmap file. Each has its own name, and `NAME=WORD` gives it another.
 
     >>> sources_from("gradcam, old=maps/gradcam.npz")
     {'gradcam': 'gradcam', 'old': HeatmapFileSource(path=PosixPath('maps/gradcam.npz'))}
@@ -83,8 +85,9 @@ def source_from(word: str) -> tuple[str, Source]:
 
 
 def _unnamed(word: str) -> tuple[str, Source]:
-    if word in EXPLAINERS:
-        return word, word
+    if split_word(word)[0] in EXPLAINERS:
+        explainer_named(word)  # raises for unknown options
+        return re.sub(r"[:/\\]+", "-", word), word
     if word.startswith("python:"):
         return word.rpartition(":")[2], _python_method(word.removeprefix("python:"))
     path = place(word)

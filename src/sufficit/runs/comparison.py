@@ -17,6 +17,7 @@ from sufficit.classifier.classifier import (
 from sufficit.data.images import ImageSource, open_images
 from sufficit.data.loader import num_classes
 from sufficit.errors import UserError
+from sufficit.explainers.registry import word_of
 from sufficit.files import check_output, place
 from sufficit.progress import Progress
 from sufficit.runs.config import METHODS, Workers, config_from
@@ -44,8 +45,9 @@ def compare(
     """Score every heatmap source on the same images and test which differences are significant.
 
     `images` is a tensor [N,C,H,W] in 0..1, or a folder or tar shards as the command line takes
-    them. A source is a method's name, a trained Lax, a function (classifier, images, targets) ->
-    [N,H,W], a word as in `--methods`, or heatmaps [N,H,W]. `out` keeps the run: after an
+    them. A source is a word as in `--methods`, a method's name with options, as in
+    ("finer-cam", {"nearest": 5}), a trained Lax, a function (classifier, images, targets) ->
+    [N,H,W], or heatmaps [N,H,W]. `out` keeps the run: after an
     interruption, call it again to resume; without it the rows of all images are in memory.
     `workers=4` has Ray start four processes here, and `workers=Workers(address="auto")` joins a
     cluster. Further options are those of `sufficit compare`, such as alpha_min, fill or leak=False.
@@ -100,6 +102,8 @@ def _source(given: Source | Tensor) -> Source:
     """A heatmap source of a dict: words are read as on the command line."""
     if isinstance(given, Tensor):
         return MapTensor(given)
+    if isinstance(given, tuple):
+        return word_of(*given)
     if isinstance(given, str):
         word = replace(config_from({"model": "", "data": "", "methods": [given]}), controls=False)
         return next(iter(sources_named(word).values()))

@@ -49,9 +49,9 @@ class RunConfig:
     methods: tuple[str, ...] = _option(
         METHODS,
         METHOD,
-        "Heatmap sources, comma-separated: a method, the folder of a LAX adapter,"
-        " python:FILE.py:FUNCTION, or a heatmap file (.npz, .safetensors). NAME=SOURCE gives a"
-        " name.",
+        "Heatmap sources, comma-separated: a method, with options as in finer-cam:nearest=5, the"
+        " folder of a LAX adapter, python:FILE.py:FUNCTION, or a heatmap file (.npz, .safetensors)."
+        " NAME=SOURCE gives a name.",
     )
     controls: bool = _option(True, METHOD, "Also score the controls random and center.")
     layer: str | None = _option(

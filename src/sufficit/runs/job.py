@@ -31,6 +31,7 @@ from sufficit.data.manifest import Manifest, listed
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, methods_for
 from sufficit.explainers.lax import Lax
+from sufficit.explainers.registry import full_word
 from sufficit.explainers.sources import HeatmapFileSource, sources_from
 from sufficit.files import local_file, place, safe_name
 from sufficit.metrics.leakage import POOL, draw_pool
@@ -296,7 +297,7 @@ def check_name(name: str) -> None:
 def _identity(source: Source) -> str:
     """What tells a source from another of the same name: weights, contents or code."""
     if isinstance(source, str):
-        return source
+        return full_word(source)
     if isinstance(source, Lax):
         return digest(*source.state_dict().values())
     if isinstance(source, MapFile | MapTensor):

@@ -18,8 +18,10 @@ from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import BadImageError
 from sufficit.data.loader import Entry
 from sufficit.errors import UserError
-from sufficit.explainers import EXPLAINERS, Method
+from sufficit.explainers import EXPLAINERS, Explainer, Method, explainer_named
 from sufficit.explainers.explanation import DrawnMaps, draw_all
+from sufficit.explainers.lax import Lax
+from sufficit.explainers.registry import word_of
 from sufficit.perturbation.heatmaps import check_range, normalize, resize
 from sufficit.runs.store import UnitFile
 
@@ -110,7 +112,20 @@ Source = Method | MapFile | MapTensor
 
 def is_control(source: Source) -> bool:
     """Whether a source reads only the image's size: it is drawn again instead of stored."""
-    return isinstance(source, str) and EXPLAINERS[source].needs == "images"
+    return isinstance(source, str) and explainer_named(source).needs == "images"
+
+
+def source_facts(source: Source) -> dict[str, Any]:
+    """What results record of a source: kind, options, what became of the sign, cost."""
+    if isinstance(source, tuple):
+        source = word_of(*source)
+    if isinstance(source, str):
+        return {"kind": "method", "method": source, **explainer_named(source).facts()}
+    if isinstance(source, Explainer):
+        return {"kind": "method", "method": source.description, **source.facts()}
+    if isinstance(source, Lax):
+        return {"kind": "adapter", "class_agnostic": True, "sign": "none", "passes": 1}
+    return {"kind": "heatmaps" if isinstance(source, MapFile | MapTensor) else "function"}
 
 
 def draw_sources(
@@ -141,7 +156,7 @@ def draw_sources(
     drawn = {}
     if methods:
         asked = (classifier, images, targets, methods)
-        drawn = draw_all(*asked, layer=layer, progress=False, names=names)
+        drawn = draw_all(*asked, layer=layer, seed=seed, progress=False, names=names)
     found = {name: maps for name, (maps, _) in drawn.items()}
     for name in sources.keys() - methods.keys():
         maps = [one[name] for one in given]

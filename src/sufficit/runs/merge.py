@@ -28,7 +28,7 @@ from sufficit.report.content import Choice
 from sufficit.runs.config import write_toml
 from sufficit.runs.job import Job
 from sufficit.runs.looks import chance_of, half_width, outcome
-from sufficit.runs.maps import maps_from_file, unpack
+from sufficit.runs.maps import maps_from_file, source_facts, unpack
 from sufficit.runs.results import OWN_BEST, RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, Store, UnitFile
 from sufficit.runs.totals import SourceTotals, csv_writer
@@ -339,6 +339,7 @@ def _record(
         "clean_accuracy": float(sources[order[0]].facts.means(["clean_accuracy"])[0]),
         "alpha_min": alpha_min,
         "methods": list(order),
+        "sources": {name: source_facts(job.sources[name]) for name in order},
         "controls": [name for name in order if name not in (*job.ranked, *job.references)],
         "references": list(job.references),
         "model_calls": int(sum(s.facts.groups(["calls"])[0].sum() for s in sources.values())),

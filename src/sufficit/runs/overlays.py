@@ -23,6 +23,7 @@ from sufficit.runs.config import Workers
 from sufficit.runs.engine import Worker, cluster_of, compute, placed
 from sufficit.runs.explanations import Sample, quiet
 from sufficit.runs.job import Job
+from sufficit.runs.maps import source_facts
 from sufficit.runs.merge import heatmaps_of
 from sufficit.runs.store import HEATMAPS, StageFile, store_in
 
@@ -92,6 +93,7 @@ def explain_run(
         record = provenance(asdict(job.config), place.device, place.dtype) | {
             "n": sum(len(one["names"]) for one in facts),
             "methods": list(job.sources),
+            "sources": {name: source_facts(source) for name, source in job.sources.items()},
             "targets": {
                 n: t for one in facts for n, t in zip(one["names"], one["targets"], strict=True)
             },

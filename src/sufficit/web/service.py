@@ -196,7 +196,8 @@ def open_service(
     if own:
         _heatmaps(classifier, grey, None, own)  # raises if one of them does not work
     others: dict[str, Explainer] = {}
-    for other in (one for one in EXPLAINERS if one not in own):
+    quick = [n for n, one in EXPLAINERS.items() if isinstance(one.passes, int) and one.passes <= 3]
+    for other in (one for one in quick if one not in own):
         with suppress(UserError):  # it does not work on this model
             _heatmaps(classifier, grey, None, [other])
             others[other] = EXPLAINERS[other]

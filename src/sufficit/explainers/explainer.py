@@ -1,0 +1,172 @@
+"""A method of the registry: what it draws, what it costs, which options it takes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor
+
+from sufficit.errors import UserError, unknown
+from sufficit.explainers import cams
+
+Sign = Literal["positive", "absolute", "none"]
+Value = int | float | str
+_MOST = 10**9  # of a number, whatever the option
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a method: its default (None: it must be given), meaning, and allowed values."""
+
+    default: Value | None
+    about: str
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def read(self, name: str, given: Any) -> Value:
+        """The value of a word or number; raise for one that the option does not take."""
+        kind = str if self.default is None else type(self.default)
+        words = {int: "a whole number", float: "a number", str: "a word"}
+        try:
+            value = kind(given) if kind is not str or isinstance(given, str) else None
+            whole = kind is not int or isinstance(given, str) or given == value
+        except (TypeError, ValueError, OverflowError):
+            value, whole = None, False
+        if isinstance(value, int | float) and not abs(value) <= _MOST:  # NaN neither
+            value = None
+        if value is None or not whole or isinstance(given, bool):
+            raise UserError(f"{name} must be {words[kind]}, got {given!r:.100}: change it")
+        if self.choices and value not in self.choices:
+            raise unknown(name, str(value), self.choices)
+        low = self.least is not None and value < self.least  # type: ignore[operator]  # a number
+        high = self.most is not None and value > self.most  # type: ignore[operator]  # a number
+        if low or high:
+            bounds = [
+                f"{bound:g} or {word}"
+                for bound, word in ((self.least, "more"), (self.most, "less"))
+                if bound is not None
+            ]
+            raise UserError(f"{name} must be {' and '.join(bounds)}, got {given}: change it")
+        return value
+
+
+@dataclass(frozen=True)
+class Explainer:
+    """A method; `needs` says what `draw` gets.
+
+    - gradients: draw(features [N,K,h,w], gradients of `score` [N,K,h,w]) -> maps [N,h,w], where
+      score(logits [N,C], targets [N], **options) -> [N]
+    - features: draw(features [N,K,h,w]) -> maps [N,h,w]
+    - attention: draw(map so far or None, a block's attention), both [N,T,T] -> map so far [N,T,T]
+    - model: draw(classifier, images [N,C,H,W] in 0..1, targets [N], *, layer, seed, **options) ->
+      maps [N,h,w] of any size; it calls the model itself
+    - images: draw(images [N,C,H,W], seed) -> heatmaps [N,H,W], final
+
+    Methods with the same `score` share one backward pass. Maps that are not `final` are finished
+    the same way for all: their positive part (or absolute value) is stretched to 0..1, resized to
+    the image and stretched again.
+    """
+
+    description: str  # what it draws
+    needs: Literal["gradients", "features", "attention", "model", "images"]
+    draw: Callable[..., Tensor]
+    score: Callable[..., Tensor] = cams.target_logits
+    layer: str | None = None  # the layer it reads, if that is always the same
+    final: bool = False  # it draws values in 0..1, which are only resized
+    check: Callable[[], None] = lambda: None  # raises if it does not fit the classifier
+    class_agnostic: bool = False  # it draws one map for every class
+    what_for: str = "a method of your own"
+    reference: str = ""  # the paper
+    # Forward passes per image, a backward pass counted as two; a function of the options, or a
+    # formula if it depends on the model.
+    cost: int | str | Callable[..., int] = 1
+    nets: Literal["any", "convolutional", "transformer"] = "any"
+    extra: str | None = None  # the extra of the package that it needs
+    sign: Sign = "positive"  # the part of the map that is kept; none: the map has no sign
+    signed: bool = False  # `sign` is an option too
+    options: Mapping[str, Option] = field(default_factory=dict)
+    chosen: Mapping[str, Value] = field(default_factory=dict)  # the options that were given
+
+    @property
+    def takes(self) -> dict[str, Option]:
+        """Every option, the sign last."""
+        sign = Option(self.sign, "keep the positive part or the absolute value", None, None,
+                      ("positive", "absolute"))  # fmt: skip
+        return {**self.options, **({"sign": sign} if self.signed else {})}
+
+    @property
+    def settings(self) -> dict[str, Value]:
+        """The value of every option."""
+        found = {n: self.chosen.get(n, option.default) for n, option in self.takes.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def passes(self) -> int | str:
+        """Forward passes per image with these options."""
+        options = {name: value for name, value in self.settings.items() if name != "sign"}
+        return self.cost(**options) if callable(self.cost) else self.cost
+
+    def facts(self) -> dict[str, Any]:
+        """What results record of a method."""
+        return {
+            "options": self.settings,
+            "sign": self.sign,
+            "class_agnostic": self.class_agnostic,
+            "passes": self.passes,
+            "reference": self.reference,
+        }
+
+    def with_options(self, name: str, given: Mapping[str, Any]) -> "Explainer":
+        """The method with options; raise for unknown names and values, and for missing ones."""
+        for option in given:
+            if option not in self.takes:
+                if not self.takes:
+                    raise UserError(f"{name} takes no options, got {option!r}: write {name} alone")
+                raise unknown(f"option of {name}", option, self.takes)
+        chosen = {
+            option: self.takes[option].read(f"{option} of {name}", value)
+            for option, value in given.items()
+        }
+        missing = [n for n, one in self.takes.items() if one.default is None and n not in chosen]
+        if missing:
+            wanted = f"{name}:{missing[0].upper()}"
+            raise UserError(f"{name} needs its {missing[0]}: write {wanted}")
+        sign: Any = chosen.get("sign", self.sign)
+        found = replace(self, chosen=chosen, sign=sign)
+        inner = {option: value for option, value in found.settings.items() if option != "sign"}
+        if not inner:
+            return found
+        if self.needs == "gradients":
+            return replace(found, score=partial(self.score, **inner))
+        return replace(found, draw=partial(self.draw, **inner))
+
+
+def split_word(word: str) -> tuple[str, list[tuple[str, str]]]:
+    """A method's name and its options, with "" for the name of the first if that has none.
+
+    >>> split_word("integrated-gradients:steps=20:sign=absolute")
+    ('integrated-gradients', [('steps', '20'), ('sign', 'absolute')])
+    >>> split_word("refine:s3://bucket/birds-lax:steps=5")
+    ('refine', [('', 's3://bucket/birds-lax'), ('steps', '5')])
+    """
+    name, *parts = word.split(":")
+    found: list[tuple[str, str]] = []
+    for part in parts:
+        option, equals, value = part.partition("=")
+        named = bool(equals) and option.replace("_", "").isalnum()
+        if named or not found:
+            found.append((option, value) if named else ("", part))
+        else:  # a colon inside a value, as in a URL
+            found[-1] = (found[-1][0], f"{found[-1][1]}:{part}")
+    return name, found
+
+
+def method_word(name: str, options: Mapping[str, Any]) -> str:
+    """The word for a method with options.
+
+    >>> method_word("integrated-gradients", {"steps": 20})
+    'integrated-gradients:steps=20'
+    """
+    return ":".join([name, *(f"{option}={value}" for option, value in options.items())])
