@@ -134,7 +134,8 @@ def check_output(
         made = [part for part in (folder, *folder.parents) if not part.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         for part in made:
-            part.rmdir()
+            with suppress(OSError):  # another run may be there already
+                part.rmdir()
         if not os.access(folder if folder.exists() else made[-1].parent, os.W_OK):
             raise PermissionError(13, "no right to write there")
     except OSError as error:
@@ -264,11 +265,12 @@ def _sweep(folder: Path) -> None:
         _swept.add(folder)
         for path in folder.iterdir():
             found = _PART.fullmatch(path.name)
-            if found and found[1] == _NODE and _has_ended(int(found[2])):
+            if found and found[1] == _NODE and has_ended(int(found[2])):
                 path.unlink(missing_ok=True)
 
 
-def _has_ended(process: int) -> bool:
+def has_ended(process: int) -> bool:
+    """Whether no other process of this number is running on this machine."""
     try:
         if process != os.getpid():  # a file with our own number is of an earlier process
             os.kill(process, 0)

@@ -110,6 +110,19 @@ class RemotePath(ProxyUPath):
         with _reaching(self):
             self.fs.put_file(str(file), self.path)
 
+    def put(self, content: bytes) -> None:
+        """Make these bytes the object."""
+        with _reaching(self):
+            self.fs.pipe_file(self.path, content)
+
+    def create(self, content: bytes) -> None:
+        """Make these bytes the object unless there is one; some servers can't tell."""
+        try:
+            self.fs.pipe_file(self.path, content, mode="create")
+        except Exception:  # every library and server has errors of its own
+            if not self.exists():
+                self.put(content)
+
     def download(self, file: Path) -> None:
         """Write the object to a local file."""
         with _reaching(self):

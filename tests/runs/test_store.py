@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from small_runs import assert_same_rows, config_for, interrupted, run_small
 from sufficit import Classifier, Lax, UserError
 from sufficit.data.images import ImageSource, list_images
 from sufficit.runs.engine import run
-from sufficit.runs.job import make_job
+from sufficit.runs.job import Job, make_job
 from sufficit.runs.store import FORMAT, Store
 
 METHODS = ("gradcam", "layercam", "random", "center")
@@ -146,6 +147,30 @@ def test_another_source_of_a_function_is_another_run(photos: Path, tmp_path: Pat
     assert run_small(config, tmp_path / "out").names
 
 
+def test_other_code_of_a_model_or_beside_it_is_another_run(photos: Path, tmp_path: Path) -> None:
+    beside = "def scaled(images): return images * 1.0\n"
+    text = MODEL + "\nfrom beside import scaled\n\nbuilt = make\n\ndef make(): return built()\n"
+    (tmp_path / "beside.py").write_text(beside)
+    (tmp_path / "model.py").write_text(text)
+    config, out = config_for(photos, leak=False), tmp_path / "out"
+    interrupted(lambda: run_small(config, out))
+    (tmp_path / "beside.py").write_text(beside.replace("1.0", "2.0"))  # the weights are the same
+    refused(config, out, "`code of the model` was")
+    (tmp_path / "beside.py").write_text(beside)
+    (tmp_path / "model.py").write_text(text + "# more\n")
+    refused(config, out, "`code of the model` was")
+    (tmp_path / "model.py").write_text(text)
+    assert run_small(config, out).names
+
+
+def test_weights_that_are_nearly_the_same_are_another_run(photos: Path, tmp_path: Path) -> None:
+    classifier, out = Classifier.load(config_for(photos).model), tmp_path / "out"
+    interrupted(lambda: run_small(config_for(photos), out, classifier=classifier))
+    with torch.no_grad():
+        next(classifier.model.parameters()).flatten()[0].mul_(1 + 1e-6)
+    refused(config_for(photos), out, "`model` was", classifier=classifier)
+
+
 @pytest.mark.parametrize("kind", ["npz", "safetensors"])
 def test_other_values_in_a_heatmap_file_are_another_run(
     photos: Path, tmp_path: Path, kind: str
@@ -244,21 +269,58 @@ def test_a_machine_may_merge_what_another_has_computed(
 ) -> None:
     config, out, half = config_for(photos), tmp_path / "out", tmp_path / "half"
     run_small(config, tmp_path / "whole")
+    other = {"device": "cuda:0", "torch": "2.11.0", "compiled": True, "versions": {}}
+    usual = Job.key
     with monkeypatch.context() as broken:
+        broken.setattr(Job, "key", lambda job: usual(job) | other)
+        interrupted(lambda: run_small(config, half))
         broken.setattr("sufficit.runs.merge._record", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run_small(config, out)
-    interrupted(lambda: run_small(config, half))
-    for place in (out, half):
-        note = place / "units" / "key.json"
-        key = json.loads(note.read_text()) | {"device": "cuda:0", "torch": "2.11.0"}
-        key |= {"compiled": True}
-        note.write_text(json.dumps(key))
     refused(config, half, "`device` was 'cuda:0', now 'cpu'")
     moved = tmp_path / "moved" / "photos"
     shutil.copytree(photos, moved)
     run_small(replace(config, data=str(moved)), out)
     assert_same_rows(tmp_path / "whole", out, METHODS)
+
+
+def test_a_unit_of_another_run_is_never_read(photos: Path, tmp_path: Path) -> None:
+    config, out, other = config_for(photos), tmp_path / "out", tmp_path / "other"
+    interrupted(lambda: run_small(config, out), after=2)
+    interrupted(lambda: run_small(replace(config, fill="mean"), other), after=2)
+    shutil.copy(Store(other).path("scores", 1), Store(out).path("scores", 1))
+    words = "a run with other settings or images wrote it.*: delete it"
+    with pytest.raises(UserError, match=words):
+        run_small(config, out)
+    Store(out).path("scores", 1).unlink()
+    results = run_small(config, out)
+    run_small(replace(config, fill="mean"), other)
+    shutil.copytree(other / "heatmaps", out / "heatmaps", dirs_exist_ok=True)
+    with pytest.raises(UserError, match=words):
+        results.heatmaps([0], ["gradcam"])
+
+
+def test_a_folder_belongs_to_one_run_at_a_time(photos: Path, tmp_path: Path) -> None:
+    out, found = tmp_path / "out", list[str]()
+
+    def second() -> None:
+        for overwrite in (False, True):
+            job = make_job(config_for(photos, fill="mean"), unit=4)
+            with pytest.raises(UserError) as error:
+                run(job, out, overwrite=overwrite, progress=False)
+            found.append(str(error.value))
+
+    def tick(done: float, total: float, note: str = "") -> None:
+        if not found:
+            thread = Thread(target=second)
+            thread.start()
+            thread.join()
+
+    run(make_job(config_for(photos), unit=4), out, progress=tick)
+    assert len(found) == 2
+    assert all("belongs to a run (process" in words for words in found)
+    run_small(config_for(photos), tmp_path / "alone")
+    assert_same_rows(tmp_path / "alone", out, METHODS)
 
 
 # Files

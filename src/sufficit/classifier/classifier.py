@@ -51,6 +51,7 @@ class Classifier:
             raise UserError(f"classes must be one name per class, got the one word {classes!r}")
         self.classes = tuple(classes) if classes is not None else None
         self.view, self.reshape, self.recipe = view, reshape, recipe
+        self.code = ""  # a digest of the user's code that made it, if `load` ran some
 
     @classmethod
     def load(

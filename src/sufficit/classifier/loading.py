@@ -22,6 +22,7 @@ from sufficit.classifier.architectures import MODELS, build
 from sufficit.classifier.checkpoint import DESCRIPTION, WEIGHTS, Recipe, View
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.digit_net import SMALL_NETS, SmallNet
+from sufficit.classifier.source_code import code_digest
 from sufficit.errors import UserError, unknown
 from sufficit.files import place, read_json
 from sufficit.seeds import seeded
@@ -253,7 +254,9 @@ def _from_python(name: str, published: bool, options: dict[str, Any]) -> Classif
     if not isinstance(made, Classifier | nn.Module):
         came = type(made).__name__
         raise UserError(f"{name} must return an nn.Module or a Classifier, got {came}")
-    return made if isinstance(made, Classifier) else Classifier(made)
+    classifier = made if isinstance(made, Classifier) else Classifier(made)
+    classifier.code = code_digest(function)
+    return classifier
 
 
 def python_function(name: str) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from sufficit.classifier.source_code import is_installed
 from sufficit.data.loader import Unit
 from sufficit.errors import UserError
 from sufficit.files import place
@@ -49,6 +50,7 @@ class Shipment:
 
     job: bytes  # with the kind of worker, alpha_min and the stage
     folder: str
+    run: str  # what the files of its units carry
     device: str
     devices: dict[str, str]  # a device here: the same in the actor
     threads: int
@@ -138,7 +140,7 @@ class UnitActor:
                 " folder that all machines share"
             )
         job.classifier.to(given.device)
-        self.worker: Worker = kind(job, Store(place(given.folder)), alpha_min)
+        self.worker: Worker = kind(job, Store(place(given.folder), given.run), alpha_min)
 
     def _compute(self, number: int, following: int | None) -> None:
         worker = self.worker
@@ -186,6 +188,7 @@ def ship(
     return Shipment(
         packed.getvalue(),
         str(store.folder.absolute()),
+        store.run,
         device,
         {} if here.type == "cpu" else {str(here): device},
         threads,
@@ -234,11 +237,10 @@ def _cannot_send(job: Job, error: Exception) -> UserError:
 
 def _own_modules() -> list[ModuleType]:
     """The user's modules of a single file, which an actor can't import: python:FILE.py:FUNCTION."""
-    installed = (sys.prefix, sys.base_prefix, str(Path(os.__file__).parent))
     found = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
         single = file.endswith(".py") and "." not in name and not hasattr(module, "__path__")
-        if single and name != "__main__" and "-packages" not in file:
-            found += [] if str(Path(file).resolve()).startswith(installed) else [module]
+        if single and name != "__main__":
+            found += [] if is_installed(Path(file)) else [module]
     return found

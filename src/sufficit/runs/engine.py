@@ -17,6 +17,7 @@ from torch import Tensor
 from sufficit.classifier.acceleration import accelerated
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.loader import Unit
+from sufficit.lock import check_owned
 from sufficit.metrics.columns import msi
 from sufficit.metrics.leakage import (
     TENSORS,
@@ -64,12 +65,12 @@ def run(
     units; the numbers are the same. With `within` in the config it stops when MSI is that precise.
     """
     searching = job.config.leak and job.plan.searching  # masks are known only after the search
-    with quiet(), closing(job), store_in(out) as store, cluster_of(job, workers) as cluster:
+    with quiet(), closing(job), store_in(out) as owned, cluster_of(job, workers) as cluster:
         if overwrite:
-            store.clear()
+            owned.clear()
         stages = (SCORES, LEAK) if searching else (SCORES,)
         job = placed(job, cluster)
-        store.start(job.key(), job.entries, stages)
+        store = owned.start(job.key(), job.entries, stages)
         whole = len(job.units)
         for part in looks(job):  # without --within one, at all images
             compute(part, store, SCORES, progress, cluster=cluster)
@@ -105,6 +106,7 @@ def compute(
         def advance(images: int, note: str = "") -> None:
             nonlocal before
             before += images * width
+            check_owned(store.folder)
             if tick:
                 tick(before, total, note)
 

@@ -1,25 +1,24 @@
 """What a run computes from: config, classifier, images with labels, heatmap sources."""
 
 import hashlib
-import inspect
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sufficit.classifier.acceleration import pays
 from sufficit.classifier.classifier import Classifier
-from sufficit.classifier.fingerprint import digest, fingerprint
+from sufficit.classifier.fingerprint import digest
 from sufficit.classifier.loading import load_classifier
+from sufficit.classifier.source_code import code_digest, code_of, versions_of
 from sufficit.data.images import (
     BadImageError,
     ImageSource,
@@ -30,7 +29,6 @@ from sufficit.data.loader import Unit, numbers_for
 from sufficit.data.manifest import Manifest, listed
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, methods_for
-from sufficit.explainers.lax import Lax
 from sufficit.explainers.registry import full_word
 from sufficit.explainers.sources import HeatmapFileSource, sources_from
 from sufficit.files import local_file, place, safe_name
@@ -148,7 +146,8 @@ class Job:
             "methods": {name: _identity(source) for name, source in self.sources.items()},
             "device": self.device,
             "compiled": self.compiles,
-            "model": _digest(asdict(fingerprint(classifier))),
+            "model": _model_digest(classifier),
+            "code of the model": [classifier.code, code_of(classifier.bare)],
             "layer": self.config.layer or classifier.layer,
             "preprocessing": classifier.view and asdict(classifier.view),
             "values of fills": digest(*fills),
@@ -157,6 +156,7 @@ class Job:
             "class numbers": _digest([self.entries.numbers, self.entries.target]),
             UNIT_SIZE: self.entries.unit,
             "torch": version("torch"),
+            "versions": versions_of(classifier.bare) | {"sufficit": version("sufficit")},
         }
 
 
@@ -298,14 +298,22 @@ def _identity(source: Source) -> str:
     """What tells a source from another of the same name: weights, contents or code."""
     if isinstance(source, str):
         return full_word(source)
-    if isinstance(source, Lax):
-        return digest(*source.state_dict().values())
     if isinstance(source, MapFile | MapTensor):
         return source.digest()
-    try:  # all of the file: a function may call others beside it
-        return _digest(Path(inspect.getfile(inspect.unwrap(source))).read_text())  # type: ignore[arg-type]  # refused below
-    except (OSError, TypeError, ValueError):
-        return getattr(source, "__qualname__", type(source).__name__)
+    # All of the code: a function may call others beside it.
+    known = [code_digest(source) or getattr(source, "__qualname__", type(source).__name__)]
+    if isinstance(source, partial):
+        values = (*source.args, *(value for _, value in sorted(source.keywords.items())))
+        known += [repr(one) for one in values if isinstance(one, str | float | int)]
+    if isinstance(source, nn.Module):
+        known += [code_of(source), digest(*source.state_dict().values())]
+    return "/".join(filter(None, known))
+
+
+def _model_digest(classifier: Classifier) -> str:
+    """The weights to the bit; a fingerprint is alike for weights that are nearly the same."""
+    state = {**dict(classifier.bare.named_parameters()), **dict(classifier.bare.named_buffers())}
+    return _digest([list(state), digest(*state.values()), classifier.mean, classifier.std])
 
 
 def _digest(value: Any) -> str:

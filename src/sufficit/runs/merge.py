@@ -118,7 +118,7 @@ def write_results(
     if standing is not None and not flat:
         _write_pairs(out / "pairs.csv", standing)
     record = _record(job, merged, alpha_min, order, summaries, searches)
-    record |= {"shown": shown, "flat": flat}
+    record |= {"shown": shown, "flat": flat, "run": store.run}
     if standing is not None and flat:
         record["standing"] = plain(standing)
     results = RunResults.read(out, record)

@@ -74,12 +74,12 @@ def explain_run(
 
     Return the record. Run again after an interruption, it draws only the units that are missing.
     """
-    with quiet(), closing(job), store_in(out) as store, cluster_of(job, workers) as cluster:
+    with quiet(), closing(job), store_in(out) as owned, cluster_of(job, workers) as cluster:
         if overwrite:
-            store.clear()
+            owned.clear()
             _clear(out)
         job = placed(job, cluster)
-        store.start(job.key(), job.entries, (HEATMAPS,))
+        store = owned.start(job.key(), job.entries, (HEATMAPS,))
         compute(job, store, HEATMAPS, progress, cluster=cluster, kind=OverlayWorker)
         facts = [store.facts(HEATMAPS, unit.number) for unit in job.units]
         skipped = [Skipped(*pair) for one in facts for pair in one["skipped"].items()]

@@ -272,7 +272,7 @@ class RunResults:
 
     def heatmaps(self, rows: Sequence[int], methods: Sequence[str]) -> dict[str, Tensor]:
         """Some images' heatmaps as they were scored: source -> [n,H,W]."""
-        store, names = Store(self.folder), self.names_of(rows)
+        store, names = Store(self.folder, str(self.record.get("run", ""))), self.names_of(rows)
         wanted, found = {*names}, dict[str, dict[str, Tensor]]()
         for unit in sorted(store.done(HEATMAPS)):
             facts = store.facts(HEATMAPS, unit)

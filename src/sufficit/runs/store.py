@@ -5,7 +5,8 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
@@ -24,6 +25,7 @@ from sufficit.files import (
     remove_folder,
     writing,
 )
+from sufficit.lock import owning
 from sufficit.provenance import plain, save_json
 
 if TYPE_CHECKING:
@@ -40,9 +42,9 @@ FILES = (
     *("report.html", "sheet.png", "curves.png"),
 )
 HEADER, MOST_HEADER = 2**16, 2**27  # bytes that are first asked for the facts of a unit
-FORMAT = 4  # of the files below units/; a run of another format is not resumed
+FORMAT = 5  # of the files below units/; a run of another format is not resumed
 RECENT = 100  # units that the pace of a run is read from
-MACHINE = ("device", "torch", "compiled")  # may differ when every unit is there
+MACHINE = ("device", "torch", "versions", "compiled")  # may differ when every unit is there
 
 
 StageFile = tuple[str, Mapping[str, Tensor], Mapping[str, Any]]
@@ -59,9 +61,13 @@ class UnitFile:
 
 @dataclass(frozen=True)
 class Store:
-    """The folder of a run: `units/` while it runs, `heatmaps/` for good."""
+    """The folder of a run: `units/` while it runs, `heatmaps/` for good.
+
+    Every file carries the digest of its run's settings and images, and a run reads no other.
+    """
 
     folder: Path
+    run: str = ""  # the digest; "" before the run has started, and for any
 
     def path(self, stage: str, unit: int) -> Path:
         """The file of a unit; heatmaps stay when the run is done."""
@@ -95,7 +101,8 @@ class Store:
         make_folder(path.parent)
         with writing(path) as part:
             # Not save_file: it does not report a full disk as an OSError.
-            part.write_bytes(save(whole, metadata={"facts": json.dumps(plain(facts))}))
+            about = {"facts": json.dumps(plain(facts)), "run": self.run}
+            part.write_bytes(save(whole, metadata=about))
 
     def write_unit(self, unit: int, files: Sequence[StageFile]) -> None:
         """Write the files of a unit in order; the last one makes it done."""
@@ -108,7 +115,7 @@ class Store:
 
         path = self.path(stage, unit)
         with _readable(path), local_file(path) as file, safe_open(file, framework="pt") as opened:
-            facts = json.loads(opened.metadata()["facts"])
+            facts = self._facts(opened.metadata())
             wanted = list(opened.keys()) if names is None else names
             return UnitFile({name: opened.get_tensor(name) for name in wanted}, facts)
 
@@ -122,8 +129,14 @@ class Store:
             start = remote.read_range(0, HEADER)
             end = 8 + min(MOST_HEADER, int.from_bytes(start[:8], "little"))
             start = start if end <= HEADER else remote.read_range(0, end)
-            found: dict[str, Any] = json.loads(json.loads(start[8:end])["__metadata__"]["facts"])
-            return found
+            return self._facts(json.loads(start[8:end])["__metadata__"])
+
+    def _facts(self, about: Mapping[str, str]) -> dict[str, Any]:
+        """The facts in a file's metadata; raise if another run wrote it."""
+        if self.run and about.get("run") != self.run:
+            raise ValueError("a run with other settings or images wrote it")
+        found: dict[str, Any] = json.loads(about["facts"])
+        return found
 
     @property
     def is_empty(self) -> bool:
@@ -201,8 +214,11 @@ class Store:
         key: Mapping[str, Any],
         entries: Manifest,
         stages: Sequence[str] = (SCORES,),
-    ) -> None:
-        """Start the run in this folder, or resume it if key and images are the same."""
+    ) -> "Store":
+        """Start the run in this folder, or resume it if key and images are the same.
+
+        Return the store of this run.
+        """
         key = plain(key) | {"format": FORMAT, "stages": list(stages)}
         path = self.folder / UNITS / KEY
         if path.exists() and not self.is_empty:
@@ -216,11 +232,12 @@ class Store:
                 )
             _check_images(self.folder, Manifest(self.manifest), entries)
             _check_same(self.folder, known, key, complete)
-            return
+            return replace(self, run=_digest(known, entries))
         self.clear_units()
         make_folder(path.parent)
         entries.save(self.manifest)
         save_json(path, key)
+        return replace(self, run=_digest(key, entries))
 
 
 @dataclass(frozen=True)
@@ -258,20 +275,30 @@ def _readable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def store_in(out: Path | None) -> Iterator[Store]:
-    """The store of a folder, or of a temporary one; an error before the first unit leaves none."""
+    """The store of a folder that is owned inside, or of a temporary one.
+
+    An error before the first unit leaves none.
+    """
     if out is None:
         with TemporaryDirectory(prefix="sufficit-") as place:
             yield Store(Path(place))
         return
-    new, store = not out.exists(), Store(out)
-    try:
-        yield store
-    except UserError:
-        if store.is_empty:
-            store.remove_units()
-            if new and out.exists() and not any(out.iterdir()):
-                out.rmdir()
-        raise
+    store = Store(out)
+    with owning(out):
+        try:
+            yield store
+        except UserError:
+            if store.is_empty:
+                store.remove_units()
+            raise
+
+
+def _digest(key: Mapping[str, Any], entries: Manifest) -> str:
+    """What tells a run from others: its settings and its images."""
+    found = sha256(json.dumps(key, sort_keys=True).encode())
+    for one in entries.digests():
+        found.update(one.encode())
+    return found.hexdigest()[:32]
 
 
 def _check_same(

@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 
 from sufficit.classifier.classifier import Classifier, check_classifier
 from sufficit.classifier.fingerprint import digest
+from sufficit.classifier.source_code import code_of
 from sufficit.errors import NotFiniteError, UserError
 from sufficit.explainers import explain
 from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
@@ -160,6 +161,7 @@ class LaxTrainer(Trainer):
         }
         settings = self.facts | {
             "validation": digest(validation.images),
+            "code of the model": [feed.classifier.code, code_of(feed.classifier.bare)],
             "adapter": {k: v for k, v in lax.config.items() if k != "trained"},
         }
         adam = torch.optim.Adam(lax.parameters(), lr=recipe.lr)
