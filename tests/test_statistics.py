@@ -252,7 +252,7 @@ def pair_of(standing: Standing, *names: str) -> Pair:
 def test_pairing_tells_what_the_intervals_of_the_means_do_not() -> None:
     values = three_methods()
     standing = compare_values(values)
-    assert (standing.best, standing.tied) == ("a", ("b",))
+    assert (standing.best, standing.not_different) == ("a", ("b",))
     assert standing.ranking == ("a", "b", "c")
     # The images differ so much more than the methods that the means' intervals overlap.
     low, high = bootstrap(np.stack([values["a"], values["c"]], axis=1))
@@ -294,17 +294,17 @@ def test_intervals_of_differences_agree_with_scipys_paired_bootstrap() -> None:
 def test_lower_may_be_better() -> None:
     standing = compare_values(three_methods(), "deletion_percent", higher_is_better=False)
     assert standing.ranking == ("c", "b", "a")
-    assert (standing.best, standing.tied) == ("c", ())
+    assert (standing.best, standing.not_different) == ("c", ())
     assert pair_of(standing, "a", "c").difference < 0
 
 
-def test_what_is_tied_depends_on_the_number_of_pairs() -> None:
+def test_what_is_significant_depends_on_the_number_of_pairs() -> None:
     better, worse = [1.0] * 6, [0.0] * 6  # p = 2 / 64 = 0.03125
-    assert compare_values({"x": better, "y": worse}).tied == ()
+    assert compare_values({"x": better, "y": worse}).not_different == ()
     three = compare_values({"x": better, "y": worse, "z": [0.0] * 6})
     assert pair_of(three, "x", "y").p == 1 / 32
     assert pair_of(three, "x", "y").p_corrected == 3 / 32
-    assert three.tied == ("y", "z")
+    assert three.not_different == ("y", "z")
 
 
 def test_images_where_either_has_no_value_are_left_out_and_counted() -> None:
@@ -320,7 +320,7 @@ def test_images_where_either_has_no_value_are_left_out_and_counted() -> None:
     assert (nothing.n, nothing.n_nan, nothing.p) == (0, 4, 1)
     assert np.isnan([nothing.difference, nothing.low, nothing.high]).all()
     assert standing.ranking == ("y", "x", "z")
-    assert standing.tied == ("x",)  # what has no value is not marked as good
+    assert standing.not_different == ("x",)  # what has no value is not marked as good
 
 
 @settings(deadline=None)
@@ -349,7 +349,7 @@ def test_identical_methods_differ_by_0_with_p_1(values: list[float]) -> None:
     standing = compare_values({"x": values, "y": values}, resamples=20)
     (pair,) = standing.pairs
     assert (pair.difference, pair.p, pair.p_corrected) == (0, 1, 1)
-    assert standing.tied == ("y",)
+    assert standing.not_different == ("y",)
     if len(values) > 1:
         assert (pair.low, pair.high) == (0, 0)
 
@@ -359,7 +359,7 @@ def test_a_standing_does_not_depend_on_the_unit(factor: float) -> None:
     values = three_methods()
     one = compare_values(values)
     other = compare_values({name: factor * found + 5 * factor for name, found in values.items()})
-    assert (other.ranking, other.tied) == (one.ranking, one.tied)
+    assert (other.ranking, other.not_different) == (one.ranking, one.not_different)
     for a, b in zip(one.pairs, other.pairs, strict=True):
         assert (b.p, b.p_corrected) == (a.p, a.p_corrected)
         assert (b.difference, b.low, b.high) == pytest.approx(
@@ -367,28 +367,64 @@ def test_a_standing_does_not_depend_on_the_unit(factor: float) -> None:
         )
 
 
-def test_sentences_say_who_is_best_and_who_is_tied() -> None:
+def test_sentences_say_who_leads_and_what_the_tests_say() -> None:
     values = three_methods()
     mean = values["a"].mean()
     assert compare_values(values).sentence() == (
-        f"By msi (higher is better) over 40 images a is best at {mean:.3f}; not"
+        f"By msi (higher is better) over 40 images a is highest at {mean:.3f}; not"
         " significantly different: b (level 0.05, Holm's correction for 3 pairs)."
     )
     two = compare_values({name: values[name] for name in "ac"})
-    assert (
-        "and differs significantly from every other (level 0.05, Holm's correction for 1 pair)"
-        in (two.sentence())
+    assert two.is_clear
+    assert "significantly better than every other (level 0.05, Holm's correction for 1 pair)" in (
+        two.sentence()
     )
     assert "nothing to compare it with" in compare_values({"a": values["a"]}).sentence()
+
+
+def test_controls_are_tested_and_not_ranked() -> None:
+    values = three_methods()  # a and b alike, c far below
+    standing = compare_values(values, controls=["b"])
+    assert (standing.best, standing.ranking, standing.controls) == ("a", ("a", "c"), ("b",))
+    assert [(pair.first, pair.second) for pair in standing.pairs] == [
+        *(("a", "c"), ("a", "b"), ("b", "c")),
+    ]
+    plain = compare_values(values)
+    assert pair_of(standing, "a", "b") == pair_of(plain, "a", "b"), "the same test and correction"
+    assert standing.means == plain.means
+    assert standing.not_different == ()
+    assert (standing.beats("a", "c"), standing.beats("c", "a")) == (True, False)
+    assert (standing.beats("a", "b"), standing.beats("b", "a")) == (False, False)
+    assert (standing.beats("b", "c"), standing.is_clear) == (True, False)
+    assert "; not significantly different: b (level 0.05" in standing.sentence()
+    below = compare_values(values, controls=["a"])
+    assert (below.best, below.leader) == ("b", "a")
+    assert "a is highest" in below.sentence()
+    assert f"a control; the best method, b at {values['b'].mean():.3f}, is not significantly" in (
+        below.sentence()
+    )
+    clear = compare_values({name: values[name] for name in "ac"}, controls=["c"])
+    assert (clear.is_clear, clear.rivals, clear.not_different) == (True, ("c",), ())
+    worse = compare_values({name: values[name] for name in "ac"}, controls=["a"])
+    assert "is significantly worse" in worse.sentence()
+    with pytest.raises(UserError, match="Unknown method 'x'"):
+        compare_values(values, controls=["x"])
+
+
+def test_a_control_may_be_beaten_by_a_lower_value() -> None:
+    values = {name: found for name, found in three_methods().items() if name in "ac"}
+    lower = compare_values(values, "deletion_percent", higher_is_better=False, controls=["a"])
+    assert (lower.leader, lower.best, lower.beats("c", "a")) == ("c", "c", True)
+    assert "c is lowest" in lower.sentence()
 
 
 @pytest.mark.parametrize("values", [{"a": [1, NAN], "b": [NAN, 0]}, {"a": [NAN] * 2, "b": [0, 1]}])
 def test_methods_without_a_common_image_cannot_be_told_apart(values) -> None:
     standing = compare_values(values)
     best, other = standing.ranking
-    assert standing.sentence().endswith(f"; it has no image in common with {other}.")
-    assert f"{best} is best" in standing.sentence()
-    assert standing.tied == ()
+    assert standing.sentence().endswith(f"; no image in common with {other}.")
+    assert f"{best} is highest" in standing.sentence()
+    assert standing.not_different == ()
 
 
 def test_infinite_values_are_refused() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sufficit.errors import UserError
+from sufficit.errors import UserError, unknown
 from sufficit.sums import Counts, Floats, Sums, both, sums_of, with_pairs
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ DRAWS = 10_000  # of a sign-flip test
 ENUMERATED = 20  # differences up to which the sign-flip test is exact
 HELD = 1_000_000  # numbers in memory at a time
 LEVEL = 0.05  # of significance, and outside an interval
+ALIKE = "not significantly different"
 
 
 @dataclass(frozen=True)
@@ -193,17 +194,49 @@ class Chance:
 
 @dataclass(frozen=True)
 class Standing:
-    """Methods ranked by one column: the best, those not significantly different, every pair."""
+    """Methods ranked by one column and tested against each other and against the controls."""
 
     column: str
     higher_is_better: bool
     n: int
-    best: str  # by its mean
+    best: str  # of the ranked methods, by its mean
     ranking: tuple[str, ...]  # best first
-    means: dict[str, float]  # NaN ignored
-    tied: tuple[str, ...]  # not significantly different from the best
-    pairs: tuple[Pair, ...]
+    means: dict[str, float]  # of methods and controls, NaN ignored
+    not_different: tuple[str, ...]  # methods not significantly different from the best
+    pairs: tuple[Pair, ...]  # of methods, then of a method and a control; the better mean first
     chance: Chance
+    controls: tuple[str, ...] = ()  # which any method must beat, best first
+
+    def pair(self, one: str, two: str) -> Pair | None:
+        """Return the test of two of them; None where they have no image in common."""
+        names = {one, two}
+        found = (pair for pair in self.pairs if {pair.first, pair.second} == names and pair.n)
+        return next(found, None)
+
+    def beats(self, one: str, two: str) -> bool:
+        """Return whether one is significantly better than the other."""
+        pair = self.pair(one, two)
+        if pair is None or pair.p_corrected >= self.chance.level:
+            return False
+        ahead = pair.difference if pair.first == one else -pair.difference
+        return ahead > 0 if self.higher_is_better else ahead < 0
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """All that the best method could be beaten by: the other methods and the controls."""
+        return (*(method for method in self.ranking if method != self.best), *self.controls)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the best method is significantly better than all of these."""
+        return bool(self.rivals) and all(self.beats(self.best, rival) for rival in self.rivals)
+
+    @property
+    def leader(self) -> str:
+        """The highest mean of all, lowest where that is better: a method, or a control."""
+        sign = -1 if self.higher_is_better else 1
+        known = [one for one in (*self.ranking, *self.controls) if not np.isnan(self.means[one])]
+        return min(known, key=lambda one: sign * self.means[one], default=self.best)
 
     def frame(self) -> "pandas.DataFrame":
         """Return one row per pair, with the fields of `Pair` as columns."""
@@ -213,25 +246,24 @@ class Standing:
         return pandas.DataFrame([asdict(pair) for pair in self.pairs], columns=names)
 
     def sentence(self) -> str:
-        """Return a sentence that names the best method and those not significantly different."""
+        """Return who leads, and what the tests say of it."""
         better = "higher" if self.higher_is_better else "lower"
-        found = (
-            f"By {self.column} ({better} is better) over {self.n} images {self.best} is best at"
-            f" {self.means[self.best]:.3f}"
-        )
-        if not self.pairs:
-            return f"{found}, with nothing to compare it with."
+        top, where = self.leader, f"By {self.column} ({better} is better) over {self.n} images"
+        most = f"{where} {top} is {better[:-2]}est at {self.means[top]:.3f}"
+        if not self.rivals:
+            return f"{most}, with nothing to compare it with."
         count = "1 pair" if len(self.pairs) == 1 else f"{len(self.pairs)} pairs"
-        test = f"level {self.chance.level:g}, Holm's correction for {count}"
-        apart = [pair.second for pair in self.pairs if pair.first == self.best and not pair.n]
-        unknown = f"; it has no image in common with {', '.join(apart)}" if apart else ""
-        if self.tied:
-            alike = ", ".join(self.tied)
-            return f"{found}; not significantly different: {alike} ({test}){unknown}."
-        if len(apart) == len(self.ranking) - 1:
-            return f"{found}{unknown}."
-        others = "the others" if apart else "every other"
-        return f"{found}, and differs significantly from {others} ({test}){unknown}."
+        test = f" (level {self.chance.level:g}, Holm's correction for {count})"
+        if top != self.best:
+            words = "significantly worse" if self.beats(top, self.best) else ALIKE
+            best = f"the best method, {self.best} at {self.means[self.best]:.3f}, is {words}"
+            return f"{most}, a control; {best}{test}."
+        apart = [one for one in self.rivals if not self.pair(top, one)]
+        alike = [one for one in self.rivals if one not in apart and not self.beats(top, one)]
+        found = f", significantly better than {'the others' if apart else 'every other'}"
+        found = f"; {ALIKE}: {', '.join(alike)}" if alike else found
+        found = "" if len(apart) == len(self.rivals) else f"{found}{test}"
+        return f"{most}{found}{'; no image in common with ' if apart else ''}{', '.join(apart)}."
 
 
 def compare_values(
@@ -239,20 +271,27 @@ def compare_values(
     column: str = "msi",
     *,
     higher_is_better: bool = True,
+    controls: Sequence[str] = (),
     seed: int = 0,
     resamples: int = RESAMPLES,
     draws: int = DRAWS,
 ) -> Standing:
     """Rank methods by one value per image, NaN where there is none: {method: [N]}.
 
+    `controls` are tested against the methods and not ranked.
+
     >>> standing = compare_values({"a": [0.5, 0.7, 0.6], "b": [0.1, 0.4, 0.3]})
-    >>> standing.best, standing.tied, standing.pairs[0].p        # three images are too few
+    >>> standing.best, standing.not_different, standing.pairs[0].p   # three images are too few
     ('a', ('b',), 0.25)
     """
     columns = {method: np.asarray(found, dtype=np.float64) for method, found in values.items()}
     check_values(columns)
+    if outside := [name for name in controls if name not in columns]:
+        raise unknown("method", outside[0], columns)
     sums, chance = sums_of(with_pairs(columns), seed=seed), Chance(seed, resamples, draws)
-    return standing_of(sums, [*columns], column, chance, higher_is_better=higher_is_better)
+    methods = [name for name in columns if name not in controls]
+    given = (sums, methods, column, chance, controls)
+    return standing_of(*given, higher_is_better=higher_is_better)
 
 
 def standing_of(
@@ -260,19 +299,24 @@ def standing_of(
     methods: Sequence[str],
     column: str = "msi",
     chance: Chance | None = None,
+    controls: Sequence[str] = (),
     *,
     higher_is_better: bool = True,
 ) -> Standing:
-    """Rank methods by the sums of one column `with_pairs`."""
+    """Rank methods by the sums of one column `with_pairs`; test them and the controls."""
     chance, sign = chance or Chance(sums.seed), -1 if higher_is_better else 1
-    means = {method: _mean(*sums.groups([method])) for method in methods}
-    ranking = sorted(methods, key=lambda method: np.nan_to_num(sign * means[method], nan=np.inf))
-    pairs = _pairs_of(sums, ranking, chance)
-    close = (p for p in pairs if p.first == ranking[0] and p.n and p.p_corrected >= chance.level)
-    tied = (pair.second for pair in close)
-    means = {method: means[method] for method in ranking}
-    ranked = (ranking[0], tuple(ranking), means, tuple(tied), pairs, chance)
-    return Standing(column, higher_is_better, sums.n, *ranked)
+    known = {name: _mean(*sums.groups([name])) for name in (*methods, *controls)}
+    order = sorted(known, key=lambda name: np.nan_to_num(sign * known[name], nan=np.inf))
+    means = {name: known[name] for name in order}
+    ranking = tuple(name for name in order if name in methods)
+    last = tuple(name for name in order if name not in methods)
+    couples = [*combinations(ranking, 2)]
+    couples += [pair for pair in combinations(order, 2) if len({*pair} & {*last}) == 1]
+    pairs = _pairs_of(sums, couples, chance)
+    own = [pair for pair in pairs if pair.first == ranking[0] and pair.second in ranking]
+    close = tuple(p.second for p in own if p.n and p.p_corrected >= chance.level)
+    found = (ranking[0], ranking, means, close, pairs, chance, last)
+    return Standing(column, higher_is_better, sums.n, *found)
 
 
 def check_equal(what: str, found: Mapping[str, object]) -> None:
@@ -304,9 +348,8 @@ def check_values(values: Mapping[str, Floats]) -> None:
     check_equal("number of images", {method: len(found) for method, found in values.items()})
 
 
-def _pairs_of(sums: Sums, ranking: Sequence[str], chance: Chance) -> tuple[Pair, ...]:
-    """Return every pair, the better ranked method first."""
-    couples = list(combinations(ranking, 2))
+def _pairs_of(sums: Sums, couples: Sequence[tuple[str, str]], chance: Chance) -> tuple[Pair, ...]:
+    """Return the tests of some pairs."""
     if not couples:
         return ()
     known = [pair if pair in sums.columns else pair[::-1] for pair in couples]

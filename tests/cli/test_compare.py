@@ -13,6 +13,7 @@ from small_runs import CLASSES, FLAGS, STEPS, config_for, interrupted, rows, run
 from sufficit import Classifier, Lax, evaluate, explain, leak
 from sufficit.data.images import read_image
 from sufficit.runs.config import read_toml
+from sufficit.runs.results import RunResults
 from sufficit.runs.store import Store
 
 
@@ -32,19 +33,22 @@ def test_it_prints_the_table_and_where_to_look(sufficit, photos: Path) -> None:
     for method in ("gradcam", "layercam", "random", "center"):
         assert f"{summary[method]['msi']['mean']:.3f}" in run.words
     assert "11 images, alpha_min 0.5" in run.words
-    assert "* best MSI of 2" in run.words
+    assert "* highest MSI of 2 methods" in run.words
     for name in ("report.html", "sheet.png", "curves.png", "pairs.csv"):
         assert name in run.words
         assert (out / name).stat().st_size > 0
     page = (out / "report.html").read_text()
     assert "<b>MSI over alpha_min</b>" in page
-    losers = [
-        method
-        for method in ("gradcam", "layercam")
-        if summary[method]["msi"]["mean"]
-        <= max(summary[control]["msi"]["mean"] for control in ("random", "center"))
-    ]
-    assert ("All methods score above the controls" in run.words) == (not losers)
+    known = RunResults.read(out)
+    assert known.standing is not None
+    pairs = [(m, c) for m in ("gradcam", "layercam") for c in ("random", "center")]
+    beaten = all(known.standing.beats(*pair) for pair in pairs)
+    assert ("significantly better than the controls" in run.words) == beaten
+    assert "random (c)" in run.words
+    assert known.content().class_agnostic == ["random", "center"]
+    agnostic = sufficit(*words(photos, "--methods", "old=kpca-cam,gradcam", "--overwrite"))
+    assert "old (a)" in agnostic.words
+    assert "(a) class-agnostic: the same map for every class" in agnostic.words
 
 
 def test_a_finished_run_is_not_overwritten_unless_it_is_asked_for(sufficit, photos: Path) -> None:

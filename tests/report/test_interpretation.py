@@ -10,7 +10,7 @@ from rich.console import Console
 from reference import three_methods
 from report_content import make
 from sufficit.report import Content
-from sufficit.report.interpretation import legend, results_table
+from sufficit.report.interpretation import legend, results_table, verdict
 from sufficit.statistics import Estimate, Standing, compare_values
 
 NAN = float("nan")
@@ -49,8 +49,8 @@ def test_the_table_marks_the_best_and_those_that_do_not_differ_significantly(
     assert rows["c"][1:4] == ["0.250", f"{values['c'].mean():.3f}", "-0.50"]
     assert rows["method"][1:6] == ["del.", "%", "↓", "MSI", "↑"]
     text = " ".join(" ".join(table).split())
-    assert "* best MSI of 3; = not significantly different" in text
-    assert "(10,000 draws), level 0.05, Holm correction for 3 pairs" in text
+    assert "* highest MSI of 3 methods; = not significantly different from it." in text
+    assert "(10,000 draws, n = 40), level 0.05, Holm correction for 3 pairs" in text
     assert "2,000 resamples, seed 0." in text
 
 
@@ -62,16 +62,64 @@ def test_a_mean_of_nothing_is_a_dash_in_the_table(content: Content) -> None:
     assert list(table.columns[1].cells) == ["0.250", "-", "0.250"]
 
 
-def test_controls_are_in_the_table_and_not_in_the_ranking(content: Content) -> None:
+def test_controls_and_class_agnostic_methods_are_marked_in_the_table(content: Content) -> None:
     values = three_methods()
-    standing = compare_values({name: values[name] for name in "bc"})
-    found = with_values(content, values, standing)
+    standing = compare_values(values, controls=["a"])
+    found = replace(with_values(content, values, standing), class_agnostic=["a", "c"])
     assert found.methods == ["a", "b", "c"]
     table = results_table(found)
+    assert list(table.columns[0].cells) == ["a (c)", "b", "c (a)"]
     assert [row.style for row in table.rows] == ["dim", "bold", None]
     assert [cell[-1] for cell in table.columns[2].cells] == [" ", "*", " "]
-    assert "all others differ" in legend(standing)
-    assert legend(compare_values({"a": values["a"]})).startswith("* best MSI of 1. Interval")
+    assert "(c) control; (a) class-agnostic: the same map for every class." in legend(found)
+    assert "(n = 40)" not in legend(with_values(content, {"a": values["a"]}))
+    assert legend(with_values(content, {"a": values["a"]})).startswith("* highest MSI of 1 method.")
+
+
+def test_the_words_follow_the_tests(content: Content) -> None:
+    values = three_methods()
+    low = values["c"]
+
+    def said(values: Mapping[str, np.ndarray], *controls: str, agnostic: str = "") -> list[str]:
+        found = with_values(content, values, compare_values(values, controls=controls))
+        return verdict(replace(found, class_agnostic=[agnostic]))
+
+    mean = {name: f"{found.mean():.3f}" for name, found in values.items()}
+    ends = "(95 % interval -0.500 to 0.500)"
+    assert said({"a": values["a"]}) == [f"a has the highest MSI: {mean['a']} {ends}."]
+    assert said(values) == [
+        f"a has the highest MSI: {mean['a']} {ends}.",
+        "Not significantly different from it (n = 40): b.",
+    ]
+    # Above the control by its mean, and not significantly: nobody beats it.
+    assert said(values, "b") == [
+        f"a has the highest MSI: {mean['a']} {ends}.",
+        "It is significantly better than every other method (n = 40).",
+        f"Not significantly different from the control b ({mean['b']}, n = 40): a. Significantly"
+        f" worse than the control b ({mean['b']}, n = 40): c.",
+    ]
+    assert said(values, "c") == [
+        f"a has the highest MSI: {mean['a']} {ends}.",
+        "Not significantly different from it (n = 40): b.",
+        f"All methods are significantly better than the controls (c {mean['c']}; n = 40).",
+    ]
+    assert said(values, "a") == [
+        f"No method is better than the control a, which has the highest MSI: {mean['a']} {ends}.",
+        f"The highest of the methods, b with {mean['b']}, is not significantly different from it"
+        " (n = 40).",
+    ]
+    assert said({"low": low, "a": values["a"]}, "a")[1].endswith(
+        "is significantly worse than it (n = 40)."
+    )
+    best = f"best: MSI {mean['a']} {ends}, significantly better than"
+    assert said({"a": values["a"], "low": low, "lower": low - 0.5}, "lower") == [
+        f"a is {best} every other method and the controls (n = 40).",
+    ]
+    assert said({"a": values["a"], "low": low}, "low") == [f"a is {best} the controls (n = 40)."]
+    assert said(values, agnostic="a")[-1] == (
+        "a is class-agnostic: it draws the same map whichever class is asked for."
+    )
+    assert not any("is best" in one for one in (*said(values), *said(values, "a")))
 
 
 def test_a_table_by_another_column_has_its_interval_and_ranks_by_it(content: Content) -> None:

@@ -83,22 +83,24 @@ def test_the_table_holds_the_means_of_all_columns(content: Content, page: Path) 
 def test_the_best_and_those_not_significantly_different_are_marked_and_controls_are_not_ranked(
     content: Content, tmp_path: Path
 ) -> None:
-    alone = replace(
-        content,
-        controls=["coarse"],
-        standing=compare_values({"bright": content.scores["bright"]["msi"].numpy()}),
-    )
+    values = {name: scores["msi"].numpy() for name, scores in content.scores.items()}
+    standing = compare_values(values, controls=["coarse"])
+    alone = replace(content, class_agnostic=["bright", "coarse"], standing=standing)
     text = write_report(tmp_path / "r.html", alone).read_text()
+    agnostic = '<span class="badge out" title="it draws the same map for every class">'
+    assert text.count(f"{agnostic}class-agnostic</span>") == 1, "a control has its own mark"
+    assert "bright is best: MSI" in text
     rows = re.findall(r'<tr class="([a-z]*)">\s*<th scope="row"><i[^>]*></i>([a-z]+)', text)
     assert sorted(rows) == [("best", "bright"), ("outside", "coarse")]
     assert '<span class="badge out" title="not in the ranking">control</span>' in text
     same = dict.fromkeys(content.scores, content.scores["bright"])
-    tied = replace(
+    alike = replace(
         content, scores=same, standing=compare_values({n: s["msi"] for n, s in same.items()})
     )
-    text = write_report(tmp_path / "t.html", tied).read_text()
-    assert re.search(r'<tr class="tied">\s*<th scope="row"><i[^>]*></i>coarse', text)
-    assert "The difference to coarse is not significant (n = 8)." in text
+    text = write_report(tmp_path / "t.html", alike).read_text()
+    assert re.search(r'<tr class="alike">\s*<th scope="row"><i[^>]*></i>coarse', text)
+    assert "Not significantly different from it (n = 8): coarse." in text
+    assert '<span class="badge" title="best mean of the methods">top method</span>' in text
 
 
 def test_intervals_are_next_to_the_means(content: Content, page: Path) -> None:
@@ -423,9 +425,9 @@ def test_the_terminal_says_what_the_report_says(content: Content) -> None:
     best = content.summaries["bright"]
     said = list(sentences(content))
     assert said[0] == "Targets: the labels. The model classifies 100.0% of whole images correctly."
-    assert f"Best here: bright, with MSI {best['msi'].mean:.2f}" in said[1]
-    assert said[1].endswith("It differs significantly from every other method (n = 8).")
-    assert len(said) == 2
+    assert said[1].startswith(f"bright is best: MSI {best['msi'].mean:.3f} (95 % interval ")
+    assert said[1].endswith("significantly better than every other method (n = 8).")
+    assert len(said) == 3
     table = results_table(content)
     assert table.title == "Means over 8 images, alpha_min 0.5"
     assert [column.header.strip() for column in table.columns] == [
@@ -433,22 +435,19 @@ def test_the_terminal_says_what_the_report_says(content: Content) -> None:
     ]
 
 
-def test_methods_that_are_not_above_a_control_are_named(content: Content) -> None:
-    means = {m: content.summaries[m]["msi"].mean for m in content.scores}
+def test_methods_that_are_not_above_a_control_are_named(content: Content, tmp_path: Path) -> None:
     values = {m: s["msi"] for m, s in content.scores.items()}
-
-    def with_control(control: str, ranked: str) -> Content:
-        standing = compare_values({ranked: values[ranked]})
-        return replace(content, standing=standing, controls=[control])
-
-    beaten = with_control("bright", "coarse")
-    sentence = f"Not above the controls in MSI (bright {means['bright']:.2f}): coarse."
-    assert sentence in sentences(beaten)
+    beaten = replace(content, standing=compare_values(values, controls=["bright"]))
+    mean = content.summaries["bright"]["msi"].mean
+    sentence = f"Significantly worse than the control bright ({mean:.3f}, n = 8): coarse."
     assert sentence in texts(beaten)
-    good = with_control("coarse", "bright")
-    sentence = f"All methods score above the controls in MSI (coarse {means['coarse']:.2f})."
-    assert sentence in sentences(good)
-    assert "controls" not in texts(good)
+    assert "No method is better than the control bright" in " ".join(sentences(beaten))
+    page = write_report(tmp_path / "report.html", beaten).read_text()
+    assert "No method is better than the control bright" in page
+    assert page.count("Significantly worse than the control bright") == 1
+    good = replace(content, standing=compare_values(values, controls=["coarse"]))
+    assert "control" not in texts(good)
+    assert "bright is best" in " ".join(sentences(good))
 
 
 def test_a_searched_alpha_min_is_compared_with_each_methods_own() -> None:
@@ -514,7 +513,10 @@ def test_parts_that_do_not_belong_together_are_refused(content: Content, tmp_pat
         ),
         (replace(content, shown=replace(shown, names=["one"])), "8 rows and 1 names"),
         (replace(content, summaries={}), "summaries must be of the methods scored"),
-        (replace(content, controls=["x"]), "methods without scores"),
+        (
+            replace(content, standing=replace(content.standing, controls=("x",))),
+            "methods without scores",
+        ),
         (replace(content, shown=replace(shown, rows=[0])), "one row of the scores and one name"),
         (
             replace(content, shown=replace(shown, heatmaps={})),

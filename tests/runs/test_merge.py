@@ -34,15 +34,17 @@ def test_means_and_tests_are_those_of_the_rows(photos: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     results = run_small(config_for(photos, seed=4), out)
     summary = json.loads((out / "summary.json").read_text())
-    msi = {m: rows(out, m)["msi"].to_numpy() for m in ("gradcam", "layercam")}
+    names = ("gradcam", "layercam", "random", "center")
+    msi = {m: rows(out, m)["msi"].to_numpy() for m in names}
     for method in results.methods:
         assert summary[method]["msi"]["mean"] == pytest.approx(rows(out, method)["msi"].mean())
-    expected = compare_values(msi, seed=4)
+    expected = compare_values(msi, seed=4, controls=names[2:])
     assert results.standing == expected
+    assert len(expected.pairs) == 5, "two methods, and each of them with both controls"
     assert summary["standing"]["ranking"] == list(expected.ranking)
     pairs = pandas.read_csv(out / "pairs.csv")
     assert pairs["p_corrected"].tolist() == [pair.p_corrected for pair in expected.pairs]
-    assert pairs["seed"].tolist() == [4]
+    assert pairs["seed"].tolist() == [4] * 5
     ranked = [*expected.ranking, "random", "center"]
     assert results.record["methods"] == ranked
     assert results.record["controls"] == ["random", "center"]

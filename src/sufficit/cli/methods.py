@@ -30,6 +30,7 @@ def methods(
     sufficit methods --json
     """
     from sufficit.explainers.registry import EXPLAINERS, explainer_named, method_facts
+    from sufficit.report.interpretation import AGNOSTIC
 
     chosen = {name: explainer_named(name)} if name else EXPLAINERS
     facts = {one: method_facts(explainer) for one, explainer in chosen.items()}
@@ -47,13 +48,17 @@ def methods(
     for one, explainer in EXPLAINERS.items():
         options = ", ".join(f"{key}={value}" for key, value in explainer.settings.items())
         needs = f" (extra {explainer.extra})" if explainer.extra else ""
-        table.add_row(
-            one, str(explainer.passes), literal(explainer.what_for + needs), explainer.nets, options
-        )
-    table.add_row("lax", "1", "learned for one model by sufficit train-lax; --methods takes its"
-                  " folder", "any", "")  # fmt: skip
+        mark = f" {AGNOSTIC}" if explainer.class_agnostic else ""
+        about = literal(explainer.what_for + needs)
+        table.add_row(one + mark, str(explainer.passes), about, explainer.nets, options)
+    table.add_row(f"lax {AGNOSTIC}", "1", "learned for one model by sufficit train-lax; --methods"
+                  " takes its folder", "any", "")  # fmt: skip
     out.print(table)
-    out.print("cost: forward passes per image, a backward pass counted as two.", highlight=False)
+    out.print(
+        "cost: forward passes per image, a backward pass counted as two;"
+        f" {AGNOSTIC} class-agnostic: the same map for every class.",
+        highlight=False,
+    )
 
 
 @app.command()

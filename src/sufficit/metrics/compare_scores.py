@@ -15,11 +15,13 @@ def compare_scores(
     column: str = "msi",
     *,
     names: Mapping[str, Sequence[str]] | None = None,
+    controls: Sequence[str] = (),
     seed: int = 0,
 ) -> Standing:
     """Rank methods by a column of their scores on the same images.
 
-    With `names`, the names of the images per method, the names must be equal too.
+    With `names`, the names of the images per method, the names must be equal too. `controls` are
+    tested against the methods and not ranked.
     """
     for method, found in scores.items():
         if not isinstance(found, Scores):
@@ -53,7 +55,7 @@ def compare_scores(
     higher = scores[first].plan.higher_is_better(column)
     if higher is None:
         raise UserError(f"{column} has no better or worse to compare by: choose another column")
-    return compare_values(values, column, higher_is_better=higher, seed=seed)
+    return compare_values(values, column, higher_is_better=higher, controls=controls, seed=seed)
 
 
 def _check_rows(what: str, rows: Mapping[str, Sequence[object]]) -> None:

@@ -83,7 +83,7 @@ class Content:
     fill: str | Tensor = "black"  # of hidden pixels; a tensor is for the images shown
     remarks: Sequence[str] = ()  # what a reader must know first and the scores do not say
     alpha_curve: Mapping[str, Any] | None = None  # MSI over alpha_min on a sample, as in run.json
-    controls: Sequence[str] = ()  # methods outside the ranking that any method must beat
+    class_agnostic: Sequence[str] = ()  # methods that draw the same map for every class
 
     @property
     def methods(self) -> list[str]:
@@ -91,6 +91,15 @@ class Content:
         means = {m: found[self.standing.column].mean for m, found in self.summaries.items()}
         sign = -1 if self.standing.higher_is_better else 1
         return sorted(means, key=lambda m: (math.isnan(means[m]), sign * means[m]))
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """The methods outside the ranking that any method must beat."""
+        return self.standing.controls
+
+    def mean(self, method: str) -> float:
+        """The mean of a method in the ranked column."""
+        return self.summaries[method][self.standing.column].mean
 
     @property
     def first(self) -> MethodScores:

@@ -28,7 +28,7 @@ CHART, SMALL_CHART = plots.Look(4.2, 10, legend=False), plots.Look(2.4, 9.5, leg
 
 def render(content: Content) -> str:
     """The page as text."""
-    readings, standing = words.readings(content), content.standing
+    readings, standing, verdict = words.readings(content), content.standing, words.verdict(content)
     main = (standing.column, *MAIN)
     known = dict.fromkeys(name for found in content.summaries.values() for name in found)
     order = dict.fromkeys((*main, *HEADINGS, *known))
@@ -42,11 +42,11 @@ def render(content: Content) -> str:
         heading=heading,
         alphas=_alphas(content),
         leaks=lambda method: words.leaks(content, method),
-        significance=words.significance(content),
+        verdict=verdict,
         styles=dict.fromkeys(content.methods, "grey") | colours,  # as the charts have them
         readings=readings,
         longest=max([1.0, *(1 - r.msi for r in readings if not math.isnan(r.msi))]),
-        cautions=words.cautions(content),
+        cautions=[one for one in words.cautions(content) if one.text not in verdict],
         place=_scale(content),
         charts=charts_of(content),
         method_charts=method_charts(content),

@@ -20,7 +20,7 @@ NEAR = 0.25  # how far from +1, 0 or -1 is still close to it
 FEW_IMAGES = 30
 LOW_ACCURACY = 0.7
 MANY_NAN = 0.05
-BEST, SAME = "*", "="  # marks of the terminal's table
+BEST, SAME, CONTROL, AGNOSTIC = "*", "=", "(c)", "(a)"  # marks of the terminal's table
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def why(
 
 def results_table(content: Content) -> Table:
     """The terminal's table: one row per method, best first in the ranked column, which has marks
-    and an interval. A method outside the ranking, such as a control, is dimmed.
+    and an interval. Controls, and methods that draw the same map for every class, are marked.
     """
     searched, standing = bool(own_alphas(content)), content.standing
     images = f"{content.n} image{'s' if content.n > 1 else ''}"
@@ -137,14 +137,14 @@ def results_table(content: Content) -> Table:
     known = next(iter(content.summaries.values()))
     shown = [c for c in dict.fromkeys((*main, last, standing.column)) if c in known]
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
-    table.caption, table.caption_justify = legend(standing), "left"
+    table.caption, table.caption_justify = legend(content), "left"
     table.add_column("method", no_wrap=True)
     for column in shown:
         arrow = "↑" if known[column].higher_is_better else "↓"
         room = "  " if column == standing.column else ""
         table.add_column(f"{heading(column).short} {arrow}{room}", justify="right", no_wrap=True)
     table.add_column("95 % interval", justify="right", no_wrap=True)
-    marks = {standing.best: BEST} | dict.fromkeys(standing.tied, SAME)
+    marks = {standing.best: BEST} | dict.fromkeys(standing.not_different, SAME)
     for method in content.methods:
         summary = content.summaries[method]
         cells = {c: "-" if math.isnan(m := summary[c].mean) else f"{m:.3f}" for c in shown}
@@ -153,42 +153,49 @@ def results_table(content: Content) -> Table:
         interval = "-" if math.isnan(found.low) else f"{found.low:.2f} .. {found.high:.2f}"
         style = "bold" if method == standing.best else None
         style = style if method in standing.ranking else "dim"
-        table.add_row(method, *cells.values(), interval, style=style)
+        table.add_row(marked(content, method), *cells.values(), interval, style=style)
     return table
 
 
-def legend(standing: Standing) -> str:
+def marked(content: Content, method: str) -> str:
+    """A method's name with the marks of a control or of a method that ignores the class."""
+    if method in content.controls:
+        return f"{method} {CONTROL}"
+    return f"{method} {AGNOSTIC}" if method in content.class_agnostic else method
+
+
+def legend(content: Content) -> str:
     """What the marks mean, and how they and the interval were computed."""
+    standing = content.standing
     chance, pairs = standing.chance, len(standing.pairs)
-    best = f"{BEST} best {heading(standing.column).short} of {len(standing.ranking)}"
+    count = len(standing.ranking)
+    most = f"{BEST} {_most(standing)} {heading(standing.column).short}"
+    most += f" of {count} method{'s' if count > 1 else ''}"
+    signs = [f"{CONTROL} control"] if content.controls else []
+    agnostic = [m for m in content.class_agnostic if m not in content.controls]
+    signs += [f"{AGNOSTIC} class-agnostic: the same map for every class"] if agnostic else []
     interval = f"Interval: bootstrap, {chance.resamples:,} resamples, seed {chance.seed}."
     if not pairs:
-        return f"{best}. {interval}"
-    found = f"{SAME} not significantly different" if standing.tied else "all others differ"
+        return f"{'; '.join([most, *signs])}. {interval}"
+    found = f"{SAME} not significantly different from it" if standing.not_different else ""
     exact = all(pair.exact for pair in standing.pairs)
     drawn = "exact" if exact else f"{chance.draws:,} draws"
     return (
-        f"{best}; {found} (n = {standing.n}): paired sign-flip test ({drawn}), level"
-        f" {chance.level:g}, Holm correction for {pairs} pair{'s' if pairs > 1 else ''}. {interval}"
+        f"{'; '.join(filter(None, [most, found, *signs]))}. Paired sign-flip test ({drawn},"
+        f" n = {standing.n}), level {chance.level:g}, Holm correction for"
+        f" {pairs} pair{'s' if pairs > 1 else ''}. {interval}"
     )
 
 
 def sentences(content: Content) -> Iterator[str]:
     """What the table means."""
-    clean, best = content.first.clean, content.standing.best
+    clean = content.first.clean
     if content.facts.targets == "label":
         yield f"Targets: the labels. The model classifies {clean:.1%} of whole images correctly."
     elif content.facts.targets:
         yield "Targets: the model's own predictions."
-    summary = content.summaries[best]
-    size = summary.get("mask_penalty")
-    marked = "" if size is None else f" and {size.mean:.0%} of the image marked"
-    yield (
-        "MSI is near +1 when a small region suffices and nothing else does. Best here:"
-        f" {best}, with MSI {summary['msi'].mean:.2f}{marked}. {significance(content)}".rstrip()
-    )
-    if content.controls:
-        yield _controls(content)[0]
+    yield from verdict(content)
+    yield "MSI is near +1 when a small region suffices and nothing else does."
     if own := own_alphas(content):
         listed = ", ".join(f"{m} {own[m]:g}" for m in content.methods if m in own)
         yield (
@@ -198,32 +205,80 @@ def sentences(content: Content) -> Iterator[str]:
         )
 
 
-def significance(content: Content) -> str:
-    """Whether the best method differs significantly from the others; empty if it has none."""
-    standing = content.standing
-    if standing.tied:
-        words = "differences to {} are" if len(standing.tied) > 1 else "difference to {} is"
-        return f"The {words.format(_listed(standing.tied))} not significant (n = {standing.n})."
-    if any(pair.n for pair in standing.pairs if pair.first == standing.best):
-        return f"It differs significantly from every other method (n = {standing.n})."
-    return ""
+def verdict(content: Content) -> list[str]:
+    """Which method leads, in words that follow the tests: one sentence or more."""
+    found, best = _leader(content), content.standing.best
+    if best in content.class_agnostic:
+        found.append(
+            f"{best} is class-agnostic: it draws the same map whichever class is asked for."
+        )
+    return found
+
+
+def _leader(content: Content) -> list[str]:
+    standing, column = content.standing, heading(content.standing.column).long
+    best, top, most, n = standing.best, standing.leader, _most(standing), f"(n = {standing.n})"
+    found = f"{top} has the {most} {column}: {_with_interval(content, top)}."
+    if top != best:
+        beaten = standing.beats(top, best)
+        words = "significantly worse than it" if beaten else "not significantly different from it"
+        return [
+            f"No method is better than the control {top}, which has the {most} {column}:"
+            f" {_with_interval(content, top)}.",
+            f"The {most} of the methods, {best} with {content.mean(best):.3f}, is {words} {n}.",
+        ]
+    if not any(standing.pair(best, rival) for rival in standing.rivals):
+        return [found]
+    others = ["every other method"] if len(standing.ranking) > 1 else []
+    if standing.is_clear:
+        than = " and ".join(others + ["the controls"] * bool(standing.controls))
+        found = f"{best} is best: {column} {_with_interval(content, best)}"
+        return [f"{found}, significantly better than {than} {n}."]
+    said = [found]
+    if standing.not_different:
+        alike = _listed(standing.not_different)
+        said.append(f"Not significantly different from it {n}: {alike}.")
+    elif others:
+        said.append(f"It is significantly better than every other method {n}.")
+    return [*said, *filter(None, [control_words(content)])]
+
+
+def control_words(content: Content) -> str:
+    """What the tests say of methods and controls; empty without controls."""
+    standing, n = content.standing, content.standing.n
+    found = []
+    for control in standing.controls:
+        name = f"the control {control} ({content.mean(control):.3f}, n = {n})"
+        worse = [method for method in standing.ranking if standing.beats(control, method)]
+        unsure = [
+            method
+            for method in standing.ranking
+            if method not in worse and not standing.beats(method, control)
+        ]
+        if unsure:
+            found.append(f"Not significantly different from {name}: {_listed(unsure)}.")
+        if worse:
+            found.append(f"Significantly worse than {name}: {_listed(worse)}.")
+    if standing.controls and not found:
+        listed = ", ".join(f"{one} {content.mean(one):.3f}" for one in standing.controls)
+        return f"All methods are significantly better than the controls ({listed}; n = {n})."
+    return " ".join(found)
+
+
+def _most(standing: Standing) -> str:
+    return "highest" if standing.higher_is_better else "lowest"
+
+
+def _with_interval(content: Content, method: str) -> str:
+    found = content.summaries[method][content.standing.column]
+    ends = f" (95 % interval {found.low:.3f} to {found.high:.3f})"
+    return f"{found.mean:.3f}{'' if math.isnan(found.low) else ends}"
 
 
 def own_alphas(content: Content) -> dict[str, float]:
     """The alpha_min that is best for each method alone, where it was searched for."""
     found = {method: scores.own_alpha for method, scores in content.scores.items()}
     return {method: alpha for method, alpha in found.items() if alpha is not None}
-
-
-def _controls(content: Content) -> tuple[str, bool]:
-    """How the methods compare to the controls in MSI, and whether all are above them."""
-    names = (*content.controls, *content.standing.ranking)
-    means = {method: content.summaries[method]["msi"].mean for method in names}
-    known = ", ".join(f"{method} {means[method]:.2f}" for method in content.controls)
-    bar = max(means[method] for method in content.controls)
-    if below := [method for method in content.standing.ranking if not means[method] > bar]:
-        return f"Not above the controls in MSI ({known}): {_listed(below)}.", False
-    return f"All methods score above the controls in MSI ({known}).", True
 
 
 def alpha_note(content: Content) -> str:
@@ -265,7 +320,7 @@ def run_remarks(n: int, empty: Mapping[str, int], *, random_weights: bool = Fals
 
 def _remarks(content: Content) -> Iterator[str]:
     """What the scores say against themselves."""
-    n, right = content.n, content.first.clean
+    n, right, standing = content.n, content.first.clean, content.standing
     if n < FEW_IMAGES:
         yield (
             f"Only {n} image{'s' if n > 1 else ''}: with fewer than {FEW_IMAGES}, intervals are"
@@ -291,8 +346,8 @@ def _remarks(content: Content) -> Iterator[str]:
                 f"{method}: {counts[worst]} of {n} images have no {heading(worst).long}, because"
                 " the model answered NaN. Means leave them out."
             )
-    if content.controls and not (found := _controls(content))[1]:
-        yield found[0]
+    if any(not standing.beats(m, c) for m in standing.ranking for c in standing.controls):
+        yield control_words(content)
 
 
 def leaks(content: Content, method: str) -> bool:

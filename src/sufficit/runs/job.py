@@ -102,6 +102,12 @@ class Job:
         outside = (*CONTROLS, *self.references)
         return [name for name in self.sources if name not in outside] or list(self.sources)
 
+    @property
+    def controls(self) -> list[str]:
+        """The sources that any method must beat."""
+        outside = (*self.ranked, *self.references)
+        return [name for name in self.sources if name not in outside]
+
     @cached_property
     def alpha_sample(self) -> frozenset[int]:
         """The images that MSI over alpha_min is measured on."""

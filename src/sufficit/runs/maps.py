@@ -125,7 +125,8 @@ def source_facts(source: Source) -> dict[str, Any]:
         return {"kind": "method", "method": source.description, **source.facts()}
     if isinstance(source, Lax):
         return {"kind": "adapter", "class_agnostic": True, "sign": "none", "passes": 1}
-    return {"kind": "heatmaps" if isinstance(source, MapFile | MapTensor) else "function"}
+    kind = "heatmaps" if isinstance(source, MapFile | MapTensor) else "function"
+    return {"kind": kind, "class_agnostic": getattr(source, "class_agnostic", False) is True}
 
 
 def draw_sources(

@@ -102,7 +102,8 @@ def write_results(
         summaries[name][OWN_BEST] = own[search.best]
     standing = None
     if merged.msi is not None:
-        standing = standing_of(merged.msi, job.ranked, chance=chance_of(job))
+        chance = chance_of(job)
+        standing = standing_of(merged.msi, job.ranked, chance=chance, controls=job.controls)
     order = [*(standing.ranking if standing else job.ranked)]
     order += [name for name in job.sources if name not in order]
     shown: dict[str, str] = {}
@@ -135,7 +136,7 @@ class Merged:
 
     sources: dict[str, SourceTotals] = field(default_factory=dict)
     tried: dict[str, Sums] = field(default_factory=dict)  # MSI at every alpha_min, of a search
-    msi: Sums | None = None  # of the ranked sources, with their pairs
+    msi: Sums | None = None  # of the ranked sources and the controls, with their pairs
     n: int = 0
     n_skipped: int = 0
     skipped: list[Skipped] = field(default_factory=list)  # the first ones
@@ -215,11 +216,13 @@ def _add_unit(
     found.sample_calls += facts.get("alpha_calls", 0)
     if "msi" not in job.plan.columns:
         return
-    values = {name: scores[name].columns["msi"].numpy() for name in job.ranked}
+    tested = (*job.ranked, *job.controls)
+    values = {name: scores[name].columns["msi"].numpy() for name in tested}
     pairs = with_pairs(values)
     found.msi = Sums([*pairs], seed=job.config.seed) if found.msi is None else found.msi
     found.msi.add(numbers, pairs)
-    best = found.choice.add(numbers, values) | {*job.shown_by_seed}
+    ranked = {name: values[name] for name in job.ranked}
+    best = found.choice.add(numbers, ranked) | {*job.shown_by_seed}
     images = zip(count(found.n), repeat(unit), facts["names"])
     found.places = {
         number: place
@@ -340,7 +343,7 @@ def _record(
         "alpha_min": alpha_min,
         "methods": list(order),
         "sources": {name: source_facts(job.sources[name]) for name in order},
-        "controls": [name for name in order if name not in (*job.ranked, *job.references)],
+        "controls": job.controls,
         "references": list(job.references),
         "model_calls": int(sum(s.facts.groups(["calls"])[0].sum() for s in sources.values())),
         "empty_heatmaps": merged.empty,

@@ -187,7 +187,7 @@ class RunResults:
             fill=shown.fill,
             remarks=self.remarks(),
             alpha_curve=record.get("alpha_curve"),
-            controls=self.controls,
+            class_agnostic=[n for n, one in self.record["sources"].items() if one["class_agnostic"]],
         )
 
     def remarks(self) -> list[str]:
@@ -389,7 +389,7 @@ def _standing(found: Mapping[str, Any] | None) -> Standing | None:
     ]
     pairs = tuple(Pair(**pair) for pair in read)
     means = {name: nan if mean is None else mean for name, mean in found["means"].items()}
-    lists = {key: tuple(found[key]) for key in ("ranking", "tied")}
+    lists = {key: tuple(found[key]) for key in ("ranking", "not_different", "controls")}
     chance = Chance(**found["chance"])
     return Standing(**{**found, **lists, "pairs": pairs, "means": means, "chance": chance})
 
