@@ -191,8 +191,9 @@ def test_runs_of_more_images_than_groups_have_the_intervals_of_their_rows(
     single = run_small(config_for(photos, seed=3), tmp_path / "single", unit=9)
     monkeypatch.setattr(sums, "GROUPS", 25)
     grouped = run_small(config_for(photos, seed=3), tmp_path / "grouped", unit=9)
-    msi = {m: grouped.rows[m]["msi"].to_numpy() for m in ("gradcam", "layercam")}
-    assert grouped.standing == compare_values(msi, seed=3)
+    names = ("gradcam", "layercam", "random", "center")
+    msi = {m: grouped.rows[m]["msi"].to_numpy() for m in names}
+    assert grouped.standing == compare_values(msi, seed=3, controls=names[2:])
     assert grouped.standing != single.standing
     for method in single.methods:
         plan = make_job(config_for(photos)).plan
