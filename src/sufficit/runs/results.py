@@ -187,7 +187,9 @@ class RunResults:
             fill=shown.fill,
             remarks=self.remarks(),
             alpha_curve=record.get("alpha_curve"),
-            class_agnostic=[n for n, one in self.record["sources"].items() if one["class_agnostic"]],
+            class_agnostic=[
+                n for n, one in self.record["sources"].items() if one["class_agnostic"]
+            ],
         )
 
     def remarks(self) -> list[str]:
