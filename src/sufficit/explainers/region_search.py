@@ -1,0 +1,214 @@
+"""`region-search` and `refine`: what a mask of one image can reach, found by asking the model.
+
+Neither is a way to explain. They show how much of MSI is there to be had, and, with one fill, what
+MSI can be made to say (docs/gaming.md).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from sufficit.classifier.classifier import Classifier
+from sufficit.classifier.layers import eval_mode
+from sufficit.errors import UserError, unknown
+from sufficit.explainers.forward_pass import look
+from sufficit.explainers.lax import Lax
+from sufficit.explainers.recipes import RECIPES
+from sufficit.explainers.step import Batch, take_step
+from sufficit.perturbation.fills import check_fill_name
+from sufficit.perturbation.predict import predict_views
+from sufficit.perturbation.predictions import ScoreKind, hits
+
+FILLS = ("black", "mean", "noise")  # blur is left for the held-out score
+SHARE = 0.6  # of the calls for the boxes of the grid, the rest moves their edges
+STARTS = 3  # boxes per image whose edges are moved
+FEWEST = 9  # boxes of a grid of 2 x 2 cells
+_MASK_ELEMENTS = 2**27  # of masks at a time
+_MOVES = torch.cat([torch.eye(4, dtype=torch.long), -torch.eye(4, dtype=torch.long)])
+_LARGEST = 6.0  # logit of an adapter that gradient steps start from: beyond, they stand still
+
+
+def region_search(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    calls: int = 1500,
+    fills: str | Sequence[str] = FILLS,
+    score: ScoreKind = "confidence",
+    batch_size: int | None = None,
+    layer: str | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """The box of each image with the highest MSI, mean over fills: [N,C,H,W], [N] -> [N,H,W].
+
+    Every box on a grid is asked, as fine a grid as 60 % of the calls allow. Then each edge of the
+    three best boxes moves, in steps that start at half a cell and are halved where none helps. A
+    box costs two calls per fill: itself, and the rest of the image. The heatmap is 1 inside the
+    box. `fills` may be one text, as in "black+noise". Nothing is random; `layer` is not used.
+    """
+    names = tuple(fills.split("+")) if isinstance(fills, str) else tuple(fills)
+    for name in names:
+        check_fill_name(name)
+    if score not in ("accuracy", "confidence"):
+        raise unknown("score", score, ("accuracy", "confidence"))
+    budget = calls // (2 * max(1, len(names)))
+    if not names or budget < FEWEST:
+        least = 2 * FEWEST * max(1, len(names))
+        raise UserError(
+            f"region-search needs a fill and {least} calls or more for {len(names)} fills, got"
+            f" {calls}: raise calls, or give fewer fills"
+        )
+    search = BoxSearch(classifier, images, targets.cpu(), names, score, batch_size)
+    boxes = search.best(budget)
+    return boxes_as_masks(boxes, images.shape[2:]).to(images.device, torch.float32)
+
+
+@dataclass(frozen=True)
+class BoxSearch:
+    """Images, their classes, and what a box is worth."""
+
+    classifier: Classifier
+    images: Tensor  # [N,C,H,W]
+    targets: Tensor  # [N]
+    fills: tuple[str, ...]
+    score: ScoreKind
+    batch_size: int | None = None
+
+    def best(self, budget: int) -> Tensor:
+        """The best box of each image after at most so many boxes were asked: [N,4]."""
+        n, (h, w) = len(self.images), self.images.shape[2:]
+        cells = grid_for(SHARE * budget, min(h, w))
+        grid = grid_boxes(cells, h, w)  # [G,4]
+        every = torch.arange(n).repeat_interleave(len(grid))
+        found, chosen = self.worths(grid.repeat(n, 1), every).view(n, -1).topk(STARTS)
+        boxes, worths = grid[chosen].flatten(0, 1), found.flatten()
+        owners = torch.arange(n).repeat_interleave(STARTS)
+        steps = torch.tensor([h, w, h, w]).repeat(len(boxes), 1).div(2 * cells).ceil().long()
+        moving = torch.arange(len(boxes))  # the boxes whose edges still move
+        for _ in range((budget - len(grid)) // (STARTS * len(_MOVES))):
+            if not len(moving):
+                break
+            moved = within(boxes[moving, None] + _MOVES * steps[moving, None], h, w)  # [m,8,4]
+            asked = owners[moving].repeat_interleave(len(_MOVES))
+            best, which = self.worths(moved.flatten(0, 1), asked).view(len(moving), -1).max(1)
+            better = best > worths[moving]
+            boxes[moving[better]] = moved[better, which[better]]
+            worths[moving[better]] = best[better]
+            done = ~better & (steps[moving] == 1).all(1)
+            steps[moving[~better]] = (steps[moving[~better]] + 1) // 2
+            moving = moving[~done]
+        best = worths.view(n, -1).argmax(1)
+        return boxes.view(n, -1, 4)[torch.arange(n), best]
+
+    def worths(self, boxes: Tensor, owners: Tensor) -> Tensor:
+        """What each box of an image is worth: [T,4], [T] -> [T].
+
+        MSI of a mask of zeros and ones is kept - (rest + empty) / 2 - area in the limit of fine
+        steps; `empty`, the score of a hidden image, is the same for all masks and left out.
+        """
+        h, w = self.images.shape[2:]
+        parts = torch.arange(len(boxes)).split(max(1, _MASK_ELEMENTS // (2 * h * w)))
+        found = torch.cat([self._asked(boxes[some], owners[some]) for some in parts])
+        area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) / (h * w)
+        return found - area
+
+    def _asked(self, boxes: Tensor, owners: Tensor) -> Tensor:
+        """Mean over fills of kept - rest / 2: [T,4], [T] -> [T]."""
+        distinct, through = boxes.unique(dim=0, return_inverse=True)
+        inside = boxes_as_masks(distinct, self.images.shape[2:]).to(self.classifier.device)
+        masks = torch.cat([inside, ~inside])
+        views = owners.repeat(2), torch.cat([through, through + len(distinct)])
+        targets = self.targets[views[0]]
+        options: Any = {"targets": targets, "batch_size": self.batch_size}
+        total = torch.zeros(2 * len(boxes), dtype=torch.float64)
+        for fill in self.fills:
+            found = predict_views(self.classifier, self.images, masks, views, fill=fill, **options)
+            by_class = self.score == "accuracy"
+            total += hits(found.named, targets) if by_class else found.confidences
+        kept, rest = (total / len(self.fills)).nan_to_num(-1).chunk(2)  # NaN is never the best
+        return kept - rest / 2
+
+
+def grid_for(most: float, side: int) -> int:
+    """The cells per side of the finest grid with at most so many boxes, two or more.
+
+    >>> grid_for(450, 32), grid_for(0, 32), grid_for(10**9, 32)
+    (6, 2, 32)
+    """
+    cells = 2
+    while cells < side and ((cells + 1) * (cells + 2) // 2) ** 2 <= most:
+        cells += 1
+    return cells
+
+
+def grid_boxes(cells: int, h: int, w: int) -> Tensor:
+    """Every box of whole cells (top, left, bottom, right), small ones first: [G,4].
+
+    >>> grid_boxes(2, 4, 6)[:3].tolist(), len(grid_boxes(6, 32, 32))
+    ([[0, 0, 2, 3], [0, 3, 2, 6], [2, 0, 4, 3]], 441)
+    """
+    lines = [[round(k * side / cells) for k in range(cells + 1)] for side in (h, w)]
+    spans = (combinations(line, 2) for line in lines)
+    boxes = [(top, left, end, right) for (top, end), (left, right) in product(*spans)]
+    boxes.sort(key=lambda box: ((box[2] - box[0]) * (box[3] - box[1]), box))
+    return torch.tensor(boxes)
+
+
+def within(boxes: Tensor, h: int, w: int) -> Tensor:
+    """Boxes cut to the image, each at least a pixel high and wide: [...,4]."""
+    top, left, bottom, right = boxes.unbind(-1)
+    top, left = top.clamp(0, h - 1), left.clamp(0, w - 1)
+    bottom, right = bottom.clamp(max=h).maximum(top + 1), right.clamp(max=w).maximum(left + 1)
+    return torch.stack([top, left, bottom, right], -1)
+
+
+def boxes_as_masks(boxes: Tensor, size: Sequence[int]) -> Tensor:
+    """The pixels inside boxes (top, left, bottom, right): [T,4] -> bool [T,H,W].
+
+    >>> boxes_as_masks(torch.tensor([[0, 1, 2, 3]]), (2, 3)).int().tolist()
+    [[[0, 1, 1], [0, 1, 1]]]
+    """
+    top, left, bottom, right = boxes[:, :, None].unbind(1)
+    down, across = (torch.arange(side) for side in size)
+    rows, columns = (down >= top) & (down < bottom), (across >= left) & (across < right)
+    return rows[:, :, None] & columns[:, None, :]
+
+
+def refine(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    adapter: str | Lax,
+    steps: int = 100,
+    lr: float = 0.1,
+    layer: str | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """The map of an adapter after gradient steps on its own logits, per image: [N,H,W] -> [N,h,w].
+
+    Adam, with the terms of the recipe `robust`. Fills and donors are other images of the batch. The
+    adapter stays as it is; `layer` is not used.
+    """
+    lax = adapter if isinstance(adapter, Lax) else Lax.from_pretrained(adapter)
+    lax.check(classifier)
+    recipe, device = RECIPES["robust"], classifier.device
+    images, targets = images.to(device), targets.to(device)
+    seen = look(classifier, images, str(lax.layer), differentiate=False, fold=None)
+    with torch.inference_mode(False), torch.enable_grad(), classifier.in_eval_mode():
+        with torch.no_grad(), eval_mode(lax):
+            logits = lax.to(device).logits(seen.features).clamp(-_LARGEST, _LARGEST).clone()
+        logits.requires_grad_()
+        adam, generator = torch.optim.Adam([logits], lr=lr), Generator(device).manual_seed(seed)
+        batch = Batch(images, targets, seen.features)
+        for _ in range(steps):
+            found = take_step(classifier, lambda _: logits.sigmoid(), batch, recipe, generator)
+            # Not backward(), which would leave gradients on the model.
+            (logits.grad,) = torch.autograd.grad(found.loss, logits)
+            adam.step()
+        return logits.detach().sigmoid()
