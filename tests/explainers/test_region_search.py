@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lax_toys import classifier_of, data, train
 from small_models import SmallMemory, Spy, Traces, linear, rand
-from sufficit import Classifier, UserError, evaluate
+from sufficit import Classifier, Lax, UserError, evaluate, explain, resize
 from sufficit.explainers.recipes import RECIPES
 from sufficit.explainers.region_search import BoxSearch, grid_boxes, refine, region_search
 from sufficit.explainers.step import Batch, take_step
@@ -175,3 +175,23 @@ def _loss(classifier: Classifier, images: Tensor, targets: Tensor, maps: Tensor)
     seeds = (torch.Generator().manual_seed(seed) for seed in range(100, 110))
     with torch.no_grad(), classifier.in_eval_mode():
         return sum(float(take_step(*given, seed).loss) for seed in seeds) / 10
+
+
+def test_both_are_methods_with_options() -> None:
+    classifier, (images, targets) = classifier_of(), data(4)
+    drawn = explain(classifier, images, targets, "region-search:calls=100:fills=black+blur")
+    plain = region_search(classifier, images, targets, calls=100, fills=("black", "blur"))
+    assert torch.equal(drawn, plain)
+    with pytest.raises(UserError, match="refine needs its adapter: write refine:ADAPTER"):
+        explain(classifier, images, targets, "refine")
+
+
+def test_refine_is_named_by_the_adapters_folder() -> None:
+    classifier = Classifier.load("sufficit:digits")
+    images, targets = rand(2, 3, 64, 64), torch.tensor([3, 5])
+    drawn = explain(classifier, images, targets, "refine:sufficit:digits:steps=2:lr=0.5")
+    lax = Lax.from_pretrained("sufficit:digits")
+    plain = refine(classifier, images, targets, adapter=lax, steps=2, lr=0.5)
+    assert torch.equal(drawn, resize(plain, (64, 64)))
+    with pytest.raises(UserError, match="trained on another classifier"):
+        explain(classifier_of(), data(2)[0], data(2)[1], "refine:sufficit:digits")

@@ -11,6 +11,7 @@ from torch import Tensor
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import cams
 from sufficit.explainers.explainer import Explainer, Option, method_word, split_word
+from sufficit.explainers.region_search import FILLS, refine, region_search
 from sufficit.explainers.rollout import rolled
 from sufficit.perturbation.heatmaps import normalize
 
@@ -187,6 +188,36 @@ EXPLAINERS: dict[str, Explainer] = {
         reference="Abnar and Zuidema 2020",
         nets="transformer",
         sign="none",
+    ),
+    "region-search": Explainer(
+        "the box of each image that scores best when it is asked: the ceiling, not an explanation",
+        "model",
+        region_search,
+        final=True,
+        what_for="what a method can reach, and with one fill what MSI can be made to say",
+        cost=lambda calls, **_: calls,
+        sign="none",
+        options={
+            "calls": Option(1500, "forward passes per image, at most", least=18),
+            "fills": Option("+".join(FILLS), "fills to search with, + between them"),
+            "score": Option(
+                "confidence", "what a box scores", choices=("accuracy", "confidence")
+            ),
+        },
+    ),
+    "refine": Explainer(
+        "the map of a LAX adapter after gradient steps for each image",
+        "model",
+        refine,
+        final=True,
+        what_for="what an adapter could still gain on an image",
+        cost=lambda steps, **_: 9 * steps + 1,
+        sign="none",
+        options={
+            "adapter": Option(None, "folder of the adapter"),
+            "steps": Option(100, "steps of Adam on the map's logits", least=0, most=10**5),
+            "lr": Option(0.1, "step size", least=0),
+        },
     ),
     "random": Explainer(
         "control: uniform noise",
