@@ -6,6 +6,7 @@ To add a metric, add a line to METRICS, or pass your own to `evaluate(metrics={n
 from torch import Tensor
 
 from sufficit.errors import UserError
+from sufficit.metrics.further_columns import FURTHER
 from sufficit.metrics.metric import (
     Heading,
     Metric,
@@ -125,7 +126,7 @@ _BASE = Heading("base", "Base score", _SUFFICES)
 _SIZE = "Share of the image whose heatmap value is at least alpha_min."
 _PENALTY = Heading("penalty", "Mask penalty", _SIZE)
 _MSI = Heading("MSI", "MSI", "Base score minus mask penalty, from -2 to 1.")
-METRICS: dict[str, Metric] = {
+_PAPER: dict[str, Metric] = {
     "insertion_pixel": _area_metric("insertion_pixel"),
     "deletion_pixel": _area_metric("deletion_pixel"),
     "insertion_percent": _area_metric("insertion_percent"),
@@ -138,7 +139,8 @@ METRICS: dict[str, Metric] = {
     "mask_penalty": Metric(False, no_bands, mask_penalty, _penalty_bands, _PENALTY),
     "msi": Metric(True, no_bands, msi, _penalty_bands, _MSI, base_weights),
 }
-COLUMNS: tuple[str, ...] = tuple(METRICS)
+METRICS: dict[str, Metric] = {**_PAPER, **FURTHER}
+COLUMNS: tuple[str, ...] = tuple(_PAPER)  # those of the paper's tables, the default
 
 _OTHERS = "The same through the masks of other classes."
 _LEAK = "Share of images of other classes that the mask turns into its own class."

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from sufficit.perturbation import bands
 from sufficit.perturbation.bands import Band
-from sufficit.perturbation.predictions import Predictions, ScoreKind
+from sufficit.perturbation.image_masks import ImageMask
+from sufficit.perturbation.predictions import Measure, Predictions, ScoreKind
 
 
 class Heading(NamedTuple):
@@ -77,20 +78,32 @@ def no_bands(_: Schedule) -> list[Band]:
     return []
 
 
+Formula = Callable[[Predictions, Schedule], Tensor]  # -> [N]
+
+
 @dataclass(frozen=True)
 class Metric:
     """A column: its direction, the bands it needs scores and sizes of, and its formula.
 
     Bands in `asks` are asked for every image. Those in `weights` may be sampled where calls are
     limited; the formula uses them only through `predictions.total(weights(schedule), ...)`.
+    `measures` are functions of the heatmaps alone, which the formula gets as
+    `predictions.measure(...)`. `hides` are masks of the image, asked once for all methods: the
+    formula gets `predictions.falls(...)` and `predictions.sums(...)`.
     """
 
     higher_is_better: bool
     asks: Callable[[Schedule], list[Band]]
-    formula: Callable[[Predictions, Schedule], Tensor]  # -> [N]
+    formula: Formula
     weighs: Callable[[Schedule], list[Band]] = no_bands
     heading: Heading | None = None  # of METRICS; a user's own metric is called by its name
     weights: Callable[[Schedule], Mapping[Band, float]] = lambda _: {}
+    measures: Callable[[Schedule], list[Measure]] = lambda _: []
+    hides: Callable[[Schedule], list[ImageMask]] = lambda _: []
+
+    def asks_model(self, schedule: Schedule) -> bool:
+        """Whether it depends on the model's answers: no fill changes what the map alone says."""
+        return bool(self.weights(schedule) or self.asks(schedule) or self.hides(schedule))
 
 
 def trapezoid(values: Tensor, grid: Sequence[float]) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,17 +12,27 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError, unknown
 from sufficit.metrics import columns as registry
 from sufficit.metrics.columns import COLUMNS, METRICS, OTHER_COLUMNS
+from sufficit.metrics.further_columns import WHOLE_CURVES
 from sufficit.metrics.metric import Metric, Schedule
 from sufficit.perturbation.bands import EVERYTHING, Band, grid
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.halving import predict_by_halving
+from sufficit.perturbation.image_masks import HiddenPredictions, ImageMask, predict_hidden
 from sufficit.perturbation.predict import check_batch_size, predict
-from sufficit.perturbation.predictions import ROWS, SAMPLED_ROWS, Predictions, ScoreKind
+from sufficit.perturbation.predictions import (
+    HIDDEN_ROWS,
+    ROWS,
+    Measure,
+    Predictions,
+    ScoreKind,
+)
 from sufficit.perturbation.sampling import Sampling, make_sampling
 from sufficit.perturbation.tokens import drops, token_model
 from sufficit.progress import Progress, stage
 
+GROUPS = ("paper", "all")  # of columns
 ALPHA_GRID: tuple[float, ...] = tuple(i / 20 for i in range(1, 20))
+_MEASURED_PIXELS = 2**22  # of heatmaps measured at a time
 LARGE = 0.2  # share of a column's weight from which a band is asked for every image
 RESERVED = (
     *("image", "target", "clean_accuracy"),  # columns of tables
@@ -71,6 +81,18 @@ class Plan:
         return tuple(dict.fromkeys(band for found in wanted for band in found))
 
     @cached_property
+    def measures(self) -> tuple[Measure, ...]:
+        """Everything that is read from the heatmaps alone, once."""
+        wanted = (self.metric(name).measures(s) for s in self.schedules for name in self.columns)
+        return tuple(dict.fromkeys(measure for found in wanted for measure in found))
+
+    @cached_property
+    def hides(self) -> tuple[ImageMask, ...]:
+        """Every mask of the image that the model is called for, once."""
+        wanted = (self.metric(name).hides(s) for s in self.schedules for name in self.columns)
+        return tuple(dict.fromkeys(mask for found in wanted for mask in found))
+
+    @cached_property
     def sampling(self) -> Sampling | None:
         """How bands are drawn for each image, None where all are asked.
 
@@ -113,12 +135,15 @@ class Plan:
         """Return what `ask` returned from its tensors with a row per image, by name."""
         bands = self.msi_asks if held_out and self.sampling is None else self.asks
         counts = None if self.sampling is None else self.sampling.counts
-        return Predictions(bands, weighed=self.weighs, counts=counts, **parts)
+        known: dict[str, Any] = {"measures": self.measures, "hides": self.hides, **parts}
+        return Predictions(bands, weighed=self.weighs, counts=counts, **known)
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The names of the tensors with a row per image."""
-        return ROWS if self.sampling is None else SAMPLED_ROWS
+        drawn = () if self.sampling is None else ("drawn",)
+        measured = ("measured",) if self.measures else ()
+        return (*ROWS, *drawn, *measured, *(HIDDEN_ROWS if self.hides else ()))
 
     def _asked(self, columns: Iterable[str], *first: Band) -> tuple[Band, ...]:
         metrics = [self.metric(name) for name in columns]
@@ -137,7 +162,10 @@ def make_plan(
     calls: int | Literal["exact", "adaptive"] = "exact",
     seed: int = 0,
 ) -> Plan:
-    """Return the plan for some columns, all by default, once the options are checked."""
+    """Return the plan for some columns, those of the paper by default, once all is checked.
+
+    Columns are names, or one of GROUPS: "paper" or "all". The user's own are added to a group.
+    """
     searching = isinstance(alpha_min, str) and alpha_min == "search"
     given, kind = alphas if searching else [alpha_min], 'a number in 0..1 or "search"'
     tried = sorted({registry.alpha_from(alpha, kind) for alpha in given})
@@ -156,13 +184,7 @@ def make_plan(
             )
         if name in {*METRICS, *OTHER_COLUMNS, *RESERVED} or name.startswith("__"):
             raise UserError(f"cannot call a metric {name!r}: the name is taken, choose another")
-    known = (*COLUMNS, *own)
-    wanted = known if columns is None else (columns,) if isinstance(columns, str) else columns
-    for name in wanted:
-        if name not in known:
-            raise unknown("column", name, known)
-    if not wanted:
-        raise UserError("columns must name at least one column, got none: leave it out for all")
+    wanted = _columns_named(columns, own, sampled=isinstance(calls, int))
     if searching and "msi" not in wanted:
         raise UserError('alpha_min="search" maximises MSI: add "msi" to columns')
     schedules = tuple(Schedule(alpha, score, value_step, percent_step) for alpha in tried)
@@ -172,9 +194,29 @@ def make_plan(
             " per image"
         )
     most = None if calls == "exact" else calls
-    plan = Plan(schedules, tuple(wanted), searching, own, most, seed)
+    plan = Plan(schedules, wanted, searching, own, most, seed)
     plan.sampling  # noqa: B018 - raises for too few calls
     return plan
+
+
+def _columns_named(
+    columns: Sequence[str] | None, own: Mapping[str, Metric], *, sampled: bool
+) -> tuple[str, ...]:
+    """Return the columns that names and groups stand for, each once."""
+    words = ["paper"] if columns is None else [columns] if isinstance(columns, str) else columns
+    found: list[str] = []
+    for word in words:
+        if word in GROUPS:
+            group = COLUMNS if word == "paper" else METRICS
+            found += [name for name in group if not (sampled and name in WHOLE_CURVES)]
+            found += own
+        elif word in METRICS or word in own:
+            found.append(word)
+        else:
+            raise unknown("column", word, (*GROUPS, *METRICS, *own))
+    if not found:
+        raise UserError("columns must name at least one column, got none: leave it out for all")
+    return tuple(dict.fromkeys(found))
 
 
 def check_asking(
@@ -234,8 +276,41 @@ def ask(
     stages = stages or 1 + (held_out_fill is not None)
     found = asked(targets, plan.asks, fill=fill, progress=stage(tick, 0, stages), **first)
     predictions = replace(found, counts=counts)
+    if plan.measures:
+        predictions = _with_measures(predictions, plan, heatmaps)
+    if plan.hides:
+        goals = predictions.targets[: len(images)]
+        asked_by = names or [str(i) for i in range(len(images))]
+        how: Any = {"names": asked_by, "seed": plan.seed, "fill": fill, "batch_size": batch_size}
+        hidden = predict_hidden(classifier, images, heatmaps, goals, plan.hides, **how)
+        predictions = _with_hidden(predictions, plan, hidden)
     if held_out_fill is None:
         return predictions, None
     goals, second = predictions.targets[: len(images)], stage(tick, 1, stages)
     held_out = asked(goals, bands, fill=held_out_fill, progress=second, **again)
     return predictions, replace(held_out, counts=counts)
+
+
+def _with_measures(found: Predictions, plan: Plan, heatmaps: Tensor) -> Predictions:
+    """Return predictions with what is read from the heatmaps alone: [MN,H,W]."""
+    step, parts = max(1, _MEASURED_PIXELS // heatmaps[0].numel()), []
+    for maps in heatmaps.split(step):
+        there = maps.cpu() if maps.device.type == "mps" else maps  # which has no float64
+        parts.append(torch.stack([one(there, None).double().cpu() for one in plan.measures], 1))
+    return replace(found, measures=plan.measures, measured=torch.cat(parts))
+
+
+def _with_hidden(found: Predictions, plan: Plan, hidden: HiddenPredictions) -> Predictions:
+    """Return predictions with those of image masks, whose calls count for the first method."""
+    n, width = hidden.named.shape
+    calls = found.calls.clone()
+    calls[:n] += width
+    methods = len(calls) // n
+    return replace(
+        found,
+        calls=calls,
+        hides=plan.hides,
+        hidden_named=hidden.named.repeat(methods, 1),
+        hidden_confidences=hidden.confidences.repeat(methods, 1),
+        hidden_sums=hidden.sums,
+    )

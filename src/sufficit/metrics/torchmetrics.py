@@ -85,8 +85,8 @@ class _RowMetric(TorchMetric):
 class Evaluation(_RowMetric):
     """All eleven columns in one pass: `compute` returns their means, `scores` one value per image.
 
-    `metrics` adds your own columns, as in `evaluate`: {name: Metric}. `calls` limits the masks
-    asked per image, drawn by the seed.
+    `columns` names others, as in `evaluate`. `metrics` adds your own columns: {name: Metric}.
+    `calls` limits the masks asked per image, drawn by the seed.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
     >>> metric = MSI(Classifier(model), alpha_min=0.4)
@@ -109,6 +109,7 @@ class Evaluation(_RowMetric):
         percent_step: float = 0.02,
         batch_size: int | None = None,
         alphas: Sequence[float] = ALPHA_GRID,
+        columns: Sequence[str] | None = None,
         metrics: Mapping[str, Metric] | None = None,
         calls: int | Literal["exact", "adaptive"] = "exact",
         seed: int = 0,
@@ -117,7 +118,8 @@ class Evaluation(_RowMetric):
         super().__init__(**kwargs)
         check_fill_name(fill)
         self.classifier = classifier
-        wanted, own = (*self.columns, *(metrics or {})), dict(metrics or {})
+        own = dict(metrics or {})
+        wanted = (*self.columns, *own) if columns is None else columns
         curves = (alpha_min, score, value_step, percent_step)
         self.plan = make_plan(*curves, wanted, tuple(alphas), own, calls, seed)
         check_asking(self.plan, fill, None, batch_size)
@@ -160,6 +162,10 @@ class Evaluation(_RowMetric):
             "targets": none,
             "calls": none,
             "drawn": torch.empty(0, asked, dtype=torch.int32),
+            "measured": torch.empty(0, len(self.plan.measures), dtype=torch.float64),
+            "hidden_named": torch.empty(0, len(self.plan.hides), dtype=torch.int32),
+            "hidden_confidences": torch.empty(0, len(self.plan.hides), dtype=torch.float32),
+            "hidden_sums": torch.empty(0, len(self.plan.hides), dtype=torch.float64),
         }
         return {name: states[name] for name in self.plan.parts}
 

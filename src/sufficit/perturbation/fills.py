@@ -50,6 +50,13 @@ def fill_for(images: Tensor, fill: str | Tensor, part: slice | list[int] = slice
     return fill.reshape(1, *fill.shape[-3:]).to(images)
 
 
+def rows_of(fill: str | Tensor, rows: Tensor) -> str | Tensor:
+    """Return the fill of some of the images, by their numbers: [n]."""
+    if isinstance(fill, str) or fill.ndim < 4 or len(fill) == 1:
+        return fill
+    return fill[rows.to(fill.device)]
+
+
 def check_fill_name(fill: str | Tensor) -> None:
     """Raise for an unknown name of a fill."""
     if isinstance(fill, str) and fill not in FILLS:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.perturbation.bands import Band, distinct_masks, family, runs
+from sufficit.perturbation.fills import rows_of
 from sufficit.perturbation.predict import predict
 from sufficit.perturbation.predictions import Predictions, hits
 from sufficit.progress import Progress, stage
@@ -83,7 +84,7 @@ def predict_by_halving(
             if len(rows):
                 here, there = rows.to(images.device), rows.to(maps.device)
                 some = (classifier, images[here], maps[there], found.targets[rows], bands)
-                own = options | {"fill": _rows_of(fill, rows), "progress": tick}
+                own = options | {"fill": rows_of(fill, rows), "progress": tick}
                 curves.learn(predict(*some, drawn=drawn, **own), rows)
         parts.append(curves.predictions())
     return Predictions.join(parts)
@@ -138,10 +139,3 @@ class _Curves:
         """Return the predictions for all bands."""
         known = replace(self.found, named=self.named, confidences=self.confidences)
         return replace(known, calls=self.calls, drawn=None)
-
-
-def _rows_of(fill: str | Tensor, rows: Tensor) -> str | Tensor:
-    """Return the fill of some of the images."""
-    if isinstance(fill, str) or fill.ndim < 4 or len(fill) == 1:
-        return fill
-    return fill[rows.to(fill.device)]

@@ -82,7 +82,7 @@ def predict_views(
     is seen through any of the masks, bool [M,H,W]. Targets are the class of each view: [T].
     """
     loop = _Loop(classifier, images, fill, batch_size)
-    loop.highest = -1 if targets is None else int(targets.max())
+    loop.highest = -1 if targets is None or not len(targets) else int(targets.max())
     used, place = views[0].unique(return_inverse=True)
     order = place.argsort(stable=True)
     ends = place.bincount().cumsum(0).tolist()
@@ -93,7 +93,8 @@ def predict_views(
     start = done = 0
     with torch.no_grad(), classifier.in_eval_mode():
         for count in _groups(len(used), images, classifier.device):
-            inputs = loop.normalized(images[used[start : start + count]], fill)
+            rows = used[start : start + count].tolist()
+            inputs = loop.normalized(images[rows], fill, rows)
             here = order[done : ends[start + count - 1]]
             loop.reports = (progress, done, len(here), len(order))
             goals = None if targets is None else targets[here]

@@ -6,18 +6,24 @@ curve, A values of alpha_min, H W image, h w features.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from sufficit.perturbation.bands import EVERYTHING, Band
 
+if TYPE_CHECKING:
+    from sufficit.perturbation.image_masks import ImageMask
+
 PIECE = 1024  # images whose predictions are worked on at a time
 NO_CLASS, ANOTHER = -1, -2  # the model returned NaN; some class that is not the target
 ROWS = ("named", "confidences", "shares", "targets", "calls")  # tensors with a row per image
-SAMPLED_ROWS = (*ROWS, "drawn")  # where each image was asked some of the bands
+HIDDEN_ROWS = ("hidden_named", "hidden_confidences", "hidden_sums")
+OTHER_ROWS = ("drawn", "measured", *HIDDEN_ROWS)  # those that a plan may not need
 ScoreKind = Literal["accuracy", "confidence"]
+Measure = Callable[[Tensor, Tensor | None], Tensor]
+"""One number per heatmap, from heatmaps and the truth, if there is one: twice [N,H,W] -> [N]."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,12 @@ class Predictions:
     calls: Tensor  # [N] model calls spent on each image
     drawn: Tensor | None = None  # [N,K] int32, numbers of the bands each image was asked
     counts: Tensor | None = None  # [B] how often each band is drawn, on average
+    measures: tuple[Measure, ...] = ()
+    measured: Tensor | None = None  # [N,len(measures)] what is read from the heatmap alone
+    hides: "tuple[ImageMask, ...]" = ()  # masks of the image
+    hidden_named: Tensor | None = None  # [N,len(hides)] int32
+    hidden_confidences: Tensor | None = None  # [N,len(hides)]
+    hidden_sums: Tensor | None = None  # [N,len(hides)] of the heatmap over the hidden pixels
 
     def of(self, bands: Sequence[Band], kind: ScoreKind) -> Tensor:
         """Return the score of each image in some of the bands, in their order: [N,len(bands)].
@@ -94,6 +106,29 @@ class Predictions:
         """Return the share of each image's pixels inside a weighed band: [N]."""
         return self.shares[:, self.weighed.index(band)]
 
+    def measure(self, measure: Measure) -> Tensor:
+        """Return what a measure says of each heatmap: [N]."""
+        assert self.measured is not None  # the plan has measures
+        return self.measured[:, self.measures.index(measure)]
+
+    def falls(self, masks: "Sequence[ImageMask]") -> Tensor:
+        """Return by how much the target's probability falls when masks of the image are hidden.
+
+        [N,len(masks)]; the same for every method.
+        """
+        assert self.hidden_confidences is not None  # the plan has masks of the image
+        hidden = self.hidden_confidences[:, self._hidden(masks)].double()
+        return self.of([EVERYTHING], "confidence") - hidden
+
+    def sums(self, masks: "Sequence[ImageMask]") -> Tensor:
+        """Return the sum of each heatmap over the pixels that masks hide: [N,len(masks)]."""
+        assert self.hidden_sums is not None  # the plan has masks of the image
+        return self.hidden_sums[:, self._hidden(masks)]
+
+    def _hidden(self, masks: "Sequence[ImageMask]") -> list[int]:
+        place = {mask: i for i, mask in enumerate(self.hides)}
+        return [place[mask] for mask in masks]
+
     def rows(self, some: slice | Sequence[int]) -> "Predictions":
         """Return the predictions for some of the images."""
         return replace(self, **{name: getattr(self, name)[some] for name in self.parts})
@@ -101,7 +136,7 @@ class Predictions:
     @property
     def parts(self) -> tuple[str, ...]:
         """The tensors with a row per image."""
-        return ROWS if self.drawn is None else SAMPLED_ROWS
+        return (*ROWS, *(name for name in OTHER_ROWS if getattr(self, name) is not None))
 
     def pieces(self) -> Iterator["Predictions"]:
         """Yield the predictions for PIECE images at a time."""
@@ -128,8 +163,8 @@ class Predictions:
     def join(parts: Sequence["Predictions"]) -> "Predictions":
         """Return the predictions of several batches as one, in their order."""
         first = parts[0]
-        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in first.parts}
-        return Predictions(first.bands, weighed=first.weighed, counts=first.counts, **joined)
+        joined: Any = {n: torch.cat([getattr(part, n) for part in parts]) for n in first.parts}
+        return replace(first, **joined)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class RunConfig:
     )
     alpha_curve: bool = _option(True, SCORING, "MSI over alpha_min on up to 16 images.")
     columns: tuple[str, ...] | None = _option(
-        None, SCORING, "Compute only these columns, as in msi,base_score."
+        None, SCORING, "paper (the default), all, or columns by name, as in msi,srg."
     )
     calls: int | Literal["auto", "exact", "adaptive"] = _option(
         "auto",

@@ -190,7 +190,7 @@ class Worker(ImageWorker):
         tensors = {
             f"{name}/{part}": getattr(found, part)
             for name, found in predictions.items()
-            for part in self.job.plan.parts
+            for part in found.parts
         }
         if self.leaks and not self.job.plan.searching:
             tensors |= self._leaked(batch)

@@ -19,6 +19,7 @@ from torch import Tensor
 from sufficit.data.loader import Skipped, check_any
 from sufficit.files import writing
 from sufficit.metrics.columns import msi
+from sufficit.metrics.further_columns import WHOLE_CURVES
 from sufficit.metrics.leakage import POOL, TENSORS, Leak, leak_warning
 from sufficit.metrics.plan import ALPHA_GRID, Plan, ask
 from sufficit.metrics.scores import AlphaSearch, Scores, coarse, read, summary_of, with_leak
@@ -234,7 +235,9 @@ def _add_unit(
 def _predictions(plan: Plan, kept: UnitFile, name: str, *, held_out: bool = False) -> Predictions:
     """A source's predictions of a unit."""
     stem = f"{name}/held_out" if held_out else name
-    parts = {part: kept.tensors[f"{stem}/{part}"] for part in plan.parts}
+    names = (*ROWS, "drawn") if held_out else plan.parts
+    tensors = {part: f"{stem}/{part}" for part in plan.parts if part in names}
+    parts = {part: kept.tensors[name] for part, name in tensors.items()}
     return plan.predictions(parts, held_out=held_out)
 
 
@@ -389,6 +392,8 @@ def _sampled(job: Job) -> str | None:
         f"Each image was asked at most {job.plan.calls} of {len(job.plan.asks)} masks, drawn by"
         " seed: means, intervals and tests account for it, scores of a single image are estimates."
     )
+    if job.config.columns and "all" in job.config.columns:
+        found += f" Not scored, because it takes all masks of a curve: {', '.join(WHOLE_CURVES)}."
     if job.plan.searching:
         found += (
             " MSI at the alpha_min found is too high, as the highest of several estimates is:"

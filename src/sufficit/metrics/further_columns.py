@@ -1,0 +1,177 @@
+"""Columns beyond the paper's: of the percentage masks, of the heatmap alone, of image masks."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from sufficit.metrics.metric import (
+    CURVES,
+    Formula,
+    Heading,
+    Metric,
+    Schedule,
+    area,
+    curve_weights,
+    no_bands,
+)
+from sufficit.perturbation.bands import EVERYTHING, Band
+from sufficit.perturbation.image_masks import ImageMask
+from sufficit.perturbation.predictions import Measure, Predictions
+from sufficit.similarity import rank_correlation
+
+CELLS = tuple(ImageMask(4, cell) for cell in range(16))
+SUBSETS = tuple(ImageMask(8, number, drawn=13) for number in range(50))  # a fifth of the cells
+
+
+def sparseness(heatmaps: Tensor, truth: Tensor | None = None) -> Tensor:
+    """Return the Gini index of each map's values, NaN where all are 0: [N,H,W] -> [N].
+
+    >>> sparseness(torch.tensor([[[1.0, 0.0], [0.0, 0.0]], [[0.5, 0.5], [0.5, 0.5]]]))
+    tensor([0.7500, 0.0000], dtype=torch.float64)
+    """
+    values = heatmaps.double().flatten(1).sort(dim=1).values
+    n = values.shape[1]
+    places = 2 * torch.arange(1, n + 1, dtype=torch.float64, device=values.device) - n - 1
+    return (values * places).sum(1) / (n * values.sum(1))
+
+
+def complexity(heatmaps: Tensor, truth: Tensor | None = None) -> Tensor:
+    """Return the entropy of each map as shares of its sum, NaN where that is 0: [N,H,W] -> [N].
+
+    >>> complexity(torch.tensor([[[1.0, 0.0], [0.0, 0.0]], [[0.5, 0.5], [0.5, 0.5]]])).exp()
+    tensor([1., 4.], dtype=torch.float64)
+    """
+    shares = heatmaps.double().flatten(1)
+    shares = shares / shares.sum(1, keepdim=True)
+    return -torch.xlogy(shares, shares).sum(1)
+
+
+def _srg_weights(schedule: Schedule) -> dict[Band, float]:
+    kept, left = (curve_weights(f"{kind}_percent")(schedule) for kind in ("insertion", "deletion"))
+    return {band: kept.get(band, 0.0) - left.get(band, 0.0) for band in [*kept, *left]}
+
+
+def srg(predictions: Predictions, schedule: Schedule) -> Tensor:
+    """Insertion less deletion by percentage, of probabilities (Blücher et al. 2024): [N]."""
+    if predictions.drawn is not None:
+        return predictions.total(_srg_weights(schedule), "confidence")
+    areas = (
+        area(predictions, schedule, f"{kind}_percent", "confidence")
+        for kind in ("insertion", "deletion")
+    )
+    return next(areas) - next(areas)
+
+
+def _deletion_means(schedule: Schedule) -> dict[Band, float]:
+    """The weight of each point of the percentage deletion curve in its plain mean."""
+    asked = CURVES["deletion_percent"][0](schedule)
+    return dict.fromkeys(asked, 1 / len(asked))
+
+
+def aopc(predictions: Predictions, schedule: Schedule) -> Tensor:
+    """Mean fall of the target's probability over the percentage deletions (Samek 2017): [N]."""
+    whole = predictions.of([EVERYTHING], "confidence")[:, 0]
+    return whole - predictions.total(_deletion_means(schedule), "confidence")
+
+
+def _insertions(schedule: Schedule) -> list[Band]:
+    return CURVES["insertion_percent"][0](schedule)
+
+
+def sufficient_share(predictions: Predictions, schedule: Schedule) -> Tensor:
+    """The smallest share of the pixels, by rank, that gives the target; 1 if none does: [N]."""
+    scores = predictions.of(_insertions(schedule), "accuracy")
+    right = torch.cat([scores == 1, torch.ones_like(scores[:, :1], dtype=torch.bool)], dim=1)
+    shares = torch.tensor([*schedule.shares, 1.0], dtype=torch.float64)
+    return shares[right.byte().argmax(1)].masked_fill(scores.isnan().any(1), torch.nan)
+
+
+def single_deletion(predictions: Predictions, schedule: Schedule) -> Tensor:
+    """Rank correlation of each cell's sum with the fall in probability without the cell: [N]."""
+    sums, falls = predictions.sums(CELLS), predictions.falls(CELLS)
+    found = torch.full((len(sums),), torch.nan, dtype=torch.float64)
+    known = (~falls.isnan().any(1)).nonzero()[:, 0]
+    if len(known):
+        found[known] = rank_correlation(sums[known, None], falls[known, None])
+    return found
+
+
+def faithfulness_correlation(predictions: Predictions, schedule: Schedule) -> Tensor:
+    """Pearson's correlation of a map's sum over random cells with the fall without them: [N]."""
+    x, y = (
+        values - values.mean(1, keepdim=True)
+        for values in (predictions.sums(SUBSETS), predictions.falls(SUBSETS))
+    )
+    spreads = x.square().sum(1) * y.square().sum(1)
+    # Where all values are one, rounding leaves a spread that is none.
+    flat = (x.abs().amax(1) <= 1e-9 * predictions.sums(SUBSETS).abs().amax(1)) | (spreads == 0)
+    return ((x * y).sum(1) / spreads.sqrt()).masked_fill(flat, torch.nan)
+
+
+def infidelity(predictions: Predictions, schedule: Schedule) -> Tensor:
+    """Mean squared error of a map's sum over random cells, at its best scale, as the fall: [N].
+
+    A map in 0..1 has no unit, so the sums are scaled by the factor with the least error.
+    """
+    sums, falls = predictions.sums(SUBSETS), predictions.falls(SUBSETS)
+    product, square = (sums * falls).mean(1), sums.square().mean(1)
+    gain = torch.where(square > 0, product.square() / square, 0.0)
+    return falls.square().mean(1) - gain
+
+
+def of_map(higher: bool, measure: Measure, heading: Heading) -> Metric:
+    """Return the column that a measure of the heatmap is."""
+    return Metric(
+        higher,
+        no_bands,
+        lambda predictions, _: predictions.measure(measure),
+        heading=heading,
+        measures=lambda _: [measure],
+    )
+
+
+def _of_image(
+    higher: bool, formula: Formula, masks: Sequence[ImageMask], heading: Heading
+) -> Metric:
+    return Metric(higher, no_bands, formula, heading=heading, hides=lambda _: list(masks))
+
+
+_SRG = "Insertion minus deletion, both in equal shares of the image, of the target's probability."
+_AOPC = "Mean fall of the target's probability as the highest pixels are removed, in equal shares."
+_SHARE = "Smallest share of the image, highest values first, that gives the target; 1 if none does."
+_GINI = "Gini index of the heatmap's values: 0 if all are equal, near 1 if few pixels have all."
+_ENTROPY = "Entropy of the heatmap's values as shares of their sum."
+_SINGLE = (
+    "Rank correlation, over 16 cells, of a cell's sum with the fall in probability without it."
+)
+_FAITH = "Correlation of the heatmap's sum over random cells with the fall in probability without."
+_INFID = "Squared error of the heatmap's sum over random cells, rescaled, as the fall without them."
+
+FURTHER: Mapping[str, Metric] = {
+    "srg": Metric(
+        True, no_bands, srg, heading=Heading("SRG", "SRG", _SRG), weights=_srg_weights
+    ),
+    "aopc": Metric(
+        True, lambda _: [EVERYTHING], aopc, heading=Heading("AOPC", "AOPC", _AOPC),
+        weights=_deletion_means,
+    ),
+    "sufficient_share": Metric(
+        False, _insertions, sufficient_share,
+        heading=Heading("suffices", "Smallest sufficient share", _SHARE),
+    ),
+    "sparseness": of_map(True, sparseness, Heading("sparse", "Sparseness (Gini)", _GINI)),
+    "complexity": of_map(False, complexity, Heading("entropy", "Complexity (entropy)", _ENTROPY)),
+    "single_deletion": _of_image(
+        True, single_deletion, CELLS, Heading("single", "Single deletion", _SINGLE)
+    ),
+    "faithfulness_correlation": _of_image(
+        True, faithfulness_correlation, SUBSETS,
+        Heading("faith.", "Faithfulness correlation", _FAITH),
+    ),
+    "infidelity": _of_image(
+        False, infidelity, SUBSETS, Heading("infid.", "Infidelity", _INFID)
+    ),
+}  # fmt: skip
+WHOLE_CURVES = ("sufficient_share",)
+"""Columns that are no weighted sum of scores: they need all masks of a curve for every image."""
