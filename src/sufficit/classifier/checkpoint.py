@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "classifier.json"
 WEIGHTS = "classifier.safetensors"
 MAX_SIDE = 2**14  # pixels, in a view that comes from a file
+OUTPUTS = ("logits", "probabilities")  # what a model gives
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 
@@ -83,7 +84,10 @@ def save(classifier: "Classifier", folder: Path) -> Path:
         raise UserError("cannot save reshape, a function: choose a layer that needs none")
     description = {
         "recipe": asdict(classifier.recipe),
-        **{name: getattr(classifier, name) for name in ("layer", "mean", "std", "classes")},
+        **{
+            name: getattr(classifier, name)
+            for name in ("layer", "mean", "std", "classes", "output")
+        },
         "view": classifier.view and asdict(classifier.view),
     }
     check_output(folder)

@@ -1,8 +1,9 @@
 """Any image classifier as one object: images in 0..1 go in, logits and features come out."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -12,15 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from sufficit.classifier import layers
-from sufficit.classifier.checkpoint import Recipe, View, save
-from sufficit.errors import UserError
+from sufficit.classifier.checkpoint import OUTPUTS, Recipe, View, save
+from sufficit.classifier.outputs import PROBABILITIES, Sigmoids, kind_of, to_logits
+from sufficit.errors import UserError, unknown
 from sufficit.files import place
+from sufficit.notebook import html_table
 
 
 class Classifier:
     """A model, the layer its features come from, and the mean and std it was trained with.
 
-    Every call, also one that raises, leaves modes, hooks, weights and gradients as they were.
+    `output="probabilities"` is for a model that ends in a softmax or a sigmoid; calls return logits
+    all the same. Every call, also one that raises, leaves modes, hooks, weights and gradients as
+    they were.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     >>> classifier = Classifier(model, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
@@ -40,6 +45,7 @@ class Classifier:
         view: View | None = None,
         reshape: Callable[[Any], Tensor] | None = None,
         recipe: Recipe | None = None,
+        output: str = "logits",
     ) -> None:
         if not isinstance(model, nn.Module):
             raise UserError(f"model must be an nn.Module, got {type(model).__name__}")
@@ -52,6 +58,11 @@ class Classifier:
         self.classes = tuple(classes) if classes is not None else None
         self.view, self.reshape, self.recipe = view, reshape, recipe
         self.code = ""  # a digest of the user's code that made it, if `load` ran some
+        if output not in OUTPUTS:
+            raise unknown("output", str(output), OUTPUTS)
+        self.output = output
+        self.ends_in: str | None = None  # softmax or sigmoid, once the model was called
+        self._looked = False
 
     @classmethod
     def load(
@@ -167,12 +178,52 @@ class Classifier:
 
         The model gets a copy, because it may work in place on what may be the caller's images.
         """
-        return self._checked(self.model(inputs.clone()), len(inputs))
+        return self._forward(self.model, inputs.clone())
 
     def plain_logits_of(self, inputs: Tensor) -> Tensor:
         """The same from the bare model, uncompiled and on one device, so that hooks fire."""
         with layers.uncompiled():
-            return self._checked(self.bare(inputs.clone()), len(inputs))
+            return self._forward(self.bare, inputs.clone())
+
+    def as_logits(self, output: Tensor) -> Tensor:
+        """Logits of what the model gives: [N,C]."""
+        return to_logits(output, self.ends_in) if self.output == PROBABILITIES else output
+
+    def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        if self._looked:
+            return self.as_logits(self._checked(model(inputs), len(inputs)))
+        with Sigmoids() if model is self.bare else nullcontext() as sigmoids:
+            output = self._checked(model(inputs), len(inputs))
+        self._look(output, sigmoid=sigmoids is not None and sigmoids.gave(output))
+        return self.as_logits(output)
+
+    def _look(self, output: Tensor, *, sigmoid: bool) -> None:
+        """Find out, in the first call, whether the model gives probabilities."""
+        finite = output.detach()[output.isfinite().all(1)]
+        if not len(finite):
+            return  # the next call may say more
+        self._looked, self.ends_in = True, kind_of(finite, sigmoid=sigmoid)
+        if self.output == PROBABILITIES:
+            low, high = finite.aminmax()
+            if low < 0 or high > 1.01:
+                raise UserError(
+                    f"the model gives values in {float(low):.4g}..{float(high):.4g}, which are no"
+                    ' probabilities: use output="logits" (--output logits)'
+                )
+            self.ends_in = self.ends_in or "sigmoid"
+        elif self.ends_in:
+            warnings.warn(self.output_remark, OutputWarning, stacklevel=4)
+
+    @property
+    def output_remark(self) -> str:
+        """What is wrong if the outputs are taken for logits and are none; empty if they are."""
+        if self.output == PROBABILITIES or self.ends_in is None:
+            return ""
+        return (
+            f"The model ends in a {self.ends_in}: it gives probabilities, which are taken for"
+            " logits, so that confidences and gradients are wrong. Use"
+            ' Classifier(..., output="probabilities") or --output probabilities.'
+        )
 
     def _checked(self, output: Any, n: int) -> Tensor:
         """The logits in what a model returned: a tensor, its .logits, or the first of a tuple."""
@@ -203,6 +254,38 @@ class Classifier:
     def __repr__(self) -> str:
         name = self.recipe.source if self.recipe else type(self.model).__name__
         return f"Classifier({name}, layer={self.layer!r}, mean={self.mean}, std={self.std})"
+
+    def _repr_html_(self) -> str:
+        return html_table("Classifier", ("", ""), _facts(self))
+
+
+def _facts(classifier: Classifier) -> list[tuple[str, str]]:
+    """What a notebook shows of a classifier."""
+    view = classifier.view
+    sees = "images as they are"
+    if view is not None and view.crop is not None:
+        sees = f"{view.crop[0]} x {view.crop[1]} pixels, {view.channels} channels"
+    classes = classifier.classes
+    return [
+        (
+            "model",
+            classifier.recipe.source if classifier.recipe else type(classifier.bare).__name__,
+        ),
+        ("weights", f"{sum(one.numel() for one in classifier.model.parameters()):,}"),
+        ("feature layer", classifier.layer or "found in the first call"),
+        ("sees", sees),
+        ("mean, std", f"{classifier.mean}, {classifier.std}" if classifier.mean else "-"),
+        (
+            "classes",
+            "no names" if classes is None else f"{len(classes)}: {', '.join(classes[:3])}...",
+        ),
+        ("output", classifier.output),
+        ("device", f"{classifier.device}, {str(classifier.dtype).removeprefix('torch.')}"),
+    ]
+
+
+class OutputWarning(UserWarning):
+    """The model gives probabilities, and they are taken for logits."""
 
 
 @lru_cache(maxsize=64)  # each copy to a GPU would wait for the GPU

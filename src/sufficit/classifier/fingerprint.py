@@ -28,7 +28,7 @@ class Fingerprint:
 
 def fingerprint(classifier: Classifier) -> Fingerprint:
     """The fingerprint of a classifier, computed again only if its weights have changed."""
-    key = (_state(classifier.bare), classifier.mean, classifier.std)
+    key = (_state(classifier.bare), classifier.mean, classifier.std, classifier.output)
     if classifier.bare not in _known or _known[classifier.bare][0] != key:
         _known[classifier.bare] = (key, _take(classifier))
     return _known[classifier.bare][1]
@@ -86,6 +86,7 @@ def _take(classifier: Classifier) -> Fingerprint:
     named = [*classifier.bare.named_parameters(), *classifier.bare.named_buffers()]
     tensors = {name: tensor for name, tensor in named if tensor.is_floating_point()}
     shapes = [f"{name} {list(tensor.shape)}" for name, tensor in tensors.items()]
+    shapes += [] if classifier.output == "logits" else [f"output {classifier.output}"]
     architecture = hashlib.sha256("\n".join(shapes).encode()).hexdigest()[:16]
     values = [value for tensor in tensors.values() for value in _sketch(tensor).tolist()]
     values += [*(classifier.mean or ()), *(classifier.std or ())]

@@ -19,7 +19,7 @@ from torchvision import models
 
 from sufficit.classifier import checkpoint, layers
 from sufficit.classifier.architectures import MODELS, build
-from sufficit.classifier.checkpoint import DESCRIPTION, WEIGHTS, Recipe, View
+from sufficit.classifier.checkpoint import DESCRIPTION, OUTPUTS, WEIGHTS, Recipe, View
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.digit_net import SMALL_NETS, SmallNet
 from sufficit.classifier.source_code import code_digest
@@ -43,6 +43,7 @@ def load_classifier(
     device: str = "auto",
     precision: str = "fp32",
     layer: str | None = None,
+    output: str | None = None,
 ) -> Classifier:
     """The classifier that words of the command line name, on its device and in its precision."""
     chosen = device_named(device)
@@ -53,6 +54,8 @@ def load_classifier(
     classifier.view = classifier.view or View(channels=classifier.channels)
     if size is not None:
         classifier.view = replace(classifier.view, crop=size_named(size), resize=None)
+    if output is not None:
+        classifier.output = output
     if layer is not None:
         classifier.layer = layers.resolve(classifier.model, layer)
     layout = torch.channels_last if chosen.type == "cuda" else None
@@ -131,7 +134,8 @@ def _read(folder: Path) -> Classifier:
         layer = None if saved["layer"] is None else str(saved["layer"])
         given = (model, layer, saved["mean"] or None, saved["std"] or None)
         classes = [str(name) for name in saved["classes"] or ()] or None
-        classifier = Classifier(*given, classes=classes, view=view, recipe=recipe)
+        output = str(saved.get("output", OUTPUTS[0]))  # earlier versions wrote none
+        classifier = Classifier(*given, classes=classes, view=view, recipe=recipe, output=output)
     except UserError:
         raise
     except Exception as error:  # an architecture's own code meets untrusted options

@@ -26,7 +26,7 @@ OPTIONS = (
     *("targets", "leak", "donors", "alpha_curve", "columns", "calls", "within"),
     *("value_step", "percent_step"),
     *("layer", "normalize", "compile", "batch_size", "unit_size", "device", "precision"),
-    *("weights", "num_classes", "size", "image_column", "label_column", "on_error"),
+    *("weights", "num_classes", "output", "size", "image_column", "label_column", "on_error"),
     *("save_heatmaps", "seed"),
 )
 

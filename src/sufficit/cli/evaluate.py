@@ -28,8 +28,8 @@ OPTIONS = (
         "compile",
         "batch_size",
     ),
-    *("unit_size", "device", "precision", "weights", "num_classes", "size", "image_column"),
-    *("label_column", "on_error", "seed"),
+    *("unit_size", "device", "precision", "weights", "num_classes", "output", "size"),
+    *("image_column", "label_column", "on_error", "seed"),
 )
 
 

@@ -12,7 +12,8 @@ from sufficit.files import check_output, place
 from sufficit.runs.config import Workers
 
 OPTIONS = (
-    *("model", "methods", "targets", "layer", "normalize", "weights", "num_classes", "size"),
+    *("model", "methods", "targets", "layer", "normalize", "weights", "num_classes"),
+    *("output", "size"),
     *("on_error", "device", "precision", "seed"),
 )
 

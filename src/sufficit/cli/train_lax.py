@@ -148,7 +148,8 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
             table.add_row(f"{row['epoch']} {mark}", *cells, style=style)
     out.print(table)
     weights = config.weights if config.weights != RunConfig.weights else None
-    known = {"--weights": weights, "--num-classes": config.num_classes, "--size": config.size}
+    known = {"--weights": weights, "--num-classes": config.num_classes}
+    known |= {"--output": config.output, "--size": config.size}
     words = ["sufficit", "explain", config.data, "--model", config.model]
     words += [str(part) for name, value in known.items() if value for part in (name, value)]
     words += ["--methods", str(folder)]

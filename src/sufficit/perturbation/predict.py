@@ -296,7 +296,7 @@ class _Loop:
         """Return the logits of images [N,C,H,W] or tokens [N,T,K]; raise for a missing class."""
         n = len(batch)
         if self.vit and batch.ndim == 3:
-            logits = self.vit.finish(batch).float()
+            logits = self.classifier.as_logits(self.vit.finish(batch)).float()
         else:
             if more := self._room(n) - n:  # repeat the last image
                 batch = torch.cat([batch, batch[-1:].expand(more, -1, -1, -1)])

@@ -39,7 +39,7 @@ class TokenModel:
     def check(self, classifier: Classifier, inputs: Tensor) -> None:
         """Raise unless all tokens together give the model's own logits."""
         own = classifier.plain_logits_of(inputs).float()
-        found = self.finish(self.embed(inputs.clone())).float()
+        found = classifier.as_logits(self.finish(self.embed(inputs.clone()))).float()
         allowed = max(AGREE, torch.finfo(inputs.dtype).eps ** 0.5) * float(own.abs().max())
         # A model that returns NaN has NaN in its columns, with any fill.
         if own.shape != found.shape or float((own - found).abs().max()) > allowed:

@@ -101,6 +101,9 @@ class RunConfig:
     num_classes: int | None = _option(
         None, INPUT, "Number of classes, for your own weights.", least=2, most=10**7
     )
+    output: Literal["logits", "probabilities"] | None = _option(
+        None, INPUT, "What the model gives; probabilities if it ends in a softmax or a sigmoid."
+    )
     size: str | None = _option(None, INPUT, "Input size: 224 or 224x320 (height x width).")
     image_column: str | None = _option(
         None, INPUT, "Column of parquet files that holds the images, if there are several."

@@ -203,6 +203,7 @@ class Worker(ImageWorker):
             "shape": list(batch.images.shape[1:]),
             "empty": batch.empty,
             "stretched": _stretched(items, batch.images),
+            "output": self.job.classifier.output_remark,
         }
         return [*self._kept(batch, predictions), (SCORES, tensors, facts)]
 

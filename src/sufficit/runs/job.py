@@ -218,6 +218,11 @@ def make_job(
     plan = make_plan(**config.plan_options())
     if classifier is None:
         classifier = load_model(config)
+    elif config.output not in (None, classifier.output):
+        raise UserError(
+            f"the classifier gives {classifier.output}, not {config.output}: set it there, as in"
+            f' Classifier(..., output="{config.output}")'
+        )
     fill = fill_named(config.fill, classifier)
     held_out = (
         None if config.held_out_fill is None else fill_named(config.held_out_fill, classifier)
@@ -250,6 +255,7 @@ def load_model(config: RunConfig) -> Classifier:
         config.model,
         weights=config.weights,
         num_classes=config.num_classes,
+        output=config.output,
         size=config.size,
         device=config.device,
         precision=config.precision,

@@ -145,6 +145,7 @@ class Merged:
     stretched: list[str] = field(default_factory=list)  # the first ones
     shapes: set[tuple[int, ...]] = field(default_factory=set)  # no more than two
     empty: dict[str, int] = field(default_factory=dict)
+    output: str = ""  # what is wrong with what the model gives
     choice: Choice = field(default_factory=Choice)
     places: dict[int, tuple[int, int, str]] = field(default_factory=dict)
     """Number -> row, unit and name of the images that may be shown, by row."""
@@ -213,6 +214,7 @@ def _add_unit(
             found.tried.setdefault(name, _search_sums(job)).add(numbers, _tried(job, kept, name))
         if "alpha_images" in facts:
             found.sample_msi.setdefault(name, []).append(kept.tensors[f"{name}/alphas"])
+    found.output = found.output or facts.get("output", "")
     found.sample += facts.get("alpha_images", [])
     found.sample_calls += facts.get("alpha_calls", 0)
     if "msi" not in job.plan.columns:
@@ -355,6 +357,8 @@ def _record(
         "leak_ratio": {n: s["leak_ratio"].mean for n, s in summaries.items() if "leak_ratio" in s},
         "leak_warnings": {name: words for name, words in leaks.items() if words},
         "skipped": [asdict(skipped) for skipped in merged.skipped],
+        "output": classifier.output,
+        "output_remark": merged.output,
         "preprocessing": classifier.view and asdict(classifier.view),
         "class_folders": folders,
         "class_names": _class_names(job, folders),
