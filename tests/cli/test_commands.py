@@ -12,6 +12,7 @@ from sufficit.classifier.architectures import MODELS
 from sufficit.classifier.digit_net import SMALL_NETS
 from sufficit.cli import app
 from sufficit.cli.console import literal
+from sufficit.cli.panels import FIRST, MAIN, PANELS
 from sufficit.runs.config import RunConfig
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -109,6 +110,25 @@ def test_every_command_has_examples_and_every_option_help(sufficit, command: str
     assert printed.count(f"sufficit {command}") > 1  # the usage, and an example
     for option in COMMANDS[command].params:
         assert option.name == "help" or option.help, (command, option.name)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_are_in_panels_of_one_order_and_those_that_matter_first(command: str) -> None:
+    known = COMMANDS[command]
+    options = [one for one in known.get_params(typer.Context(known)) if hasattr(one, "hidden")]
+    shown = [one for one in options if not one.hidden and one.param_type_name == "option"]
+    panels = [PANELS.index(one.rich_help_panel) for one in shown]
+    assert panels == sorted(panels)
+    first = [one.name for one in shown if one.rich_help_panel == MAIN]
+    assert first == [name for name in FIRST.get(command, ()) if name in first]
+    if {"model", "data"} & {one.name for one in options}:
+        assert len(first) in (4, 5)
+
+
+def test_methods_has_one_name_on_every_command() -> None:
+    words = {word for one in COMMANDS.values() for option in one.params for word in option.opts}
+    assert "--methods" in words
+    assert not {"--method", "--explainers", "--sources"} & words
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -13,14 +13,15 @@ from rich.markup import escape
 
 from sufficit import __version__
 from sufficit.cli.options import config_of, run_options
+from sufficit.cli.panels import PanelApp
 from sufficit.errors import UserError
 from sufficit.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from sufficit.classifier.classifier import Classifier
 
-MODEL = ("model", "weights", "num_classes", "size", "layer", "device", "precision")
-app = typer.Typer(
+MODEL = ("model", "weights", "num_classes", "output", "size", "layer", "device", "precision")
+app = PanelApp(
     name="sufficit",
     help="Score visual explanations of image classifiers. Start with: sufficit demo",
     no_args_is_help=True,

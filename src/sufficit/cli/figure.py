@@ -72,6 +72,7 @@ def figure(
     sufficit figure sufficit-compare --show sizes --out sizes.png --dpi 600
     """
     from sufficit import plots
+    from sufficit.runs.figures import draw
     from sufficit.runs.results import RunResults
 
     for name, owner in OWNERS.items():
@@ -82,25 +83,11 @@ def figure(
     check_output(out_file.parent)
     look = plots.Look(plots.width_from(width), font)
     results = RunResults.read(place(run))
-    chosen = results.known(None if methods is None else _listed(methods))
-    scores = {method: results.scores[method] for method in chosen}
-    quiet = [method for method in results.unranked if method in chosen]
-    if show == "sheet":
-        rows, shown = results.chosen(_listed(images), chosen), _listed(columns)
-        captions = {
-            m: plots.score_captions({c: results.values(m, c, rows) for c in shown}) for m in chosen
-        }  # first, so that wrong names raise before anything is drawn
-        pixels, maps = results.images(rows, data), results.heatmaps(rows, chosen)
-        fill, alpha_min = results.fill, results.alpha_min
-        under = plots.masked_images(pixels, maps, fill, alpha_min, kept=kept, rest=rest)
-        titles = results.class_names(rows)
-        drawn = plots.sheet_figure(pixels, maps, titles, captions, under=under, look=look)
-    elif show == "curves":
-        drawn = plots.methods_figure(scores, quiet, _listed(curves), look)
-    elif show == "alpha":
-        drawn = plots.alpha_figure(scores, results.record.get("alpha_curve"), quiet, look)
-    else:
-        drawn = plots.sizes_figure({m: results.summaries[m] for m in chosen}, quiet, look)
+    drawn = draw(
+        results, show, None if methods is None else _listed(methods),
+        images=_listed(images), columns=_listed(columns), kept=kept, rest=rest,
+        curves=_listed(curves), look=look, data=data,
+    )  # fmt: skip
     make_folder(out_file.parent)
     plots.save(drawn, out_file, dpi=dpi, tight=False)
     out.print(literal(out_file), highlight=False, soft_wrap=True)
