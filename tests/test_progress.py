@@ -24,11 +24,33 @@ def test_a_bar_counts_whole_images_and_shows_a_note(capsys: pytest.CaptureFixtur
     assert "loss 0.5" in last
 
 
-@pytest.mark.parametrize("wanted", [None, False])
-def test_without_a_terminal_no_bar_is_drawn(capsys, wanted) -> None:
-    with bar("images", wanted) as tick:
+def test_a_bar_that_nobody_wants_is_not_drawn(capsys) -> None:
+    with bar("images", wanted=False) as tick:
         assert tick is None
     assert capsys.readouterr().err == ""
+
+
+def test_without_a_terminal_a_line_comes_from_time_to_time(capsys, monkeypatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    with bar("images") as tick:
+        tick(100, 400)  # done by an earlier run
+        now += 10
+        tick(110, 400)
+        assert capsys.readouterr().err == ""
+        now += 50
+        tick(160, 400, "two workers")  # 60 images in 60 seconds
+        now += 29
+        tick(190, 400)
+        now += 31
+        tick(340, 400)  # 240 images in 120 seconds
+        now += 30
+        tick(350, math.inf)
+    assert capsys.readouterr().err.splitlines() == [
+        "images: 160 of 400, 4 minutes left, two workers",
+        "images: 340 of 400, 30 s left",
+        "images: 350",
+    ]
 
 
 def test_in_a_terminal_a_bar_appears_only_when_it_takes_long(capsys, monkeypatch) -> None:

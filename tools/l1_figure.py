@@ -50,7 +50,7 @@ def _figure(images: Tensor, maps: dict[str, Tensor]) -> Figure:
     for row, (name, found) in enumerate(maps.items()):
         for column in range(SHOWN):
             axis = figure.add_subplot(grid[row, column])
-            axis.imshow(figures.overlay(images[column], found[column]).numpy())
+            axis.imshow(figures.blend(images[column], found[column]).numpy())
             axis.set_axis_off()
             if column == 0:
                 axis.set_title(WORDS[name], fontsize=8, loc="left")

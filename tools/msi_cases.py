@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from sufficit import Classifier, Scores, evaluate
 from sufficit.data.digits import SIDE, synthetic_digits
-from sufficit.plots import overlay, save
+from sufficit.plots import blend, save
 
 ALPHA_MIN = 0.5
 
@@ -110,7 +110,7 @@ def _pictures(place: Figure, case: Case) -> None:
     axes[0].imshow(case.images[0].permute(1, 2, 0).numpy())
     axes[0].set_title("image", fontsize=9)
     for axis, (name, maps) in zip(axes[1:], case.heatmaps.items(), strict=True):
-        axis.imshow(overlay(case.images[0], maps[0]).numpy())
+        axis.imshow(blend(case.images[0], maps[0]).numpy())
         axis.set_title(name, fontsize=9)
     for axis in axes:
         axis.set_axis_off()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sufficit.metrics.scores import evaluate as evaluate
     from sufficit.perturbation.heatmaps import normalize as normalize
     from sufficit.perturbation.heatmaps import resize as resize
+    from sufficit.plots import overlay as overlay
     from sufficit.runs.comparison import compare as compare
     from sufficit.runs.config import Workers as Workers
     from sufficit.runs.results import RunResults as RunResults
@@ -44,6 +45,7 @@ _HOMES = {
     "metrics.leakage": ("Leak", "Pool", "leak"),
     "metrics.scores": ("Scores", "evaluate"),
     "perturbation.heatmaps": ("normalize", "resize"),
+    "plots": ("overlay",),
     "runs.comparison": ("compare",),
     "runs.config": ("Workers",),
     "runs.results": ("RunResults",),

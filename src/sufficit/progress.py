@@ -1,13 +1,19 @@
-"""Progress of long jobs, drawn by tqdm in terminals and notebooks."""
+"""Progress of long jobs: a bar in terminals and notebooks, lines in log files."""
 
 import math
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Protocol
+
+from sufficit.notebook import in_notebook
 
 Progress = Callable[[float, float], None]
 """Called as (done, total) while a long job runs."""
 DELAY = 5.0  # seconds before a bar appears that nobody asked for
+LOG_EVERY = 30.0  # seconds between lines where a bar can't move, as in a log file
 
 
 class Tick(Protocol):
@@ -21,8 +27,9 @@ class Tick(Protocol):
 def bar(title: str, wanted: bool | Progress | None = None) -> Iterator[Tick | None]:
     """Yield a function (done, total) that moves a progress bar, or None where no bar is drawn.
 
-    True draws it at once, False never, None after five seconds in a terminal or notebook. An
-    infinite total is an unknown one. A function of the caller is called instead of a bar.
+    True draws it at once, False never, None after five seconds in a terminal or notebook, and
+    elsewhere a line every half minute. An infinite total is an unknown one. A function of the
+    caller is called instead of a bar.
     """
     if callable(wanted):
         report = wanted
@@ -31,17 +38,46 @@ def bar(title: str, wanted: bool | Progress | None = None) -> Iterator[Tick | No
     if wanted is False:
         yield None
         return
-    from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it ships no types
+    if not wanted and not in_notebook() and not sys.stderr.isatty():
+        yield _lines(title)
+        return
+    if in_notebook() and find_spec("ipywidgets"):
+        from tqdm.notebook import tqdm  # type: ignore[import-untyped]  # it ships no types
+    else:
+        from tqdm.std import tqdm  # type: ignore[import-untyped]  # it ships no types
 
-    delay, disable = (0, False) if wanted else (DELAY, None)  # None: unless stderr is a terminal
-    with tqdm(desc=title, delay=delay, disable=disable) as drawn:
+    with tqdm(desc=title, delay=0 if wanted else DELAY) as drawn:
 
         def tick(done: float, total: float, note: str = "", /) -> None:
             drawn.total = int(total) if math.isfinite(total) else None
             drawn.set_postfix_str(note, refresh=False)
             drawn.update(int(done) - drawn.n)
 
-        yield None if drawn.disable else tick
+        yield tick
+
+
+def _lines(title: str) -> Tick:
+    """Write a line to stderr from time to time: how much is done, and the time left."""
+    start = last = time.monotonic()
+    before: float | None = None
+
+    def tick(done: float, total: float, note: str = "", /) -> None:
+        nonlocal last, before
+        before = done if before is None else before  # what an earlier run did took no time now
+        now = time.monotonic()
+        if now - last < LOG_EVERY:
+            return
+        last = now
+        words = f"{title}: {int(done)}"
+        if math.isfinite(total):
+            words += f" of {int(total)}"
+            if done > before:
+                left = (now - start) * (total - done) / (done - before)
+                words += f", {left / 60:.0f} minutes left" if left > 90 else f", {left:.0f} s left"
+        sys.stderr.write(f"{words}{', ' if note else ''}{note}\n")
+        sys.stderr.flush()
+
+    return tick
 
 
 def stage(tick: Progress | None, which: int, of: int) -> Progress | None:

@@ -15,7 +15,7 @@ from own_model import SIZED
 from small_runs import config_for, rows, run_small, write_photos
 from sufficit import Classifier, explain
 from sufficit.data.images import read_image
-from sufficit.plots import LINES, QUIET, overlay
+from sufficit.plots import LINES, QUIET, blend
 
 N = 7
 
@@ -61,7 +61,7 @@ def test_a_sheet_shows_the_images_their_maps_and_the_numbers_of_the_run(draw, pl
         shown = np.asarray(axes[i, 0].images[0].get_array())
         assert shown == pytest.approx(images[i].permute(1, 2, 0).numpy())
         shown = np.asarray(axes[i, 1].images[0].get_array())
-        assert shown == pytest.approx(overlay(images[i], maps[i]).numpy(), abs=1e-5)
+        assert shown == pytest.approx(blend(images[i], maps[i]).numpy(), abs=1e-5)
 
 
 def test_under_the_maps_is_what_the_model_saw(draw, place: Path) -> None:

@@ -14,7 +14,7 @@ from small_runs import config_for, interrupted
 from sufficit import Classifier, UserError, explain
 from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
 from sufficit.data.images import list_images, open_images, read_image
-from sufficit.plots import overlay
+from sufficit.plots import blend
 from sufficit.runs import maps
 from sufficit.runs.job import Job, make_job
 from sufficit.runs.overlays import class_number, explain_run, images_in, row_title
@@ -52,7 +52,7 @@ def test_it_writes_what_explain_returns(photos: Path, tmp_path: Path) -> None:
             for name, heatmap, image in zip(names, expected, images, strict=True):
                 assert stored.read(name) == pytest.approx(heatmap, abs=1e-5)
                 with Image.open(out / "overlays" / f"{name}.{method}.png") as shown:
-                    wanted = (overlay(image, heatmap) * 255).numpy()
+                    wanted = (blend(image, heatmap) * 255).numpy()
                     assert np.asarray(shown) == pytest.approx(wanted, abs=1.5)
     left = {path.name for path in out.iterdir()}
     sheets = {"sheet.png", "sheet-2.png", "sheet-3.png"}

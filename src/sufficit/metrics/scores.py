@@ -16,6 +16,7 @@ from sufficit.metrics.columns import msi
 from sufficit.metrics.leakage import Leak, LeakSettings, check_classes, checked, measure
 from sufficit.metrics.metric import Curve, MeanCurve, Metric, Schedule, curves_of
 from sufficit.metrics.plan import ALPHA_GRID, Plan, ask, check_asking, check_names, make_plan
+from sufficit.notebook import html_table
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predictions import Predictions, ScoreKind
 from sufficit.progress import Progress, bar, stage
@@ -24,6 +25,7 @@ from sufficit.sums import Floats, Sums, both, sums_of
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,21 @@ class Scores:
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value:.4f}" for name, value in self.mean().items())
         return f"Scores(n={len(self)}, alpha_min={self.alpha_min:g}, {values})"
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for name, found in self.summary().items():
+            better = {True: "higher", False: "lower", None: "-"}[found.higher_is_better]
+            interval = "-" if isnan(found.low) else f"{found.low:.3f} .. {found.high:.3f}"
+            rows.append((name, better, f"{found.mean:.3f}", interval))
+        caption = f"{len(self)} image{'s'[: len(self) > 1]}, alpha_min {self.alpha_min:g}"
+        return html_table(caption, ("column", "better", "mean", "95 % interval"), rows)
+
+    def plot(self, title: str = "") -> "Figure":
+        """Draw the mean curves behind the columns."""
+        from sufficit.plots import curves_figure
+
+        return curves_figure(self, title)
 
     @property
     def targets(self) -> Tensor:

@@ -7,16 +7,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sufficit.classifier.classifier import check_images
+from sufficit.errors import UserError
 from sufficit.metrics.columns import heading
 from sufficit.perturbation.fills import fill_for
-from sufficit.plots.style import INK, USUAL, Look
+from sufficit.perturbation.heatmaps import check_heatmaps, resize
+from sufficit.plots.style import INK, USUAL, Look, figure_class
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-def overlay(image: Tensor, heatmap: Tensor) -> Tensor:
+def overlay(image: Tensor, heatmap: Tensor, title: str = "") -> "Figure":
+    """Draw a heatmap in 0..1 over its image in 0..1: [C,H,W], [H,W] or smaller."""
+    shapes = [list(one.shape) if isinstance(one, Tensor) else one for one in (image, heatmap)]
+    if not (isinstance(image, Tensor) and image.ndim == 3):
+        raise UserError(f"an overlay needs one image [C,H,W], got {shapes[0]}: take images[0]")
+    if not (isinstance(heatmap, Tensor) and heatmap.ndim == 2):
+        raise UserError(f"an overlay needs one heatmap [H,W], got {shapes[1]}: take heatmaps[0]")
+    check_images(image[None])
+    drawn = resize(heatmap[None], (image.shape[1], image.shape[2]))
+    check_heatmaps(drawn, image[None])
+    figure = figure_class()(figsize=(3.4, 3.4 * image.shape[1] / image.shape[2] + 0.3))
+    axis = figure.subplots()
+    axis.imshow(blend(image, drawn[0]).numpy())
+    axis.set_axis_off()
+    axis.set_title(title, fontsize=9, color=INK)
+    return figure
+
+
+def blend(image: Tensor, heatmap: Tensor) -> Tensor:
     """A heatmap over its image: [C,H,W], [H,W] -> [H,W,3] in 0..1."""
     from matplotlib import colormaps
 
@@ -75,7 +96,6 @@ def sheet_figure(
 
     `under` has further images under each heatmap: {title: {method: [N,C,H,W]}}.
     """
-    from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     deep, further, columns = 1 + len(under or {}), list((under or {}).items()), 1 + len(heatmaps)
@@ -84,7 +104,7 @@ def sheet_figure(
     side = width / columns * images.shape[2] / images.shape[3]
     height = len(images) * (deep * side + lines * 1.3 * (look.font - 2) / 72) + 0.3
     near = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
-    figure = Figure(figsize=(width, height), layout=near)
+    figure = figure_class()(figsize=(width, height), layout=near)
     grid = figure.subplots(deep * len(images), columns, squeeze=False)
     for axis in grid.flatten():
         axis.set(xticks=[], yticks=[])
@@ -95,7 +115,7 @@ def sheet_figure(
         _show(first[0], image)
         first[0].set_xlabel(row_titles[i], **small)
         for j, (name, maps) in enumerate(heatmaps.items(), 1):
-            first[j].imshow(overlay(image, maps[i]).numpy())
+            first[j].imshow(blend(image, maps[i]).numpy())
             for row, (_, masked) in zip(more, further, strict=True):
                 _show(row[j], masked[name][i])
             if captions and captions.get(name):

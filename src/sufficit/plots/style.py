@@ -4,6 +4,7 @@ import html
 import re
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,16 +43,28 @@ USUAL = Look()
 PAPER = Look(width=WIDTHS["page"], font=8)
 
 
-def axes_for(panels: int, look: Look = USUAL) -> tuple["Figure", list["Axes"]]:
-    """A figure and its panels, up to three in a row or as many as fit the width."""
+@cache
+def figure_class() -> "type[Figure]":
+    """Matplotlib's figure, which a notebook shows without pyplot."""
     from matplotlib.figure import Figure
 
+    class NotebookFigure(Figure):
+        """A figure that is its own picture in a notebook."""
+
+        def _repr_png_(self) -> bytes:
+            return _bytes(self, "png", "path", dpi=110, bbox_inches="tight", facecolor="white")
+
+    return NotebookFigure
+
+
+def axes_for(panels: int, look: Look = USUAL) -> tuple["Figure", list["Axes"]]:
+    """A figure and its panels, up to three in a row or as many as fit the width."""
     fits = 3 if look.width is None else max(1, min(4, round(look.width / 1.65)))
     columns = min(fits, max(1, panels))
     rows = max(1, -(-panels // columns))
     width = 3.4 * columns if look.width is None else look.width
     each = min(width / columns, 3.4 if look.legend else width)
-    figure = Figure(figsize=(width, (0.8 * each + 0.1) * rows + 0.2), layout="constrained")
+    figure = figure_class()(figsize=(width, (0.8 * each + 0.1) * rows + 0.2), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for spare in grid[panels:]:
         spare.set_axis_off()

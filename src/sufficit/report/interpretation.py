@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from sufficit.metrics.columns import heading
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.metrics.scores import MethodScores
+from sufficit.notebook import html_table
 from sufficit.report.content import Content
 from sufficit.statistics import Estimate, Standing
 
@@ -155,6 +157,17 @@ def results_table(content: Content) -> Table:
         style = style if method in standing.ranking else "dim"
         table.add_row(marked(content, method), *cells.values(), interval, style=style)
     return table
+
+
+def notebook_table(content: Content) -> str:
+    """The same table as HTML, with what it means and what to know before trusting it."""
+    table = results_table(content)
+    cells = [[Text.from_markup(str(cell)).plain for cell in one.cells] for one in table.columns]
+    heads = [Text.from_markup(str(one.header)).plain for one in table.columns]
+    said = [legend(content), *sentences(content)]
+    said += [one.text for one in cautions(content) if one.text not in said]
+    title = Text.from_markup(str(table.title or "")).plain
+    return html_table(title, heads, zip(*cells, strict=True), said)
 
 
 def marked(content: Content, method: str) -> str:

@@ -171,7 +171,7 @@ def _inside(folder: Path, name: str) -> Path:
 def _save_overlay(path: Path, image: Tensor, heatmap: Tensor) -> None:
     from PIL import Image
 
-    pixels = (plots.overlay(image, heatmap) * 255).round().to(torch.uint8).numpy()
+    pixels = (plots.blend(image, heatmap) * 255).round().to(torch.uint8).numpy()
     make_folder(path.parent)
     with writing(path) as part:
         Image.fromarray(pixels).save(part)

@@ -30,6 +30,7 @@ from sufficit.statistics import Chance, Estimate, Pair, Standing
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 OWN_BEST = "msi_own_best"  # MSI of a source at the alpha_min that is best for it alone
 _EMPTY = torch.zeros(0, 0)
@@ -146,6 +147,24 @@ class RunResults:
         found: dict[str, Any] = plain({**facts, "columns": columns, "standing": self.standing})
         return found
 
+    def _repr_html_(self) -> str:
+        from sufficit.report.interpretation import notebook_table
+
+        if self.standing is None or self.shown is None:
+            return str(self.table().round(3).to_html())
+        return notebook_table(self.content())
+
+    def plot(
+        self, show: str = "sheet", methods: Sequence[str] | None = None, **options: Any
+    ) -> "Figure":
+        """Draw images with heatmaps ("sheet"), "curves", "alpha" or "sizes", as `sufficit figure`.
+
+        `methods` are those without the controls unless given. A sheet takes images=["best:2"].
+        """
+        from sufficit.runs.figures import draw
+
+        return draw(self, show, methods, **options)
+
     def report(self, path: Path | str = "report.html") -> Path:
         """Write the report, one HTML file, and return its path."""
         from sufficit.report import write_report
@@ -199,6 +218,7 @@ class RunResults:
         found = run_remarks(n, record["empty_heatmaps"], random_weights=random)
         found += [record["sampled"]] if record.get("sampled") else []
         found += [record["within"]["words"]] if record.get("within") else []
+        found += [record["output_remark"]] if record.get("output_remark") else []
         if stretched := record["stretched_heatmaps"]:
             found.append(
                 f"{record['n_stretched']} heatmaps (first {stretched[0]}) have other proportions"
@@ -274,6 +294,10 @@ class RunResults:
 
     def heatmaps(self, rows: Sequence[int], methods: Sequence[str]) -> dict[str, Tensor]:
         """Some images' heatmaps as they were scored: source -> [n,H,W]."""
+        shown = {} if self.shown is None else {row: k for k, row in enumerate(self.shown.rows)}
+        if self.shown is not None and all(row in shown for row in rows):
+            places = [shown[row] for row in rows]
+            return {method: self.shown.heatmaps[method][places] for method in methods}
         store, names = Store(self.folder, str(self.record.get("run", ""))), self.names_of(rows)
         wanted, found = {*names}, dict[str, dict[str, Tensor]]()
         for unit in sorted(store.done(HEATMAPS)):
@@ -288,7 +312,10 @@ class RunResults:
                     found[name] = {method: drawn[method][i] for method in methods}
         missing = wanted - {*found}
         if missing:
-            raise UserError(f"{self.folder} has no heatmaps of {min(missing)}: run it again")
+            raise UserError(
+                f"{self.folder} has no heatmaps of {min(missing)}: run it again, in"
+                " Python with out=FOLDER"
+            )
         return {m: torch.stack([found[name][m] for name in names]) for m in methods}
 
     def _scores(self, name: str) -> MethodScores:
