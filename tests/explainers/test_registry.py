@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from small_models import random_images, settled, small
+from small_models import Spy, random_images, settled, small, small_model, transformers_vit
 from sufficit import Classifier, UserError, normalize
 from sufficit.explainers import (
     EXPLAINERS,
@@ -24,6 +24,15 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # grad-cam's own imports are not ours to mend
     import pytorch_grad_cam as peer
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+
+AT_MOST = ("scorecam", "region-search", "refine")  # the cost depends on the model, or is a limit
+QUICK = {  # words that take less time
+    "rise": "rise:masks=30",
+    "kernel-shap": "kernel-shap:grid=3:samples=20",
+    "occlusion": "occlusion:grid=4",
+    "expected-gradients": "expected-gradients:samples=4",
+}
 
 
 def test_random_depends_on_the_seed_alone() -> None:
@@ -169,5 +178,20 @@ def test_methods_that_ignore_the_class_say_so() -> None:
     for name in (
         one for one, entry in EXPLAINERS.items() if entry.nets == "any" and one != "refine"
     ):
-        one, other = (explain(classifier, images, torch.full((4,), k), name) for k in (0, 3))
+        word = QUICK.get(name, name)
+        one, other = (explain(classifier, images, torch.full((4,), k), word) for k in (0, 3))
         assert torch.equal(one, other) == (name in agnostic), name
+
+
+@pytest.mark.parametrize("name", [n for n, e in EXPLAINERS.items() if n not in AT_MOST])
+def test_a_method_costs_what_it_says(name: str) -> None:
+    """Forward passes are counted, with two more for each whose graph is kept."""
+    word = QUICK.get(name, name)
+    fits = EXPLAINERS[name].nets != "transformer"
+    spy = Spy(small_model().eval() if fits else transformers_vit(5).eval())
+    layer = "model.4" if fits else "model.vit.layernorm"
+    images = random_images(2, 16 if fits else 32)
+    explain(Classifier(spy, layer=layer), images, torch.tensor([1, 2]), word)
+    entry = explainer_named(word)
+    weight = 3 if entry.needs == "gradients" or True in spy.grad_enabled else 1
+    assert weight * sum(spy.sizes) / 2 == entry.passes

@@ -90,7 +90,7 @@ def _run(
         if attention:
             stack.enter_context(torch_attention(classifier.bare))
             stack.enter_context(attention)
-        logits = _logits(classifier, inputs)
+        logits = logits_with_graph(classifier, inputs)
     if output is None:
         raise UserError(f"layer {layer!r} is not used in the forward pass: choose another layer")
     features = grid(leaf.detach())
@@ -122,7 +122,8 @@ def _cells(
     return classifier.as_grid(row[:, :, None], inputs)[:, 0]
 
 
-def _logits(classifier: Classifier, inputs: Tensor) -> Tensor:
+def logits_with_graph(classifier: Classifier, inputs: Tensor) -> Tensor:
+    """Logits of normalised inputs, in float32; raise if the weights allow no gradients."""
     try:
         return classifier.plain_logits_of(inputs).float()
     except RuntimeError as error:

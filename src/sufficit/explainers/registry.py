@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sufficit.errors import UserError, unknown
-from sufficit.explainers import cams
+from sufficit.explainers import cams, gradients, masking
 from sufficit.explainers.explainer import Explainer, Option, method_word, split_word
 from sufficit.explainers.region_search import FILLS, refine, region_search
 from sufficit.explainers.rollout import rolled
@@ -114,6 +114,7 @@ def center(images: Tensor, seed: int = 0) -> Tensor:
 
 
 _GRADIENT = 3  # a forward and a backward pass
+_FILL = Option("black", "what hidden pixels show", choices=("black", "mean", "blur", "noise"))
 EXPLAINERS: dict[str, Explainer] = {
     "gradcam": Explainer(
         "channels weighted by their mean gradient",
@@ -188,6 +189,106 @@ EXPLAINERS: dict[str, Explainer] = {
         reference="Abnar and Zuidema 2020",
         nets="transformer",
         sign="none",
+    ),
+    "input-x-gradient": Explainer(
+        "the image times its gradient",
+        "model",
+        gradients.input_x_gradient,
+        what_for="the cheapest attribution per pixel",
+        reference="Shrikumar et al. 2016",
+        cost=_GRADIENT,
+        signed=True,
+    ),
+    "integrated-gradients": Explainer(
+        "gradients along the line from a baseline, times the difference to it",
+        "model",
+        gradients.integrated_gradients,
+        what_for="attributions per pixel that sum to the change of the logit",
+        reference="Sundararajan et al. 2017",
+        cost=lambda steps, **_: 3 * steps,
+        signed=True,
+        options={
+            "steps": Option(50, "points on the line", least=1),
+            "baseline": replace(_FILL, about="the image that shows nothing"),
+        },
+    ),
+    "expected-gradients": Explainer(
+        "integrated gradients over many baselines, each with a random point of its line",
+        "model",
+        gradients.expected_gradients,
+        what_for="attributions per pixel that hang on no single baseline",
+        reference="Erion et al. 2021",
+        cost=lambda samples, **_: 3 * samples,
+        signed=True,
+        options={
+            "samples": Option(50, "baselines drawn", least=1),
+            "baselines": Option("noise", "noise, or a folder of images such as the training data"),
+        },
+    ),
+    "smoothgrad": Explainer(
+        "the mean gradient at noisy copies of the image",
+        "model",
+        gradients.smoothgrad,
+        what_for="pixels the logit reacts to, without the noise of one gradient",
+        reference="Smilkov et al. 2017",
+        cost=lambda samples, **_: 3 * samples,
+        sign="absolute",
+        signed=True,
+        options={
+            "samples": Option(25, "noisy copies", least=1),
+            "noise": Option(0.15, "std of the noise, as a share of the image's range", least=0.0),
+        },
+    ),
+    "scorecam": Explainer(
+        "channels weighted by the logit that each leaves as a mask",
+        "model",
+        masking.scorecam,
+        what_for="a CAM without gradients",
+        reference="Wang et al. 2020",
+        cost="K + 1",
+    ),
+    "occlusion": Explainer(
+        "how much the confidence falls when a square is hidden",
+        "model",
+        masking.occlusion,
+        what_for="a measured effect per place, for any model",
+        reference="Zeiler and Fergus 2014",
+        cost=lambda grid, window, **_: (grid - window + 1) ** 2 + 1,
+        signed=True,
+        options={
+            "grid": Option(14, "cells per side; the square moves by one", least=1),
+            "window": Option(2, "cells per side of the square", least=1),
+            "fill": _FILL,
+        },
+    ),
+    "rise": Explainer(
+        "mean of random masks, weighted by the confidence that they leave",
+        "model",
+        masking.rise,
+        what_for="any model that answers, also without gradients",
+        reference="Petsiuk et al. 2018",
+        cost=lambda masks, **_: masks,
+        sign="none",
+        options={
+            "masks": Option(4000, "random masks, the same for all images", least=1),
+            "cells": Option(7, "cells per side", least=1),
+            "share": Option(0.5, "probability that a cell is shown", least=0.01, most=1.0),
+            "fill": _FILL,
+        },
+    ),
+    "kernel-shap": Explainer(
+        "Shapley values of square cells",
+        "model",
+        masking.kernel_shap,
+        what_for="a fair share of the logit for every place",
+        reference="Lundberg and Lee 2017",
+        cost=lambda samples, **_: samples + 2,
+        signed=True,
+        options={
+            "grid": Option(7, "cells per side", least=1),
+            "samples": Option(1000, "coalitions of cells", least=2),
+            "fill": _FILL,
+        },
     ),
     "region-search": Explainer(
         "the box of each image that scores best when it is asked: the ceiling, not an explanation",

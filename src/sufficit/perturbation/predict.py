@@ -20,6 +20,9 @@ from sufficit.perturbation.fills import fill_for
 from sufficit.perturbation.predictions import NO_CLASS, Predictions, ViewPredictions
 from sufficit.progress import Progress
 
+Score = Callable[[Tensor, Tensor], Tensor]
+"""Logits [N,C] and targets [N] -> one number per image [N]."""
+
 _GROUP_ELEMENTS = {"cuda": 2**26}  # of images on the device at once; masks are never stored
 _GROUP_IMAGES = {"cuda": 256}
 _BATCH_ELEMENTS = {"cuda": 2**27, "cpu": 2**19}
@@ -75,13 +78,16 @@ def predict_views(
     fill: str | Tensor = "black",
     batch_size: int | None = None,
     progress: Progress | None = None,
+    score: Score | None = None,
 ) -> ViewPredictions:
     """Return the prediction for each view, on the CPU.
 
     `views` are the numbers of the image and of the mask of each view: any of the images [N,C,H,W]
-    is seen through any of the masks, bool [M,H,W]. Targets are the class of each view: [T].
+    is seen through any of the masks [M,H,W], bool or the share of the image in 0..1. Targets are
+    the class of each view: [T]. `score` takes the place of the confidence.
     """
     loop = _Loop(classifier, images, fill, batch_size)
+    loop.score = score or confidence
     loop.highest = -1 if targets is None or not len(targets) else int(targets.max())
     used, place = views[0].unique(return_inverse=True)
     order = place.argsort(stable=True)
@@ -165,6 +171,7 @@ class _Loop:
         wanted = batch_size or usual_batch(classifier, images.shape[1:])
         self.batch_size = min(wanted, self.known.get(self.case, wanted))
         self.highest = -1  # of the target classes
+        self.score: Score = confidence
         # To whom progress is reported, images done before this group, in this group, in all.
         self.reports: tuple[Progress | None, int, int, int] = (None, 0, 0, 0)
 
@@ -220,7 +227,7 @@ class _Loop:
         confidences = torch.empty(len(wanted), dtype=torch.float32, device=inputs.device)
         named = torch.empty_like(confidences, dtype=torch.int32)
         if len(whole):
-            named[~hides], confidences[~hides] = _judge(logits, wanted[~hides])
+            named[~hides], confidences[~hides] = _judge(logits, wanted[~hides], self.score)
         asked = hides.nonzero()[:, 0]
         masker: Masker | tokens.TokenMasker
         if self.vit:
@@ -235,7 +242,7 @@ class _Loop:
         def one(start: int, stop: int) -> None:
             rows = asked[start:stop]
             logits = self._answer(masker.batch(start, stop))
-            named[rows], confidences[rows] = _judge(logits, wanted[rows])
+            named[rows], confidences[rows] = _judge(logits, wanted[rows], self.score)
             self.tick(stop / len(asked))
 
         self._in_batches(len(asked), one, masker)
@@ -284,7 +291,7 @@ class _Loop:
         def one(start: int, stop: int) -> None:
             rows = order[start:stop]
             logits = self._answer((masker.batch if masker else pixels)(start, stop))
-            named[rows], confidences[rows] = _judge(logits, goals[rows])
+            named[rows], confidences[rows] = _judge(logits, goals[rows], self.score)
             self.tick(stop / len(named))
 
         self._in_batches(len(named), one, masker)
@@ -362,11 +369,15 @@ class _Loop:
             self.batch_size = self.known[self.case] = size
 
 
-def _judge(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the predicted class and the softmax of the target: [N,C] -> [N], [N]."""
-    confidence = logits.softmax(1).gather(1, targets[:, None])[:, 0]
-    named = logits.argmax(1).masked_fill(confidence.isnan(), NO_CLASS)
-    return named.to(torch.int32), confidence
+def confidence(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the softmax of the target: [N,C], [N] -> [N]."""
+    return logits.softmax(1).gather(1, targets[:, None])[:, 0]
+
+
+def _judge(logits: Tensor, targets: Tensor, score: Score) -> tuple[Tensor, Tensor]:
+    """Return the predicted class and the score of the target: [N,C] -> [N], [N]."""
+    scores = score(logits, targets)
+    return logits.argmax(1).masked_fill(scores.isnan(), NO_CLASS).to(torch.int32), scores
 
 
 @dataclass

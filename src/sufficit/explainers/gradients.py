@@ -1,0 +1,173 @@
+"""Attributions from gradients at the image: signed maps [N,H,W], summed over the channels.
+
+Images are in 0..1 and gradients are of the target's logit with respect to them, so a model's mean
+and std are part of the model. What is drawn by lot depends on the seed alone, not on the batch.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sufficit.classifier.checkpoint import View
+from sufficit.classifier.classifier import Classifier, check_range
+from sufficit.data.images import open_images
+from sufficit.errors import UserError
+from sufficit.explainers.cams import target_logits
+from sufficit.explainers.forward_pass import logits_with_graph
+from sufficit.files import place
+from sufficit.perturbation.fills import fill_for
+from sufficit.perturbation.predict import halved, usual_batch
+
+Variant = Callable[[slice], tuple[Tensor, Tensor | float]]
+"""Some of the samples -> points [S,N,C,H,W], and what their gradients are multiplied by."""
+
+
+def image_gradients(classifier: Classifier, images: Tensor, targets: Tensor) -> Tensor:
+    """Gradients of the targets' logits at the images: [N,C,H,W], [N] -> [N,C,H,W]."""
+    with torch.enable_grad(), classifier.in_eval_mode():
+        leaf = images.detach().float().requires_grad_()
+        # A copy, because a model may overwrite its input.
+        logits = logits_with_graph(classifier, classifier.normalize(leaf.clone()))
+        check_range(targets, logits.shape[1])
+        found = None
+        if logits.requires_grad:
+            total = target_logits(logits, targets).sum()
+            (found,) = torch.autograd.grad(total, leaf, allow_unused=True)
+    if found is None:
+        raise UserError(
+            "no gradient goes from the logits to the image: the model detaches what is between, or"
+            " runs under torch.no_grad; use a method without gradients, such as rise"
+        )
+    return found
+
+
+def mean_gradient(
+    classifier: Classifier, images: Tensor, targets: Tensor, samples: int, variant: Variant
+) -> Tensor:
+    """The mean of factor * gradient over samples of each image, summed over channels: [N,H,W]."""
+    n, total, start = len(images), torch.zeros_like(images, dtype=torch.float32), 0
+    # A backward pass keeps what a forward pass frees.
+    size = max(1, usual_batch(classifier, images.shape[1:]) // 4 // n)
+    while start < samples:
+        some = slice(start, min(start + size, samples))
+        count, found = some.stop - start, None
+        try:
+            points, factor = variant(some)
+            goals = targets.repeat(count)
+            found = image_gradients(classifier, points.flatten(0, 1), goals).unflatten(
+                0, (count, n)
+            )
+            total = total + (factor * found).sum(0)
+        except torch.OutOfMemoryError:
+            if count == 1:
+                raise  # fewer images may fit
+        if found is None:
+            size = halved(count, stacklevel=2)
+            continue
+        start += count
+    return (total / samples).sum(1)
+
+
+def input_x_gradient(
+    classifier: Classifier, images: Tensor, targets: Tensor, *, layer: str | None, seed: int
+) -> Tensor:
+    """The image times its gradient (Shrikumar et al. 2016): [N,C,H,W] -> [N,H,W]."""
+    return (images * image_gradients(classifier, images, targets)).sum(1)
+
+
+def integrated_gradients(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    layer: str | None,
+    seed: int,
+    steps: int,
+    baseline: str,
+) -> Tensor:
+    """Gradients along the line from a baseline, times image minus baseline: [N,H,W].
+
+    Sundararajan et al. 2017, equation 3, with the middle of each step.
+    """
+    away = images - fill_for(images, baseline)
+
+    def variant(some: slice) -> tuple[Tensor, Tensor | float]:
+        shares = (torch.arange(some.start, some.stop, device=images.device) + 0.5) / steps
+        return images - (1 - shares)[:, None, None, None, None] * away, away
+
+    return mean_gradient(classifier, images, targets, steps, variant)
+
+
+def expected_gradients(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    layer: str | None,
+    seed: int,
+    samples: int,
+    baselines: str,
+) -> Tensor:
+    """Integrated gradients with a random baseline and a random point for each sample: [N,H,W].
+
+    Erion et al. 2021, equation 4. All images have the same baselines and points.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    shares = torch.rand(samples, 1, 1, 1, 1, generator=generator, device="cpu").to(images.device)
+    given = (classifier.view, samples, tuple(images.shape[1:]), seed)
+    drawn = _noise(samples, images, generator) if baselines == "noise" else _read(baselines, *given)
+
+    def variant(some: slice) -> tuple[Tensor, Tensor | float]:
+        away = images - drawn[some, None].to(images)
+        return images - (1 - shares[some]) * away, away
+
+    return mean_gradient(classifier, images, targets, samples, variant)
+
+
+def smoothgrad(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    layer: str | None,
+    seed: int,
+    samples: int,
+    noise: float,
+) -> Tensor:
+    """The mean gradient at noisy copies of the image (Smilkov et al. 2017): [N,H,W].
+
+    The noise has a std of `noise` times the range of the image, and is the same for all images.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    shape = (samples, 1, *images.shape[1:])
+    drawn = torch.randn(shape, generator=generator, device="cpu")
+    width = noise * (images.amax((1, 2, 3)) - images.amin((1, 2, 3)))[:, None, None, None]
+
+    def variant(some: slice) -> tuple[Tensor, Tensor | float]:
+        return images + width * drawn[some].to(images), 1.0
+
+    return mean_gradient(classifier, images, targets, samples, variant)
+
+
+def _noise(samples: int, images: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.rand(samples, *images.shape[1:], generator=generator, device="cpu")
+
+
+@lru_cache(maxsize=2)  # every batch asks for the same
+def _read(
+    folder: str, view: View | None, samples: int, shape: tuple[int, ...], seed: int
+) -> Tensor:
+    """Images of a folder, drawn by seed, at the size of the model's input: [S,C,H,W]."""
+    if not place(folder).exists():
+        raise UserError(
+            f"baselines must be noise or a folder of images, got {folder!r}: check the path"
+        )
+    found = list(open_images(folder))
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    chosen = torch.randint(len(found), (samples,), generator=generator).tolist()
+    pixels = {i: found[i].read(view)[None] for i in {*chosen}}
+    sized = {i: F.interpolate(one, shape[1:], mode="bilinear") for i, one in pixels.items()}
+    return torch.cat([sized[i].expand(1, *shape) for i in chosen])

@@ -1,0 +1,238 @@
+"""Maps from what the model says of masked images: occlusion, RISE, Kernel SHAP, Score-CAM.
+
+The masks of the first three depend on the image's size and the seed, so all images share them.
+Every masked image goes through `predict_views`.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import combinations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sufficit.classifier.classifier import Classifier
+from sufficit.errors import UserError
+from sufficit.explainers.cams import target_logits
+from sufficit.explainers.forward_pass import look
+from sufficit.perturbation.heatmaps import resize
+from sufficit.perturbation.predict import Score, confidence, predict_views
+
+_CHUNK_ELEMENTS = 2**26  # of masks at a time
+
+
+def occlusion(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    layer: str | None,
+    seed: int,
+    grid: int,
+    window: int,
+    fill: str,
+) -> Tensor:
+    """How much the confidence falls when a square is hidden: [N,H,W].
+
+    Zeiler and Fergus 2014. The image has grid x grid cells, the square is `window` cells wide and
+    moves by one cell. A pixel gets the mean over the squares that cover it.
+    """
+    h, w = images.shape[2:]
+    if grid > min(h, w) or window > grid:
+        raise UserError(
+            f"occlusion needs window <= grid <= the image's side, got {window}, {grid} and"
+            f" {min(h, w)} pixels: lower the first two"
+        )
+    rows, columns = (_edges(side, grid) for side in (h, w))
+    spots = [(i, j) for i in range(grid - window + 1) for j in range(grid - window + 1)]
+    hidden = torch.zeros(len(spots), h, w, dtype=torch.bool, device=images.device)
+    for k, (i, j) in enumerate(spots):
+        hidden[k, rows[i] : rows[i + window], columns[j] : columns[j + window]] = True
+    whole = torch.ones(1, h, w, dtype=torch.bool, device=images.device)
+    seen = _scores(classifier, images, targets, torch.cat([whole, ~hidden]), fill, confidence)
+    falls = seen[:, :1] - seen[:, 1:]
+    weights = hidden.flatten(1).to(falls)  # [S,HW]
+    return (falls @ weights / weights.sum(0)).view(-1, h, w)
+
+
+def rise(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    layer: str | None,
+    seed: int,
+    masks: int,
+    cells: int,
+    share: float,
+    fill: str,
+) -> Tensor:
+    """The mean of random masks, weighted by the confidence they leave: [N,H,W].
+
+    Petsiuk et al. 2018, equation 6: cells are shown with probability `share`, enlarged bilinearly
+    and shifted by a random part of a cell.
+    """
+    h, w = images.shape[2:]
+    total = torch.zeros(len(images), h, w, device=images.device)
+    for some in rise_masks((h, w), masks, cells, share, seed):
+        here = some.to(images.device)
+        seen = _scores(classifier, images, targets, here, fill, confidence)
+        total += (seen @ here.flatten(1)).view(-1, h, w)
+    return total / (masks * share)
+
+
+def rise_masks(
+    size: tuple[int, int], masks: int, cells: int, share: float, seed: int
+) -> Iterator[Tensor]:
+    """RISE's masks for images of a size, in chunks: each [M,H,W] in 0..1."""
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    grids = (torch.rand(masks, cells, cells, generator=generator, device="cpu") < share).float()
+    sides = [math.ceil(side / cells) for side in size]  # of a cell
+    shifts = [torch.randint(side, (masks,), generator=generator).tolist() for side in sides]
+    larger = [(cells + 1) * side for side in sides]
+    step = max(1, _CHUNK_ELEMENTS // math.prod(larger))
+    for start in range(0, masks, step):
+        part = F.interpolate(grids[start : start + step, None], larger, mode="bilinear")[:, 0]
+        yield torch.stack(
+            [
+                one[down : down + size[0], across : across + size[1]]
+                for one, down, across in zip(part, *(s[start:] for s in shifts), strict=False)
+            ]
+        )
+
+
+def kernel_shap(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    layer: str | None,
+    seed: int,
+    grid: int,
+    samples: int,
+    fill: str,
+) -> Tensor:
+    """Shapley values of the target's logit, the players being grid x grid cells: [N,grid,grid].
+
+    Lundberg and Lee 2017, theorem 2: least squares over coalitions, weighted by the Shapley kernel,
+    with values that sum to the logit of the image minus that of the fill. Where `samples` allow it,
+    every coalition is asked, and the values are exact.
+    """
+    h, w = images.shape[2:]
+    if grid > min(h, w):
+        raise UserError(f"grid of kernel-shap must be {min(h, w)} or less, got {grid}: lower it")
+    shown, weights = coalitions(grid * grid, samples, seed)
+    every = torch.cat([torch.zeros(1, grid * grid), torch.ones(1, grid * grid), shown])
+    rows, columns = (_cell_of(side, grid) for side in (h, w))
+    players = (rows[:, None] * grid + columns).to(images.device)  # [H,W]
+    seen = torch.cat(
+        [
+            _scores(classifier, images, targets, some[:, players], fill, target_logits)
+            for some in every.to(images.device).split(max(1, _CHUNK_ELEMENTS // (h * w)))
+        ],
+        dim=1,
+    )
+    gains = (seen[:, 1:] - seen[:, :1]).double().cpu()  # over the fill alone
+    found = constrained_values(shown.double(), weights.double(), gains[:, 1:], gains[:, 0])
+    return found.float().view(-1, grid, grid).to(images.device)
+
+
+def coalitions(players: int, samples: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Coalitions neither empty nor whole, and their weights: [S,P] of 0 and 1, [S].
+
+    All of them by the Shapley kernel if there are no more than `samples`, else drawn in pairs of a
+    coalition and its complement, with sizes by the kernel's mass and equal weights.
+
+    >>> shown, weights = coalitions(2, 10, 0)
+    >>> shown.tolist(), weights.tolist()
+    ([[1.0, 0.0], [0.0, 1.0]], [0.5, 0.5])
+    """
+    if players == 1:  # its value is all there is
+        return torch.zeros(1, 1), torch.ones(1)
+    if players < 32 and 2**players - 2 <= samples:
+        chosen = [some for size in range(1, players) for some in combinations(range(players), size)]
+        shown = torch.zeros(len(chosen), players, device="cpu")
+        for row, some in enumerate(chosen):
+            shown[row, list(some)] = 1
+        kernel = [
+            (players - 1) / (math.comb(players, len(s)) * len(s) * (players - len(s)))
+            for s in chosen
+        ]
+        return shown, torch.tensor(kernel, device="cpu")
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    sizes = torch.arange(1, players, dtype=torch.float64, device="cpu")
+    pairs = -(-samples // 2)
+    drawn = 1 + torch.multinomial(
+        1 / (sizes * (players - sizes)), pairs, replacement=True, generator=generator
+    )
+    ranks = torch.rand(pairs, players, generator=generator, device="cpu").argsort(1).argsort(1)
+    half = (ranks < drawn[:, None]).float()
+    return torch.cat([half, 1 - half]), torch.ones(2 * pairs, device="cpu")
+
+
+def constrained_values(shown: Tensor, weights: Tensor, values: Tensor, total: Tensor) -> Tensor:
+    """Least squares of values on coalitions with a given sum: [S,P], [S], [N,S], [N] -> [N,P]."""
+    players = shown.shape[1]
+    moment = (shown * weights[:, None]).T @ shown / weights.sum()
+    moment = moment + 1e-10 * torch.eye(players, dtype=moment.dtype)  # players never told apart
+    right = (values * weights) @ shown / weights.sum()  # [N,P]
+    ones = torch.ones(players, 1, dtype=moment.dtype)
+    free = torch.linalg.solve(moment, right.T)  # [P,N]
+    slope = torch.linalg.solve(moment, ones)
+    solved: Tensor = free - slope * (free.sum(0) - total) / slope.sum()
+    return solved.T
+
+
+def scorecam(
+    classifier: Classifier, images: Tensor, targets: Tensor, *, layer: str | None, seed: int
+) -> Tensor:
+    """Channels weighted by the softmax of the logits that they leave as masks: [N,h,w].
+
+    Wang et al. 2020, algorithm 1: each channel is enlarged to the image and stretched to 0..1.
+    """
+    n, _, h, w = images.shape
+    if layer is None:
+        with torch.no_grad(), classifier.in_eval_mode():
+            layer = classifier.feature_layer(classifier.normalize(images[:1]))
+    features = look(classifier, images, layer, differentiate=False, fold=None).features.float()
+    step = max(1, _CHUNK_ELEMENTS // (n * h * w))
+    found = []
+    for some in features.split(step, dim=1):
+        masks = resize(some.flatten(0, 1), (h, w))  # [N*k,H,W], image after image
+        low, high = (edge[:, None, None] for edge in masks.flatten(1).aminmax(dim=1))
+        masks = (masks - low) / (high - low + 1e-8)  # grad-cam's epsilon
+        through = torch.arange(len(masks))
+        seen = through // some.shape[1]
+        given = (classifier, images, masks, (seen, through))
+        asked = predict_views(*given, targets=targets.cpu()[seen], score=target_logits)
+        found.append(asked.confidences.view(n, -1))
+    weights = torch.cat(found, 1).softmax(1).to(features)
+    return (features * weights[:, :, None, None]).sum(1)
+
+
+def _scores(
+    classifier: Classifier, images: Tensor, targets: Tensor, masks: Tensor, fill: str, score: Score
+) -> Tensor:
+    """The score of every image through every mask: [N,C,H,W], [M,H,W] -> [N,M]."""
+    n, m = len(images), len(masks)
+    seen, through = torch.arange(n).repeat_interleave(m), torch.arange(m).repeat(n)
+    goals = targets.cpu()[seen]
+    given = (classifier, images, masks, (seen, through))
+    found = predict_views(*given, targets=goals, fill=fill, score=score)
+    return found.confidences.view(n, m).to(images.device)
+
+
+def _edges(side: int, grid: int) -> list[int]:
+    """Where the cells of a line start, and its end.
+
+    >>> _edges(10, 4)
+    [0, 2, 5, 8, 10]
+    """
+    return [round(side * k / grid) for k in range(grid + 1)]
+
+
+def _cell_of(side: int, grid: int) -> Tensor:
+    """The cell of each pixel of a line: [side]."""
+    edges = torch.tensor(_edges(side, grid)[1:-1], dtype=torch.long)
+    return torch.bucketize(torch.arange(side), edges, right=True)
