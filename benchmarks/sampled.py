@@ -41,7 +41,7 @@ def replayed(predictions: Predictions, plan: Plan, seed: int) -> Predictions:
 
 def columns_of(predictions: Predictions, plan: Plan) -> dict[str, Tensor]:
     """The columns, or MSI at each alpha_min of a search: each [N]."""
-    scores = read(predictions, plan)
+    scores = read({"": predictions}, plan)
     if scores.search is None:
         return scores.columns
     names = (f"msi at {alpha:g}" for alpha in scores.search.alphas)
@@ -91,7 +91,7 @@ def main() -> None:
     ):
         plan = make_plan(alpha_min, columns=columns)  # type: ignore[arg-type]
         for method, heatmaps in maps.items():
-            found, _ = ask(classifier, digits.images[:n], heatmaps[:n], digits.labels[:n], plan)
+            found = ask(classifier, digits.images[:n], heatmaps[:n], digits.labels[:n], plan)
             print(
                 f"{method}, alpha_min {alpha_min}, {n} images, {len(plan.asks)} masks", flush=True
             )

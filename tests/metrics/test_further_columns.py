@@ -127,11 +127,11 @@ def test_columns_of_masks_that_are_asked_anyway_cost_nothing() -> None:
 def test_masks_of_the_image_are_asked_once_for_all_methods() -> None:
     images, maps, targets = case()
     spy, plan = Spy(net()), make_plan(columns=["single_deletion", "infidelity"])
-    found, _ = ask(Classifier(spy), images, torch.cat([maps, maps.flip(1)]), targets, plan)
+    found = ask(Classifier(spy), images, torch.cat([maps, maps.flip(1)]), targets, plan)
     assert sum(spy.sizes) == 4 * (len(CELLS) + len(SUBSETS)) + 2 * 4  # and the whole image twice
     assert found.calls.sum() == sum(spy.sizes)
     assert torch.equal(found.falls(CELLS)[:4], found.falls(CELLS)[4:])
-    alone, _ = ask(Classifier(net()), images, maps.flip(1), targets, plan)
+    alone = ask(Classifier(net()), images, maps.flip(1), targets, plan)
     assert torch.equal(found.sums(SUBSETS)[4:], alone.sums(SUBSETS))
 
 

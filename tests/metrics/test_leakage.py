@@ -528,8 +528,7 @@ def test_the_held_out_fill_costs_msis_own_masks_and_no_more() -> None:
     )
     assert sum(spy.sizes) == scores.calls.sum()
     # The whole images are asked once, not twice.
-    assert scores.held_out is not None
-    assert scores.held_out.calls.tolist() == (scores.answers.calls - 1).tolist()
+    assert scores.others["held_out"].calls.tolist() == (scores.answers.calls - 1).tolist()
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def without_answers(content: Content) -> Content:
     plan, shown = make_plan(), content.first.shown  # of all images, in their order
     nothing = torch.full_like(shown.confidences, math.nan)
     nobody = torch.full_like(shown.named, NO_CLASS)
-    empty = read(replace(shown, named=nobody, confidences=nothing), plan)
+    empty = read({"": replace(shown, named=nobody, confidences=nothing)}, plan)
     return replace(
         content,
         scores={"m": MethodScores.of(empty, range(content.n))},

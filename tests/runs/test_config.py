@@ -34,6 +34,7 @@ OTHER = {  # of each option, another value than the default
     "alpha_min": 0.4,
     "score": "confidence",
     "fill": "blur",
+    "fills": ("blur", "mean"),
     "held_out_fill": "noise",
     "leak": False,
     "donors": 7,

@@ -37,7 +37,7 @@ def test_only_masks_that_are_asked_make_compiling_pay(
     counted: list[int] = []
     monkeypatch.setattr(job, "pays", lambda _, __, calls, ___: counted.append(calls) or False)
     for calls in (20, "exact"):
-        config = config_for(photos, calls=calls)
+        config = config_for(photos, calls=calls, held_out_fill=None)
         made = job.make_job(config)
         assert not made.compiles
     assert counted == [11 * len(made.sources) * masks for masks in (20, len(made.plan.asks))]

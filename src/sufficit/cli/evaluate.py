@@ -16,25 +16,17 @@ if TYPE_CHECKING:
     from sufficit.runs.results import RunResults
 
 OPTIONS = (
-    *("model", "data", "alpha_min", "score", "fill", "held_out_fill", "columns", "targets"),
-    *(
-        "normalize",
-        "leak",
-        "donors",
-        "calls",
-        "within",
-        "value_step",
-        "percent_step",
-        "compile",
-        "batch_size",
-    ),
+    *("model", "data", "alpha_min", "score", "fill", "fills", "held_out_fill", "columns"),
+    *("targets", "normalize", "leak", "donors", "calls", "within", "value_step", "percent_step"),
+    *("compile", "batch_size"),
     *("unit_size", "device", "precision", "weights", "num_classes", "output", "size"),
     *("image_column", "label_column", "on_error", "seed"),
 )
+DEFAULTS = {"leak": False, "calls": "exact", "held_out_fill": "none"}
 
 
 @app.command()
-@run_options(*OPTIONS, defaults={"leak": False, "calls": "exact"})
+@run_options(*OPTIONS, defaults=DEFAULTS)
 def evaluate(
     given: dict[str, Any],
     workers: Workers | None,
@@ -67,7 +59,7 @@ def evaluate(
     sufficit evaluate --model saved/birds --data birds --heatmaps a.npz --leak --held-out-fill blur
     """
     fixed = {"methods": [f"heatmaps={heatmaps}"], "controls": False, "alpha_curve": False}
-    config = config_of({"leak": False, "calls": "exact"} | given, fixed=fixed)
+    config = config_of(DEFAULTS | given, fixed=fixed)
     out_folder, data = place(to), place(config.data)
     check_output(out_folder, [data], overwrite=overwrite, command="evaluate")
     from sufficit.runs.engine import run

@@ -3,6 +3,8 @@
 To add a metric, add a line to METRICS, or pass your own to `evaluate(metrics={name: Metric(...)})`.
 """
 
+from collections.abc import Iterable
+
 from torch import Tensor
 
 from sufficit.errors import UserError
@@ -27,17 +29,42 @@ ALPHA = "\u03b1"
 
 
 def higher_is_better(column: str) -> bool | None:
-    """Return the direction of a column, None where it has none."""
-    return METRICS[column].higher_is_better if column in METRICS else OTHER_COLUMNS[column][0]
+    """Return the direction of a column, None where it has none.
+
+    >>> higher_is_better("deletion_pixel_blur"), higher_is_better("msi_mean")
+    (False, True)
+    """
+    if column in OTHER_COLUMNS:
+        return OTHER_COLUMNS[column][0]
+    return METRICS[repeated(column) or column].higher_is_better
+
+
+def repeated(column: str, known: Iterable[str] | None = None) -> str | None:
+    """Return the metric that a column is of: under another fill or for a twin its name goes on.
+
+    >>> repeated("fid_plus_pixel_twin_blur"), repeated("msi"), repeated("leak")
+    ('fid_plus_pixel', 'msi', None)
+    """
+    names = METRICS if known is None else known
+    fitting = [name for name in names if column == name or column.startswith(f"{name}_")]
+    return max(fitting, key=len, default=None)
 
 
 def heading(column: str) -> Heading:
     """Return the heading of a column or curve; a metric of the user's own is called by its name.
 
-    >>> heading("msi").short, heading("my_metric").long
-    ('MSI', 'my_metric')
+    >>> heading("msi").short, heading("my_metric").long, heading("msi_twin_blur").long
+    ('MSI', 'my_metric', 'MSI (twin, fill blur)')
     """
-    return HEADINGS.get(column, Heading(column, column, ""))
+    if column in HEADINGS or (stem := repeated(column)) is None:
+        return HEADINGS.get(column, Heading(column, column, ""))
+    words, key = HEADINGS[stem], column[len(stem) + 1 :]
+    twin = key == "twin" or key.startswith("twin_")
+    fill = key.removeprefix("twin").strip("_") if twin else key
+    fill = "mean" if fill == "mean_fill" else fill
+    where = ", ".join(["twin"] * twin + [f"fill {fill}"] * bool(fill))
+    meaning = f"{words.meaning} Scored with {where.replace('twin', 'the twin')}."
+    return Heading(f"{words.short} {key.replace('_', ' ')}", f"{words.long} ({where})", meaning)
 
 
 def alpha_from(value: object, wanted: str = "a number in 0..1") -> float:
@@ -147,11 +174,17 @@ _LEAK = "Share of images of other classes that the mask turns into its own class
 _RATIO = "Leak divided by its chance level: 1 where the shape of the mask says nothing."
 _GREY = "Whether plain grey through the mask becomes the mask's class."
 _NOISE = "Share of noise that the mask turns into its own class."
+_MEAN = "The mean of MSI over all fills."
+_WORST = "MSI with the fill that gives this method the lowest mean."
 _HELD_OUT = "MSI with another fill for the hidden pixels."
 
 OTHER_COLUMNS: dict[str, tuple[bool | None, Heading]] = {
     "msi_held_out": (True, Heading("held-out", "MSI, held-out fill", _HELD_OUT)),
     "fill_drop": (False, Heading("drop", "Drop by fill", "MSI minus MSI with the held-out fill.")),
+    "msi_mean": (True, Heading("mean", "MSI, mean over fills", _MEAN)),
+    "msi_worst": (True, Heading("worst", "MSI, worst fill", _WORST)),
+    "msi_mean_twin": (True, Heading("mean twin", "MSI, mean over fills (twin)", _MEAN)),
+    "msi_worst_twin": (True, Heading("worst twin", "MSI, worst fill (twin)", _WORST)),
     "leak_ratio": (False, Heading("leak", "Leak ratio", _RATIO)),
     "leak": (False, Heading("leak", "Leak", _LEAK)),
     "leak_chance": (None, Heading("chance", "Leak, chance", _OTHERS)),

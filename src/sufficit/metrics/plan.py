@@ -1,6 +1,6 @@
 """A plan merges the bands that all metrics need, and `ask` sends them to the model in one pass."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from sufficit.perturbation.bands import EVERYTHING, Band, grid
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.halving import predict_by_halving
 from sufficit.perturbation.image_masks import HiddenPredictions, ImageMask, predict_hidden
-from sufficit.perturbation.predict import check_batch_size, predict
+from sufficit.perturbation.predict import predict
 from sufficit.perturbation.predictions import (
     HIDDEN_ROWS,
     ROWS,
@@ -28,7 +28,7 @@ from sufficit.perturbation.predictions import (
 )
 from sufficit.perturbation.sampling import Sampling, make_sampling
 from sufficit.perturbation.tokens import drops, token_model
-from sufficit.progress import Progress, stage
+from sufficit.progress import Progress
 
 GROUPS = ("paper", "all")  # of columns
 ALPHA_GRID: tuple[float, ...] = tuple(i / 20 for i in range(1, 20))
@@ -36,7 +36,8 @@ _MEASURED_PIXELS = 2**22  # of heatmaps measured at a time
 LARGE = 0.2  # share of a column's weight from which a band is asked for every image
 RESERVED = (
     *("image", "target", "clean_accuracy"),  # columns of tables
-    *("plan", "answers", "columns", "alpha_min", "search", "held_out", "leaked"),  # of Scores
+    *("plan", "answers", "columns", "alpha_min", "search", "others", "leaked"),  # of Scores
+    "conditions",
     *("targets", "calls", "leak_ratio", "clean", "mean", "summary", "nan_counts"),
     *("curves", "mean_curves", "frame", "sampled", "_schedule"),
 )  # names that a metric must not have
@@ -60,19 +61,22 @@ class Plan:
 
     def higher_is_better(self, name: str) -> bool | None:
         """Return the direction of a column, None where it has none."""
-        if name in self.own:
-            return self.own[name].higher_is_better
+        if own := registry.repeated(name, self.own):
+            return self.own[own].higher_is_better
         return registry.higher_is_better(name)
 
     @cached_property
     def asks(self) -> tuple[Band, ...]:
         """Every band the model may be called for, once; the whole image first."""
-        return self._asked(self.columns, EVERYTHING)
+        metrics = [self.metric(name) for name in self.columns]
+        wanted = ([*m.weights(s), *m.asks(s)] for s in self.schedules for m in metrics)
+        return tuple(dict.fromkeys([EVERYTHING, *(band for found in wanted for band in found)]))
 
-    @cached_property
-    def msi_asks(self) -> tuple[Band, ...]:
-        """Every band that MSI alone needs, once."""
-        return self._asked(["msi"])
+    def part(self, columns: Sequence[str], calls: int | None = None) -> "Plan":
+        """Return the plan of those columns that ask the model, with at most so many calls."""
+        first = self.schedules[0]
+        asking = tuple(name for name in columns if self.metric(name).asks_model(first))
+        return replace(self, columns=asking, calls=self.calls if calls is None else calls)
 
     @cached_property
     def weighs(self) -> tuple[Band, ...]:
@@ -131,12 +135,16 @@ class Plan:
             found |= {band for band, share in shares.items() if share > LARGE}
         return frozenset(found)
 
-    def predictions(self, parts: Mapping[str, Tensor], *, held_out: bool = False) -> Predictions:
+    def predictions(self, parts: Mapping[str, Tensor]) -> Predictions:
         """Return what `ask` returned from its tensors with a row per image, by name."""
-        bands = self.msi_asks if held_out and self.sampling is None else self.asks
         counts = None if self.sampling is None else self.sampling.counts
         known: dict[str, Any] = {"measures": self.measures, "hides": self.hides, **parts}
-        return Predictions(bands, weighed=self.weighs, counts=counts, **known)
+        return Predictions(self.asks, weighed=self.weighs, counts=counts, **known)
+
+    @property
+    def width(self) -> int:
+        """How many masks are asked per image, at most."""
+        return len(self.asks) if self.sampling is None else self.sampling.width
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -144,11 +152,6 @@ class Plan:
         drawn = () if self.sampling is None else ("drawn",)
         measured = ("measured",) if self.measures else ()
         return (*ROWS, *drawn, *measured, *(HIDDEN_ROWS if self.hides else ()))
-
-    def _asked(self, columns: Iterable[str], *first: Band) -> tuple[Band, ...]:
-        metrics = [self.metric(name) for name in columns]
-        wanted = ([*m.weights(s), *m.asks(s)] for s in self.schedules for m in metrics)
-        return tuple(dict.fromkeys([*first, *(band for found in wanted for band in found)]))
 
 
 def make_plan(
@@ -219,17 +222,6 @@ def _columns_named(
     return tuple(dict.fromkeys(found))
 
 
-def check_asking(
-    plan: Plan, fill: str | Tensor, held_out: str | Tensor | None, batch_size: int | None
-) -> None:
-    """Raise, before any image is read, where options contradict each other."""
-    check_batch_size(batch_size)
-    if held_out is not None and "msi" not in plan.columns:
-        raise UserError('held_out_fill scores MSI a second time: add "msi" to columns')
-    if isinstance(held_out, str) and isinstance(fill, str) and held_out == fill:
-        raise UserError(f"fill and held_out_fill are both {fill!r}: hold another fill out")
-
-
 def check_names(names: Sequence[str] | None, n: int) -> None:
     """Raise unless there is one name per image, or none at all."""
     if names is not None and (isinstance(names, str) or len(names) != n):
@@ -244,51 +236,58 @@ def ask(
     targets: Tensor | None,
     plan: Plan,
     fill: str | Tensor = "black",
-    held_out_fill: str | Tensor | None = None,
     batch_size: int | None = None,
     *,
     names: Sequence[str] | None = None,
     tick: Progress | None = None,
-    stages: int | None = None,
-) -> tuple[Predictions, Predictions | None]:
-    """Return the predictions a plan needs, and those MSI needs with the held-out fill.
+    known: Predictions | None = None,
+) -> Predictions:
+    """Return the predictions a plan needs, of one classifier with one fill.
 
-    Only the fills are checked. Heatmaps of several methods may come in one tensor, method after
+    Only the fill is checked. Heatmaps of several methods may come in one tensor, method after
     method, so that a GPU never waits in between. If the plan limits calls, the masks are drawn by
-    its seed and the images' names, 0, 1, ... by default: the same for all methods and both fills.
+    its seed and the images' names, 0, 1, ... by default: the same for all methods and fills.
+    `known` are predictions of the same classifier with another fill: the whole images are taken
+    from there.
     """
-    for given in (fill, held_out_fill):
-        if given is not None:
-            check_fill(given, images)
-        if drops(given):
-            token_model(classifier, images.shape[2:])  # raises for a model without tokens
+    check_fill(fill, images)
+    if drops(fill):
+        token_model(classifier, images.shape[2:])  # raises for a model without tokens
     send: Callable[..., Predictions] = predict
     if plan.calls == "adaptive":
         send = partial(predict_by_halving, always=plan.always)
-    asked = partial(send, classifier, images, heatmaps, weigh=plan.weighs, batch_size=batch_size)
-    first, again, bands, counts = dict[str, Tensor](), dict[str, Tensor](), plan.msi_asks, None
-    if plan.sampling is not None:
+    given, counts, left = dict[str, Tensor](), None, 0 if known is None else 1
+    if plan.sampling is not None:  # the whole image is asked first, and once
         drawn = plan.sampling.draw(names or [str(i) for i in range(len(images))], plan.seed)
-        # The same bands again; one that MSI does not need becomes the whole image, asked once.
-        needed = torch.tensor([band in set(plan.msi_asks) for band in plan.asks], device="cpu")
-        first, again = {"drawn": drawn}, {"drawn": drawn.where(needed[drawn.long()], 0)}
-        bands, counts = plan.asks, plan.sampling.counts
-    stages = stages or 1 + (held_out_fill is not None)
-    found = asked(targets, plan.asks, fill=fill, progress=stage(tick, 0, stages), **first)
-    predictions = replace(found, counts=counts)
+        given, counts = {"drawn": drawn[:, left:] - left}, plan.sampling.counts
+    how: Any = {"weigh": plan.weighs, "fill": fill, "batch_size": batch_size, "progress": tick}
+    found = send(classifier, images, heatmaps, targets, plan.asks[left:], **how, **given)
+    if known is not None:
+        found = _with_whole(found, known, plan.asks)
+    found = replace(found, counts=counts)
     if plan.measures:
-        predictions = _with_measures(predictions, plan, heatmaps)
+        found = _with_measures(found, plan, heatmaps)
     if plan.hides:
-        goals = predictions.targets[: len(images)]
-        asked_by = names or [str(i) for i in range(len(images))]
-        how: Any = {"names": asked_by, "seed": plan.seed, "fill": fill, "batch_size": batch_size}
+        goals, called = found.targets[: len(images)], names or [str(i) for i in range(len(images))]
+        how = {"names": called, "seed": plan.seed, "fill": fill, "batch_size": batch_size}
         hidden = predict_hidden(classifier, images, heatmaps, goals, plan.hides, **how)
-        predictions = _with_hidden(predictions, plan, hidden)
-    if held_out_fill is None:
-        return predictions, None
-    goals, second = predictions.targets[: len(images)], stage(tick, 1, stages)
-    held_out = asked(goals, bands, fill=held_out_fill, progress=second, **again)
-    return predictions, replace(held_out, counts=counts)
+        found = _with_hidden(found, plan, hidden)
+    return found
+
+
+def _with_whole(found: Predictions, known: Predictions, bands: tuple[Band, ...]) -> Predictions:
+    """Return predictions with those of the whole images, which are the first of `known`."""
+    named, confidences = (
+        torch.cat([whole[:, :1], rest], dim=1)
+        for whole, rest in (
+            (known.named, found.named),
+            (known.confidences, found.confidences),
+        )
+    )
+    drawn = found.drawn
+    if drawn is not None:
+        drawn = torch.cat([torch.zeros_like(drawn[:, :1]), drawn + 1], dim=1)
+    return replace(found, bands=bands, named=named, confidences=confidences, drawn=drawn)
 
 
 def _with_measures(found: Predictions, plan: Plan, heatmaps: Tensor) -> Predictions:

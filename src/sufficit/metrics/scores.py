@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isnan
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,11 +14,21 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier, check_classifier
 from sufficit.errors import UserError, unknown
 from sufficit.metrics.columns import msi
+from sufficit.metrics.conditions import (
+    FIRST,
+    HELD_OUT,
+    Condition,
+    ask_all,
+    fills_from,
+    groups_of,
+    make_conditions,
+)
 from sufficit.metrics.leakage import Leak, LeakSettings, check_classes, checked, measure
 from sufficit.metrics.metric import Curve, MeanCurve, Metric, Schedule, curves_of
-from sufficit.metrics.plan import ALPHA_GRID, Plan, ask, check_asking, check_names, make_plan
+from sufficit.metrics.plan import ALPHA_GRID, Plan, ask, check_names, make_plan
 from sufficit.notebook import html_table
 from sufficit.perturbation.bands import EVERYTHING
+from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.predictions import Predictions, ScoreKind
 from sufficit.progress import Progress, bar, stage
 from sufficit.statistics import Chance, Estimate, estimates_of, ratio_of
@@ -55,8 +66,9 @@ class Scores:
     columns: dict[str, Tensor]  # each [N]
     alpha_min: float
     search: AlphaSearch | None = None
-    held_out: Predictions | None = None  # with the held-out fill
+    others: Mapping[str, Predictions] = field(default_factory=dict)  # of further conditions, by key
     leaked: Leak | None = None
+    conditions: tuple[Condition, ...] = (FIRST,)
 
     def __getattr__(self, name: str) -> Tensor:
         if name.startswith("__") or name == "columns":
@@ -101,7 +113,8 @@ class Scores:
     @property
     def calls(self) -> Tensor:
         """Model calls spent on each image: [N]."""
-        more = (part.calls for part in (self.held_out, self.leaked) if part is not None)
+        more = [one.calls for one in self.others.values()]
+        more += [] if self.leaked is None else [self.leaked.calls]
         return sum(more, start=self.answers.calls)
 
     @property
@@ -184,6 +197,8 @@ def evaluate(
     progress: bool | Progress | None = None,
     calls: int | Literal["exact", "adaptive"] = "exact",
     names: Sequence[str] | None = None,
+    fills: Sequence[str | Tensor] | None = None,
+    twin: Classifier | None = None,
 ) -> Scores:
     """Score heatmaps of images, both in 0..1: [N,C,H,W], [N,H,W] -> one value per image and column.
 
@@ -192,6 +207,9 @@ def evaluate(
     own: {name: Metric}. `held_out_fill` scores MSI with a second fill; `leak_donors` measures the
     leak over that many donors per image, drawn by the seed. A progress bar appears in a terminal
     when the work takes long; progress=True or False decides, and a function gets (done, total).
+    `fills=("black", "blur")`, in place of `fill`, scores every column with each: `msi` with the
+    first, `msi_blur` with the second, `msi_mean` and `msi_worst` over all. `twin`, a classifier of
+    the same classes, is asked the same masks: `msi_twin`, `msi_twin_blur`.
     `calls=26` asks at most 26 masks per image and fill, drawn by the seed and the image's name,
     which is its number unless `names` are given: the means are unbiased, and the value of an image
     is an estimate. `calls="adaptive"` asks a coarse grid and refines it where the score changes:
@@ -211,17 +229,21 @@ def evaluate(
     given_plan = (alpha_min, score, value_step, percent_step, columns, alphas, metrics)
     plan = make_plan(*given_plan, calls, seed)
     check_names(names, len(images))
-    check_asking(plan, fill, held_out_fill, batch_size)
-    settings = LeakSettings(0, leak_donors, seed, fill=fill, batch_size=batch_size)
+    check_batch_size(batch_size)
+    used = fills_from(fill, fills)
+    conditions = make_conditions(plan, used, held_out_fill, twin=twin is not None)
+    if twin is not None:
+        check_classifier(twin)
+    settings = LeakSettings(0, leak_donors, seed, fill=used[0], batch_size=batch_size)
     if leak_donors:  # raise now what the leak would raise after the scoring
         settings.check(images)
         if targets is not None:
             check_classes(targets, targets)
-    stages = 1 + (held_out_fill is not None) + bool(leak_donors)
+    stages = len(conditions) + bool(leak_donors)
     with bar("scoring", progress) as tick:
-        given = (classifier, images, heatmaps, targets, plan, fill, held_out_fill, batch_size)
-        predictions, held_out = ask(*given, names=names, tick=tick, stages=stages)
-        scores = read(predictions, plan, held_out)
+        models, given = (classifier, twin), (images, heatmaps, targets, plan, conditions)
+        found = ask_all(models, *given, batch_size, names=names, tick=tick, stages=stages)
+        scores = with_worst(read(found, plan, conditions))
         if not leak_donors:
             return scores
         if targets is None and len(scores.targets.unique()) == 1:
@@ -232,23 +254,54 @@ def evaluate(
         return with_leak(scores, measure(*asked, tick=stage(tick, stages - 1, stages)))
 
 
-def read(predictions: Predictions, plan: Plan, held_out: Predictions | None = None) -> Scores:
-    """Return every column of a plan, from its predictions and those with the held-out fill."""
-    search, schedule = None, plan.schedules[0]
+def read(
+    found: Mapping[str, Predictions], plan: Plan, conditions: Sequence[Condition] = (FIRST,)
+) -> Scores:
+    """Return every column of a plan, from the predictions under each condition."""
+    predictions, search, schedule = found[""], None, plan.schedules[0]
     if plan.searching:
         tried = predictions.by_piece(
             lambda some: {"msi": torch.stack([msi(some, s) for s in plan.schedules], dim=1)}
         )
         search = AlphaSearch(tuple(s.alpha_min for s in plan.schedules), tried["msi"])
         schedule = replace(schedule, alpha_min=search.best)
-    formulas = {name: plan.metric(name).formula for name in plan.columns}
-    columns = predictions.by_piece(
-        lambda some: {name: formula(some, schedule) for name, formula in formulas.items()}
-    )
-    if held_out is not None:
-        columns |= held_out.by_piece(lambda some: {"msi_held_out": msi(some, schedule)})
-        columns["fill_drop"] = columns["msi"] - columns["msi_held_out"]
-    return Scores(plan, predictions, columns, schedule.alpha_min, search, held_out)
+    columns: dict[str, Tensor] = {}
+    for condition in conditions:
+        columns |= found[condition.key].by_piece(partial(_columns, condition, plan, schedule))
+        if condition.key == HELD_OUT:
+            columns["fill_drop"] = columns["msi"] - columns["msi_held_out"]
+    for end, names in groups_of(conditions).items():
+        if "msi" in plan.columns:
+            columns[f"msi_mean{end}"] = torch.stack([columns[name] for name in names]).mean(0)
+    others = {key: one for key, one in found.items() if key}
+    given = (plan, predictions, columns, schedule.alpha_min, search, others)
+    return Scores(*given, conditions=tuple(conditions))
+
+
+def _columns(
+    condition: Condition, plan: Plan, schedule: Schedule, some: Predictions
+) -> dict[str, Tensor]:
+    """Return the columns of some images under a condition: each [n]."""
+    names = condition.plan(plan).columns
+    return {condition.column(name): plan.metric(name).formula(some, schedule) for name in names}
+
+
+def with_worst(scores: Scores) -> Scores:
+    """Return scores with MSI under the fill that has the lowest mean, per model."""
+    means, more = scores.mean(), dict[str, Tensor]()
+    for end, names in groups_of(scores.conditions).items():
+        if "msi" in scores.columns:
+            more[f"msi_worst{end}"] = scores.columns[worst_of(names, means)]
+    return replace(scores, columns={**scores.columns, **more})
+
+
+def worst_of(names: Sequence[str], means: Mapping[str, float]) -> str:
+    """Return the column with the lowest mean, NaN ignored.
+
+    >>> worst_of(["msi", "msi_blur"], {"msi": 0.2, "msi_blur": 0.1})
+    'msi_blur'
+    """
+    return min(names, key=lambda name: (isnan(means[name]), means[name]))
 
 
 def summarise(columns: Mapping[str, Floats], plan: Plan, *, seed: int = 0) -> dict[str, Estimate]:
@@ -304,10 +357,10 @@ def alpha_curves(
     """
     plan = make_plan("search", score, step, columns=["msi"])
     maps, n = torch.cat(list(heatmaps.values())), len(images)
-    found, _ = ask(classifier, images, maps, targets, plan, **options)
+    found = ask(classifier, images, maps, targets, plan, **options)
     searches: dict[str, AlphaSearch] = {}
     for k, method in enumerate(heatmaps):
-        search = read(found.rows(slice(k * n, (k + 1) * n)), plan).search
+        search = read({"": found.rows(slice(k * n, (k + 1) * n))}, plan).search
         assert search is not None  # the plan searches
         searches[method] = search
     return searches, int(found.calls.sum())

@@ -23,9 +23,10 @@ from sufficit.metrics.leakage import (
     measure,
 )
 from sufficit.metrics.metric import Metric
-from sufficit.metrics.plan import ALPHA_GRID, ask, check_asking, check_names, make_plan
+from sufficit.metrics.plan import ALPHA_GRID, ask, check_names, make_plan
 from sufficit.metrics.scores import Scores, read
 from sufficit.perturbation.fills import check_fill_name
+from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.predictions import ScoreKind
 
 
@@ -122,7 +123,7 @@ class Evaluation(_RowMetric):
         wanted = (*self.columns, *own) if columns is None else columns
         curves = (alpha_min, score, value_step, percent_step)
         self.plan = make_plan(*curves, wanted, tuple(alphas), own, calls, seed)
-        check_asking(self.plan, fill, None, batch_size)
+        check_batch_size(batch_size)
         self.fill, self.batch_size = fill, batch_size
         self._add_states(self.plan.parts, self.plan, fill, id(classifier))
 
@@ -143,7 +144,7 @@ class Evaluation(_RowMetric):
         check_names(names, len(images))
         names = names or [f"{self._rank()}{number}" for number in self._numbers(images)]
         given = (self.classifier, images, heatmaps, known, self.plan, self.fill)
-        found, _ = ask(*given, batch_size=self.batch_size, names=names)
+        found = ask(*given, batch_size=self.batch_size, names=names)
         self._add_rows(self.plan.parts, found)
 
     def _rank(self) -> str:
@@ -151,9 +152,7 @@ class Evaluation(_RowMetric):
         return f"{torch.distributed.get_rank()}/" if ready else ""
 
     def _nothing(self) -> dict[str, Tensor]:
-        asked = len(self.plan.asks)
-        if self.plan.sampling is not None:
-            asked = self.plan.sampling.width
+        asked = self.plan.width
         none = torch.empty(0, dtype=torch.long)
         states = {
             "named": torch.empty(0, asked, dtype=torch.int32),
@@ -179,7 +178,7 @@ class Evaluation(_RowMetric):
 
     def scores(self) -> Scores:
         """Return what `evaluate` returns for the images this process has seen so far."""
-        return read(self.plan.predictions(self._rows(self.plan.parts)), self.plan)
+        return read({"": self.plan.predictions(self._rows(self.plan.parts))}, self.plan)
 
 
 class MSI(Evaluation):

@@ -232,6 +232,7 @@ class TablePipeline:
             "targets": "label",
             "alpha_min": plan.paper.alpha_min,
             "calls": "exact",
+            "held_out_fill": "none",
             "alpha_curve": False,  # the search has it on more images
             "value_step": plan.step,
             "percent_step": 2 * plan.step,

@@ -68,8 +68,16 @@ class RunConfig:
     fill: str = _option(
         "black", SCORING, "black, mean, blur, noise, drop (tokens of a ViT), or an image file."
     )
+    fills: tuple[str, ...] | None = _option(
+        None,
+        SCORING,
+        "Score every column with each of these fills, as in black,blur; instead of --fill.",
+    )
     held_out_fill: str | None = _option(
-        None, SCORING, "Score MSI with this fill as well; same choices as --fill."
+        "auto",
+        SCORING,
+        "Score MSI with this fill as well; same choices as --fill, or none. auto: blur (black if"
+        " the fill is blur) on a few masks per image, unless there are several --fills.",
     )
     leak: bool = _option(True, SCORING, "Measure leakage: does the mask shape reveal the class?")
     donors: int = _option(
@@ -131,6 +139,22 @@ class RunConfig:
         False, OUTPUT, "Also write METHOD/heatmaps.npz at image size (large)."
     )
     seed: int = _option(0, COMPUTE, "Seed of everything random.", least=0, most=2**63 - 1)
+
+    def __post_init__(self) -> None:
+        if self.fills is not None:
+            if self.fills and self.fill not in ("black", self.fills[0]):
+                raise UserError(
+                    f"fill is {self.fill!r} and fills start with {self.fills[0]!r}: give one of the"
+                    " two"
+                )
+            object.__setattr__(self, "fill", (*self.fills, "black")[0])
+        if self.held_out_fill is None:  # a RUN.toml has no word for None
+            object.__setattr__(self, "held_out_fill", "none")
+
+    @property
+    def fill_names(self) -> tuple[str, ...]:
+        """All fills, the first one first; not the held-out fill."""
+        return (self.fill,) if self.fills is None else self.fills
 
     def column_options(self) -> dict[str, str | None]:
         """What `open_images` takes of this."""

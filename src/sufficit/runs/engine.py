@@ -19,6 +19,7 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.data.loader import Unit
 from sufficit.lock import check_owned
 from sufficit.metrics.columns import msi
+from sufficit.metrics.conditions import ask_all
 from sufficit.metrics.leakage import (
     TENSORS,
     LeakProbe,
@@ -27,7 +28,6 @@ from sufficit.metrics.leakage import (
     measure_methods,
     prepare,
 )
-from sufficit.metrics.plan import ask
 from sufficit.metrics.scores import alpha_curves, coarse
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predict import usual_batch
@@ -39,7 +39,7 @@ from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, quiet
 from sufficit.runs.job import Job
 from sufficit.runs.looks import looks
 from sufficit.runs.maps import maps_from_file, pack
-from sufficit.runs.merge import best_alpha, is_precise, keeps_all, write_results
+from sufficit.runs.merge import best_alpha, is_precise, keeps_all, stem_of, write_results
 from sufficit.runs.results import RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, StageFile, Store, store_in
 
@@ -147,7 +147,7 @@ class Worker(ImageWorker):
     def __init__(self, job: Job, store: Store, alpha_min: float | None = None) -> None:
         super().__init__(job, store)
         self.alpha_min = job.plan.schedules[0].alpha_min if alpha_min is None else alpha_min
-        self._scorer: Classifier | None = None
+        self._scorers: tuple[Classifier, Classifier | None] | None = None
 
     def read(self, units: Iterable[Unit], stage: str) -> Iterator[tuple[Unit, Sequence[Sample]]]:
         """Each unit with its images, the next one read ahead; leakage needs no images."""
@@ -221,20 +221,17 @@ class Worker(ImageWorker):
         return [(LEAK, tensors, {})]
 
     def _predicted(self, batch: MapBatch, tick: Progress | None) -> dict[str, Predictions]:
-        """What the model says of every source's bands, all asked in one go."""
+        """What is said of every source's bands, all asked in one go under each condition."""
         job, n = self.job, len(batch.targets)
         maps = torch.cat(list(batch.heatmaps.values()))
-        given = (self.scorer(batch.images), batch.images, maps, batch.targets, job.plan)
-        fills = (job.fill, job.held_out_fill)
-        size = job.config.batch_size
-        found, held_out = ask(*given, *fills, size, names=batch.names, tick=tick)
-        predictions: dict[str, Predictions] = {}
-        for k, name in enumerate(batch.maps):
-            rows = slice(k * n, (k + 1) * n)
-            predictions[name] = found.rows(rows)
-            if held_out is not None:
-                predictions[f"{name}/held_out"] = held_out.rows(rows)
-        return predictions
+        given = (batch.images, maps, batch.targets, job.plan, job.conditions)
+        size, models = job.config.batch_size, self.scorers(batch.images)
+        found = ask_all(models, *given, size, names=batch.names, tick=tick)
+        return {
+            stem_of(name, key): one.rows(slice(k * n, (k + 1) * n))
+            for key, one in found.items()
+            for k, name in enumerate(batch.maps)
+        }
 
     def _leaked(self, batch: MapBatch) -> dict[str, Tensor]:
         found = measure_methods(batch.heatmaps, batch.targets, self._probe, batch.numbers)
@@ -248,7 +245,7 @@ class Worker(ImageWorker):
         """MSI of some images at every alpha_min."""
         config = self.job.config
         searches, calls = alpha_curves(
-            self.scorer(batch.images),
+            self.scorers(batch.images)[0],
             batch.images,
             batch.heatmaps,
             batch.targets,
@@ -306,16 +303,23 @@ class Worker(ImageWorker):
         setting.check(donors.images)
         heatmaps = torch.cat(list(donors.heatmaps.values()))
         pool = Pool(donors.images, heatmaps, donors.targets)
-        return prepare(self.scorer(donors.images), pool, setting)
+        return prepare(self.scorers(donors.images)[0], pool, setting)
 
-    def scorer(self, images: Tensor) -> Classifier:
-        """The model that answers for masked images: a compiled copy where that pays."""
-        if self._scorer is None:
-            self._scorer = self.job.classifier
-            if self.job.compiles:
-                size = self.job.config.batch_size or usual_batch(self._scorer, images.shape[1:])
-                self._scorer = accelerated(self._scorer, (size, *images.shape[1:]))
-        return self._scorer
+    def scorers(self, images: Tensor) -> tuple[Classifier, Classifier | None]:
+        """What answers for masked images: model and twin, as compiled copies where that pays."""
+        if self._scorers is None:
+            known = (self.job.classifier, self.job.twin)
+            shape = images.shape[1:]
+            model, twin = (one and self._fast(one, shape) for one in known)
+            assert model is not None
+            self._scorers = model, twin
+        return self._scorers
+
+    def _fast(self, model: Classifier, shape: Sequence[int]) -> Classifier:
+        if not self.job.compiles:
+            return model
+        size = self.job.config.batch_size or usual_batch(model, shape)
+        return accelerated(model, (size, *shape))
 
 
 def _stretched(items: Sequence[Sample], images: Tensor) -> list[str]:

@@ -32,9 +32,11 @@ from sufficit.explainers import EXPLAINERS, methods_for
 from sufficit.explainers.registry import full_word
 from sufficit.explainers.sources import HeatmapFileSource, sources_from
 from sufficit.files import local_file, place, safe_name
+from sufficit.metrics.conditions import FIRST, Condition, make_conditions
 from sufficit.metrics.leakage import POOL, draw_pool
-from sufficit.metrics.plan import Plan, check_asking, make_plan
+from sufficit.metrics.plan import Plan, make_plan
 from sufficit.perturbation.fills import FILLS
+from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.tokens import drops, token_model
 from sufficit.provenance import plain
 from sufficit.report.content import MOST_SHOWN
@@ -54,8 +56,8 @@ class Job:
     entries: Manifest  # all images, in order, with labels where they are known
     sources: Mapping[str, Source]  # by name, controls last
     targets: Literal["label", "prediction"]
-    fill: str | Tensor = "black"
-    held_out_fill: str | Tensor | None = None
+    conditions: tuple[Condition, ...] = (FIRST,)  # fills, and the model or its twin
+    twin: Classifier | None = None  # answers for masked images too; it draws no heatmaps
     placed: str | None = None  # the workers' device; None: that of the classifier
     references: tuple[str, ...] = ()  # sources that are scored but not ranked, as the truth
     part: int | None = None  # the units to score, the first ones; None for all
@@ -64,6 +66,16 @@ class Job:
     def plan(self) -> Plan:
         """The bands that every heatmap is scored with."""
         return make_plan(**self.config.plan_options())
+
+    @cached_property
+    def plans(self) -> dict[str, Plan]:
+        """The plan of every condition, by key."""
+        return {condition.key: condition.plan(self.plan) for condition in self.conditions}
+
+    @property
+    def fill(self) -> str | Tensor:
+        """The fill of the first condition, which leakage and the images shown have."""
+        return self.conditions[0].fill
 
     @cached_property
     def units(self) -> "Units":
@@ -84,10 +96,9 @@ class Job:
     @property
     def compiles(self) -> bool:
         """Whether a compiled copy of the model scores the images."""
-        if drops(self.fill) or drops(self.held_out_fill):
+        if any(drops(condition.fill) for condition in self.conditions):
             return False  # a compiled copy has no parts that take tokens
-        sampling = self.plan.sampling
-        masks = len(self.plan.asks) if sampling is None else sampling.width
+        masks = sum(plan.width for plan in self.plans.values())
         calls = len(self.entries) * len(self.sources) * masks
         return pays(self.classifier, self.device, calls, self.config.compile)
 
@@ -144,9 +155,9 @@ class Job:
     def key(self) -> dict[str, Any]:
         """All that must be the same to resume. Model, data and sources count by their content."""
         other = ["model", "data", "methods", "controls", "save_heatmaps", "weights", "unit_size"]
-        other += ["compile"]  # what comes of it is below
+        other += ["compile", "twin"]  # what comes of it is below
         config = {name: one for name, one in asdict(self.config).items() if name not in other}
-        fills = [fill for fill in (self.fill, self.held_out_fill) if isinstance(fill, Tensor)]
+        fills = [one.fill for one in self.conditions if isinstance(one.fill, Tensor)]
         classifier = self.classifier
         return config | {
             "methods": {name: _identity(source) for name, source in self.sources.items()},
@@ -154,6 +165,7 @@ class Job:
             "compiled": self.compiles,
             "model": _model_digest(classifier),
             "code of the model": [classifier.code, code_of(classifier.bare)],
+            "twin": self.twin and _model_digest(self.twin),
             "layer": self.config.layer or classifier.layer,
             "preprocessing": classifier.view and asdict(classifier.view),
             "values of fills": digest(*fills),
@@ -206,10 +218,12 @@ def make_job(
     images: ImageSource | None = None,
     sources: Mapping[str, Source] | None = None,
     unit: int | None = None,
+    twin: Classifier | None = None,
 ) -> Job:
     """The job of a config. What is wrong with it is said here, before any image is scored.
 
-    A classifier, images, sources or a size of units take the place of those the config names.
+    A classifier, images, sources, a size of units or a twin take the place of those the config
+    names.
     """
     config = config if unit is None else replace(config, unit_size=unit)
     named = sources_named(config) if sources is None else dict(sources)
@@ -223,11 +237,8 @@ def make_job(
             f"the classifier gives {classifier.output}, not {config.output}: set it there, as in"
             f' Classifier(..., output="{config.output}")'
         )
-    fill = fill_named(config.fill, classifier)
-    held_out = (
-        None if config.held_out_fill is None else fill_named(config.held_out_fill, classifier)
-    )
-    check_asking(plan, fill, held_out, config.batch_size)
+    check_batch_size(config.batch_size)
+    conditions = conditions_of(config, plan, classifier, twin)
     if config.within is not None and ("msi" not in plan.columns or plan.searching):
         raise UserError(
             "within needs MSI at one alpha_min, from the first image on: add msi to columns, and"
@@ -246,7 +257,22 @@ def make_job(
     for source in given:
         source.check(names)
     kind: Literal["label", "prediction"] = "prediction" if numbers is None else "label"
-    return Job(config, classifier, entries, named, kind, fill, held_out)
+    return Job(config, classifier, entries, named, kind, conditions, twin)
+
+
+def conditions_of(
+    config: RunConfig, plan: Plan, classifier: Classifier, twin: Classifier | None
+) -> tuple[Condition, ...]:
+    """The fills of a config, those that are images read, under the names that columns have."""
+    held_out, few = config.held_out_fill, config.held_out_fill == "auto"
+    if few:
+        measured = "msi" in plan.columns and len(config.fill_names) == 1
+        held_out = "none" if not measured else "black" if config.fill == "blur" else "blur"
+    models = [classifier, *([] if twin is None else [twin])]
+    fills = [fill_named(word, models) for word in config.fill_names]
+    other = None if held_out in (None, "none") else fill_named(str(held_out), [classifier])
+    given = (plan, fills, other)
+    return make_conditions(*given, names=config.fill_names, twin=twin is not None, few=few)
 
 
 def load_model(config: RunConfig) -> Classifier:
@@ -262,17 +288,17 @@ def load_model(config: RunConfig) -> Classifier:
     )
 
 
-def fill_named(word: str, classifier: Classifier) -> str | Tensor:
-    """A fill by name, or the image in a file as the classifier sees it: [C,H,W]."""
-    if drops(word):
-        token_model(classifier)  # raises for a model without tokens
+def fill_named(word: str, models: Sequence[Classifier]) -> str | Tensor:
+    """A fill by name, or the image in a file as the first of the models sees it: [C,H,W]."""
+    for model in models if drops(word) else ():
+        token_model(model)  # raises for a model without tokens
     if word in FILLS:
         return word
     if not place(word).is_file():
         raise unknown("fill", word, [*FILLS, "an image file"])
     try:
         with local_file(place(word)) as file:
-            return read_image(file, classifier.view)
+            return read_image(file, models[0].view)
     except BadImageError as error:
         raise UserError(f"--fill {word}: {error}. Give a readable image") from error
 

@@ -77,7 +77,7 @@ def _search_sums(job: Job) -> Sums:
 
 def _tried(job: Job, kept: UnitFile, name: str) -> dict[float, Any]:
     """A source's MSI in a unit at every alpha_min tried: each [n]."""
-    found = _predictions(job.plan, kept, name)
+    found = _predictions(job, kept, name)
     return {schedule.alpha_min: msi(found, schedule).numpy() for schedule in job.plan.schedules}
 
 
@@ -234,22 +234,23 @@ def _add_unit(
     }
 
 
-def _predictions(plan: Plan, kept: UnitFile, name: str, *, held_out: bool = False) -> Predictions:
-    """A source's predictions of a unit."""
-    stem = f"{name}/held_out" if held_out else name
-    names = (*ROWS, "drawn") if held_out else plan.parts
-    tensors = {part: f"{stem}/{part}" for part in plan.parts if part in names}
-    parts = {part: kept.tensors[name] for part, name in tensors.items()}
-    return plan.predictions(parts, held_out=held_out)
+def stem_of(name: str, key: str) -> str:
+    """Where a unit's file has a source's predictions under a condition."""
+    return f"{name}/{key}" if key else name
+
+
+def _predictions(job: Job, kept: UnitFile, name: str, key: str = "") -> Predictions:
+    """A source's predictions of a unit under a condition."""
+    plan, stem = job.plans[key], stem_of(name, key)
+    return plan.predictions({part: kept.tensors[f"{stem}/{part}"] for part in plan.parts})
 
 
 def _unit_scores(
     job: Job, kept: UnitFile, leaks: Mapping[str, Tensor], name: str, fixed: Plan
 ) -> Scores:
     """A source's scores of a unit at the run's alpha_min."""
-    second = job.held_out_fill is not None
-    held_out = _predictions(job.plan, kept, name, held_out=True) if second else None
-    scores = read(_predictions(job.plan, kept, name), fixed, held_out)
+    found = {key: _predictions(job, kept, name, key) for key in job.plans}
+    scores = read(found, fixed, job.conditions)
     parts = {part: f"{name}/leak/{part}" for part in TENSORS}
     if not all(tensor in leaks for tensor in parts.values()):
         return scores  # not asked for, or donors of one class only: nothing was measured
@@ -320,7 +321,7 @@ def _curves_of_shown(job: Job, kept: UnitFile) -> dict[str, Tensor]:
     drawn = torch.cat([maps[name].at((images.shape[2], images.shape[3])) for name in job.sources])
     targets, plan = kept.tensors[f"{job.ranked[0]}/targets"], replace(job.plan, calls="adaptive")
     given = (job.classifier, images.to(device), drawn.to(device), targets, plan)
-    found, _ = ask(*given, job.fill, batch_size=job.config.batch_size)
+    found = ask(*given, job.fill, batch_size=job.config.batch_size)
     return {
         f"{name}/{part}": getattr(found, part)[k * len(images) : (k + 1) * len(images)]
         for k, name in enumerate(job.sources)
