@@ -10,7 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "messages.md"
 SOURCE = ROOT / "src" / "sufficit"
-ERRORS = ("UserError", "HeatmapError", "BadImageError")
+IMAGE_ERRORS = ("BadImageError", "LargeImageError", "NotAnImageError")
+ERRORS = ("UserError", "HeatmapError", *IMAGE_ERRORS)
 AREAS = {
     "cli": "Command line",
     "runs": "Runs: compare, evaluate, explain",
@@ -49,7 +50,7 @@ def messages() -> dict[str, list[tuple[str, str]]]:
             name = node.func.id if isinstance(node.func, ast.Name) else ""
             if path.name != "errors.py" and name in ERRORS and (text := _text(node.args[0])):
                 problem, remedy = split(text)
-                if name == "BadImageError":
+                if name in IMAGE_ERRORS:
                     remedy = remedy or SKIPPED
                 found.setdefault(area, set()).add((problem, remedy))
             elif name == "unknown" and (kind := _text(node.args[0])):

@@ -107,6 +107,36 @@ def test_transformers_classes_come_in_the_order_of_their_numbers(tmp_path: Path)
     assert classifier.classes == tuple(f"class {i}" for i in range(12))
 
 
+@pytest.mark.parametrize("weights", ["default", None])
+def test_no_part_of_a_transformers_repository_is_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str | None
+) -> None:
+    """Neither that of a model whose kind is known, nor its processor, nor a kernel of the hub."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on standard input"))
+    sprung = tmp_path / "sprung"
+    (tmp_path / "evil.py").write_text(f"from pathlib import Path\nPath({str(sprung)!r}).touch()\n")
+    transformers_vit(3).save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    whole = json.loads((tmp_path / "config.json").read_text())
+    auto = {f"Auto{part}": "evil.Evil" for part in ("Config", "ModelForImageClassification")}
+    (tmp_path / "config.json").write_text(json.dumps(whole | {"auto_map": auto}))
+    processor = tmp_path / "preprocessor_config.json"
+    known = json.loads(processor.read_text())
+    mapped = {"auto_map": {"AutoImageProcessor": "evil.Evil"}}
+    processor.write_text(json.dumps(known | mapped))
+    loaded = Classifier.load(f"transformers:{tmp_path}", weights=weights)
+    assert loaded(torch.rand(1, 3, 32, 32)).shape == (1, 3)
+    processor.write_text(json.dumps(mapped | {"image_processor_type": "EvilProcessor"}))
+    with pytest.raises(UserError, match="cannot get"):
+        Classifier.load(f"transformers:{tmp_path}", weights=weights)
+    processor.write_text(json.dumps(known))
+    for kernel in ("evil/kernel", "flash_attention_2", "paged|evil/kernel"):
+        (tmp_path / "config.json").write_text(json.dumps(whole | {"attn_implementation": kernel}))
+        with pytest.raises(UserError, match="is not run: set attn_implementation"):
+            Classifier.load(f"transformers:{tmp_path}", weights=weights)
+    assert not sprung.exists()
+
+
 def test_code_in_a_transformers_repository_is_never_run(tmp_path: Path) -> None:
     sprung = tmp_path / "sprung"
     (tmp_path / "evil.py").write_text(f"from pathlib import Path\nPath({str(sprung)!r}).touch()\n")

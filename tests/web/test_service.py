@@ -2,10 +2,10 @@
 
 import asyncio
 import io
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from sufficit import Classifier, Lax, View, evaluate, explain
 from sufficit.errors import UserError
 from sufficit.web import Service, open_service
 from sufficit.web.schemas import Limits
-from sufficit.web.service import ModelQueue, read_image_bytes
+from sufficit.web.service import ModelQueue
 
 
 @pytest.mark.parametrize(
@@ -184,14 +184,6 @@ def test_the_model_is_left_as_it_was(service: Service, client: TestClient, digit
     assert all(parameter.grad is None for parameter in service.classifier.model.parameters())
 
 
-def test_images_without_a_known_range_are_refused_in_plain_words(tmp_path: Path) -> None:
-    Image.fromarray(np.ones((4, 4), dtype=np.float32)).save(tmp_path / "deep.tiff")
-    with pytest.raises(HTTPException) as refused:
-        read_image_bytes((tmp_path / "deep.tiff").read_bytes(), View(), Limits())
-    assert refused.value.status_code == 400
-    assert "mode F" in refused.value.detail
-
-
 def test_a_job_stops_when_its_client_disconnects() -> None:
     queue, ticks = ModelQueue(1), []
 
@@ -233,3 +225,58 @@ def test_only_fills_that_work_with_the_model_are_offered(service: Service) -> No
     assert service.facts(Limits()).fills == ["black", "mean", "blur", "noise"]
     vit = replace(service, classifier=Classifier(small_vit(32)), size=(32, 32))
     assert vit.facts(Limits()).fills == ["black", "mean", "blur", "noise", "drop"]
+
+
+def test_requests_that_wait_get_503_when_the_server_stops() -> None:
+    queue, started = ModelQueue(8), threading.Event()
+
+    def long(progress: Any) -> str:
+        started.set()
+        time.sleep(0.2)
+        return "done"
+
+    async def story() -> list[Any]:
+        never = [asyncio.Event().wait() for _ in range(4)]
+        jobs = [asyncio.ensure_future(queue.run(long, gone)) for gone in never[:3]]
+        upload = asyncio.ensure_future(queue.unless_closed(never[3]))
+        while not started.is_set():
+            await asyncio.sleep(0.01)
+        queue.close()
+        return await asyncio.gather(*jobs, upload, return_exceptions=True)
+
+    first, *rest = asyncio.run(story())
+    assert first == "done"
+    for error in rest:
+        assert isinstance(error, HTTPException)
+        assert (error.status_code, error.headers) == (503, {"Retry-After": "5"})
+        assert error.detail == "the server stops: retry in 5 seconds"
+    with pytest.raises(HTTPException, match="the server stops"), queue.place():
+        pass
+
+
+def test_a_request_that_runs_too_long_after_the_stop_gets_503(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sufficit.web.service.GRACE", 0.05)
+    queue, seen, started = ModelQueue(1), [], threading.Event()
+
+    def long(progress: Any) -> None:
+        started.set()
+        try:
+            for i in range(200):
+                progress(i, 200)
+                time.sleep(0.01)
+        except ClientDisconnect:
+            seen.append("ended")
+
+    async def story() -> None:
+        job = asyncio.ensure_future(queue.run(long, asyncio.Event().wait()))
+        while not started.is_set():
+            await asyncio.sleep(0.01)
+        queue.close()
+        with pytest.raises(HTTPException, match="the server stops"):
+            await job
+        while not seen:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(story())

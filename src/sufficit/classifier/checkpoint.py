@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile, is_zipfile
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = "classifier.json"
 WEIGHTS = "classifier.safetensors"
-MAX_SIDE = 2**14  # pixels, in a view that comes from a file
+MAX_SIDE = 2**14  # pixels
+MAX_VALUES = 2**26  # of an image as the model sees it
 OUTPUTS = ("logits", "probabilities")  # what a model gives
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
@@ -41,6 +43,11 @@ class View:
         if not all(isinstance(side, int) and side > 0 for side in sides):
             came = f"{self.crop!r} and {self.resize!r}"
             raise UserError(f"a View's crop (height, width) and resize must be pixels, got {came}")
+        if max(sides) > MAX_SIDE or crop[0] * crop[1] * self.channels > MAX_VALUES:
+            raise UserError(
+                f"sides must be 1..{MAX_SIDE} pixels, and an image at most {MAX_VALUES} values, got"
+                f" {(self.crop, self.resize, self.channels)}: choose a smaller size"
+            )
 
 
 @dataclass(frozen=True)
@@ -160,7 +167,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
             with local_file(path) as file:
                 return load_file(file)
         with local_file(path) as file:
-            state = torch.load(file, map_location="cpu", weights_only=True)
+            state = load_tensors(file)
     except GoneError:
         raise
     except Exception as error:
@@ -174,13 +181,23 @@ def read_state(path: Path) -> dict[str, Tensor]:
     return state
 
 
+def load_tensors(file: Path) -> Any:
+    """What torch.save wrote, tensors and plain values only; raise for more than the file holds."""
+    if is_zipfile(file):
+        with ZipFile(file) as archive:  # torch.save compresses nothing
+            announced = sum(info.file_size for info in archive.infolist())
+        if announced > file.stat().st_size:
+            raise ValueError("it holds more bytes than the file has")
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
 def read_view(saved: dict[str, Any]) -> View:
     """The view that `save` wrote; ValueError for values that no view may have."""
     crop = saved["crop"] and tuple(int(side) for side in saved["crop"])
     resize = saved["resize"] and int(saved["resize"])
     channels, interpolation = int(saved["channels"]), saved["interpolation"]
-    if not all(0 < side <= MAX_SIDE for side in (*(crop or ()), resize or 1, channels)):
-        raise ValueError(f"sides must be 1..{MAX_SIDE} pixels, got {(crop, resize, channels)}")
+    if channels < 1:
+        raise ValueError(f"no image has {channels} channels")
     if len(crop or (1, 1)) != 2 or interpolation not in INTERPOLATIONS:
         raise ValueError(f"no view has the crop {crop}, {interpolation!r}")
     return View(crop or None, resize or None, channels, bool(saved["stretch"]), str(interpolation))

@@ -6,6 +6,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -31,6 +32,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RANDOM_SEED = 0  # random weights are the same at every load
 EXTRAS = {"lrp": "zennit"}  # whose package has another name
 _CODE_OPTIONS = {"trust_remote_code", "code_revision"}
+_OWN_ATTENTION = (None, "eager", "sdpa", "flex_attention")  # parts of transformers and torch
 Result = TypeVar("Result")
 
 
@@ -68,7 +70,7 @@ def size_named(text: str) -> tuple[int, int]:
     >>> size_named("224"), size_named("224x320")
     ((224, 224), (224, 320))
     """
-    found = re.fullmatch(r"(\d+)(?:x(\d+))?", text.strip().lower())
+    found = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text.strip().lower())
     h, w = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if min(h, w) < 1:
         raise UserError(f"--size must be pixels such as 224 or 224x320, got {text!r}")
@@ -209,14 +211,20 @@ def _from_transformers(name: str, published: bool, options: dict[str, Any]) -> C
         raise UserError(f"the code of transformers:{name} is not run: {remedy}")
     _refuse_random(name, published, options)
     given = {"num_labels" if key == "num_classes" else key: v for key, v in options.items()}
-    given["trust_remote_code"] = False
     auto, processing = transformers.AutoModelForImageClassification, transformers.AutoImageProcessor
+    safe = {"trust_remote_code": False}  # None would ask on standard input
+    config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, **given, **safe))
+    if (kernel := getattr(config, "_attn_implementation", None)) not in _OWN_ATTENTION:
+        raise UserError(
+            f"transformers:{name} asks for the attention {kernel!r:.100}, which may be code from"
+            f" the hub and is not run: set attn_implementation in its config.json to eager"
+        )
     if published:
-        model = _fetch(name, lambda: auto.from_pretrained(name, use_safetensors=True, **given))
+        load = partial(auto.from_pretrained, name, config=config, use_safetensors=True, **safe)
+        model = _fetch(name, load)
     else:
-        config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, **given))
-        model = auto.from_config(config, trust_remote_code=False)
-    processor = _fetch(name, lambda: processing.from_pretrained(name, trust_remote_code=False))
+        model = _fetch(name, lambda: auto.from_config(config, **safe))
+    processor = _fetch(name, lambda: processing.from_pretrained(name, **safe))
     labels = [str(model.config.id2label[i]) for i in range(model.config.num_labels)]
     mean, std = processor.image_mean, processor.image_std
     return Classifier(model, mean=mean, std=std, classes=labels, view=_processor_view(processor))

@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from hashlib import file_digest, sha256
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import IO, Any
-from zipfile import ZIP_DEFLATED, ZipFile
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import numpy as np
 import torch
@@ -18,9 +19,11 @@ from sufficit.errors import GoneError, UserError
 from sufficit.files import local_file, writing
 
 MOST = 2**27  # values of a heatmap: more than the pixels of any image that is opened
-_HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
+MOST_HEADER = 2**16  # bytes
+PART = 2**20  # values that are read at a time
+_HEADERS = {  # bytes of its length, and its reader
+    (1, 0): (2, np.lib.format.read_array_header_1_0),
+    (2, 0): (4, np.lib.format.read_array_header_2_0),
 }
 
 
@@ -113,6 +116,8 @@ class HeatmapFile:
 
     def _checked(self, key: str, what: str) -> Tensor:
         if self.path.suffix == ".npz":
+            if self._members[key].compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+                raise ValueError("it must be stored or deflated: other kinds unpack all at once")
             with self._file.open(self._members[key]) as file:
                 return _read_npy(file, what)
         _check_shape(tuple(self._file.get_slice(key).get_shape()), what)
@@ -146,20 +151,36 @@ def _read_npy(file: IO[bytes], what: str) -> Tensor:
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"version {version} of .npy is unknown")
-    shape, by_column, dtype = _HEADERS[version](file)
+    width, read_header = _HEADERS[version]
+    length = file.read(width)
+    if int.from_bytes(length, "little") > MOST_HEADER:
+        raise ValueError(f"a header of {int.from_bytes(length, 'little')} bytes")
+    head = BytesIO(length + file.read(int.from_bytes(length, "little")))
+    shape, by_column, dtype = read_header(head)
     if any(side < 0 for side in shape):
         raise ValueError(f"no array has the shape {list(shape)}")
     if dtype.kind not in "fiub":
         reason = "objects, which need pickle" if dtype.kind == "O" else dtype
         raise ValueError(f"expected numbers, got {reason}")
+    if dtype.itemsize > 8:
+        raise ValueError(f"expected numbers of at most 8 bytes, got {dtype}")
     _check_shape(shape, what)
-    size = math.prod(shape) * dtype.itemsize
-    content = file.read(size)
-    if file.read(1) or len(content) < size:
-        raise ValueError(f"{size} bytes announced, but the file holds more or fewer")
-    array = np.frombuffer(content, dtype).reshape(shape, order="F" if by_column else "C")
-    with np.errstate(over="ignore"):  # infinite values are reported later
-        return torch.from_numpy(np.array(array, dtype=np.float32, order="C"))
+    values = math.prod(shape)
+    array = np.empty(values, np.float32)
+    for start in range(0, values, PART):  # so that wide types take no more memory than float32
+        part = array[start : start + PART]
+        content = file.read(part.size * dtype.itemsize)
+        if len(content) < part.size * dtype.itemsize:
+            break
+        with np.errstate(over="ignore"):  # infinite values are reported later
+            part[:] = np.frombuffer(content, dtype)
+    else:
+        if not file.read(1):
+            return torch.from_numpy(
+                np.ascontiguousarray(array.reshape(shape, order="F" if by_column else "C"))
+            )
+    size = values * dtype.itemsize
+    raise ValueError(f"{size} bytes announced, but the file holds more or fewer")
 
 
 def _check_shape(shape: tuple[int, ...], what: str) -> None:

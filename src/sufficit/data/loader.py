@@ -217,8 +217,8 @@ def class_numbers(
 ) -> dict[str, int]:
     """Match class folders to the model's class names, to numbers, or in order if as many."""
     forms = class_forms(classes or ())
-    named = {folder: class_named(folder, forms) for folder in folders}
-    found = {folder: number for folder, number in named.items() if number is not None}
+    numbers = {folder: class_named(folder, forms) for folder in folders}
+    found = {folder: number for folder, number in numbers.items() if number is not None}
     if len(found) == len(folders) and len(classes or ()) <= num_classes:
         return found
     digits = [re.fullmatch("[0-9]{1,18}", folder) is not None for folder in folders]

@@ -1,5 +1,6 @@
 """Files that a pattern names: web/{000..012}.tar, data/train-*.parquet."""
 
+import math
 import re
 from collections.abc import Sequence
 from glob import glob
@@ -10,7 +11,8 @@ from sufficit.data.image_files import ahead
 from sufficit.errors import UserError
 from sufficit.files import is_remote, place
 
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})\}")
+MOST_FILES = 100_000  # that a pattern names
 
 
 def files_named(data: Path, suffix: str) -> list[Path]:
@@ -46,6 +48,9 @@ def expand(pattern: str) -> list[str]:
     found = _RANGE.search(pattern)
     if found is None:
         return [pattern]
+    counts = [int(high) - int(low) + 1 for low, high in _RANGE.findall(pattern)]
+    if math.prod(max(0, count) for count in counts) > MOST_FILES:
+        raise UserError(f"{pattern} names more than {MOST_FILES} files: give a smaller range")
     low, high = found.groups()
     numbers = range(int(low), int(high) + 1)
     head, tail = pattern[: found.start()], pattern[found.end() :]

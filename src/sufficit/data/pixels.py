@@ -1,4 +1,4 @@
-"""Decode image files to what the model sees, safely: every bad file is a BadImageError."""
+"""Image files as tensors that the model sees: every bad file is a BadImageError."""
 
 import errno
 import os
@@ -9,28 +9,21 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import BinaryIO
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
-from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as V
 
 from sufficit.classifier.checkpoint import View
+from sufficit.data.pictures import FORMATS, BadImageError, read_picture
 from sufficit.errors import GoneError
 from sufficit.files import is_remote
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+__all__ = ["FORMATS", "BadImageError", "decode_image", "read_image"]  # for others
 
-# The formats that are decoded, for any suffix: Pillow would run Ghostscript for others.
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 # Errors of a disk or mount that no longer responds, as against those of one bad file.
 BROKEN = ("EHOSTDOWN", "EIO", "ENODEV", "ENOTCONN", "ENXIO", "ESTALE", "ETIMEDOUT")
-
-
-class BadImageError(Exception):
-    """A file that cannot be read as an image; the message says why."""
 
 
 def read_image(path: Path, view: View | None) -> Tensor:
@@ -54,21 +47,9 @@ def decode_image(
 ) -> Tensor:
     """Decode a file or its bytes as the model sees it: [C,H,W] in 0..1.
 
-    `kinds` are the formats to try, by Pillow's names; `most_pixels` is checked before any pixel is
-    decoded. An animation gives its first frame; transparency is dropped.
+    Options are those of `read_picture`.
     """
-    view = view or View()
-    try:
-        with Image.open(file, formats=kinds or FORMATS) as opened:
-            _check_size(*opened.size, most_pixels)
-            upright = ImageOps.exif_transpose(opened)
-            seen = _crop(_to_mode(upright, "L" if view.channels == 1 else "RGB"), view)
-    except BadImageError:
-        raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise BadImageError(f"too large to open safely ({error})") from error
-    except Exception as error:  # Pillow raises nearly anything for a corrupt file
-        raise BadImageError(f"not a readable image ({error})") from error
+    seen = read_picture(file, view or View(), kinds, most_pixels)
     pixels: Tensor = V.to_dtype(V.to_image(seen), torch.float32, scale=True)
     return pixels.as_subclass(Tensor)
 
@@ -116,40 +97,3 @@ def _is_there(root: Path) -> bool:
         return True
     except OSError:
         return False
-
-
-def _check_size(width: int, height: int, most_pixels: int | None = None) -> None:
-    limit = Image.MAX_IMAGE_PIXELS if most_pixels is None else most_pixels
-    if limit is not None and width * height > limit:
-        size = f"{width} x {height}, the limit is {limit} pixels"
-        raise BadImageError(f"too large to open safely ({size})")
-
-
-def _to_mode(image: Image.Image, mode: str) -> Image.Image:
-    """Convert to 8-bit colour or grey, without transparency."""
-    if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise BadImageError(f"pixels of mode {image.mode} have no known range: save as 8 bit")
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # as Pillow's own warning asks for
-    return image.convert(mode)
-
-
-def _crop(image: Image.Image, view: View) -> Image.Image:
-    """Resize, then crop the centre, as the view says; sizes are rounded as torchvision does."""
-    h, w = image.height, image.width
-    if view.crop is None or (h, w) == view.crop:
-        return image
-    if view.stretch:
-        size = list(view.crop)
-    elif view.resize is None:
-        scale = max(view.crop[0] / h, view.crop[1] / w)
-        size = [max(view.crop[0], round(h * scale)), max(view.crop[1], round(w * scale))]
-    else:
-        longer = int(view.resize * max(h, w) / min(h, w))
-        size = [view.resize, longer] if h <= w else [longer, view.resize]
-    _check_size(*size)
-    resized = V.resize(image, size, interpolation=InterpolationMode(view.interpolation))
-    cropped: Image.Image = V.center_crop(resized, list(view.crop))
-    return cropped

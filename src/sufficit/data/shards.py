@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 BLOCK = tarfile.BLOCKSIZE  # bytes of a header; content is padded to a multiple of it
 AHEAD = 2**22  # bytes of a remote shard per request for headers
 MOST_WORDS = 2**20  # bytes of a label's file, and of an extended header
+MOST_NAME = 4096  # characters of a path, as systems have it
 LABEL_KEYS = ("label", "cls")  # in a .json
 _RECORD = re.compile(rb"(\d{1,7}) ([^=]{1,255})=")  # bounded, so that none takes long to match
 
@@ -116,6 +117,8 @@ def _samples_in(path: Path) -> list[tuple[list[_File], str | None]]:
 
 def _name_problem(name: str, taken: set[str]) -> str:
     """Why a file of this name is refused, or ""; `taken` are the names before it."""
+    if len(name) > MOST_NAME:
+        return f"its name has {len(name)} characters, the limit is {MOST_NAME}"
     path = PureWindowsPath(name)  # it knows both kinds of slashes
     if path.root or ".." in path.parts or "\0" in name:
         return f"its name can't be that of a file below a folder ({name[:100]!r})"

@@ -107,7 +107,7 @@ class RunConfig:
         "default", INPUT, "default (published), none (random), or a .safetensors, .pt or .pth file."
     )
     num_classes: int | None = _option(
-        None, INPUT, "Number of classes, for your own weights.", least=2, most=10**7
+        None, INPUT, "Number of classes, for your own weights.", least=2, most=10**5
     )
     output: Literal["logits", "probabilities"] | None = _option(
         None, INPUT, "What the model gives; probabilities if it ends in a softmax or a sigmoid."

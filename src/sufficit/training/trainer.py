@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sufficit.classifier.checkpoint import load_tensors
 from sufficit.errors import UserError, cannot_resume
 from sufficit.files import CHECKPOINT, local_file, make_folder, writing
 from sufficit.progress import Progress, Tick, bar
@@ -188,10 +189,11 @@ def read_checkpoint(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | 
     if not path.exists():
         return None
     with local_file(path) as file, _in_words(f"Cannot read {path}"):
-        saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        saved: dict[str, Any] = load_tensors(file)
         before, state = dict(saved["settings"]), TrainingState(**saved["state"])
-        if [row["epoch"] for row in state.history] != list(range(1, state.epoch + 1)):
-            raise ValueError(f"{len(state.history)} rows for {state.epoch} epochs")
+        epochs = [row["epoch"] for row in state.history]
+        if len(epochs) != state.epoch or epochs != [*range(1, len(epochs) + 1)]:
+            raise ValueError(f"{len(epochs)} rows for {state.epoch} epochs")
         worths = [float(row["worth"]) for row in state.history if "worth" in row]
         if state.stale < 0 or (worths and state.best is None):
             raise ValueError("its best epoch is missing")

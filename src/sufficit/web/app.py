@@ -18,13 +18,15 @@ from torchvision.transforms.v2.functional import to_pil_image
 
 from sufficit import __version__
 from sufficit.data.digits import synthetic_digits
+from sufficit.data.pixels import FORMATS, BadImageError, decode_image
 from sufficit.errors import UserError
 from sufficit.progress import Progress
 from sufficit.report.html import asset, environment, look_and_feel
 from sufficit.web import schemas
+from sufficit.web.decoding import FORMAT_NAMES, Decoder
 from sufficit.web.guard import HANDLED, MEANINGS, Guard, failed, read_form
 from sufficit.web.schemas import LEAST_STEP, ExplainForm, Limits, ScoreForm
-from sufficit.web.service import FORMAT_NAMES, ModelQueue, Service, check_image, read_image_bytes
+from sufficit.web.service import ModelQueue, Service
 
 HOME = "sufficit.web"
 STEPS = (LEAST_STEP, 0.02, 0.05, 0.1)
@@ -55,7 +57,8 @@ def make_app(
     this machine can reach the server, `example` is the PNG behind the button Try an example.
     """
     limits = limits or Limits()
-    queue = ModelQueue(limits.places)
+    # From elsewhere, no address may take all places.
+    queue = ModelQueue(limits.places, None if loopback else max(1, limits.places * 3 // 4))
     app = FastAPI(
         title="Sufficit",
         version=__version__,
@@ -64,6 +67,7 @@ def make_app(
         redoc_url=None,
         exception_handlers=dict.fromkeys(HANDLED, failed),
     )
+    app.state.queue = queue
     app.add_middleware(Guard, names=names, loopback=loopback)
 
     @app.get("/api/health", responses=ALWAYS)
@@ -86,6 +90,7 @@ def make_app(
 
 def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
     """The endpoints that read an image and wait for the model."""
+    decoder = Decoder(limits)
 
     class LimitedRoute(APIRoute):
         """Takes a place in the queue before it reads the form, and reads no more than allowed."""
@@ -95,8 +100,9 @@ def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
             handle = super().get_route_handler()
 
             async def limited(request: Request) -> Response:
-                with queue.place():
-                    return await handle(await read_form(request, limits))
+                with queue.place(request.client.host if request.client else ""):
+                    read = await queue.unless_closed(read_form(request, limits))
+                    return await handle(read)
 
             return limited
 
@@ -106,20 +112,26 @@ def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
         content = await form.file.read()
         if not content:
             raise HTTPException(400, "the file is empty: choose another")
-        await asyncio.to_thread(check_image, content, limits)
-
-        def job(progress: Progress) -> Answer:
-            progress(0, 1)  # raises if the client disconnected while it waited
-            started = time.monotonic()
-            found = work(read_image_bytes(content, service.classifier.view, limits), form, progress)
-            found.seconds = round(time.monotonic() - started, 3)
-            return found
 
         async def disconnected() -> None:  # the whole request has been read
             while (await request.receive())["type"] != "http.disconnect":
                 pass
 
-        return await queue.run(job, disconnected())
+        leaving = asyncio.ensure_future(disconnected())
+        try:
+            decoding = decoder.decode(content, service.classifier.view, leaving)
+            images = await queue.unless_closed(decoding)
+
+            def job(progress: Progress) -> Answer:
+                progress(0, 1)  # raises if the client disconnected while it waited
+                started = time.monotonic()
+                found = work(images, form, progress)
+                found.seconds = round(time.monotonic() - started, 3)
+                return found
+
+            return await queue.run(job, leaving)
+        finally:
+            leaving.cancel()
 
     router = APIRouter(prefix="/api", route_class=LimitedRoute, responses=FAILURES)
     multipart = Form(media_type="multipart/form-data")
@@ -183,12 +195,9 @@ def example_image(file: Path | None = None, limits: Limits | None = None) -> byt
         pixels = synthetic_digits(1, seed=EXAMPLE_SEED).images[0]
     else:
         try:
-            content = file.read_bytes()
-            check_image(content, limits or Limits())
-            pixels = read_image_bytes(content, None, limits or Limits())[0]
-        except (OSError, HTTPException) as error:
-            reason = error.detail if isinstance(error, HTTPException) else error.strerror
-            raise UserError(f"cannot use --example {file}: {reason}") from error
+            pixels = decode_image(file, None, FORMATS, (limits or Limits()).pixels)
+        except BadImageError as error:
+            raise UserError(f"cannot use --example {file}: {error}") from error
     png = io.BytesIO()
     to_pil_image(pixels).save(png, "png")
     return png.getvalue()

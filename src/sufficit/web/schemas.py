@@ -20,6 +20,7 @@ class Limits(BaseModel):
     pixels: int = Field(default=25_000_000, description="Largest image, before it is resized.")
     places: int = Field(default=17, description="Requests that run, wait or upload at once.")
     seconds: float = Field(default=30.0, description="Longest time for a request to arrive.")
+    decode_seconds: float = Field(default=10.0, description="Longest time to decode an image.")
 
 
 class Failure(BaseModel):

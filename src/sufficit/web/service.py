@@ -1,10 +1,10 @@
 """One model: decode one image, explain it, score the explanation; nothing is kept between calls."""
 
 import asyncio
-import io
 import math
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from PIL import Image, UnidentifiedImageError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from torch import Tensor
 
-from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.pixels import FORMATS, BadImageError, decode_image
 from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
 from sufficit.explainers import CAMS, EXPLAINERS, Explainer, explain_all, methods_for
 from sufficit.explainers.explanation import Methods, OwnMethod
@@ -38,8 +35,7 @@ COLUMNS = ("insertion_pixel", "deletion_pixel", "base_score", "mask_penalty", "m
 VALUE_STEP = 0.05  # the tables use 0.01, which takes five times as long
 LIKELIEST = 5
 RETRY_SECONDS = 5
-FORMAT_NAMES = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-CORRUPT = "the image is corrupt or cut off: send it again, or another one"
+GRACE = 3.0  # seconds that a running request has when the server stops
 T = TypeVar("T")
 
 
@@ -214,56 +210,76 @@ def _heatmaps(
         return explain_all(classifier, images, targets, methods, progress=False)
 
 
-def check_image(content: bytes, limits: Limits) -> None:
-    """Raise unless the header is that of an image of a known format within the limits."""
-    most = f"the limit is {limits.pixels / 1e6:g} million pixels: send a smaller one"
-    try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
-            width, height = opened.size
-    except UnidentifiedImageError as error:
-        raise HTTPException(415, f"the file is not an image: send {FORMAT_NAMES}") from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise HTTPException(413, f"the image is too large, {most}") from error
-    except Exception as error:  # Pillow raises nearly anything for a corrupt header
-        raise HTTPException(400, CORRUPT) from error
-    if width * height > limits.pixels:
-        raise HTTPException(413, f"the image is too large ({width} x {height}), {most}")
-
-
-def read_image_bytes(content: bytes, view: View | None, limits: Limits) -> Tensor:
-    """The model's input for an image that `check_image` accepts: [1,C,H,W] in 0..1."""
-    try:
-        return decode_image(io.BytesIO(content), view, FORMATS, limits.pixels)[None]
-    except BadImageError as error:
-        if error.__cause__ is None:  # a refusal of ours, in plain words
-            raise HTTPException(400, f"the image can't be used: {error}") from error
-        raise HTTPException(400, CORRUPT) from error
-
-
 class ModelQueue:
     """A bounded number of requests, of which one at a time uses the model.
 
     All jobs run in one thread: each thread that calls torch keeps a pool of threads of its own.
     """
 
-    def __init__(self, places: int) -> None:
-        self.places, self.taken = places, 0
+    def __init__(self, places: int, per_address: int | None = None) -> None:
+        self.places, self.per_address, self.closed = places, per_address or places, False
+        self._holders = Counter[str]()  # addresses
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sufficit-model")
+        self._ends = set[asyncio.Future[None]]()  # of requests that are here
+
+    def close(self) -> None:
+        """Answer all requests that wait or come with 503; the one that runs has a few seconds."""
+        self.closed = True
+        for end in self._ends:
+            if not end.done():
+                end.set_result(None)
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """Hold one of the places, or refuse with 503 if all are taken."""
-        if self.taken >= self.places:
+    def place(self, address: str = "") -> Iterator[None]:
+        """Hold one of the places, or refuse with 503 if all are taken, or many by this address."""
+        if self.closed:
+            raise stopping()
+        held = self._holders[address]
+        if self.taken >= self.places or held >= self.per_address:
+            whose = "the queue is full" if self.taken >= self.places else "your queue is full"
+            number = self.taken if self.taken >= self.places else held
             raise HTTPException(
                 503,
-                f"the queue is full ({self.taken} requests): retry in {RETRY_SECONDS} seconds",
+                f"{whose} ({number} requests): retry in {RETRY_SECONDS} seconds",
                 {"Retry-After": str(RETRY_SECONDS)},
             )
-        self.taken += 1
+        self._holders[address] += 1
         try:
             yield
         finally:
-            self.taken -= 1
+            self._holders[address] -= 1
+            self._holders += Counter()  # forget addresses that hold none
+
+    @property
+    def taken(self) -> int:
+        """The places that are held."""
+        return self._holders.total()
+
+    @contextmanager
+    def _ending(self) -> Iterator["asyncio.Future[None]"]:
+        """A future that is done when the queue is closed."""
+        end = asyncio.get_running_loop().create_future()
+        self._ends.add(end)
+        if self.closed:
+            end.set_result(None)
+        try:
+            yield end
+        finally:
+            self._ends.discard(end)
+            end.cancel()
+
+    async def unless_closed(self, waiting: Awaitable[T]) -> T:
+        """What is waited for, or 503 once the queue is closed."""
+        with self._ending() as end:
+            wanted = asyncio.ensure_future(waiting)
+            try:
+                either: set[asyncio.Future[Any]] = {wanted, end}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if not wanted.done():
+                    raise stopping()
+                return wanted.result()
+            finally:
+                wanted.cancel()
 
     async def run(self, job: Callable[[Progress], T], gone: Awaitable[None]) -> T:
         """The result of the job, which calls its argument often; cancelled once `gone` is done."""
@@ -276,16 +292,30 @@ class ModelQueue:
         work, leaving = self._thread.submit(job, check), asyncio.ensure_future(gone)
         result = asyncio.wrap_future(work)
         try:
-            either: set[asyncio.Future[Any]] = {result, leaving}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            with self._ending() as end:
+                either: set[asyncio.Future[Any]] = {result, leaving}
+                await asyncio.wait(either | {end}, return_when=asyncio.FIRST_COMPLETED)
+                if end.done() and not result.done():
+                    if not work.cancel():  # it runs
+                        await asyncio.wait(
+                            either, timeout=GRACE, return_when=asyncio.FIRST_COMPLETED
+                        )
+                    if not result.done() or result.cancelled():
+                        raise stopping()
             if result.done():
                 return result.result()
             cancelled.set()
             if not work.cancel():  # it runs: the place is free once the model is
                 await asyncio.wait({result})
-                result.exception()  # read, or asyncio logs it
             raise ClientDisconnect
         finally:
             cancelled.set()
             work.cancel()
             leaving.cancel()
+            result.add_done_callback(lambda one: one.cancelled() or one.exception())  # as read
+
+
+def stopping() -> HTTPException:
+    """What requests get while the server stops."""
+    text = f"the server stops: retry in {RETRY_SECONDS} seconds"
+    return HTTPException(503, text, {"Retry-After": str(RETRY_SECONDS)})

@@ -1,0 +1,205 @@
+"""Image files to pixels with Pillow alone, within limits: every bad file is a BadImageError.
+
+Nothing here imports torch, so that `python -m sufficit.data.pictures` starts at once: the page
+decodes images of strangers in such a process, which it can kill.
+"""
+
+import json
+import sys
+import warnings
+import zlib
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, BinaryIO
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
+
+if TYPE_CHECKING:
+    from sufficit.classifier.checkpoint import View
+
+# The formats that are decoded, for any suffix: Pillow would run Ghostscript for others.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+MOST_SCANS = 100  # of a JPEG: each is decoded over the whole image; libtiff has the same limit
+MOST_BYTES = 2**30  # of a JPEG or PNG
+LEAST_TILE = 2**22  # pixels that a tile of a TIFF may always have
+TILE_WIDTH, TILE_HEIGHT = 322, 323  # tags of a TIFF
+CRITICAL = (b"PLTE", b"IDAT")  # chunks of a PNG whose checksums Pillow does not check
+SPARE_BYTES, BYTES_PER_PIXEL = 2**29, 24  # memory of a process that decodes
+RESAMPLING = {mode.name.lower(): mode for mode in Image.Resampling}
+RESAMPLING["nearest-exact"] = Image.Resampling.NEAREST
+
+
+class BadImageError(Exception):
+    """A file that cannot be read as an image; the message says why."""
+
+
+class NotAnImageError(BadImageError):
+    """A file of no known format."""
+
+
+class LargeImageError(BadImageError):
+    """A file that asks for more memory or time than an image may take."""
+
+
+def read_picture(
+    file: Path | BinaryIO,
+    view: "View",
+    kinds: tuple[str, ...] | None = None,
+    most_pixels: int | None = None,
+) -> Image.Image:
+    """What the model sees of an image, in mode L or RGB.
+
+    `kinds` are the formats to try, by Pillow's names. What the file announces is checked before any
+    pixel is decoded. An animation gives its first frame; transparency is dropped.
+    """
+    try:
+        with Image.open(file, formats=kinds or FORMATS) as opened:
+            _check_size(*opened.size, most_pixels)
+            _check_content(opened)
+            deep = opened.format == "PPM" and opened.mode == "I"  # Pillow scales them to 16 bit
+            upright = ImageOps.exif_transpose(opened)
+            return _crop(_to_mode(upright, "L" if view.channels == 1 else "RGB", deep), view)
+    except BadImageError:
+        raise
+    except UnidentifiedImageError as error:
+        raise NotAnImageError(f"not a readable image ({error})") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise LargeImageError(f"too large to open safely ({error})") from error
+    except Exception as error:  # Pillow raises nearly anything for a corrupt file
+        raise BadImageError(f"not a readable image ({error})") from error
+
+
+def _check_size(width: int, height: int, most_pixels: int | None = None) -> None:
+    limit = Image.MAX_IMAGE_PIXELS if most_pixels is None else most_pixels
+    if limit is not None and width * height > limit:
+        size = f"{width} x {height}, the limit is {limit} pixels"
+        raise LargeImageError(f"too large to open safely ({size})")
+
+
+def _check_content(opened: ImageFile) -> None:
+    """Raise for what Pillow would decode at any cost, or though it is corrupt."""
+    if opened.format == "TIFF":
+        tags, least = opened.tag_v2, opened.width * opened.height  # type: ignore[attr-defined]  # of TIFF alone
+        sides = int(tags.get(TILE_WIDTH, 0)), int(tags.get(TILE_HEIGHT, 0))
+        if sides[0] * sides[1] > max(LEAST_TILE, 4 * least):
+            raise LargeImageError(f"too large to open safely (a tile of {sides[0]} x {sides[1]})")
+    if opened.format not in ("JPEG", "PNG") or opened.fp is None:
+        return
+    place = opened.fp.tell()
+    opened.fp.seek(0)
+    content = opened.fp.read(MOST_BYTES + 1)
+    opened.fp.seek(place)
+    if len(content) > MOST_BYTES:
+        raise LargeImageError(f"too large to open safely (more than {MOST_BYTES} bytes)")
+    if opened.format == "PNG":
+        _check_sums(content)
+    # The two bytes may also be part of other data, so that this count is the most it can be.
+    elif content.count(b"\xff\xda") > MOST_SCANS and _scans(content) > MOST_SCANS:
+        raise LargeImageError(f"too large to open safely (more than {MOST_SCANS} scans)")
+
+
+def _check_sums(content: bytes) -> None:
+    """Raise for a PNG with a wrong checksum, as libpng does for chunks it cannot do without."""
+    place = 8
+    while place + 12 <= len(content):
+        end = place + 8 + int.from_bytes(content[place : place + 4])
+        kind, found = content[place + 4 : place + 8], content[end : end + 4]
+        wanted = zlib.crc32(memoryview(content)[place + 4 : end]) if kind in CRITICAL else None
+        if wanted is not None and len(found) == 4 and int.from_bytes(found) != wanted:
+            raise BadImageError(f"not a readable image (wrong checksum of {kind.decode()})")
+        if kind == b"IEND":
+            return
+        place = end + 4
+
+
+def _scans(content: bytes) -> int:
+    """The scans of a JPEG, of which each begins with a marker SOS."""
+    place, scans = 2, 0
+    while place + 4 <= len(content) and scans <= MOST_SCANS:
+        if content[place] != 0xFF or content[place + 1] in (0, 0xFF, *range(0xD0, 0xD8)):
+            place = content.find(b"\xff", place + 1)  # inside a scan
+            if place < 0:
+                return scans
+            continue
+        if content[place + 1] == 0xD9:
+            return scans
+        scans += content[place + 1] == 0xDA
+        place += 2 + int.from_bytes(content[place + 2 : place + 4])
+    return scans
+
+
+def _to_mode(image: Image.Image, mode: str, deep: bool) -> Image.Image:
+    """Convert to 8-bit colour or grey, without transparency; `deep` says that I is 16 bit."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and deep):
+        import numpy as np  # here, because its import takes longer than a small image
+
+        image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise BadImageError(f"pixels of mode {image.mode} have no known range: save as 8 bit")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # as Pillow's own warning asks for
+    return image.convert(mode)
+
+
+def _crop(image: Image.Image, view: "View") -> Image.Image:
+    """Resize, then crop the centre, as the view says; sizes are rounded as torchvision does."""
+    h, w = image.height, image.width
+    if view.crop is None or (h, w) == tuple(view.crop):
+        return image
+    height, width = view.crop
+    if view.stretch:
+        size = [height, width]
+    elif view.resize is None:
+        scale = max(height / h, width / w)
+        size = [max(height, round(h * scale)), max(width, round(w * scale))]
+    else:
+        longer = int(view.resize * max(h, w) / min(h, w))
+        size = [view.resize, longer] if h <= w else [longer, view.resize]
+    _check_size(*size)
+    resized = image.resize((size[1], size[0]), RESAMPLING[view.interpolation])
+    top, left = (_start(side, crop) for side, crop in zip(size, view.crop, strict=True))
+    return resized.crop((left, top, left + width, top + height))  # black beyond its borders
+
+
+def _start(side: int, crop: int) -> int:
+    """Where a crop of the centre starts; below 0 if the side is shorter than the crop."""
+    return round((side - crop) / 2) if side >= crop else -((crop - side) // 2)
+
+
+def main() -> None:
+    """Decode what comes on standard input until it ends: a line of JSON and a file each time."""
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # nothing else may be written among the answers
+    warnings.simplefilter("ignore")
+    while line := requests.readline():
+        asked = json.loads(line)
+        _limit_memory(SPARE_BYTES + BYTES_PER_PIXEL * asked["pixels"])
+        file, view = BytesIO(requests.read(asked["bytes"])), SimpleNamespace(**asked["view"])
+        pixels = b""
+        try:
+            found = read_picture(file, view, FORMATS, asked["pixels"])  # type: ignore[arg-type]  # like a View
+            pixels = found.tobytes()
+            answer = {"mode": found.mode, "size": found.size, "bytes": len(pixels)}
+        except BadImageError as error:
+            # A refusal of ours has no cause, and its words are plain.
+            cause = error.__cause__ is not None
+            answer = {"error": str(error)[:500], "kind": type(error).__name__, "cause": cause}
+            if isinstance(error.__cause__, MemoryError):
+                answer["kind"] = LargeImageError.__name__
+        answers.write(json.dumps(answer).encode() + b"\n" + pixels)
+        answers.flush()
+
+
+def _limit_memory(most: int) -> None:
+    """Let the process have so many bytes of memory and no more, where the system can."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+if __name__ == "__main__":
+    main()

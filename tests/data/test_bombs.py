@@ -1,0 +1,170 @@
+"""Small files that ask for much: each is refused before the memory or the time is spent."""
+
+import io
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as V
+
+import bombs
+from sufficit import UserError, View
+from sufficit.data.patterns import expand
+from sufficit.data.pictures import BadImageError, LargeImageError, _crop, read_picture
+from sufficit.data.shards import images_of_shards
+from sufficit.training.trainer import read_checkpoint
+from untrusted_files import FUZZ, read_maps
+
+
+def picture(content: bytes) -> Image.Image:
+    return read_picture(io.BytesIO(content), View())
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (bombs.giant_tile(), "a tile of 65536 x 65536"),
+        (bombs.giant_tile(2**11 + 16), "a tile of 2064 x 2064"),
+        (bombs.many_scans(101, 16), "more than 100 scans"),
+        (bombs.big_picture(), "exceeds limit"),
+    ],
+)
+def test_what_an_image_announces_is_checked_first(content: bytes, words: str) -> None:
+    assert len(content) < 20_000
+    with pytest.raises(LargeImageError, match=words):
+        picture(content)
+
+
+def test_scans_are_counted_where_they_are() -> None:
+    """Bytes that look like a scan, in a comment or after the end of the image, are none."""
+    file = io.BytesIO()
+    Image.new("L", (16, 16)).save(file, "jpeg", comment=b"\xff\xda" * 5000, progressive=True)
+    assert picture(file.getvalue() + b"\xff\xda" * 5000).size == (16, 16)
+    assert picture(bombs.many_scans(80, 16)).size == (16, 16)
+
+
+@FUZZ
+@given(
+    st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    st.none() | st.integers(1, 50),
+    st.booleans(),
+    st.sampled_from(["nearest", "nearest-exact", "bilinear", "bicubic", "box", "lanczos"]),
+)
+def test_the_crop_is_torchvisions(
+    size: tuple[int, int], crop: tuple[int, int], resize: int | None, stretch: bool, how: str
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    found = _crop(Image.fromarray(pixels), View(crop, resize, stretch=stretch, interpolation=how))
+    wanted = Image.fromarray(pixels)
+    if size != crop:
+        (h, w), (height, width) = size, crop
+        sides = list(crop)
+        if not stretch and resize is None:
+            scale = max(height / h, width / w)
+            sides = [max(height, round(h * scale)), max(width, round(w * scale))]
+        elif not stretch:
+            longer = int(resize * max(h, w) / min(h, w))
+            sides = [resize, longer] if h <= w else [longer, resize]
+        wanted = V.resize(wanted, sides, interpolation=InterpolationMode(how))
+        wanted = V.center_crop(wanted, list(crop))
+    assert np.array_equal(np.asarray(found), np.asarray(wanted))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("most", [65535, 1023])
+def test_16_bit_pgm_is_scaled_to_8_bit(plain: bool, most: int) -> None:
+    values = [0, most // 2, most]
+    raw = " ".join(map(str, values)).encode() if plain else np.array(values, ">u2").tobytes()
+    found = picture(b"P%d 3 1 %d\n" % (2 if plain else 5, most) + raw)
+    assert np.asarray(found)[0, :, 0].tolist() == [round(v / most * 255) for v in values]
+
+
+def test_a_png_with_a_wrong_checksum_is_corrupt() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(file, "png", pnginfo=None)
+    content = bytearray(file.getvalue())
+    assert picture(bytes(content)).size == (8, 8)
+    place = content.index(b"IDAT") + 4 + int.from_bytes(content[content.index(b"IDAT") - 4 :][:4])
+    content[place] ^= 1
+    with pytest.raises(BadImageError, match="wrong checksum of IDAT"):
+        picture(bytes(content))
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_maps_are_packed_as_numpy_packs_them(tmp_path: Path, kind: int) -> None:
+    path = bombs.packed(tmp_path / "maps.npz", {"a.npy": bombs.wide_numbers(9, "<f8")}, kind)
+    with pytest.raises(UserError, match="stored or deflated"):
+        read_maps(path)
+
+
+def test_a_long_header_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "maps.npz"
+    bombs.packed(path, {"a.npy": bombs.long_header(2**24)}, zipfile.ZIP_DEFLATED)
+    with pytest.raises(UserError, match="a header of 16777216 bytes"):
+        read_maps(path)
+
+
+def test_numbers_of_16_bytes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "maps.npz"
+    bombs.packed(path, {"a.npy": bombs.wide_numbers(9)}, zipfile.ZIP_DEFLATED)
+    with pytest.raises(UserError, match="of at most 8 bytes, got float128"):
+        read_maps(path)
+
+
+def test_a_checkpoint_of_very_many_epochs_is_refused(tmp_path: Path) -> None:
+    bombs.late_epoch(tmp_path / "checkpoint.pt", 10**12)
+    with pytest.raises(UserError, match="0 rows for 1000000000000 epochs"):
+        read_checkpoint(tmp_path, {})
+
+
+def test_a_compressed_checkpoint_is_refused(tmp_path: Path) -> None:
+    """torch.save never compresses; a reader would make room for all that is announced."""
+    torch.save({"a": torch.zeros(2**20)}, tmp_path / "whole.pt")
+    with zipfile.ZipFile(tmp_path / "whole.pt") as whole:
+        members = {one.filename: whole.read(one) for one in whole.infolist()}
+    bombs.packed(tmp_path / "checkpoint.pt", members, zipfile.ZIP_DEFLATED)
+    with pytest.raises(UserError, match="holds more bytes than the file has"):
+        read_checkpoint(tmp_path, {})
+
+
+def test_long_names_and_many_records_in_a_tar_take_no_time(tmp_path: Path) -> None:
+    name = b"a/" * 500_000 + b"x.png"
+    records = [b"5 a=\n" * 200_000, b"%d path=%s\n" % (len(name) + 14, name)]
+    started = time.monotonic()
+    for number, record in enumerate(records):
+        path = bombs.pax_tar(tmp_path / f"{number}.tar", record)
+        (image,) = images_of_shards([path])
+        assert len(image.name) < 5000
+    assert image.fault.startswith("its name has 1000005 characters")
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("pattern", ["x{0..20000000}.tar", "{0..999}{0..999}.tar"])
+def test_patterns_name_a_limited_number_of_files(pattern: str) -> None:
+    with pytest.raises(UserError, match="names more than 100000 files"):
+        expand(pattern)
+
+
+def test_a_pattern_without_end_is_a_name() -> None:
+    assert expand("{" + "9" * 5000 + "..9}") == ["{" + "9" * 5000 + "..9}"]
+
+
+def test_a_process_that_decodes_has_little_memory() -> None:
+    code = (
+        "from sufficit.data import pictures\n"
+        "pictures._limit_memory(2**29)\n"
+        "try: bytearray(2**30)\n"
+        "except MemoryError: print('limited')\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "limited\n"

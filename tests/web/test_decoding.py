@@ -1,0 +1,95 @@
+"""Images of strangers are decoded in another process: what it may take, and that it is killed."""
+
+import asyncio
+import io
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+import bombs
+from sufficit import View
+from sufficit.data.pixels import decode_image
+from sufficit.web import Limits
+from sufficit.web.decoding import Decoder
+
+SLOW = bombs.many_scans(90, 2500)  # as many scans as a JPEG may have
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    return Decoder(Limits(pixels=10_000_000, decode_seconds=0.8))
+
+
+def decoded(decoder: Decoder, content: bytes, view: View | None = None) -> torch.Tensor:
+    async def ask() -> torch.Tensor:
+        return await decoder.decode(content, view, asyncio.get_running_loop().create_future())
+
+    return asyncio.run(ask())
+
+
+def refused(decoder: Decoder, content: bytes) -> tuple[int, str]:
+    with pytest.raises(HTTPException) as error:
+        decoded(decoder, content)
+    return error.value.status_code, str(error.value.detail)
+
+
+def as_file(image: Image.Image, kind: str) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("view", [None, View((16, 20)), View((24, 24), 30, channels=1)])
+def test_pixels_are_those_of_a_run(
+    decoder: Decoder, encode: Callable[..., bytes], view: View | None
+) -> None:
+    content = encode(torch.rand(3, 40, 30, generator=torch.Generator().manual_seed(0)))
+    wanted = decode_image(io.BytesIO(content), view)[None]
+    assert torch.equal(decoded(decoder, content, view), wanted)
+
+
+def test_what_is_wrong_is_said_in_plain_words(decoder: Decoder) -> None:
+    deep = as_file(Image.fromarray(np.ones((4, 4), dtype=np.float32)), "tiff")
+    small = as_file(Image.new("L", (64, 64), 9), "png")
+    large = "too large to open safely"
+    for content, status, words in (
+        (deep, 400, "the image can't be used: pixels of mode F"),
+        (b"no image", 415, "the file is not an image"),
+        (small[:-30], 400, "the image is corrupt or cut off"),
+        (bombs.big_picture(5000), 413, f"the image is {large} (5000 x 5000, the limit is 10000000"),
+        (bombs.big_picture(), 413, "the image is too large, the limit is 10 million pixels"),
+        (bombs.giant_tile(), 413, f"the image is {large} (a tile of 65536 x 65536)"),
+        (bombs.many_scans(200, 16), 413, f"the image is {large} (more than 100 scans)"),
+    ):
+        found, text = refused(decoder, content)
+        assert (found, text[: len(words)]) == (status, words)
+    assert decoded(decoder, small).shape == (1, 3, 64, 64)
+
+
+def test_an_image_that_takes_too_long_ends_its_process_and_no_more(decoder: Decoder) -> None:
+    for _ in range(3):  # more than there are processes
+        started = time.monotonic()
+        status, text = refused(decoder, SLOW)
+        assert (status, text[:40]) == (413, "the image takes more than 0.8 seconds to")
+        assert time.monotonic() - started < 10
+    assert decoded(decoder, as_file(Image.new("RGB", (9, 7)), "png")).shape == (1, 3, 7, 9)
+
+
+def test_nothing_is_decoded_for_a_client_that_is_gone() -> None:
+    decoder = Decoder(Limits(decode_seconds=60))
+
+    async def story() -> float:
+        started = time.monotonic()
+        with pytest.raises(ClientDisconnect):
+            await decoder.decode(SLOW, None, asyncio.ensure_future(asyncio.sleep(0.3)))
+        small = as_file(Image.new("RGB", (9, 7)), "png")
+        assert (await decoder.decode(small, None, asyncio.Event().wait())).shape == (1, 3, 7, 9)
+        return time.monotonic() - started
+
+    assert asyncio.run(story()) < 20
