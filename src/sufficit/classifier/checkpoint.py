@@ -77,8 +77,8 @@ def refused_options(recipe: Recipe) -> list[str]:
     return [name for name in recipe.options if name not in allowed]
 
 
-def save(classifier: "Classifier", folder: Path) -> Path:
-    """Write weights and description to the folder, the description last."""
+def check_saving(classifier: "Classifier") -> None:
+    """Raise for a classifier that `save` can't describe."""
     if classifier.recipe is None:
         recipe = 'recipe=Recipe("torchvision:resnet18", {"num_classes": 10})'
         raise UserError(f"the architecture has no name to save: use Classifier.load, or {recipe}")
@@ -89,6 +89,12 @@ def save(classifier: "Classifier", folder: Path) -> Path:
         )
     if classifier.reshape is not None:
         raise UserError("cannot save reshape, a function: choose a layer that needs none")
+
+
+def save(classifier: "Classifier", folder: Path) -> Path:
+    """Write weights and description to the folder, the description last."""
+    check_saving(classifier)
+    assert classifier.recipe is not None
     description = {
         "recipe": asdict(classifier.recipe),
         **{

@@ -37,16 +37,19 @@ class LaxRecipe:
     epochs: int = 10
 
     def rate(self, done: float) -> float:
-        """The learning rate after a share `done` of the training: linear rise, then half a cosine.
+        """The learning rate after a share `done` of the training."""
+        return self.lr * (1 if self.schedule == "constant" else one_cycle(done))
 
-        torch's OneCycleLR joins no linear rise to a cosine, and needs the number of steps, which a
-        loader without a length does not have.
-        """
-        if self.schedule == "constant":
-            return self.lr
-        if done < WARM_UP:
-            return self.lr * (0.04 + 0.96 * done / WARM_UP)
-        return self.lr * 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
+
+def one_cycle(done: float) -> float:
+    """The share of the learning rate after a share `done`: linear rise, then half a cosine.
+
+    torch's OneCycleLR joins no linear rise to a cosine, and needs the number of steps, which a
+    loader without a length does not have.
+    """
+    if done < WARM_UP:
+        return 0.04 + 0.96 * done / WARM_UP
+    return 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
 
 
 def _noise(others: Tensor, generator: Generator) -> Tensor:

@@ -21,7 +21,8 @@ from sufficit.training.loaders import Shuffled
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-Target = Literal["label", "prediction"]
+Target = Literal["label", "prediction", "model"]
+"""Labels; the classifier's own predictions; its probabilities (labels may be missing)."""
 Loader = Iterable[Any]
 
 
@@ -40,18 +41,33 @@ class Feed:
         return length_hint(self.loader)
 
     def batches(self, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch, in an order that seed and epoch alone decide."""
+        """The batches of an epoch with features, in an order that seed and epoch alone decide."""
+        for number, given in self._given(epoch):
+            first = number == epoch == 0
+            batch = self._batch(given, look=first)
+            if first:
+                check_images(batch.images)  # not every batch: a GPU would wait
+            yield batch
+
+    def pairs(self, epoch: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The same without features: images and, where there are any, labels, on the device."""
+        device = self.classifier.device
+        for number, given in self._given(epoch):
+            images, labels = self._split(given, look=number == epoch == 0)
+            if number == epoch == 0:
+                check_images(images)
+            images = images.to(device, torch.float32, non_blocking=True)
+            yield images, None if labels is None else labels.to(device, non_blocking=True)
+
+    def _given(self, epoch: int) -> Iterator[tuple[int, Any]]:
+        """What the loader gives in an epoch, numbered."""
         self._reseed(epoch)
         set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
         number = -1
         for number, given in enumerate(self.loader):
-            first = number == epoch == 0
-            batch = self._batch(given, look=first)
-            if first:
-                check_images(batch.images)  # not every batch: a GPU would wait
-            yield batch
+            yield number, given
         if number < 0:
             raise UserError(
                 "The loader gave no batches: it must start again at each epoch, as a DataLoader"
@@ -118,6 +134,8 @@ class Feed:
             )
         if self.target == "prediction":
             return images, None
+        if labels is None and self.target == "model":
+            return images, None
         if labels is None:
             raise UserError(
                 'target="label" needs a loader of (images, labels), but it gave images alone: use'
@@ -136,8 +154,6 @@ def feed_of(
     Fabric.setup_dataloaders would take the seed of the order from the environment.
     """
     kind, world, rank = type(loader).__name__, fabric.world_size, fabric.global_rank
-    if target not in ("label", "prediction"):
-        raise UserError(f'target must be "label" or "prediction", got {target!r}')
     some = isinstance(loader, Iterable) and not isinstance(loader, Tensor | str | bytes)
     if not some or iter(loader) is loader:  # a generator has no second epoch
         raise UserError(

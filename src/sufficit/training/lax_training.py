@@ -2,8 +2,8 @@
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +20,11 @@ from sufficit.explainers.recipes import LaxRecipe, recipe_of
 from sufficit.explainers.step import Batch, take_step
 from sufficit.files import CHECKPOINT, check_output, place, read_json
 from sufficit.progress import Progress, Tick
-from sufficit.provenance import plain, surroundings
+from sufficit.provenance import plain
 from sufficit.similarity import Agreement, agreement
 from sufficit.training.feed import Feed, Loader, Target, feed_of, keeping_randomness, mixed_seed
-from sufficit.training.processes import fabric_for
-from sufficit.training.trainer import LossError, Trainer, weights_of
+from sufficit.training.processes import fabric_for, frozen
+from sufficit.training.trainer import LossError, Trainer
 from sufficit.training.validation import ValidationSet
 
 if TYPE_CHECKING:
@@ -71,16 +71,16 @@ def train_lax(
     """
     check_classifier(classifier)
     chosen = recipe_of(recipe, epochs, area, alpha_min)
+    if target not in ("label", "prediction"):
+        raise UserError(f'target must be "label" or "prediction", got {target!r}')
     if not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise UserError(f"seed must be a whole number, 0 or more, got {seed!r}")
-    if patience is not None and patience < 1:
-        raise UserError(f"patience must be 1 epoch or more, or None for no limit, got {patience}")
     if validation_images < 2:
         raise UserError(f"validation_images must be 2 or more, got {validation_images}")
     fabric = fabric or fabric_for(classifier.device)
     folder = None if out is None else place(out)
     grad = torch.enable_grad()  # also if the caller has turned gradients off
-    with torch.inference_mode(False), grad, keeping_randomness(), _frozen(classifier, fabric):
+    with torch.inference_mode(False), grad, keeping_randomness(), frozen(classifier, fabric):
         feed = feed_of(classifier, loader, target, seed, fabric)
         if not isinstance(validation, ValidationSet):
             source = feed if validation is None else Feed(classifier, validation, target, seed)
@@ -88,32 +88,11 @@ def train_lax(
         lax = _new(classifier, validation.images, chosen, net, seed)
         if folder is not None and fabric.is_global_zero:
             check_output(folder)
-        given = (feed, validation, chosen, lax, fabric, patience, about or {})
-        trainer = LaxTrainer(*given, out=folder, overwrite=overwrite)
+        given = (feed, validation, chosen, lax, fabric, about or {})
+        trainer = LaxTrainer(*given, out=folder, overwrite=overwrite, patience=patience)
         trainer.fit("training", progress)
         trainer.keep(last=True)
         return trainer.result()
-
-
-@contextmanager
-def _frozen(classifier: Classifier, fabric: "Fabric") -> Iterator[None]:
-    """The classifier frozen, in eval mode and on this process's device; afterwards as before."""
-    device = classifier.device
-    current = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    learning = [p for p in classifier.model.parameters() if p.requires_grad]
-    try:
-        if fabric.device != device:
-            classifier.to(fabric.device)
-        for parameter in learning:
-            parameter.requires_grad_(False)
-        with classifier.in_eval_mode():
-            yield
-    finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)
-        classifier.to(device)
-        if current is not None:
-            torch.cuda.set_device(current)
 
 
 def _new(
@@ -145,12 +124,11 @@ class LaxTrainer(Trainer):
         recipe: LaxRecipe,
         lax: Lax,
         fabric: "Fabric",
-        patience: int | None,
         about: Mapping[str, Any],
         **options: Any,
     ) -> None:
         self.feed, self.validation, self.recipe, self.lax = feed, validation, recipe, lax
-        self.classifier, self.patience = feed.classifier, patience
+        self.classifier = feed.classifier
         self.facts = {
             "recipe": plain(recipe),
             "target": feed.target,
@@ -170,10 +148,6 @@ class LaxTrainer(Trainer):
         super().__init__(*parts, settings=settings, **options)
         if self.state.history and self.state.best is None:
             raise UserError(f"The {CHECKPOINT} in {self.out} has no best adapter: remove it")
-
-    def over(self) -> bool:
-        """Whether all epochs are done, or `patience` epochs brought no improvement."""
-        return super().over() or (self.patience is not None and self.state.stale >= self.patience)
 
     def _batches(self, epoch: int) -> Iterable[Batch]:
         seed = mixed_seed(self.feed.seed, epoch, self.fabric.global_rank)
@@ -212,15 +186,11 @@ class LaxTrainer(Trainer):
             self.lax.eval()
             found = self.validation.score(self.classifier, self.lax, self.recipe.alpha_min)
         row = self.fabric.broadcast(found.row if found else {})
-        state, worth = self.state, row["worth"]
-        if math.isnan(worth):
+        if math.isnan(row["worth"]):
             raise LossError("The classifier gives NaN for masked images: it can't be explained")
-        state.stale = 0 if worth > state.best_worth else state.stale + 1
-        self._better = worth >= state.best_worth  # of equal epochs the later one
-        if self._better:
-            state.best_worth, state.best = worth, weights_of(self.lax)
+        self.select(row["worth"], self.classifier.dtype)
+        if self.better:
             self.validation.best = found
-            state.made = surroundings(self.fabric.device, self.classifier.dtype)
         return row
 
     def keep(self, *, last: bool = False) -> None:
@@ -230,7 +200,7 @@ class LaxTrainer(Trainer):
             with suppress(UserError, KeyError, TypeError):
                 there = len(read_json(self.out / CONFIG)["trained"]["history"])
             there = there if (self.out / WEIGHTS).exists() else None
-            if there != len(self.state.history) if last else self._better or there is None:
+            if there != len(self.state.history) if last else self.better or there is None:
                 self.result().save_pretrained(self.out)
         self.fabric.barrier()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,6 +64,27 @@ def fabric_for(
     chosen = [device.index or 0] if device.type == "cuda" and devices == 1 else devices
     words = {"fp32": "32-true", "bf16": "bf16-mixed"}[precision]
     return Fabric(accelerator=device.type, devices=chosen, num_nodes=nodes, precision=words)  # type: ignore[arg-type]  # one of its words
+
+
+@contextmanager
+def frozen(classifier: Classifier, fabric: "Fabric") -> Iterator[None]:
+    """The classifier frozen, in eval mode and on this process's device; afterwards as before."""
+    device = classifier.device
+    current = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    learning = [p for p in classifier.model.parameters() if p.requires_grad]
+    try:
+        if fabric.device != device:
+            classifier.to(fabric.device)
+        for parameter in learning:
+            parameter.requires_grad_(False)
+        with classifier.in_eval_mode():
+            yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+        classifier.to(device)
+        if current is not None:
+            torch.cuda.set_device(current)
 
 
 def launch(fabric: "Fabric") -> None:

@@ -15,6 +15,7 @@ from sufficit.classifier.checkpoint import load_tensors
 from sufficit.errors import UserError, cannot_resume
 from sufficit.files import CHECKPOINT, local_file, make_folder, writing
 from sufficit.progress import Progress, Tick, bar
+from sufficit.provenance import surroundings
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -43,8 +44,9 @@ class Trainer:
 
     `step` returns "loss", with its gradient, and other numbers to average; `done` is the finished
     share of the training. `total` is the number of batches per epoch, 0 if unknown. With `out` each
-    epoch writes a checkpoint, from which the same settings resume. Every process calls the same
-    methods; the first one writes.
+    epoch writes a checkpoint, from which the same settings resume. `patience` is how many epochs
+    without a better one end the training. Every process calls the same methods; the first one
+    writes.
     """
 
     def __init__(
@@ -61,9 +63,15 @@ class Trainer:
         out: Path | None = None,
         settings: Mapping[str, Any] | None = None,
         overwrite: bool = False,
+        patience: int | None = None,
     ) -> None:
+        if patience is not None and patience < 1:
+            raise UserError(
+                f"patience must be 1 epoch or more, or None for no limit, got {patience}"
+            )
         self.bare, self.fabric, self.batches, self.step = module, fabric, batches, step
-        self.total, self.epochs, self.rate = total, epochs, rate
+        self.total, self.epochs, self.rate, self.patience = total, epochs, rate, patience
+        self.better = False  # whether the last epoch is the best so far
         self.out, self.settings, self.state = out, dict(settings or {}), TrainingState()
         saved = None
         if fabric.is_global_zero and out is not None and not overwrite:
@@ -79,6 +87,10 @@ class Trainer:
                 self.optimizer.load_state_dict(saved["optimizer"])
             self.state = state
 
+    def start(self) -> None:
+        """Called before each epoch."""
+        self.module.train()
+
     def validate(self) -> dict[str, Any]:
         """Numbers of the module after an epoch, for the history."""
         return {}
@@ -86,9 +98,19 @@ class Trainer:
     def keep(self) -> None:
         """Called after each epoch, before the checkpoint is written."""
 
+    def select(self, worth: float, dtype: torch.dtype) -> None:
+        """Note what an epoch is worth, and keep the weights of the best, of equals the later."""
+        state = self.state
+        state.stale = 0 if worth > state.best_worth else state.stale + 1
+        self.better = worth >= state.best_worth
+        if self.better:
+            state.best_worth, state.best = worth, weights_of(self.bare)
+            state.made = surroundings(self.fabric.device, dtype)
+
     def over(self) -> bool:
-        """Whether training ends here."""
-        return self.state.epoch >= self.epochs
+        """Whether all epochs are done, or `patience` epochs brought no improvement."""
+        stale = self.patience is not None and self.state.stale >= self.patience
+        return self.state.epoch >= self.epochs or stale
 
     def fit(self, title: str, progress: bool | Progress | None = None) -> None:
         """Train until it is over."""
@@ -99,7 +121,7 @@ class Trainer:
     def run_epoch(self, tick: Tick | None) -> None:
         """Train for one epoch, validate, save."""
         start = time.monotonic()
-        self.module.train()
+        self.start()
         row = {"epoch": self.state.epoch + 1, **self._train(tick), **self.validate()}
         self.state.epoch += 1
         self.state.history.append(row | {"seconds": time.monotonic() - start})

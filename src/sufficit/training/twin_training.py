@@ -1,0 +1,333 @@
+"""`train_twin`: a copy of a classifier that is used to hidden pixels, to score explanations with.
+
+It is tuned on images under random masks and never sees an explanation. It trains in eval mode:
+batch norms keep the statistics of the original (their scale and shift learn) and dropout is off, so
+that whole and masked images, in training and afterwards, go through one and the same function.
+"""
+
+import copy
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from sufficit.classifier.checkpoint import DESCRIPTION, check_saving
+from sufficit.classifier.classifier import Classifier, check_classifier, check_range
+from sufficit.classifier.fingerprint import digest, fingerprint
+from sufficit.errors import UserError
+from sufficit.explainers.recipes import one_cycle, random_fills
+from sufficit.files import check_output, place
+from sufficit.perturbation.bands import ranks
+from sufficit.progress import Progress
+from sufficit.provenance import plain, provenance, save_json
+from sufficit.training.feed import Feed, Loader, feed_of, keeping_randomness, mixed_seed
+from sufficit.training.lax_training import PATIENCE, best_of
+from sufficit.training.processes import fabric_for, frozen
+from sufficit.training.trainer import LossError, Trainer
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+TwinTarget = Literal["model", "label"]
+EPOCHS, LR = 5, 3e-4
+WHOLE = 0.25  # share of the images that stay whole
+GRIDS = (3, 5, 9, 17)  # cells per side of random maps; one map in five is noise, pixel by pixel
+VIEWS = 4  # random masks per validation image
+FROM_ITSELF = ("black", "colour", "noise", "blurred")
+FROM_ANOTHER = ("colour", "noise", "blurred", "other")
+RUN = "run.json"
+
+
+def train_twin(
+    classifier: Classifier,
+    loader: Loader,
+    *,
+    target: TwinTarget = "model",
+    epochs: int = EPOCHS,
+    lr: float = LR,
+    seed: int = 0,
+    out: str | Path | None = None,
+    validation: Loader | None = None,
+    validation_images: int = 256,
+    patience: int | None = PATIENCE,
+    overwrite: bool = False,
+    fabric: "Fabric | None" = None,
+    about: Mapping[str, Any] | None = None,
+    progress: bool | Progress | None = None,
+) -> Classifier:
+    """Tune a copy of the classifier on images under random masks; the classifier does not change.
+
+    `loader` gives batches of (images in 0..1, labels), or images alone, and starts again at each
+    epoch. The twin learns the original's probabilities for the whole image, or with target="label"
+    the label. The first `validation_images` of `validation`, or else of `loader`, select the epoch.
+    `out` gets a checkpoint per epoch, the twin as a folder for `Classifier.load`, and run.json with
+    the accuracy of both on whole and on masked images: the same call resumes an interrupted run.
+    """
+    check_classifier(classifier)
+    _check(target, epochs, lr, seed, validation_images)
+    folder = None if out is None else place(out)
+    if folder is not None:
+        check_saving(classifier)
+    fabric = fabric or fabric_for(classifier.device)
+    home = classifier.device
+    grad = torch.enable_grad()  # also if the caller has turned gradients off
+    with torch.inference_mode(False), grad, keeping_randomness(), frozen(classifier, fabric):
+        feed = feed_of(classifier, loader, target, seed, fabric)
+        source = feed if validation is None else Feed(classifier, validation, target, seed)
+        checks = TwinValidation.of(
+            classifier, *source.first_images(validation_images), target, seed
+        )
+        if folder is not None and fabric.is_global_zero:
+            check_output(folder)
+        options: Any = {"out": folder, "overwrite": overwrite, "patience": patience}
+        trainer = TwinTrainer(feed, checks, epochs, lr, fabric, about or {}, **options)
+        trainer.fit("training the twin", progress)
+        trainer.save(last=True)
+        twin = trainer.result()
+    return twin.to(home, classifier.dtype)
+
+
+def _check(target: str, epochs: int, lr: float, seed: int, validation_images: int) -> None:
+    if target not in ("model", "label"):
+        raise UserError(f'target must be "model" or "label", got {target!r}: give one of them')
+    for name, value, least in (
+        ("epochs", epochs, 1), ("seed", seed, 0), ("validation_images", validation_images, 2)
+    ):  # fmt: skip
+        if not isinstance(value, int) or not least <= value < 2**63:
+            raise UserError(f"{name} must be a whole number, {least} or more, got {value!r}")
+    if not 0 < lr < math.inf:
+        raise UserError(f"lr must be a number above 0, got {lr!r}: the default is {LR}")
+
+
+def copied(classifier: Classifier) -> Classifier:
+    """A copy that shares nothing with the classifier: float32, in eval mode, all weights free."""
+    with torch.inference_mode(False):
+        model = copy.deepcopy(classifier.bare).float().eval()
+    model.zero_grad(set_to_none=True)
+    for weights in model.parameters():
+        weights.requires_grad_(True)
+    names = ("layer", "mean", "std", "classes", "view", "reshape", "recipe")
+    return Classifier(model, **{name: getattr(classifier, name) for name in names})
+
+
+def random_masks(images: Tensor, generator: Generator) -> Tensor:
+    """Bands of random maps that are kept: [N,C,H,W] -> bool [N,H,W].
+
+    A map is noise on a grid of some size, enlarged to blobs, or in each pixel. A band keeps the
+    pixels up to a random rank, those from a random rank on, or those between two. A quarter of the
+    images stay whole.
+    """
+    (n, _, h, w), device = images.shape, images.device
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, device=device)
+
+    maps = torch.empty(n, h, w, device=device)
+    order = torch.randperm(n, generator=generator, device=device)
+    for cells, some in zip((*GRIDS, None), order.tensor_split(len(GRIDS) + 1), strict=True):
+        if len(some):
+            grid = rand(len(some), 1, cells or h, cells or w)
+            maps[some] = F.interpolate(grid, size=(h, w), mode="bilinear", align_corners=True)[:, 0]
+    first, second = rand(2, n)
+    kind = torch.randint(0, 3, (n,), generator=generator, device=device)
+    low, high = torch.minimum(first, second), torch.maximum(first, second)
+    low = torch.where(kind == 0, 0.0, torch.where(kind == 1, first, low))  # 0: up to a rank
+    high = torch.where(kind == 0, first, torch.where(kind == 1, 1.0, high))  # 1: from a rank on
+    whole = rand(n) < WHOLE
+    shares = ranks(maps) / (h * w)
+    masks = (shares >= low[:, None, None]) & (shares < high[:, None, None])
+    return masks | whole[:, None, None]
+
+
+def random_views(images: Tensor, generator: Generator) -> Tensor:
+    """Images under random masks, hidden pixels filled at random: [N,C,H,W] -> [N,C,H,W].
+
+    Fills are made from the image itself, from another image of the batch, or uniform noise: black,
+    the mean colour, its pixels in random order, the blurred image, the other image.
+    """
+    n, device = len(images), images.device
+    # The image before one rolled back is the image itself.
+    itself = random_fills(images.roll(-1, 0), FROM_ITSELF, generator)
+    another = random_fills(images, FROM_ANOTHER, generator)
+    uniform = torch.rand(images.shape, generator=generator, device=device)
+    kind = torch.randint(0, 5, (n, 1, 1, 1), generator=generator, device=device)
+    fills = torch.where(kind < 2, itself, torch.where(kind < 4, another, uniform))
+    return torch.where(random_masks(images, generator)[:, None], images, fills)
+
+
+def distance(logits: Tensor, goals: Tensor) -> Tensor:
+    """Cross-entropy of wanted probabilities, mean over images: [N,C], [N,C] -> scalar.
+
+    >>> distance(torch.zeros(1, 4), torch.tensor([[0.0, 1.0, 0.0, 0.0]]))  # log 4
+    tensor(1.3863)
+    """
+    return -(goals * logits.log_softmax(1)).sum(1).mean()
+
+
+def goals_of(classifier: Classifier, images: Tensor, labels: Tensor | None) -> Tensor:
+    """What the twin shall say: labels as probabilities, else the original's: [N,C]."""
+    with torch.no_grad():
+        logits = classifier(images).float()
+    if labels is None:
+        return logits.softmax(1)
+    return F.one_hot(labels.to(logits.device), logits.shape[1]).float()
+
+
+@dataclass(frozen=True)
+class TwinValidation:
+    """Validation images, whole and under fixed random masks."""
+
+    images: Tensor  # [N,C,H,W]
+    views: Tensor  # [VN,C,H,W]
+    goals: Tensor  # [N,C]
+    targets: Tensor  # [N] labels, or the original's predictions
+    labelled: bool
+
+    @classmethod
+    def of(
+        cls, classifier: Classifier, images: Tensor, labels: Tensor | None, target: str, seed: int
+    ) -> "TwinValidation":
+        """The views are drawn by the seed."""
+        generator = Generator().manual_seed(mixed_seed(seed, -1, 1))
+        views = torch.cat([random_views(images, generator) for _ in range(VIEWS)])
+        known = labels if target == "label" else None
+        goals = torch.cat(
+            [
+                goals_of(classifier, some, None if known is None else known[k * 64 :][:64]).cpu()
+                for k, some in enumerate(images.split(64))
+            ]
+        )
+        if labels is not None:
+            check_range(labels, goals.shape[1])
+        targets = goals.argmax(1) if labels is None else labels
+        return cls(images, views, goals, targets, labels is not None)
+
+    def score(self, classifier: Classifier) -> dict[str, float]:
+        """Accuracy on whole and masked images, and the loss over all of them."""
+        sums = {"whole": 0.0, "masked": 0.0, "loss": 0.0}
+        parts = {"whole": (self.images, 1), "masked": (self.views, VIEWS)}
+        for name, (images, times) in parts.items():
+            goals, targets = self.goals.repeat(times, 1), self.targets.repeat(times)
+            for start in range(0, len(images), 64):
+                rows = slice(start, start + 64)
+                with torch.no_grad():
+                    logits = classifier(images[rows]).float().cpu()
+                sums[name] += float((logits.argmax(1) == targets[rows]).sum()) / len(images)
+                total = len(self.images) * (1 + VIEWS)
+                sums["loss"] += float(distance(logits, goals[rows])) * len(logits) / total
+        accuracies = {f"{name}_accuracy": sums[name] for name in parts}
+        return accuracies | {"validation_loss": sums["loss"]}
+
+
+class TwinTrainer(Trainer):
+    """Tunes a copy of the feed's classifier and keeps that of the best epoch."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        validation: TwinValidation,
+        epochs: int,
+        lr: float,
+        fabric: "Fabric",
+        about: Mapping[str, Any],
+        **options: Any,
+    ) -> None:
+        self.feed, self.validation, self.original = feed, validation, feed.classifier
+        twin = copied(self.original)
+        if fabric.device.type == "cuda":
+            twin.to(memory_format=torch.channels_last)
+        self.twin, model = twin, twin.model
+        facts = {
+            "target": feed.target,
+            "seed": feed.seed,
+            "epochs": epochs,
+            "lr": lr,
+            "whole": WHOLE,
+            "batches": len(feed),
+            "processes": fabric.world_size,
+            "about": about,
+            "twin_of": fingerprint(self.original),
+        }
+        self.facts = plain(facts)
+        self.before = validation.score(self.original)
+        settings = self.facts | {"validation": digest(validation.images, validation.targets)}
+        adam = torch.optim.Adam(model.parameters(), lr=lr)
+        parts = (model, adam, fabric, self._batches, self._step)
+        options |= {"total": len(feed), "epochs": epochs, "rate": lambda done: lr * one_cycle(done)}
+        super().__init__(*parts, settings=settings, **options)
+        self.shown = Classifier(self.module, mean=twin.mean, std=twin.std)
+
+    def start(self) -> None:
+        """In eval mode: see the module's docstring."""
+        self.module.eval()
+
+    def _batches(self, epoch: int) -> Iterable[tuple[Tensor, Tensor | None]]:
+        seed = mixed_seed(self.feed.seed, epoch, self.fabric.global_rank)
+        self._generator = Generator(self.fabric.device).manual_seed(seed)
+        return self.feed.pairs(epoch)
+
+    def _step(self, batch: tuple[Tensor, Tensor | None], done: float) -> dict[str, Tensor]:
+        images, labels = batch
+        goals = goals_of(self.original, images, labels if self.feed.target == "label" else None)
+        inputs = self.twin.normalize(random_views(images, self._generator))
+        inputs = inputs.contiguous(memory_format=self.twin.memory_format)
+        logits = self.shown.logits_of(inputs).float()
+        right = (logits.detach().argmax(1) == goals.argmax(1)).float().mean()
+        return {"loss": distance(logits, goals), "accuracy": right}
+
+    def validate(self) -> dict[str, Any]:
+        """The twin's accuracy on whole and masked images; the first process computes it."""
+        row: dict[str, Any] = {}
+        if self.fabric.is_global_zero:
+            row = self.validation.score(self.twin)
+            row["worth"] = -row["validation_loss"]
+        row = self.fabric.broadcast(row)
+        if not math.isfinite(row["worth"]):
+            raise LossError("the twin gives NaN after an epoch: lower the learning rate")
+        self.select(row["worth"], self.original.dtype)
+        return row
+
+    def keep(self) -> None:
+        """Save the twin if it is the best so far."""
+        if self.better:
+            self.save()
+
+    def save(self, *, last: bool = False) -> None:
+        """Write the best twin and run.json to `out`, if there is one."""
+        if self.out is not None and self.fabric.is_global_zero:
+            if not last or not (self.out / DESCRIPTION).exists():
+                self.result().save(self.out)
+            save_json(self.out / RUN, self.record())
+        self.fabric.barrier()
+
+    def record(self) -> dict[str, Any]:
+        """What is known of the twin: settings, accuracies, history, provenance."""
+        best = best_of(self.state.history)
+        accuracies = ("whole_accuracy", "masked_accuracy", "validation_loss")
+        known = provenance(self.facts, self.fabric.device, self.original.dtype)
+        return (
+            known
+            | self.state.made
+            | {
+                "best_epoch": best["epoch"],
+                "n_validated_on": len(self.validation.images),
+                "accuracy_of": "labels"
+                if self.validation.labelled
+                else "the original's predictions",
+                "original": self.before,
+                "twin": {name: best[name] for name in accuracies},
+                "twin_of": self.facts["twin_of"],
+                "history": list(self.state.history),
+            }
+        )
+
+    def result(self) -> Classifier:
+        """The twin of the best epoch, in eval mode."""
+        best = copied(self.twin)
+        best.model.load_state_dict(self.state.best or {})
+        return best
