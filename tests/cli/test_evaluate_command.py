@@ -153,7 +153,7 @@ def test_heatmaps_outside_0_to_1_are_refused_or_normalised(sufficit, digits: Pat
     assert run.code == 2
     assert "heatmaps must lie in 0..1" in run.err
     assert "--normalize" in run.err
-    assert sufficit(*scored(digits, "--columns", "msi", "--normalize")).code == 0
+    assert sufficit(*scored(digits, "--columns", "msi", "--normalize", "minmax")).code == 0
 
 
 def test_heatmaps_of_other_proportions_bring_a_warning(sufficit, digits: Path) -> None:

@@ -49,7 +49,7 @@ CASES: dict[str, list[str]] = {
     ],
     "evaluate-search": [
         *("evaluate", *DIGITS, *COARSE, "--data", "IN/images-6", "--heatmaps", "IN/hills.npz"),
-        *("--normalize", "--alpha-min", "search"),
+        *("--normalize", "minmax", "--alpha-min", "search"),
     ],
     "search": [
         *("compare", *DIGITS, *COARSE, "--data", "IN/images-6"),

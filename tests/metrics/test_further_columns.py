@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from small_models import Spy
 from sufficit import Classifier, UserError, evaluate
-from sufficit.metrics import COLUMNS, METRICS, Evaluation, Metric
+from sufficit.metrics import COLUMNS, Evaluation, Metric
 from sufficit.metrics.further_columns import CELLS, FURTHER, SUBSETS, complexity, sparseness
 from sufficit.metrics.plan import ask, make_plan
 from sufficit.perturbation.bands import top
@@ -97,7 +97,7 @@ def test_every_column_equals_one_mask_at_a_time() -> None:
     model, targets = net(), torch.tensor([0, 1, 2])
     names = ["a.png", "b/c.png", "d"]
     scores = evaluate(Classifier(model), images, maps, targets, columns="all", names=names)
-    assert tuple(scores.columns) == tuple(METRICS)
+    assert tuple(scores.columns) == (*COLUMNS, *FURTHER)
     for i in range(3):
         wanted = by_hand(model, images[i], maps[i], int(targets[i]), names[i])
         assert wanted.keys() == FURTHER.keys()
@@ -229,7 +229,10 @@ def test_linear_columns_are_unbiased_with_few_calls() -> None:
 
 def test_few_calls_leave_out_what_needs_a_whole_curve_unless_it_is_named() -> None:
     few = evaluate(Classifier(net()), *case(), columns="all", calls=26)
-    assert tuple(few.columns) == tuple(name for name in METRICS if name != "sufficient_share")
+    assert tuple(few.columns) == (
+        *COLUMNS,
+        *(name for name in FURTHER if name != "sufficient_share"),
+    )
     assert (few.calls <= 26 + len(CELLS) + len(SUBSETS)).all()
     with pytest.raises(UserError, match="calls must be 52 or more for these columns"):
         evaluate(Classifier(net()), *case(), columns=["sufficient_share", "srg"], calls=26)

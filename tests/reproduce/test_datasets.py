@@ -319,6 +319,18 @@ def test_cub_is_read_by_its_own_lists(tmp_path: Path) -> None:
     assert len(load_sets("cub200", tmp_path, DataOptions(side=28)).classes) == 3
 
 
+def test_cubs_boxes_are_the_truth_at_the_size_that_is_stored(tmp_path: Path) -> None:
+    write_cub(tmp_path / "CUB_200_2011")
+    assert load_sets("cub200", tmp_path, DataOptions(side=28)).test.masks is None
+    boxes = "".join(f"{number} 10.0 0.0 15.0 30.0\n" for number in range(1, 13))
+    (tmp_path / "CUB_200_2011" / "bounding_boxes.txt").write_text(boxes)
+    found = load_sets("cub200", tmp_path, DataOptions(side=28))
+    # 40 x 30 becomes 43 x 32, of which columns 6 (5.5 rounded to even) to 37 are seen.
+    wanted = [10 <= (column + 6 + 0.5) * 40 / 43 < 25 for column in range(32)]
+    assert found.test.masks.shape == (3, 32, 32)
+    assert found.test.masks[1, 9].tolist() == wanted
+
+
 def test_twenty_classes_are_drawn_by_the_seed() -> None:
     known = [f"{k:03d}.Bird_{k}" for k in range(200)]
     one, again, other = (choose_classes(known, (), seed) for seed in (0, 0, 1))

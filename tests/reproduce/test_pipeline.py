@@ -13,7 +13,6 @@ import pandas
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 
 from small_table import StoppedError, assert_same_table, narrow_nets, small_table
 from sufficit import Classifier, Lax, evaluate, explain
@@ -77,12 +76,16 @@ def test_classifier_and_adapter_give_the_numbers_of_the_rows_again(table: Path) 
 
 def test_iou_compares_heatmaps_with_the_digits_pixels(table: Path) -> None:
     classifier, images, labels = scored_images(table)
-    masks = load_file(table / "masks.safetensors")["masks"]
-    names = json.loads((table / "test.json").read_text())["names"]
-    order = [names.index(file.name) for file in list_images(table / "test")]
+    files = [file.name for file in list_images(table / "test")]
+    masks = torch.stack(
+        [torch.from_numpy(np.array(Image.open(table / "truth" / name))) // 255 for name in files]
+    )
+    assert masks.unique().tolist() == [0, 1]
     center = explain(classifier, images, labels, "center")
-    wanted = region_overlap(center, masks[order].float(), 0.5)
+    wanted = region_overlap(center, masks.float(), 0.5)
     np.testing.assert_allclose(rows_of(table, "center").iou, wanted.numpy(), atol=1e-12)
+    inside = (center * masks).sum((1, 2)) / center.sum((1, 2))
+    np.testing.assert_allclose(rows_of(table, "center").mass_accuracy, inside.numpy(), atol=1e-6)
 
 
 def test_alpha_min_is_searched_on_some_images(table: Path) -> None:

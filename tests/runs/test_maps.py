@@ -46,7 +46,7 @@ def test_a_file_gives_each_image_its_map(tmp_path: Path) -> None:
     assert torch.equal(source.read(entry("a/1.png")), maps["a/1.png"])
     with pytest.raises(UserError, match=r"heatmaps must lie in 0\.\.1.*b/2\.png"):
         source.read(entry("b/2.png"))
-    stretched = MapFile(tmp_path / "maps.npz", normalize=True)
+    stretched = MapFile(tmp_path / "maps.npz", normalize="minmax")
     assert torch.equal(stretched.read(entry("b/2.png")), normalize(maps["2"][None])[0])
     with pytest.raises(BadImageError, match=r"no heatmap: maps\.npz has no such key"):
         source.read(entry("c/3.png"))

@@ -193,7 +193,7 @@ def test_other_values_in_a_heatmap_file_are_another_run(
     write(1)
     assert path.stat().st_size == size
     refused(config, tmp_path / "out", "`methods` was")
-    refused(replace(config, normalize=True), tmp_path / "out", "`normalize` was")
+    refused(replace(config, normalize="minmax"), tmp_path / "out", "`normalize` was")
     write(0)
     assert len(run_small(config, tmp_path / "out").names) == 11
 

@@ -70,6 +70,7 @@ def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":
     from sufficit.classifier.classifier import Classifier
     from sufficit.data.digits import synthetic_digits
     from sufficit.data.images import ImageSource
+    from sufficit.data.truth import TruthMasks
     from sufficit.explainers import CAMS
     from sufficit.runs.engine import run
     from sufficit.runs.job import make_job, with_controls
@@ -97,11 +98,13 @@ def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":
         percent_step=0.04,
         donors=DONORS,
         seed=seed,
+        truth="the digits' own pixels",
     )
     names = [f"digit-{i:04d}" for i in range(n)]
     images = ImageSource.from_tensors(digits.images, names, digits.labels)
     scored = with_controls(sources, wanted=True)
-    job = make_job(config, classifier=classifier, images=images, sources=scored, unit=BATCH)
+    given: Any = {"classifier": classifier, "images": images, "sources": scored, "unit": BATCH}
+    job = make_job(config, truth=TruthMasks(digits.masks), **given)
     return run(replace(job, references=(TRUTH,)), folder, overwrite=True)
 
 

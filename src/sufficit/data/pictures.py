@@ -8,7 +8,8 @@ import json
 import sys
 import warnings
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ MOST_SCANS = 100  # of a JPEG: each is decoded over the whole image; libtiff has
 MOST_BYTES = 2**30  # of a JPEG or PNG
 LEAST_TILE = 2**22  # pixels that a tile of a TIFF may always have
 TILE_WIDTH, TILE_HEIGHT = 322, 323  # tags of a TIFF
+TURNED = 274  # the tag of EXIF that says how to turn an image
 CRITICAL = (b"PLTE", b"IDAT")  # chunks of a PNG whose checksums Pillow does not check
 SPARE_BYTES, BYTES_PER_PIXEL = 2**29, 24  # memory of a process that decodes
 RESAMPLING = {mode.name.lower(): mode for mode in Image.Resampling}
@@ -55,13 +57,36 @@ def read_picture(
     `kinds` are the formats to try, by Pillow's names. What the file announces is checked before any
     pixel is decoded. An animation gives its first frame; transparency is dropped.
     """
+    with _reading(file, kinds, most_pixels) as opened:
+        deep = opened.format == "PPM" and opened.mode == "I"  # Pillow scales them to 16 bit
+        upright = ImageOps.exif_transpose(opened)
+        return seen(_to_mode(upright, "L" if view.channels == 1 else "RGB", deep), view)
+
+
+def read_mask(file: Path | BinaryIO) -> Image.Image:
+    """The numbers of a palette, bits or grey values as they are; colours as grey."""
+    with _reading(file) as opened:
+        upright = ImageOps.exif_transpose(opened)
+        return upright.copy() if upright.mode in ("1", "P", "L") else upright.convert("L")
+
+
+def upright_size(file: Path | BinaryIO) -> tuple[int, int]:
+    """Height and width of an image, turned as its orientation says; no pixel is decoded."""
+    with _reading(file) as opened:
+        width, height = opened.size
+        return (width, height) if opened.getexif().get(TURNED) in (5, 6, 7, 8) else (height, width)
+
+
+@contextmanager
+def _reading(
+    file: Path | BinaryIO, kinds: tuple[str, ...] | None = None, most_pixels: int | None = None
+) -> Iterator[ImageFile]:
+    """An open image whose announced size is safe; what goes wrong inside is a BadImageError."""
     try:
         with Image.open(file, formats=kinds or FORMATS) as opened:
             _check_size(*opened.size, most_pixels)
             _check_content(opened)
-            deep = opened.format == "PPM" and opened.mode == "I"  # Pillow scales them to 16 bit
-            upright = ImageOps.exif_transpose(opened)
-            return _crop(_to_mode(upright, "L" if view.channels == 1 else "RGB", deep), view)
+            yield opened
     except BadImageError:
         raise
     except UnidentifiedImageError as error:
@@ -144,7 +169,7 @@ def _to_mode(image: Image.Image, mode: str, deep: bool) -> Image.Image:
     return image.convert(mode)
 
 
-def _crop(image: Image.Image, view: "View") -> Image.Image:
+def seen(image: Image.Image, view: "View") -> Image.Image:
     """Resize, then crop the centre, as the view says; sizes are rounded as torchvision does."""
     h, w = image.height, image.width
     if view.crop is None or (h, w) == tuple(view.crop):

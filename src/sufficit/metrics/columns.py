@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sufficit.errors import UserError
 from sufficit.metrics.further_columns import FURTHER
+from sufficit.metrics.localization import LOCALIZATION
 from sufficit.metrics.metric import (
     Heading,
     Metric,
@@ -166,7 +167,7 @@ _PAPER: dict[str, Metric] = {
     "mask_penalty": Metric(False, no_bands, mask_penalty, _penalty_bands, _PENALTY),
     "msi": Metric(True, no_bands, msi, _penalty_bands, _MSI, base_weights),
 }
-METRICS: dict[str, Metric] = {**_PAPER, **FURTHER}
+METRICS: dict[str, Metric] = {**_PAPER, **FURTHER, **LOCALIZATION}
 COLUMNS: tuple[str, ...] = tuple(_PAPER)  # those of the paper's tables, the default
 
 _OTHERS = "The same through the masks of other classes."
@@ -195,16 +196,12 @@ OTHER_COLUMNS: dict[str, tuple[bool | None, Heading]] = {
 }  # columns that need more than the plan's predictions: whether higher is better, and the heading
 
 _OWN_BEST = "MSI at the alpha_min that is best for this method alone."
-_IOU = "Overlap of the mask with the object's box, over their union."
-_POINTING = "Share of images whose highest heatmap value is on the object."
 _SHOW = f"Score of the image where only values above {ALPHA} are kept."
 _HIDE = f"Score of the region above alpha_min where values above {ALPHA} are hidden."
 HEADINGS: dict[str, Heading] = {
     **{name: metric.heading for name, metric in METRICS.items() if metric.heading},
     "msi_own_best": Heading("own", "MSI, own alpha_min", _OWN_BEST),
     **{name: words for name, (_, words) in OTHER_COLUMNS.items()},
-    "iou": Heading("IoU", "IoU", _IOU),
-    "pointing": Heading("pointing", "Pointing game", _POINTING),
     "show": Heading("Show", f"Show(>{ALPHA})", _SHOW),
     "hide": Heading("Hide", f"Hide(>{ALPHA})", _HIDE),
 }  # in the order of the report's columns

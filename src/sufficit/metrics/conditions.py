@@ -154,6 +154,7 @@ def ask_all(
     names: Sequence[str] | None = None,
     tick: Progress | None = None,
     stages: int | None = None,
+    truth: Tensor | None = None,
 ) -> dict[str, Predictions]:
     """Return what `ask` returns under every condition, by key; `models` are the model and its twin.
 
@@ -170,6 +171,6 @@ def ask_all(
         given = (model, images, heatmaps, goals, condition.plan(plan), condition.fill, batch_size)
         part = stage(tick, k, stages or len(conditions))
         known = whole.get(condition.twin)
-        found[condition.key] = ask(*given, names=names, tick=part, known=known)
+        found[condition.key] = ask(*given, names=names, tick=part, known=known, truth=truth)
         whole.setdefault(condition.twin, found[condition.key])
     return found

@@ -13,6 +13,7 @@ from sufficit.errors import UserError, unknown
 from sufficit.metrics import columns as registry
 from sufficit.metrics.columns import COLUMNS, METRICS, OTHER_COLUMNS
 from sufficit.metrics.further_columns import WHOLE_CURVES
+from sufficit.metrics.localization import LOCALIZATION
 from sufficit.metrics.metric import Metric, Schedule
 from sufficit.perturbation.bands import EVERYTHING, Band, grid
 from sufficit.perturbation.fills import check_fill
@@ -39,7 +40,7 @@ RESERVED = (
     *("plan", "answers", "columns", "alpha_min", "search", "others", "leaked"),  # of Scores
     "conditions",
     *("targets", "calls", "leak_ratio", "clean", "mean", "summary", "nan_counts"),
-    *("curves", "mean_curves", "frame", "sampled", "_schedule"),
+    *("curves", "mean_curves", "frame", "plot", "_repr_html_", "sampled", "_schedule"),
 )  # names that a metric must not have
 
 
@@ -77,6 +78,13 @@ class Plan:
         first = self.schedules[0]
         asking = tuple(name for name in columns if self.metric(name).asks_model(first))
         return replace(self, columns=asking, calls=self.calls if calls is None else calls)
+
+    def of_bands(self) -> "Plan":
+        """Return the plan without columns of image masks, or of the heatmap alone."""
+        first = self.schedules[0]
+        metrics = {name: self.metric(name) for name in self.columns}
+        kept = [n for n, m in metrics.items() if not m.hides(first) and not m.measures(first)]
+        return replace(self, columns=tuple(kept))
 
     @cached_property
     def weighs(self) -> tuple[Band, ...]:
@@ -164,10 +172,13 @@ def make_plan(
     metrics: Mapping[str, Metric] | None = None,
     calls: int | Literal["exact", "adaptive"] = "exact",
     seed: int = 0,
+    *,
+    truth: bool = False,
 ) -> Plan:
     """Return the plan for some columns, those of the paper by default, once all is checked.
 
-    Columns are names, or one of GROUPS: "paper" or "all". The user's own are added to a group.
+    Columns are names, or one of GROUPS: "paper" or "all". The user's own are added to a group. With
+    a truth, the columns that compare with it are added, unless some of them are named.
     """
     searching = isinstance(alpha_min, str) and alpha_min == "search"
     given, kind = alphas if searching else [alpha_min], 'a number in 0..1 or "search"'
@@ -187,7 +198,7 @@ def make_plan(
             )
         if name in {*METRICS, *OTHER_COLUMNS, *RESERVED} or name.startswith("__"):
             raise UserError(f"cannot call a metric {name!r}: the name is taken, choose another")
-    wanted = _columns_named(columns, own, sampled=isinstance(calls, int))
+    wanted = _columns_named(columns, own, truth=truth, sampled=isinstance(calls, int))
     if searching and "msi" not in wanted:
         raise UserError('alpha_min="search" maximises MSI: add "msi" to columns')
     schedules = tuple(Schedule(alpha, score, value_step, percent_step) for alpha in tried)
@@ -203,22 +214,26 @@ def make_plan(
 
 
 def _columns_named(
-    columns: Sequence[str] | None, own: Mapping[str, Metric], *, sampled: bool
+    columns: Sequence[str] | None, own: Mapping[str, Metric], *, truth: bool, sampled: bool
 ) -> tuple[str, ...]:
     """Return the columns that names and groups stand for, each once."""
     words = ["paper"] if columns is None else [columns] if isinstance(columns, str) else columns
     found: list[str] = []
     for word in words:
         if word in GROUPS:
+            left_out = {*LOCALIZATION, *(WHOLE_CURVES if sampled else ())}
             group = COLUMNS if word == "paper" else METRICS
-            found += [name for name in group if not (sampled and name in WHOLE_CURVES)]
-            found += own
+            found += [*(name for name in group if name not in left_out), *own]
+        elif word in LOCALIZATION and not truth:
+            raise UserError(f"{word} compares heatmaps with where the object is: give the truth")
         elif word in METRICS or word in own:
             found.append(word)
         else:
             raise unknown("column", word, (*GROUPS, *METRICS, *own))
     if not found:
         raise UserError("columns must name at least one column, got none: leave it out for all")
+    if truth and not {*found} & {*LOCALIZATION}:
+        found += LOCALIZATION
     return tuple(dict.fromkeys(found))
 
 
@@ -241,6 +256,7 @@ def ask(
     names: Sequence[str] | None = None,
     tick: Progress | None = None,
     known: Predictions | None = None,
+    truth: Tensor | None = None,
 ) -> Predictions:
     """Return the predictions a plan needs, of one classifier with one fill.
 
@@ -248,7 +264,7 @@ def ask(
     method, so that a GPU never waits in between. If the plan limits calls, the masks are drawn by
     its seed and the images' names, 0, 1, ... by default: the same for all methods and fills.
     `known` are predictions of the same classifier with another fill: the whole images are taken
-    from there.
+    from there. `truth` is that of the images: [N,H,W].
     """
     check_fill(fill, images)
     if drops(fill):
@@ -266,7 +282,7 @@ def ask(
         found = _with_whole(found, known, plan.asks)
     found = replace(found, counts=counts)
     if plan.measures:
-        found = _with_measures(found, plan, heatmaps)
+        found = _with_measures(found, plan, heatmaps, truth)
     if plan.hides:
         goals, called = found.targets[: len(images)], names or [str(i) for i in range(len(images))]
         how = {"names": called, "seed": plan.seed, "fill": fill, "batch_size": batch_size}
@@ -290,12 +306,16 @@ def _with_whole(found: Predictions, known: Predictions, bands: tuple[Band, ...])
     return replace(found, bands=bands, named=named, confidences=confidences, drawn=drawn)
 
 
-def _with_measures(found: Predictions, plan: Plan, heatmaps: Tensor) -> Predictions:
-    """Return predictions with what is read from the heatmaps alone: [MN,H,W]."""
+def _with_measures(
+    found: Predictions, plan: Plan, heatmaps: Tensor, truth: Tensor | None
+) -> Predictions:
+    """Return predictions with what is read from the heatmaps, and a truth: [MN,H,W], [N,H,W]."""
     step, parts = max(1, _MEASURED_PIXELS // heatmaps[0].numel()), []
-    for maps in heatmaps.split(step):
-        there = maps.cpu() if maps.device.type == "mps" else maps  # which has no float64
-        parts.append(torch.stack([one(there, None).double().cpu() for one in plan.measures], 1))
+    for rows in torch.arange(len(heatmaps), device="cpu").split(step):
+        maps = heatmaps[rows.to(heatmaps.device)]
+        maps = maps.cpu() if maps.device.type == "mps" else maps  # which has no float64
+        own = None if truth is None else truth[rows.to(truth.device) % len(truth)].to(maps.device)
+        parts.append(torch.stack([one(maps, own).double().cpu() for one in plan.measures], 1))
     return replace(found, measures=plan.measures, measured=torch.cat(parts))
 
 

@@ -24,6 +24,7 @@ from sufficit.metrics.conditions import (
     make_conditions,
 )
 from sufficit.metrics.leakage import Leak, LeakSettings, check_classes, checked, measure
+from sufficit.metrics.localization import checked_truth
 from sufficit.metrics.metric import Curve, MeanCurve, Metric, Schedule, curves_of
 from sufficit.metrics.plan import ALPHA_GRID, Plan, ask, check_names, make_plan
 from sufficit.notebook import html_table
@@ -199,6 +200,7 @@ def evaluate(
     names: Sequence[str] | None = None,
     fills: Sequence[str | Tensor] | None = None,
     twin: Classifier | None = None,
+    truth: Tensor | None = None,
 ) -> Scores:
     """Score heatmaps of images, both in 0..1: [N,C,H,W], [N,H,W] -> one value per image and column.
 
@@ -210,6 +212,7 @@ def evaluate(
     `fills=("black", "blur")`, in place of `fill`, scores every column with each: `msi` with the
     first, `msi_blur` with the second, `msi_mean` and `msi_worst` over all. `twin`, a classifier of
     the same classes, is asked the same masks: `msi_twin`, `msi_twin_blur`.
+    `truth`, masks [N,H,W] above 0 on the object, adds pointing game, IoU and others.
     `calls=26` asks at most 26 masks per image and fill, drawn by the seed and the image's name,
     which is its number unless `names` are given: the means are unbiased, and the value of an image
     is an estimate. `calls="adaptive"` asks a coarse grid and refines it where the score changes:
@@ -227,7 +230,8 @@ def evaluate(
     check_classifier(classifier)
     targets = checked(images, heatmaps, targets)
     given_plan = (alpha_min, score, value_step, percent_step, columns, alphas, metrics)
-    plan = make_plan(*given_plan, calls, seed)
+    plan = make_plan(*given_plan, calls, seed, truth=truth is not None)
+    where = checked_truth(truth, heatmaps)
     check_names(names, len(images))
     check_batch_size(batch_size)
     used = fills_from(fill, fills)
@@ -242,7 +246,8 @@ def evaluate(
     stages = len(conditions) + bool(leak_donors)
     with bar("scoring", progress) as tick:
         models, given = (classifier, twin), (images, heatmaps, targets, plan, conditions)
-        found = ask_all(models, *given, batch_size, names=names, tick=tick, stages=stages)
+        how: Any = {"names": names, "tick": tick, "stages": stages, "truth": where}
+        found = ask_all(models, *given, batch_size, **how)
         scores = with_worst(read(found, plan, conditions))
         if not leak_donors:
             return scores

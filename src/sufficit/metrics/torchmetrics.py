@@ -22,6 +22,7 @@ from sufficit.metrics.leakage import (
     checked_probe,
     measure,
 )
+from sufficit.metrics.localization import LOCALIZATION, checked_truth
 from sufficit.metrics.metric import Metric
 from sufficit.metrics.plan import ALPHA_GRID, ask, check_names, make_plan
 from sufficit.metrics.scores import Scores, read
@@ -87,7 +88,8 @@ class Evaluation(_RowMetric):
     """All eleven columns in one pass: `compute` returns their means, `scores` one value per image.
 
     `columns` names others, as in `evaluate`. `metrics` adds your own columns: {name: Metric}.
-    `calls` limits the masks asked per image, drawn by the seed.
+    `calls` limits the masks asked per image, drawn by the seed. With `truth=True`, `update` takes
+    the truth and its columns are added.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
     >>> metric = MSI(Classifier(model), alpha_min=0.4)
@@ -114,6 +116,7 @@ class Evaluation(_RowMetric):
         metrics: Mapping[str, Metric] | None = None,
         calls: int | Literal["exact", "adaptive"] = "exact",
         seed: int = 0,
+        truth: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -122,7 +125,7 @@ class Evaluation(_RowMetric):
         own = dict(metrics or {})
         wanted = (*self.columns, *own) if columns is None else columns
         curves = (alpha_min, score, value_step, percent_step)
-        self.plan = make_plan(*curves, wanted, tuple(alphas), own, calls, seed)
+        self.plan = make_plan(*curves, wanted, tuple(alphas), own, calls, seed, truth=truth)
         check_batch_size(batch_size)
         self.fill, self.batch_size = fill, batch_size
         self._add_states(self.plan.parts, self.plan, fill, id(classifier))
@@ -133,8 +136,9 @@ class Evaluation(_RowMetric):
         heatmaps: Tensor,
         targets: Tensor | None = None,
         names: Sequence[str] | None = None,
+        truth: Tensor | None = None,
     ) -> None:
-        """Score a batch: [N,C,H,W], [N,H,W], [N].
+        """Score a batch: [N,C,H,W], [N,H,W], [N], and [N,H,W] above 0 on the object.
 
         With `calls`, masks are drawn by the images' names. Without names, it is the number of the
         image among those of this process, and in one of several processes its rank as well.
@@ -144,7 +148,10 @@ class Evaluation(_RowMetric):
         check_names(names, len(images))
         names = names or [f"{self._rank()}{number}" for number in self._numbers(images)]
         given = (self.classifier, images, heatmaps, known, self.plan, self.fill)
-        found = ask(*given, batch_size=self.batch_size, names=names)
+        if truth is None and {*self.plan.columns} & {*LOCALIZATION}:
+            raise UserError("the metric compares with a truth: give update(..., truth=masks)")
+        where = checked_truth(truth, heatmaps)
+        found = ask(*given, batch_size=self.batch_size, names=names, truth=where)
         self._add_rows(self.plan.parts, found)
 
     def _rank(self) -> str:

@@ -1,31 +1,66 @@
 """Heatmaps [N,H,W] in 0..1: resize, normalise and check them."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sufficit.errors import UserError
+from sufficit.errors import UserError, unknown
+
+NORMALIZATIONS = ("none", "minmax", "percentile", "rank")
 
 
-def normalize(heatmaps: Tensor) -> Tensor:
-    """Stretch each map to 0..1; a constant map becomes zeros: [N,H,W] -> [N,H,W].
+def normalize(heatmaps: Tensor, how: str = "minmax") -> Tensor:
+    """Bring each map to 0..1; a constant map becomes zeros: [N,H,W] -> [N,H,W].
+
+    `minmax` stretches the lowest value to 0 and the highest to 1. `percentile` does so after values
+    above the 99th percentile were lowered to it, so that a few high pixels do not make all others
+    small. `rank` replaces each value by the number of pixels with a lower one, then stretches that:
+    only the order counts. `none` returns the maps as they are.
 
     >>> import torch
-    >>> normalize(torch.tensor([[[-1.0, 0.0], [2.0, 3.0]], [[7.0, 7.0], [7.0, 7.0]]]))
+    >>> maps = torch.tensor([[[-1.0, 0.0], [2.0, 3.0]], [[7.0, 7.0], [7.0, 7.0]]])
+    >>> normalize(maps)
     tensor([[[0.0000, 0.2500],
              [0.7500, 1.0000]],
     <BLANKLINE>
             [[0.0000, 0.0000],
              [0.0000, 0.0000]]])
+    >>> normalize(maps[:1], "rank")
+    tensor([[[0.0000, 0.3333],
+             [0.6667, 1.0000]]])
     """
     _check_maps(heatmaps)
-    heatmaps = heatmaps if heatmaps.is_floating_point() else heatmaps.float()
-    low = heatmaps.amin((1, 2), keepdim=True)
-    spread = heatmaps.amax((1, 2), keepdim=True) - low
+    if how not in NORMALIZATIONS:
+        raise unknown("normalisation", str(how), NORMALIZATIONS)
+    if how == "none":
+        return heatmaps
+    maps = heatmaps if heatmaps.is_floating_point() else heatmaps.float()
+    if how == "rank":
+        values = maps.flatten(1).contiguous()
+        lower = torch.searchsorted(values.sort(dim=1).values, values)  # pixels that are lower
+        maps = lower.view(maps.shape).to(maps.dtype if maps.element_size() > 2 else torch.float32)
+    if how == "percentile":
+        edge = maps.flatten(1).sort(dim=1).values[:, _percentile(maps[0].numel())]
+        low = maps.amin((1, 2))
+        # A map with fewer pixels above its lowest value than that keeps them all.
+        edge = torch.where(edge > low, edge, torch.inf)[:, None, None]
+        maps = torch.minimum(maps, edge.to(maps))
+    low = maps.amin((1, 2), keepdim=True)
+    spread = maps.amax((1, 2), keepdim=True) - low
     flat = spread <= 0
-    return ((heatmaps - low) / spread.masked_fill(flat, 1)).masked_fill(flat, 0)
+    return ((maps - low) / spread.masked_fill(flat, 1)).masked_fill(flat, 0)
+
+
+def _percentile(pixels: int) -> int:
+    """Return the place of the 99th percentile among sorted pixels: 1 % of them are above it.
+
+    >>> _percentile(100), _percentile(4)
+    (98, 3)
+    """
+    return min(pixels - 1, math.ceil(0.99 * pixels) - 1)
 
 
 def resize(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:

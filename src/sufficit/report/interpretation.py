@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from sufficit.metrics.columns import heading
+from sufficit.metrics.columns import COLUMNS, heading
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.metrics.scores import MethodScores
 from sufficit.notebook import html_table
@@ -352,7 +352,10 @@ def _remarks(content: Content) -> Iterator[str]:
         )
     for method in content.methods:
         summary = content.summaries[method]
-        counts = {c: summary[c].n_nan for c in content.scores[method].columns if c in summary}
+        # Others lack a value for reasons of their own, such as an empty heatmap or no truth.
+        counts = {c: summary[c].n_nan for c in content.scores[method].columns if c in COLUMNS} or {
+            "msi": 0
+        }
         worst = max(counts, key=lambda column: counts[column])
         if counts[worst] > MANY_NAN * n:
             yield (

@@ -16,9 +16,12 @@ from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.data import digits
-from sufficit.data.images import class_forms, class_named, list_images
+from sufficit.data.annotations import CUB_BOXES
+from sufficit.data.images import ImageFile, class_forms, class_named, list_images
+from sufficit.data.loader import Entry
 from sufficit.data.pixels import FORMATS, BadImageError, ignore_image_warnings, read_image
 from sufficit.data.splits import Sets, Split, evenly, held_out
+from sufficit.data.truth import TruthFiles
 from sufficit.errors import UserError, unknown
 
 ROOM = 8 / 7  # stored side over the side seen, so that training can crop
@@ -294,8 +297,18 @@ def cub200(root: Path, options: DataOptions) -> Sets:
         files = [folder / "images" / paths[k] for k in rows]
         images = read_bytes(files, round(options.side * ROOM))
         known = torch.tensor([numbers[labels[k]] for k in rows])
-        splits.append(Split(images, known, options.side).to(options.device))
+        masks = _bird_boxes(folder, [paths[k] for k in rows], images.shape[-1])
+        splits.append(Split(images, known, options.side, masks).to(options.device))
     return Sets(splits[0], splits[1], tuple(chosen), f"CUB-200-2011, {len(chosen)} classes")
+
+
+def _bird_boxes(folder: Path, names: Sequence[str], side: int) -> Tensor | None:
+    """The pixels in the birds' boxes as `read_bytes` sees them, if known: bool [N,side,side]."""
+    if not (folder / CUB_BOXES).is_file():
+        return None
+    truth, view = TruthFiles(folder / CUB_BOXES), View((side, side))
+    files = (ImageFile(str(folder / "images" / name), name, None) for name in names)
+    return torch.stack([truth.read(Entry(i, file), view) > 0 for i, file in enumerate(files)])
 
 
 def find_cub(root: Path) -> Path | None:

@@ -17,7 +17,7 @@ from sufficit.training import RECIPES, LaxRecipe
 
 PLAN, SECONDS = "reproduce.json", "seconds.json"
 STAGES = (  # what they write
-    *("classifier-training", "classifier", "adapters", "test", "masks.safetensors", "test.json"),
+    *("classifier-training", "classifier", "adapters", "test", "truth", "test.json"),
     *("compare", "search", "results"),
 )
 TRAINED = "trained.json"  # the last file of a training

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from sufficit import plots
 from sufficit.classifier.checkpoint import View
@@ -26,19 +25,15 @@ from sufficit.reproduce.paper_tables import COLUMNS, TITLES, table_named
 from sufficit.reproduce.table_plan import SECONDS, TRAINED, TablePlan, read_plan
 from sufficit.runs.config import CONTROLS
 from sufficit.runs.results import RunResults
-from sufficit.similarity import region_overlap
-from sufficit.statistics import Estimate, estimates
+from sufficit.statistics import Estimate
 from sufficit.sums import Floats
 
-TRUTH = ("iou", "pointing")  # columns where the object's pixels are known
 SHEET, DRAWN = 6, 12  # images on the sheet, of those drawn for it
-ROWS = 64  # images whose heatmaps are in memory at a time
 CLASSIFIER_FACTS = ("test_accuracy", "test_images", "train_images", "random_at_first", "data")
 FACTS = (  # of the run that scored the table
     *("command", "time", "commit", "versions", "device"),
     *("n", "clean_accuracy", "empty_heatmaps", "model_calls"),
 )
-MOST_NAMES = 2**28  # bytes of the list of test images
 HEADINGS = {c: f"{heading(c).short} {'↑' if higher_is_better(c) else '↓'}" for c in COLUMNS}
 FURTHER = {"leak_ratio": "leak / chance", "iou": "IoU ↑", "pointing": "pointing ↑"}
 Columns = Mapping[str, Floats]  # column -> [N]
@@ -47,7 +42,7 @@ Summary = dict[str, dict[str, Any]]  # column -> Estimate, as JSON has it
 
 @dataclass(frozen=True)
 class TableResults:
-    """A finished table: what its two runs found, and the overlap with known objects."""
+    """A finished table: what its two runs found."""
 
     folder: Path
     plan: TablePlan
@@ -64,11 +59,10 @@ class TableResults:
         try:
             known = read_json(out / "classifier" / TRAINED)
             trained = {fact: known[fact] for fact in CLASSIFIER_FACTS}
-            truth = _truth(out, plan, compared)
-            columns: dict[str, Columns] = {}
-            for name in plan.methods:
-                own = {c: compared.rows.column(name, c) for c in compared.rows.columns(name)}
-                columns[name] = own | {c: values.numpy() for c, values in truth[name].items()}
+            columns: dict[str, Columns] = {
+                name: {c: compared.rows.column(name, c) for c in compared.rows.columns(name)}
+                for name in plan.methods
+            }
         except (KeyError, TypeError, IndexError, AttributeError, SafetensorError) as error:
             raise UserError(
                 f"{out} is incomplete or corrupt ({error!r}): copy it again, or use --overwrite"
@@ -90,11 +84,8 @@ class TableResults:
 
     def summary(self, columns: Columns) -> dict[str, Estimate]:
         """Mean and interval of every column of a method, and of its leakage ratio."""
-        seed, plan = self.plan.seed, make_plan(**self.compared.config.plan_options())
-        known = {name: values for name, values in columns.items() if name in TRUTH}
-        scored = {name: values for name, values in columns.items() if name not in TRUTH}
-        found = summarise(scored, plan, seed=seed)
-        return found | (estimates(known, dict.fromkeys(known, True), seed=seed) if known else {})
+        plan = make_plan(**self.compared.config.plan_options())
+        return summarise(columns, plan, seed=self.plan.seed)
 
     def write(self, folder: Path, *, report: bool = True) -> None:
         """Write table.md, summary.json, rows.parquet, alpha.json, figures, run.json, report."""
@@ -205,41 +196,9 @@ def number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def pointing(heatmaps: Tensor, truth: Tensor) -> Tensor:
-    """Share of a map's highest pixels that are on the object: [N,H,W], [N,H,W] bool -> [N].
-
-    >>> pointing(torch.tensor([[[0.9, 0.9, 0.1]]]), torch.tensor([[[True, False, False]]]))
-    tensor([0.5000], dtype=torch.float64)
-    """
-    flat = heatmaps.flatten(1)
-    highest = flat == flat.amax(1, keepdim=True)
-    return (highest & truth.flatten(1)).sum(1).double() / highest.sum(1)
-
-
 def seconds_in(out: Path) -> dict[str, float]:
     """The seconds of each stage so far; nothing where the file is missing or corrupt."""
     try:
         return {str(stage): float(took) for stage, took in read_json(out / SECONDS).items()}
     except (UserError, AttributeError, TypeError, ValueError, OverflowError):
         return {}
-
-
-def _truth(out: Path, plan: TablePlan, compared: RunResults) -> dict[str, dict[str, Tensor]]:
-    """IoU at alpha_min and the pointing game, where the object's pixels are known."""
-    from safetensors.torch import load_file
-
-    if not (out / "masks.safetensors").exists():
-        return {method: {} for method in plan.methods}
-    listed = read_json(out / "test.json", MOST_NAMES)["names"]
-    where = {name: row for row, name in enumerate(listed)}
-    known = load_file(out / "masks.safetensors")["masks"]
-    masks = known[[where[name] for name in compared.names]].bool()
-    found: dict[str, dict[str, list[Tensor]]] = {m: {c: [] for c in TRUTH} for m in plan.methods}
-    for start in range(0, len(masks), ROWS):
-        rows = range(start, min(start + ROWS, len(masks)))
-        for method, maps in compared.heatmaps(rows, plan.methods).items():
-            truth = masks[rows.start : rows.stop]
-            iou = region_overlap(maps, truth.float(), compared.alpha_min, empty=0.0)
-            found[method]["iou"].append(iou)
-            found[method]["pointing"].append(pointing(maps, truth))
-    return {m: {c: torch.cat(parts) for c, parts in own.items()} for m, own in found.items()}

@@ -16,6 +16,7 @@ from sufficit.classifier.classifier import (
 )
 from sufficit.data.images import ImageSource, open_images
 from sufficit.data.loader import num_classes
+from sufficit.data.truth import TruthFiles, truth_from
 from sufficit.errors import UserError
 from sufficit.explainers.registry import word_of
 from sufficit.files import check_output, place
@@ -40,6 +41,7 @@ def compare(
     overwrite: bool = False,
     progress: bool | Progress | None = None,
     workers: int | Workers | None = None,
+    truth: Tensor | Path | str | None = None,
     **options: Any,
 ) -> RunResults:
     """Score every heatmap source on the same images and test which differences are significant.
@@ -50,7 +52,8 @@ def compare(
     [N,H,W], or heatmaps [N,H,W]. `out` keeps the run: after an
     interruption, call it again to resume; without it the rows of all images are in memory.
     `workers=4` has Ray start four processes here, and `workers=Workers(address="auto")` joins a
-    cluster. Further options are those of `sufficit compare`, such as alpha_min, fill or leak=False.
+    cluster. `truth`, masks [N,H,W] or a path as `--truth` takes it, says where the objects are.
+    Further options are those of `sufficit compare`, such as alpha_min, fill or leak=False.
     """
     check_classifier(classifier)
     asked = _workers(workers)
@@ -73,18 +76,21 @@ def compare(
     model = type(classifier.model).__name__ if recipe is None else recipe.source
     words = methods.split(",") if isinstance(methods, str) else list(methods)
     options = {"methods": words, "model": model, "data": data} | options
+    where = truth_from(truth)
+    if where is not None:
+        options["truth"] = str(where.path) if isinstance(where, TruthFiles) else IN_MEMORY
     config = config_from(options)
     if isinstance(methods, Mapping):
-        sources = with_controls(
-            {name: _source(one) for name, one in methods.items()}, wanted=config.controls
-        )
+        known = {name: _source(one, config.normalize) for name, one in methods.items()}
+        sources = with_controls(known, wanted=config.controls)
     else:
         sources = sources_named(config)
     folder = None if out is None else place(out)
     if folder is not None:
         folders = [] if isinstance(images, Tensor) else [place(images)]
         check_output(folder, folders, overwrite=overwrite, command="compare")
-    job = make_job(config, classifier=classifier, images=source, sources=sources)
+    given: Any = {"classifier": classifier, "images": source, "sources": sources}
+    job = make_job(config, truth=where, **given)
     return run(job, folder, overwrite=overwrite, progress=progress, workers=asked)
 
 
@@ -98,13 +104,14 @@ def _workers(given: int | Workers | None) -> Workers | None:
     )
 
 
-def _source(given: Source | Tensor) -> Source:
+def _source(given: Source | Tensor, normalize: str) -> Source:
     """A heatmap source of a dict: words are read as on the command line."""
     if isinstance(given, Tensor):
-        return MapTensor(given)
+        return MapTensor(given, normalize)
     if isinstance(given, tuple):
         return word_of(*given)
     if isinstance(given, str):
-        word = replace(config_from({"model": "", "data": "", "methods": [given]}), controls=False)
+        values = {"model": "", "data": "", "methods": [given], "normalize": normalize}
+        word = replace(config_from(values), controls=False)
         return next(iter(sources_named(word).values()))
     return given

@@ -57,7 +57,18 @@ class RunConfig:
     layer: str | None = _option(
         None, METHOD, "Feature layer by name; found automatically for most models."
     )
-    normalize: bool = _option(False, METHOD, "Stretch each map of a heatmap file to 0..1 first.")
+    normalize: Literal["none", "minmax", "percentile", "rank"] = _option(
+        "none",
+        METHOD,
+        "How the maps of a heatmap file are brought to 0..1: none (they are), minmax, percentile"
+        " (clipped at the 99th first), or rank. MSI depends on it.",
+    )
+    truth: str | None = _option(
+        None,
+        INPUT,
+        "Where the objects are: a folder of masks named as the images or of Pascal VOC .xml, COCO's"
+        " .json, CUB-200's bounding_boxes.txt, or a .csv. Adds pointing game, IoU and others.",
+    )
     targets: Literal["auto", "label", "prediction"] = _option(
         "auto", SCORING, "Class to score each image for. auto: labels where there are any."
     )
@@ -164,7 +175,10 @@ class RunConfig:
         """What `metrics.make_plan` takes of this."""
         names = ("alpha_min", "score", "value_step", "percent_step", "columns", "seed")
         calls = "exact" if self.calls == "auto" else self.calls
-        return {name: getattr(self, name) for name in names} | {"calls": calls}
+        return {name: getattr(self, name) for name in names} | {
+            "calls": calls,
+            "truth": self.truth is not None,
+        }
 
     def for_images(self, n: int) -> "RunConfig":
         """The config for n images: a number of calls, or exact, in place of auto."""
@@ -257,6 +271,8 @@ def write_toml(path: Path, config: RunConfig) -> None:
 
 
 def _converted(name: str, value: Any, hint: Any) -> Any:
+    if name == "normalize" and isinstance(value, bool):  # as it was once
+        return "minmax" if value else "none"
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if value is None and type(None) in kinds:
         return None

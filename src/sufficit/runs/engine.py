@@ -203,6 +203,7 @@ class Worker(ImageWorker):
             "shape": list(batch.images.shape[1:]),
             "empty": batch.empty,
             "stretched": _stretched(items, batch.images),
+            "bad_truths": {item.name: item.problem for item in items if item.problem},
             "output": self.job.classifier.output_remark,
         }
         return [*self._kept(batch, predictions), (SCORES, tensors, facts)]
@@ -226,7 +227,7 @@ class Worker(ImageWorker):
         maps = torch.cat(list(batch.heatmaps.values()))
         given = (batch.images, maps, batch.targets, job.plan, job.conditions)
         size, models = job.config.batch_size, self.scorers(batch.images)
-        found = ask_all(models, *given, size, names=batch.names, tick=tick)
+        found = ask_all(models, *given, size, names=batch.names, tick=tick, truth=batch.truth)
         return {
             stem_of(name, key): one.rows(slice(k * n, (k + 1) * n))
             for key, one in found.items()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sufficit.data.images import ignore_image_warnings
 from sufficit.data.loader import Entry, ImageLoader, Item, Unit
+from sufficit.data.truth import TruthError
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
 from sufficit.explainers.explanation import DrawnMaps
 from sufficit.runs.job import Job
@@ -34,6 +35,8 @@ class Sample(Item):
     """An image as the model sees it, and its maps of sources that are not drawn here."""
 
     maps: Mapping[str, Tensor]  # source -> [h,w]
+    truth: Tensor | None = None  # [H,W]
+    problem: str = ""  # why its truth cannot be used
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class MapBatch:
     images: Tensor  # [N,C,H,W]
     targets: Tensor  # [N]
     maps: Mapping[str, DrawnMaps]  # source -> [N,h,w]
+    truth: Tensor | None = None  # [N,H,W]
 
     @cached_property
     def heatmaps(self) -> dict[str, Tensor]:
@@ -61,7 +65,8 @@ class MapBatch:
         """Some of the images."""
         maps = {name: DrawnMaps(one.maps[some], one.final) for name, one in self.maps.items()}
         numbers, names = [self.numbers[i] for i in some], [self.names[i] for i in some]
-        return MapBatch(numbers, names, self.images[some], self.targets[some], maps)
+        truth = None if self.truth is None else self.truth[some]
+        return MapBatch(numbers, names, self.images[some], self.targets[some], maps, truth)
 
 
 class ImageWorker:
@@ -87,7 +92,8 @@ class ImageWorker:
                 left = [item for item in left if item.name not in broken]
                 continue
             numbers = [item.entry.number for item in left]
-            return MapBatch(numbers, [item.name for item in left], images, targets, maps), broken
+            names, truth = [item.name for item in left], _truth(left)
+            return MapBatch(numbers, names, images, targets, maps, truth), broken
         return None, broken
 
     def not_finite(self, names: Sequence[str]) -> dict[str, str]:
@@ -158,7 +164,17 @@ class ImageWorker:
         else:
             pixels = entry.image.read(self.job.classifier.view)
         given = {n: s for n, s in self.job.sources.items() if isinstance(s, MapFile | MapTensor)}
-        return Sample(entry, pixels, {name: source.read(entry) for name, source in given.items()})
+        maps = {name: source.read(entry) for name, source in given.items()}
+        if self.job.truth is None:
+            return Sample(entry, pixels, maps)
+        try:
+            truth = self.job.truth.read(entry, self.job.classifier.view)
+            if truth.shape != pixels.shape[1:]:
+                came = f"{list(truth.shape)}, not {list(pixels.shape[1:])} as the image"
+                raise TruthError(f"its truth is {came}: give it in the image's size")
+        except TruthError as error:
+            return Sample(entry, pixels, maps, torch.zeros_like(pixels[0]).byte(), str(error))
+        return Sample(entry, pixels, maps, truth)
 
     def _targets(self, items: Sequence[Sample], images: Tensor) -> Tensor:
         """Labels, or the model's predictions, asked once so that all sources explain the same."""
@@ -201,6 +217,12 @@ class ImageWorker:
             )
             for name, one in self.donors.maps.items()
         }
+
+
+def _truth(items: Sequence[Sample]) -> Tensor | None:
+    """The truths of some images, None where there is none at all: [N,H,W]."""
+    known = [item.truth for item in items if item.truth is not None]
+    return torch.stack(known) if known else None
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from sufficit.data.images import (
 )
 from sufficit.data.loader import Unit, numbers_for
 from sufficit.data.manifest import Manifest, listed
+from sufficit.data.truth import Truth, truth_from
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, methods_for
 from sufficit.explainers.registry import full_word
@@ -60,6 +61,7 @@ class Job:
     twin: Classifier | None = None  # answers for masked images too; it draws no heatmaps
     placed: str | None = None  # the workers' device; None: that of the classifier
     references: tuple[str, ...] = ()  # sources that are scored but not ranked, as the truth
+    truth: Truth | None = None  # where the objects are
     part: int | None = None  # the units to score, the first ones; None for all
 
     @cached_property
@@ -155,7 +157,7 @@ class Job:
     def key(self) -> dict[str, Any]:
         """All that must be the same to resume. Model, data and sources count by their content."""
         other = ["model", "data", "methods", "controls", "save_heatmaps", "weights", "unit_size"]
-        other += ["compile", "twin"]  # what comes of it is below
+        other += ["compile", "twin", "truth"]  # what comes of it is below
         config = {name: one for name, one in asdict(self.config).items() if name not in other}
         fills = [one.fill for one in self.conditions if isinstance(one.fill, Tensor)]
         classifier = self.classifier
@@ -171,6 +173,7 @@ class Job:
             "values of fills": digest(*fills),
             # Files are checked by name and size.
             "images in memory": digest(*(one.pixels for one in self.entries.tensors)),
+            "truth": self.truth and self.truth.digest(),
             "class numbers": _digest([self.entries.numbers, self.entries.target]),
             UNIT_SIZE: self.entries.unit,
             "torch": version("torch"),
@@ -219,11 +222,12 @@ def make_job(
     sources: Mapping[str, Source] | None = None,
     unit: int | None = None,
     twin: Classifier | None = None,
+    truth: Truth | None = None,
 ) -> Job:
     """The job of a config. What is wrong with it is said here, before any image is scored.
 
-    A classifier, images, sources, a size of units or a twin take the place of those the config
-    names.
+    A classifier, images, sources, a size of units, a twin or a truth take the place of those the
+    config names.
     """
     config = config if unit is None else replace(config, unit_size=unit)
     named = sources_named(config) if sources is None else dict(sources)
@@ -253,11 +257,14 @@ def make_job(
     if methods:
         methods_for(methods, classifier)  # refuses an adapter of another classifier
     given = [source for source in named.values() if isinstance(source, MapFile | MapTensor)]
-    names = [entry.image.name for entry in entries] if given else []
+    truth = truth_from(config.truth) if truth is None else truth
+    names = [entry.image.name for entry in entries] if given or truth else []
     for source in given:
         source.check(names)
+    if truth is not None:
+        truth.check(names)
     kind: Literal["label", "prediction"] = "prediction" if numbers is None else "label"
-    return Job(config, classifier, entries, named, kind, conditions, twin)
+    return Job(config, classifier, entries, named, kind, conditions, twin, truth=truth)
 
 
 def conditions_of(

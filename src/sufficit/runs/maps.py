@@ -33,7 +33,7 @@ class MapFile:
     """A heatmap file as a source: one map per image, found by the image's name."""
 
     path: Path
-    normalize: bool = False
+    normalize: str = "none"
     _opened: HeatmapFile | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -73,8 +73,8 @@ class MapFile:
         found = self.file.read(key)[None]
         if not found.isfinite().all():
             raise BadImageError(f"its heatmap in {self.path.name} has NaN or infinite values")
-        found = normalize(found) if self.normalize else found
-        check_range(found, [image.name], ", or pass --normalize")
+        found = normalize(found, self.normalize)
+        check_range(found, [image.name], ", or pass --normalize minmax")
         return found[0]
 
     def digest(self) -> str:
@@ -86,24 +86,28 @@ class MapFile:
 class MapTensor:
     """Heatmaps in memory as a source, one per image, in the order of the images."""
 
-    maps: Tensor  # [N,h,w] in 0..1
+    maps: Tensor  # [N,h,w], in 0..1 if not normalised
+    normalize: str = "none"
 
     def check(self, names: Sequence[str]) -> None:
-        """Raise unless there is a map in 0..1 for every image."""
+        """Raise unless there is a finite map for every image, in 0..1 if it is taken as it is."""
         if self.maps.ndim != 3 or len(self.maps) != len(names):
             raise UserError(
                 f"heatmaps must be [N,h,w] with N = {len(names)} images, got"
                 f" {list(self.maps.shape)}: give one map per image"
             )
-        check_range(self.maps, list(names))
+        if self.normalize == "none":
+            check_range(self.maps, list(names), ', or pass normalize="minmax"')
+        elif not self.maps.isfinite().all():
+            raise UserError("heatmaps must be finite, got NaN or infinite values: replace them")
 
     def read(self, entry: Entry) -> Tensor:
-        """The map of an image: [h,w]."""
-        return self.maps[entry.number].float().cpu()
+        """The map of an image: [h,w] in 0..1."""
+        return normalize(self.maps[entry.number].float().cpu()[None], self.normalize)[0]
 
     def digest(self) -> str:
         """What tells these maps from others."""
-        return digest(self.maps)
+        return f"{digest(self.maps)}, normalize {self.normalize}"
 
 
 Source = Method | MapFile | MapTensor

@@ -21,6 +21,7 @@ from sufficit.files import writing
 from sufficit.metrics.columns import msi
 from sufficit.metrics.further_columns import WHOLE_CURVES
 from sufficit.metrics.leakage import POOL, TENSORS, Leak, leak_warning
+from sufficit.metrics.localization import LOCALIZATION
 from sufficit.metrics.plan import ALPHA_GRID, Plan, ask
 from sufficit.metrics.scores import AlphaSearch, Scores, coarse, read, summary_of, with_leak
 from sufficit.perturbation.predictions import ROWS, Predictions
@@ -143,6 +144,8 @@ class Merged:
     skipped: list[Skipped] = field(default_factory=list)  # the first ones
     n_stretched: int = 0
     stretched: list[str] = field(default_factory=list)  # the first ones
+    bad_truths: dict[str, str] = field(default_factory=dict)  # the first ones
+    n_bad_truths: int = 0
     shapes: set[tuple[int, ...]] = field(default_factory=set)  # no more than two
     empty: dict[str, int] = field(default_factory=dict)
     output: str = ""  # what is wrong with what the model gives
@@ -206,6 +209,9 @@ def _add_unit(
     facts, numbers = kept.facts, kept.facts["numbers"]
     found.n_stretched += len(facts["stretched"])
     found.stretched += facts["stretched"][: NAMED - len(found.stretched)]
+    found.n_bad_truths += len(facts["bad_truths"])
+    if len(found.bad_truths) < NAMED:
+        found.bad_truths |= facts["bad_truths"]
     if len(found.shapes) < 2:
         found.shapes.add(tuple(facts["shape"]))
     for name in job.sources:
@@ -319,7 +325,8 @@ def _curves_of_shown(job: Job, kept: UnitFile) -> dict[str, Tensor]:
     images, device = unpack(kept.tensors["pixels"]), job.classifier.device
     maps = maps_from_file(kept, job.config.seed)
     drawn = torch.cat([maps[name].at((images.shape[2], images.shape[3])) for name in job.sources])
-    targets, plan = kept.tensors[f"{job.ranked[0]}/targets"], replace(job.plan, calls="adaptive")
+    targets = kept.tensors[f"{job.ranked[0]}/targets"]
+    plan = replace(job.plan.of_bands(), calls="adaptive")
     given = (job.classifier, images.to(device), drawn.to(device), targets, plan)
     found = ask(*given, job.fill, batch_size=job.config.batch_size)
     return {
@@ -355,6 +362,7 @@ def _record(
         "empty_heatmaps": merged.empty,
         "n_stretched": merged.n_stretched,
         "stretched_heatmaps": merged.stretched,
+        "truth": _truth(job, merged, summaries),
         "leak_ratio": {n: s["leak_ratio"].mean for n, s in summaries.items() if "leak_ratio" in s},
         "leak_warnings": {name: words for name, words in leaks.items() if words},
         "skipped": [asdict(skipped) for skipped in merged.skipped],
@@ -405,6 +413,18 @@ def _sampled(job: Job) -> str | None:
             " choose alpha_min on other images."
         )
     return found
+
+
+def _truth(
+    job: Job, merged: Merged, summaries: Mapping[str, Mapping[str, Estimate]]
+) -> dict[str, Any] | None:
+    """Of how many images the truth is known, and what is wrong with that of others."""
+    columns = [name for name in job.plan.columns if name in LOCALIZATION]
+    if not columns:
+        return None
+    without = next(iter(summaries.values()))[columns[0]].n_nan
+    bad = {"n_bad": merged.n_bad_truths, "bad": merged.bad_truths}
+    return {"path": job.config.truth, "n_without": without, **bad}
 
 
 def _class_names(job: Job, folders: Mapping[str, int]) -> list[str] | None:

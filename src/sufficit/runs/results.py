@@ -225,6 +225,14 @@ class RunResults:
                 " than the model's input and are stretched to it: were they made on the uncropped"
                 " image?"
             )
+        if truth := record.get("truth"):
+            if without := truth["n_without"]:
+                found.append(
+                    f"{without} of {n} images have no truth, or their object is not in the model's"
+                    " view: columns that compare with it leave them out."
+                )
+            for name, reason in [*truth["bad"].items()][:1]:
+                found.append(f"The truth of {truth['n_bad']} images is unusable: {name}: {reason}.")
         if self.config.leak and "leak_ratio" not in self.summaries[self.methods[0]]:
             found.append("Leakage was not measured: all images it could use are of one class.")
         return found
