@@ -1,5 +1,6 @@
 """Folders as people have them: every kind of bad file has an outcome that is known beforehand."""
 
+import csv
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from sufficit.data.images import list_images
 from sufficit.data.pixels import FORMATS, BadImageError, ignore_image_warnings, read_image
 from sufficit.errors import UserError
 from sufficit.files import short_name
+from sufficit.outside import literal
 from sufficit.provenance import save_json
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 24, 3), dtype=np.uint8)
@@ -337,6 +339,49 @@ def test_names_give_no_orders_to_the_terminal(sufficit, tmp_path: Path) -> None:
     assert run.code == 0, run.err
     assert r"\x1b[2J.png: the file is empty" in run.err
     assert "\x1b[2J" not in run.err
+
+
+FORGED = (
+    r"\[/]x.png",
+    "[link=https:evil.example]x[bold].png",
+    "x.png: fine\nError: forged.png",
+    "a\rb\u202egnp.png",
+    "trailing\\",
+    "=1+1.png",
+)
+
+
+@pytest.mark.filterwarnings("ignore::sufficit.errors.EmptyHeatmapWarning")
+def test_names_are_shown_as_they_are_on_one_line(sufficit, tmp_path: Path) -> None:
+    """Neither markup, nor a link, nor a line of its own; and no formula in a table."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    picture().save(folder / "a.png")
+    (folder / "\\[").mkdir()
+    (folder / "good \\[").mkdir()
+    for name in FORGED:
+        (folder / f"{name}.png").touch()
+        picture().save(folder / f"good {name}.png")
+    shown = [literal(f"{name}.png: the file is empty").plain for name in FORGED]
+    own = ("--targets", "prediction", "--device", "cpu")
+    words = (*MODEL, *own, "--data", folder, *FAST, "--methods", "@x=gradcam,center")
+    runs = [
+        sufficit("explain", folder, *MODEL, *own, "--out", tmp_path / r"\[/]out"),
+        sufficit("compare", *words, "--no-leak", "--no-controls", "--out", tmp_path / "[bold]out"),
+    ]
+    for run in runs:
+        assert run.code == 0, run.err
+        joined = "".join(run.err.split())  # lines are wrapped
+        assert all("".join(one.split()) in joined for one in shown)
+        assert not any(line.startswith("Error: forged") for line in run.err.splitlines())
+        assert not any(c in run.err + run.out for c in "\x1b\r\u202e")
+    with (tmp_path / "[bold]out" / "skipped.csv").open(newline="") as file:
+        cells = list(csv.reader(file))
+    assert ["'=1+1.png.png", "the file is empty"] in cells
+    assert not any(cell.startswith("=") for row in cells for cell in row)
+    pairs = (tmp_path / "[bold]out" / "pairs.csv").read_text()
+    assert ",'@x," in pairs
+    assert ",@x" not in pairs
 
 
 def test_a_terminal_that_knows_few_letters_is_told_what_it_can_show(

@@ -6,8 +6,9 @@ import warnings
 from importlib import import_module
 from io import TextIOWrapper
 
-from sufficit.cli.console import app, err, literal, warn
+from sufficit.cli.console import app, err, warn
 from sufficit.errors import UserError
+from sufficit.outside import literal
 
 COMMANDS = (
     *("compare", "demo", "evaluate", "explain", "figure", "methods", "report", "reproduce"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sufficit.cli.console import app, err, literal, out, print_skipped, resumable
+from sufficit.cli.console import app, err, out, print_skipped, resumable
 from sufficit.cli.options import (
     ConfigOption,
     JsonOption,
@@ -16,6 +16,7 @@ from sufficit.cli.options import (
     run_options,
 )
 from sufficit.files import check_output, place
+from sufficit.outside import literal
 from sufficit.runs.config import Workers
 
 if TYPE_CHECKING:
@@ -77,8 +78,10 @@ def compare(
         typer.echo(json.dumps(results.as_json(), indent=2, allow_nan=False))
         return
     if results.shown is None:
-        out.print(literal(results.table().round(3).to_string()), highlight=False)
-        out.print(f"No report, which shows MSI on images of one size. Results: {out_folder}")
+        lines = results.table().round(3).to_string().splitlines()
+        out.print(*map(literal, lines), sep="\n", highlight=False)
+        text = f"No report, which shows MSI on images of one size. Results: {out_folder}"
+        out.print(literal(text), highlight=False)
         return
     print_results(results)
     out.print(

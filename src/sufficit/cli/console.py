@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from sufficit import __version__
 from sufficit.cli.options import config_of, run_options
 from sufficit.cli.panels import PanelApp
 from sufficit.errors import UserError
+from sufficit.outside import literal
 from sufficit.runs.config import RunConfig
 
 if TYPE_CHECKING:
@@ -81,16 +81,6 @@ def resumable(folder: Path) -> Iterator[None]:
         words = f"Interrupted: {kept}. Run the same command again to resume."
         err.print(literal(words), soft_wrap=True)
         raise typer.Exit(130) from None
-
-
-def literal(text: object) -> str:
-    r"""Text in which square brackets are no markup and control characters are spelled out.
-
-    >>> print(literal("a[b]\x1b[2J"))
-    a\[b]\x1b[2J
-    """
-    shown = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in str(text))
-    return escape("".join(shown))
 
 
 def warn(text: object) -> None:

@@ -10,9 +10,10 @@ import typer
 
 from sufficit.cli.browser import show_page
 from sufficit.cli.compare import print_results, write_pictures
-from sufficit.cli.console import app, literal, out
+from sufficit.cli.console import app, out
 from sufficit.cli.options import OutOption, SeedOption
 from sufficit.files import check_output, place
+from sufficit.outside import literal
 from sufficit.runs.config import RunConfig
 
 if TYPE_CHECKING:

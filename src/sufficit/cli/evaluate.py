@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sufficit.cli.console import app, err, literal, out, print_skipped, resumable
+from sufficit.cli.console import app, err, out, print_skipped, resumable
 from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, config_of, run_options
 from sufficit.files import check_output, place
+from sufficit.outside import literal
 from sufficit.runs.config import Workers
 
 if TYPE_CHECKING:
@@ -117,5 +118,5 @@ def _summary_table(results: "RunResults") -> Table:
         nan = f" ({found.n_nan} NaN)" if found.n_nan else ""
         arrow = {True: "higher", False: "lower", None: "-"}[found.higher_is_better]
         style = "bold" if name == "msi" else None
-        table.add_row(name, arrow, f"{found.mean:.3f}{nan}", interval, style=style)
+        table.add_row(literal(name), arrow, f"{found.mean:.3f}{nan}", interval, style=style)
     return table

@@ -5,10 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from sufficit.cli.console import app, literal, out, print_skipped, resumable, warn
+from sufficit.cli.console import app, out, print_skipped, resumable, warn
 from sufficit.cli.options import OutOption, OverwriteOption, config_of, run_options
 from sufficit.errors import UserError
 from sufficit.files import check_output, place
+from sufficit.outside import literal
 from sufficit.runs.config import Workers
 
 OPTIONS = (

@@ -4,10 +4,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from sufficit.cli.console import app, literal, out
+from sufficit.cli.console import app, out
 from sufficit.cli.options import was_given
 from sufficit.errors import UserError
 from sufficit.files import check_output, make_folder, place
+from sufficit.outside import literal
 
 OWNERS = dict.fromkeys(("images", "columns", "kept", "rest", "data"), "sheet") | {
     "curves": "curves"

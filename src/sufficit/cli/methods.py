@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sufficit.cli.console import app, literal, out
+from sufficit.cli.console import app, out
 from sufficit.cli.options import JsonOption
 from sufficit.errors import UserError
+from sufficit.outside import literal
 
 
 @app.command()

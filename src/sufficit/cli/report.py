@@ -5,8 +5,9 @@ from typing import Annotated
 import typer
 
 from sufficit.cli.browser import show_page
-from sufficit.cli.console import app, literal, out
+from sufficit.cli.console import app, out
 from sufficit.files import check_output, place
+from sufficit.outside import literal
 
 
 @app.command()

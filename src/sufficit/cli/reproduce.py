@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from sufficit.cli.console import app, err, literal, out
+from sufficit.cli.console import app, err, out
 from sufficit.cli.options import OverwriteOption, run_options
 from sufficit.errors import UserError, without_secrets
 from sufficit.files import check_output, is_remote
+from sufficit.outside import literal
 from sufficit.runs.config import Workers
 
 if TYPE_CHECKING:

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sufficit.cli.console import MODEL, app, config_options, literal, load, out, print_skipped
+from sufficit.cli.console import MODEL, app, config_options, load, out, print_skipped
 from sufficit.cli.options import OutOption, OverwriteOption
 from sufficit.files import check_output, place
+from sufficit.outside import literal
 from sufficit.runs.config import RunConfig
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ def _print_report(report: "SanityReport") -> None:
         table.add_row(literal(name), *means)
     out.print(table)
     for name, sentence in report.sentences().items():
-        out.print(f"[bold]{literal(name)}[/]", literal(sentence), highlight=False)
+        method = literal(name)
+        method.stylize("bold")
+        out.print(method, literal(sentence), highlight=False)
     if remark := report.remark():
         out.print(literal(remark), highlight=False)

@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from sufficit.cli.browser import show_page
-from sufficit.cli.console import MODEL, app, config_options, literal, load, out, warn
+from sufficit.cli.console import MODEL, app, config_options, load, out, warn
 from sufficit.errors import UserError
 from sufficit.files import place
+from sufficit.outside import literal
 from sufficit.runs.config import RunConfig
 
 

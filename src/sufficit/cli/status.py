@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from sufficit.cli.console import app, literal, out
+from sufficit.cli.console import app, out
 from sufficit.cli.options import JsonOption
 from sufficit.files import place
+from sufficit.outside import literal
 
 SHOWN = 5  # images of a failed unit
 

@@ -12,13 +12,13 @@ from sufficit.cli.console import (
     app,
     config_options,
     err,
-    literal,
     load,
     out,
     print_skipped,
     warn,
 )
 from sufficit.files import CHECKPOINT, check_output, place
+from sufficit.outside import literal
 from sufficit.runs.config import RunConfig
 
 if TYPE_CHECKING:

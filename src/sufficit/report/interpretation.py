@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from sufficit.metrics.columns import COLUMNS, heading
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.metrics.scores import MethodScores
 from sufficit.notebook import html_table
+from sufficit.outside import literal
 from sufficit.report.content import Content
 from sufficit.statistics import Estimate, Standing
 
@@ -139,7 +139,7 @@ def results_table(content: Content) -> Table:
     known = next(iter(content.summaries.values()))
     shown = [c for c in dict.fromkeys((*main, last, standing.column)) if c in known]
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
-    table.caption, table.caption_justify = legend(content), "left"
+    table.caption, table.caption_justify = literal(legend(content)), "left"
     table.add_column("method", no_wrap=True)
     for column in shown:
         arrow = "↑" if known[column].higher_is_better else "↓"
@@ -155,19 +155,18 @@ def results_table(content: Content) -> Table:
         interval = "-" if math.isnan(found.low) else f"{found.low:.2f} .. {found.high:.2f}"
         style = "bold" if method == standing.best else None
         style = style if method in standing.ranking else "dim"
-        table.add_row(marked(content, method), *cells.values(), interval, style=style)
+        table.add_row(literal(marked(content, method)), *cells.values(), interval, style=style)
     return table
 
 
 def notebook_table(content: Content) -> str:
     """The same table as HTML, with what it means and what to know before trusting it."""
     table = results_table(content)
-    cells = [[Text.from_markup(str(cell)).plain for cell in one.cells] for one in table.columns]
-    heads = [Text.from_markup(str(one.header)).plain for one in table.columns]
+    cells = [[str(cell) for cell in one.cells] for one in table.columns]
+    heads = [str(one.header) for one in table.columns]
     said = [legend(content), *sentences(content)]
     said += [one.text for one in cautions(content) if one.text not in said]
-    title = Text.from_markup(str(table.title or "")).plain
-    return html_table(title, heads, zip(*cells, strict=True), said)
+    return html_table(str(table.title), heads, zip(*cells, strict=True), said)
 
 
 def marked(content: Content, method: str) -> str:

@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from sufficit.outside import as_csv
 from sufficit.perturbation import bands
 from sufficit.perturbation.fills import fill_for
 from sufficit.perturbation.predictions import Predictions
@@ -248,20 +249,16 @@ def downloads(content: Content) -> list[tuple[str, str, str]]:
     )
     text = json.dumps(plain(facts), indent=2, ensure_ascii=False) + "\n"
     found = [
-        ("methods.csv", "every mean with its interval", _csv(means)),
+        ("methods.csv", "every mean with its interval", as_csv(means)),
         ("report.json", "means, comparisons and facts", text),
     ]
     if content.rows:
-        found.append(("images.csv", "the scores of every image", _csv(_all_rows(content))))
+        found.append(("images.csv", "the scores of every image", as_csv(_all_rows(content))))
     kinds = {"csv": "text/csv;charset=utf-8", "json": "application/json;charset=utf-8"}
     return [
         (name, what, _address(_text(text).encode(), kinds[name.rpartition(".")[2]]))
         for name, what, text in found
     ]
-
-
-def _csv(frame: pandas.DataFrame) -> str:
-    return str(frame.to_csv(index=False, lineterminator="\n"))
 
 
 def _all_rows(content: Content) -> pandas.DataFrame:

@@ -24,6 +24,7 @@ from sufficit.metrics.leakage import POOL, TENSORS, Leak, leak_warning
 from sufficit.metrics.localization import LOCALIZATION
 from sufficit.metrics.plan import ALPHA_GRID, Plan, ask
 from sufficit.metrics.scores import AlphaSearch, Scores, coarse, read, summary_of, with_leak
+from sufficit.outside import as_csv
 from sufficit.perturbation.predictions import ROWS, Predictions
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.report.content import Choice
@@ -269,7 +270,7 @@ def _write_pairs(path: Path, standing: Standing) -> None:
     frame = standing.frame()
     frame.insert(0, "column", standing.column)
     with writing(path) as part:
-        frame.assign(**asdict(standing.chance)).to_csv(part, index=False)
+        part.write_text(as_csv(frame.assign(**asdict(standing.chance))), encoding="utf-8")
 
 
 def heatmaps_of(

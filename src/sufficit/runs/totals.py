@@ -15,6 +15,7 @@ from sufficit.errors import UserError
 from sufficit.files import make_folder, writing
 from sufficit.metrics.metric import Curve
 from sufficit.metrics.scores import Scores
+from sufficit.outside import csv_cell
 from sufficit.sums import Sums, both
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def csv_writer(path: Path, heads: Sequence[str]) -> Iterator[Callable[[Sequence[
 
         def add(row: Sequence[str]) -> None:
             with _named(path):
-                rows.writerow(row)
+                rows.writerow([csv_cell(cell) for cell in row])
 
         yield add
 

@@ -17,6 +17,7 @@ from sufficit.data.splits import Part
 from sufficit.errors import EmptyHeatmapWarning
 from sufficit.explainers import CAMS, Methods, explain_all, methods_for
 from sufficit.files import make_folder, writing
+from sufficit.outside import as_csv
 from sufficit.progress import bar
 from sufficit.provenance import provenance, save_json
 from sufficit.sanity import randomization
@@ -164,7 +165,7 @@ def save_sanity(
     report = result.report
     make_folder(folder)
     with writing(folder / "sanity.csv") as path:
-        report.frame().to_csv(path, index=False)
+        path.write_text(as_csv(report.frame()), encoding="utf-8")
     plots.save(report.figure(), folder / "sanity.png")
     config = config | {"options": replace(options, methods=tuple(options.methods))}
     run = provenance(config, classifier.device, classifier.dtype) | {

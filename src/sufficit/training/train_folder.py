@@ -23,6 +23,7 @@ from sufficit.explainers.lax import Lax
 from sufficit.explainers.recipes import LaxRecipe
 from sufficit.files import place, read_json, writing
 from sufficit.metrics.leakage import leak_warning
+from sufficit.outside import as_csv
 from sufficit.provenance import provenance, save_json
 from sufficit.statistics import Estimate
 from sufficit.training.feed import Loader, cache_features
@@ -243,7 +244,7 @@ def _save(
 
     frame = pandas.DataFrame(outcome.history)
     with writing(folder / "history.csv") as path:
-        frame.to_csv(path, index=False)
+        path.write_text(as_csv(frame), encoding="utf-8")
     figure = plots.training_figure(frame, outcome.best_epoch, len(outcome.names))
     plots.save(figure, folder / "training.png")
     plots.save(_sheet(outcome, validation, classifier), folder / "sheet.png")
