@@ -68,7 +68,7 @@ def test_controls_and_class_agnostic_methods_are_marked_in_the_table(content: Co
     found = replace(with_values(content, values, standing), class_agnostic=["a", "c"])
     assert found.methods == ["a", "b", "c"]
     table = results_table(found)
-    assert list(table.columns[0].cells) == ["a (c)", "b", "c (a)"]
+    assert [str(cell) for cell in table.columns[0].cells] == ["a (c)", "b", "c (a)"]
     assert [row.style for row in table.rows] == ["dim", "bold", None]
     assert [cell[-1] for cell in table.columns[2].cells] == [" ", "*", " "]
     assert "(c) control; (a) class-agnostic: the same map for every class." in legend(found)

@@ -356,7 +356,11 @@ def test_an_example_of_your_own_replaces_the_digit(
 ) -> None:
     (tmp_path / "own.bmp").write_bytes(encode(torch.full((3, 40, 30), 0.2), "bmp"))
     own = example_image(tmp_path / "own.bmp")
-    answer = client_of(service, example=own).get("/api/example")
+    client = client_of(service, examples=[("own", own), ("other", b"PNG")])
+    assert client.get("/api/examples/1").content == b"PNG"
+    for number in ("2", "-1", "x"):
+        assert client.get(f"/api/examples/{number}").status_code == 422
+    answer = client.get("/api/examples/0")
     assert answer.headers["content-type"] == "image/png"
     with Image.open(io.BytesIO(answer.content)) as opened:
         assert opened.size == (30, 40)
@@ -364,6 +368,6 @@ def test_an_example_of_your_own_replaces_the_digit(
 
 
 def test_the_example_is_a_synthetic_digit(client: TestClient, digit: bytes) -> None:
-    with Image.open(io.BytesIO(client.get("/api/example").content)) as opened:
+    with Image.open(io.BytesIO(client.get("/api/examples/0").content)) as opened:
         expected = np.asarray(Image.open(io.BytesIO(digit))).astype(int)
         assert np.abs(np.asarray(opened).astype(int) - expected).max() <= 1

@@ -1,5 +1,6 @@
 """The page in Chromium, with a server in a thread."""
 
+import json
 import re
 import threading
 import time
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import uvicorn
+from PIL import Image
 from torch import nn
 
 from browsing import Tab, in_browser, launched, opened, shot
@@ -27,10 +29,10 @@ METHODS = ["gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam"]
 class Serving:
     """A server in a thread of its own, for as long as the block runs."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, **given: Any) -> None:
         self.listening = bind("127.0.0.1", 0)
         self.address = url(self.listening)
-        app = make_app(service, Limits(bytes=500_000, pixels=1_000_000))
+        app = make_app(service, Limits(bytes=500_000, pixels=1_000_000), **given)
         self.thread = threading.Thread(
             target=serve, args=(app, self.listening), kwargs={"ready": self.keep}
         )
@@ -314,3 +316,164 @@ def test_the_docs_of_the_endpoints_need_no_network(tab: PageTab, home: str) -> N
     assert "POST /api/score" in tab.page.inner_text("main")
     tab.page.set_viewport_size({"width": 390, "height": 800})
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def saved(tab: PageTab, button: str) -> tuple[str, Path]:
+    """The name and the content of what a button downloads."""
+    with tab.page.expect_download() as waiting:
+        tab.page.locator(button).click()
+    return waiting.value.suggested_filename, Path(waiting.value.path())
+
+
+def test_map_mask_and_numbers_can_be_downloaded(
+    tab: PageTab, service: Service, digit_file: Path
+) -> None:
+    tab.upload(digit_file)
+    tab.page.locator('#maps [data-method="kpca-cam"]').click()
+    tab.page.locator("#alpha").fill("7")
+    assert tab.drawn() == ("kpca-cam", 7)
+    scores, heatmap = truth(service, digit_file, "kpca-cam", 5)
+    name, path = saved(tab, "#get-map")
+    assert name == "five-kpca-cam-map.png"
+    with Image.open(path) as found:
+        assert found.mode == "L"
+        assert np.array_equal(np.asarray(found), (heatmap * 255).round().numpy())
+    name, path = saved(tab, "#get-mask")
+    assert name == "five-kpca-cam-mask-0.35.png"
+    with Image.open(path) as found:
+        mask = np.asarray(found.convert("L"))
+        assert np.array_equal(mask, (heatmap > 0.35).numpy() * np.uint8(255))
+    name, path = saved(tab, "#get-numbers")
+    assert name == "five-kpca-cam-numbers.json"
+    told = json.loads(path.read_text())
+    assert told["scores"]["msi"] == pytest.approx(scores.msi.item())
+    given = {"image": "five.png", "method": "kpca-cam", "alpha": 0.35, "model": "sufficit:digits"}
+    assert told.items() >= given.items()
+    assert told["prediction"][0]["name"] == "5"
+    assert not tab.page.is_visible("#get-link"), "a link cannot bring back an upload"
+
+
+def test_it_opens_on_the_best_method(tab: PageTab, digit_file: Path) -> None:
+    tab.upload(digit_file)
+    values = tab.msi()
+    best = max(values, key=lambda name: values[name])
+    assert best != METHODS[0], "or the test says nothing"
+    assert tab.drawn() == (best, 10)
+    pressed = tab.page.locator('#maps [aria-pressed="true"]').get_attribute("data-method")
+    assert pressed == best
+    tab.page.locator('#maps [data-method="finer-cam"]').click()
+    tab.page.fill("#alpha_min", "0.6")
+    tab.page.dispatch_event("#alpha_min", "change")
+    tab.page.wait_for_function(
+        "() => document.getElementById('to-start').textContent.includes('0.60')"
+    )
+    tab.state("done")
+    assert tab.drawn()[0] == "finer-cam", "what the user chose stays"
+
+
+def test_a_link_restores_an_example_its_method_and_threshold(
+    browser: Any, service: Service, digit: bytes
+) -> None:
+    examples = [("first.png", digit), ("a second, with & and #.png", digit)]
+    with Serving(service, examples=examples) as home:
+        with opened(browser, home, PageTab) as tab:
+            tab.page.locator("[data-example='1']").click()
+            tab.state("done")
+            tab.page.locator("label:text-is('layercam')").click()
+            tab.page.fill("#target", "3")
+            tab.page.dispatch_event("#target", "change")
+            tab.page.wait_for_function(
+                "() => document.querySelectorAll('#maps button').length === 4"
+            )
+            tab.state("done")
+            tab.page.locator('#maps [data-method="gradcam++"]').click()
+            tab.page.locator("#alpha").fill("13")
+            assert tab.drawn() == ("gradcam++", 13)
+            values = tab.msi()
+            tab.page.locator("#get-link").click()
+            tab.page.wait_for_function("() => location.hash.length > 1")
+            link = tab.page.url
+            assert tab.complaints == []
+        with opened(browser, link, PageTab) as tab:
+            tab.state("done")
+            assert tab.drawn() == ("gradcam++", 13)
+            assert tab.msi() == values
+            assert tab.page.input_value("#target") == "3"
+            assert tab.page.inner_text("#viewer-title").startswith(examples[1][0])
+        with opened(browser, f"{home}/#example=7&method=gradcam", PageTab) as tab:
+            assert "does not have" in tab.page.inner_text("#problem")
+            assert tab.complaints == []
+
+
+def test_terms_are_explained_one_hover_away(tab: PageTab, digit_file: Path) -> None:
+    tab.upload(digit_file)
+    shown = "e => getComputedStyle(e, '::after').content"
+    for place, sentence in (("#found", "does what the heatmap marks suffice"), ("form", "marked")):
+        term = tab.page.locator(f"{place} .tip").first
+        assert term.evaluate(shown) == "none"
+        term.hover()
+        assert sentence in term.evaluate(shown)
+        tab.page.mouse.move(1, 1)
+        assert term.evaluate(shown) == "none"
+        term.focus()
+        assert sentence in term.evaluate(shown), "with the keyboard too"
+        tab.page.evaluate("document.activeElement.blur()")
+
+
+def test_a_bad_upload_greys_the_old_result_and_says_so_at_the_upload(
+    tab: PageTab, digit_file: Path, tmp_path: Path
+) -> None:
+    tab.upload(digit_file)
+    for content in (b"", b"no image"):
+        (tmp_path / "bad.png").write_bytes(content)
+        tab.page.set_input_files("#file", tmp_path / "bad.png")
+        tab.page.wait_for_selector("#drop #problem:not([hidden])")
+        tab.state("failed")
+        assert "the result of five.png" in tab.page.inner_text("#stale")
+        opacity = "getComputedStyle(document.getElementById('viewer')).opacity"
+        tab.page.wait_for_function(f"() => Number({opacity}) < 0.5")
+        place = tab.page.locator("#problem").bounding_box()
+        assert 0 <= place["y"] < 900, "it is on the screen"
+        tab.upload(digit_file)
+        tab.page.wait_for_function(f"() => Number({opacity}) === 1")
+        assert not tab.page.is_visible("#stale")
+
+
+RED = [0, 31, 85, 136, 186, 227, 249, 249, 252]  # of the colours of a heatmap
+
+
+def test_colours_have_no_bands_at_coarse_steps(
+    tab: PageTab, service: Service, digit_file: Path
+) -> None:
+    tab.upload(digit_file)
+    tab.page.select_option("#value_step", "0.1")
+    tab.page.wait_for_function("() => document.getElementById('alpha').max === '10'")
+    tab.state("done")
+    _, heatmap = truth(service, digit_file, "kpca-cam", 5)
+    grey = read_image(digit_file, service.classifier.view).mul(255).mean(0).numpy()
+    weight = 0.7 * (heatmap * 255).round().numpy() / 255
+    script = "c => [...c.getContext('2d').getImageData(0, 0, 64, 64).data]"
+    seen = tab.page.locator('#maps [data-method="kpca-cam"] canvas').evaluate(script)
+    red = np.reshape(seen, (64, 64, 4))[..., 0]
+    tint = np.interp(weight / 0.7, np.linspace(0, 1, 9), RED)
+    assert np.abs(red - (grey * (1 - weight) + tint * weight)).max() <= 1
+
+
+def test_long_names_fit_a_phone(browser: Any, tmp_path: Path, digit: bytes) -> None:
+    long = "x" * 180
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    classifier = Classifier(model, "0", classes=[long, f"{long}y"], view=View(crop=(16, 16)))
+    own = {long: lambda _, images, targets: images.mean(1), "gradcam": "gradcam"}
+    service = open_service(classifier, long, own, value_step=0.1)
+    path = tmp_path / f"{long}.png"
+    path.write_bytes(digit)
+    size = {"width": 390, "height": 800}
+    with (
+        Serving(service, title=f"{long} title", examples=[(long, digit), (long, digit)]) as home,
+        opened(browser, home, PageTab, viewport=size) as tab,
+    ):
+        tab.upload(path)
+        assert tab.page.title() == f"{long} title"
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+        shot(tab, "page-long-names", tmp_path)
+        assert tab.complaints == []

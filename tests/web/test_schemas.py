@@ -49,7 +49,7 @@ MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 EXPECTED = {
     "/api/health": {200},
     "/api/model": {200},
-    "/api/example": {200},
+    "/api/examples/{number}": {200},
     "/api/explain": {200, 415, 422},
     "/api/score": {200, 415, 422},
 }

@@ -53,7 +53,7 @@ def test_flags_reach_the_page(sufficit, served: dict[str, Any], tmp_path: Path) 
     run = sufficit(
         *DIGITS, "--methods", f"{tmp_path / 'mine'},layercam", "--example", tmp_path / "own.bmp",
         "--max-mb", 2, "--max-waiting", 3, "--max-megapixels", 4, "--value-step", 0.1, "--size", 32,
-        "--allow-host", "models.example",
+        "--allow-host", "models.example", "--title", "<b>Digits",
     )  # fmt: skip
     assert run.code == 0, run.err
     assert served["name"][0] == "127.0.0.1"
@@ -63,8 +63,9 @@ def test_flags_reach_the_page(sufficit, served: dict[str, Any], tmp_path: Path) 
     assert served["page"] == f"http://127.0.0.1:{served['name'][1]}"
     with TestClient(served["app"], base_url="http://models.example") as client:
         facts = client.get("/api/model").json()
-        example = client.get("/api/example").content
+        example = client.get("/api/examples/0").content
         assert client.get("/api/model", headers={"host": "10.0.0.1"}).status_code == 400
+        assert "<title>&lt;b&gt;Digits</title>" in client.get("/").text
     assert facts["limits"] | {"seconds": 0} == {
         "bytes": 2_000_000, "pixels": 4_000_000, "places": 4, "seconds": 0, "decode_seconds": 10
     }  # fmt: skip

@@ -2,7 +2,7 @@
 
 import socket
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,8 +31,9 @@ def serve(
         typer.Option("--open/--no-open", help="Open a browser; the default is: in a terminal."),
     ] = None,
     example: Annotated[
-        str | None, typer.Option(help="Image behind the button Try an example.")
+        list[str] | None, typer.Option(help="Image that the page offers to try; repeatable.")
     ] = None,
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "",
     max_mb: Annotated[float, typer.Option(help="Largest upload, in MB.", min=0.01)] = 10.0,
     max_megapixels: Annotated[
         float, typer.Option(help="Largest image, in million pixels.", min=0.01)
@@ -66,12 +67,14 @@ def serve(
     )
     with bind(host, port) as listening:  # before the model: a taken port fails at once
         classifier = load(config)
-        image = None if example is None else web.example_image(place(example), limits)
+        files = [place(word) for word in example or []]
+        examples = [(file.name, web.example_image(file, limits)) for file in files]
         methods = methods_from(config.methods)
         service = web.open_service(classifier, config.model, methods, config.value_step)
         local, page = is_local(listening), url(listening)
         names = [*(allow_host or []), *([] if local else [socket.gethostname()])]
-        app_of_page = web.make_app(service, limits, example=image, names=names, loopback=local)
+        access: Any = {"names": names, "loopback": local}
+        app_of_page = web.make_app(service, limits, examples=examples, title=title, **access)
         out.print(literal(f"{config.model} at {page}; Ctrl-C stops it."), highlight=False)
         out.file.flush()  # a log file gets the line now
         if not local:

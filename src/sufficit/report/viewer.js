@@ -1,5 +1,6 @@
 /* The viewer: one image seen through one heatmap. Whoever shows it makes scenes:
-   { key, title, target, width, height, image, map, fill, grid, start, curves or null, waiting }. */
+   { key, title, target, width, height, image, map, fill, grid, start, curves or null, waiting },
+   and values, 255 M, where the steps of the grid are so wide that colours would show them. */
 const $ = (id) => document.getElementById(id);
 const VIEWS = ["kept", "hidden", "rest"];
 const INFERNO = [[0, 0, 4], [31, 12, 72], [85, 15, 109], [136, 34, 106], [186, 54, 85], [227, 89, 51], [249, 140, 10], [249, 201, 50], [252, 255, 164]];
@@ -34,10 +35,11 @@ const colour = (value) => {
   const place = value * (INFERNO.length - 1), low = Math.min(Math.floor(place), INFERNO.length - 2);
   return INFERNO[low].map((channel, c) => channel + (place - low) * (INFERNO[low + 1][c] - channel));
 };
+const FINE = Array.from({ length: 256 }, (_, i) => [i / 255, colour(i / 255)]);
 const coloursOf = (grid) => grid.map((alpha, step) => (step ? (alpha + grid[step - 1]) / 2 : 0)).map((value) => [value, colour(value)]);
 const drawOverlay = async (canvas, scene) => {
-  const colours = coloursOf(scene.grid);
-  const [image, map] = await Promise.all([pixelsOf(scene.image, scene), pixelsOf(scene.map, scene)]);
+  const colours = scene.values ? FINE : coloursOf(scene.grid);
+  const [image, map] = await Promise.all([pixelsOf(scene.image, scene), pixelsOf(scene.values || scene.map, scene)]);
   const drawn = new ImageData(scene.width, scene.height);
   for (let p = 0; p < image.length; p += 4) {
     const [value, tint] = colours[Math.min(map[p], colours.length - 1)];

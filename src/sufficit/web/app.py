@@ -4,11 +4,12 @@ import asyncio
 import io
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Form, Request, Response
+from fastapi import Path as PathField
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from markupsafe import Markup
@@ -47,14 +48,16 @@ def make_app(
     service: Service,
     limits: Limits | None = None,
     *,
-    example: bytes | None = None,
+    examples: Sequence[tuple[str, bytes]] = (),
+    title: str = "",
     names: Collection[str] = (),
     loopback: bool = True,
 ) -> FastAPI:
     """The page of a model, its endpoints and their schema.
 
     `names` are host names that requests may use besides localhost, `loopback` says whether only
-    this machine can reach the server, `example` is the PNG behind the button Try an example.
+    this machine can reach the server, `examples` are names and PNG files to try, `title` is the
+    page's heading.
     """
     limits = limits or Limits()
     # From elsewhere, no address may take all places.
@@ -81,7 +84,7 @@ def make_app(
         return service.facts(limits)
 
     app.include_router(_work(service, limits, queue))
-    _add_pages(app, service, limits, example or example_image())
+    _add_pages(app, service, limits, list(examples) or [("The example", example_image())], title)
     forms = app.openapi()["components"]["schemas"]
     forms["ExplainForm"]["properties"]["methods"]["items"]["enum"] = list(service.methods)
     forms["ScoreForm"]["properties"]["method"]["enum"] = list(service.methods)
@@ -151,7 +154,13 @@ def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
     return router
 
 
-def _add_pages(app: FastAPI, service: Service, limits: Limits, example: bytes) -> None:
+def _add_pages(
+    app: FastAPI,
+    service: Service,
+    limits: Limits,
+    examples: Sequence[tuple[str, bytes]],
+    title: str,
+) -> None:
     templates, feel = environment(HOME), look_and_feel(HOME)
     names = [service.class_name(number) for number in range(service.n_classes)]
     count = Counter(names)  # classes that share a name get their number as well
@@ -164,20 +173,32 @@ def _add_pages(app: FastAPI, service: Service, limits: Limits, example: bytes) -
         form=ScoreForm.model_json_schema()["properties"],
         steps=sorted({*STEPS, service.value_step}),
         options=options,
-        data={"bytes": limits.bytes, "targets": targets},
+        title=title,
+        examples=[name for name, _ in examples],
+        data={
+            "bytes": limits.bytes,
+            "targets": targets,
+            "examples": [name for name, _ in examples],
+            "model": service.name,
+            "version": __version__,
+            "settings": _settings(service),
+        },
         more=Markup(asset("live.css", HOME)),
         **feel,
     )
     allowed = (
-        f"img-src data: blob:; connect-src 'self'; script-src 'sha256-{feel['script_digest']}'"
+        f"img-src 'self' data: blob:; connect-src 'self';"
+        f" script-src 'sha256-{feel['script_digest']}'"
     )
     policy = f"{SHUT}; {allowed}; base-uri 'none'; form-action 'none'"
-    png = {200: {"content": PNG, "description": "A PNG file."}, **ALWAYS}
+    png = {200: {"content": PNG, "description": "A PNG file."}, 422: FAILURES[422], **ALWAYS}
 
-    @app.get("/api/example", response_class=Response, responses=png)
-    async def example_file() -> Response:
-        """An image to try the page with."""
-        return Response(example, media_type="image/png")
+    @app.get("/api/examples/{number}", response_class=Response, responses=png)
+    async def example_file(
+        number: Annotated[int, PathField(ge=0, le=len(examples) - 1)],
+    ) -> Response:
+        """An image to try the page with; they are numbered from 0."""
+        return Response(examples[number][1], media_type="image/png")
 
     @app.get("/", include_in_schema=False)
     async def home() -> HTMLResponse:
@@ -187,6 +208,12 @@ def _add_pages(app: FastAPI, service: Service, limits: Limits, example: bytes) -
     async def docs() -> HTMLResponse:
         text = templates.get_template("endpoints.html").render(schema=app.openapi(), **feel)
         return HTMLResponse(text, headers={"Content-Security-Policy": f"{SHUT}; img-src data:"})
+
+
+def _settings(service: Service) -> dict[str, str]:
+    """What the fields of the page hold at first."""
+    form = {name: str(field.default) for name, field in ScoreForm.model_fields.items()}
+    return form | {"value_step": str(service.value_step)}
 
 
 def example_image(file: Path | None = None, limits: Limits | None = None) -> bytes:

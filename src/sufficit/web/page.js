@@ -1,14 +1,21 @@
 /* The page: send an image to the server, show the heatmaps, then the scores method by method. */
 const data = JSON.parse($("data").textContent);
 const TRIES = 24, PAUSE = 350;
-let file = null, name = "", run = null, explained = null, chosen = null, pause = 0;
+let file = null, name = "", example = null, run = null, explained = null, chosen = null, pause = 0;
+let picked = false, wanted = null; /* by the user: a method, and what a link asks for */
 const scored = new Map();
 
 const signed = (value) => (value === null ? "–" : (value >= 0 ? "+" : "−") + Math.abs(value).toFixed(2));
 const plain = (value) => (value === null ? "–" : value.toFixed(2).replace("-", "−"));
 const make = (tag, more = {}, ...inside) => { const found = Object.assign(document.createElement(tag), more); found.append(...inside); return found; };
 const inform = (text) => { $("status").textContent = text; };
-const complain = (text) => { $("problem").textContent = text; $("problem").hidden = !text; if (text) inform(""); };
+const complain = (text) => {
+  $("problem").textContent = text; $("problem").hidden = !text;
+  if (!text) return;
+  inform("");
+  if (explained) { $("found").dataset.state = "failed"; $("stale").textContent = `This is still the result of ${explained.name}.`; }
+  $("problem").scrollIntoView({ block: "nearest" });
+};
 const wait = (seconds, signal) => new Promise((done, fail) => { const timer = setTimeout(done, 1000 * seconds); signal.addEventListener("abort", () => { clearTimeout(timer); fail(signal.reason); }); });
 
 /* One request; retried while the server is busy. */
@@ -45,11 +52,11 @@ const start = async () => {
   try {
     const found = await ask("/api/explain", [...fields, ...methods().map((method) => ["methods", method])], mine.signal);
     known.clear();
-    explained = { ...found, fields };
+    explained = { ...found, fields, name, example };
     showExplained();
     await scoreAll(mine.signal);
   } catch (error) {
-    if (!mine.signal.aborted) { $("found").dataset.state = "failed"; complain(error.message); }
+    if (!mine.signal.aborted) complain(error.message);
   }
 };
 const keyOf = (method) => JSON.stringify([method, $("score").value, explained.fields]);
@@ -64,9 +71,12 @@ const scoreAll = async (signal) => {
     scored.set(key, await ask("/api/score", [...explained.fields, ["method", method], ["score", $("score").value]], signal));
     showScores(method);
   }
+  if (!picked) choose(best(), now.step);
   $("found").dataset.state = "done";
   inform(`Done: ${all.length} ${all.length > 1 ? "methods" : "method"} scored in ${((performance.now() - started) / 1000).toFixed(1)} seconds, curve step ${explained.value_step}.`);
 };
+
+const best = () => explained.maps.map((map) => map.method).reduce((top, method) => ((scoresOf(method)?.msi ?? -Infinity) > (scoresOf(top)?.msi ?? -Infinity) ? method : top));
 
 /* Show the answers. */
 const showExplained = () => {
@@ -81,15 +91,17 @@ const showExplained = () => {
   }));
   const whole = make("figure", { className: "thumb" }, make("img", { src: explained.image, alt: `${name}, the model's input`, width: explained.width, height: explained.height }), make("figcaption", { textContent: "model input" }));
   $("maps").replaceChildren(whole, ...explained.maps.map(thumb));
+  let step = explained.start;
+  if (wanted) { picked = explained.maps.some((map) => map.method === wanted.method); chosen = wanted.method; step = stepAt(wanted.alpha); wanted = null; }
   if (!explained.maps.some((map) => map.method === chosen)) chosen = explained.maps[0].method;
   explained.maps.forEach((map) => showScores(map.method));
-  choose(chosen, explained.start);
+  choose(chosen, step);
 };
 const thumb = (map) => {
   const canvas = make("canvas", { width: explained.width, height: explained.height, ariaHidden: "true" });
   const found = make("button", { type: "button", className: "thumb" }, canvas, make("span", { textContent: map.method }), make("b"), make("small"));
   found.dataset.method = map.method;
-  found.addEventListener("click", () => choose(map.method, now.scene && now.scene.key === map.method ? now.step : explained.start));
+  found.addEventListener("click", () => { picked = true; choose(map.method, now.scene && now.scene.key === map.method ? now.step : explained.start); });
   drawOverlay(canvas, sceneOf(map));
   return found;
 };
@@ -105,32 +117,82 @@ const showScores = (method) => {
 };
 const sceneOf = (map) => ({
   key: map.method, title: `${name}, ${map.method}`, target: explained.target.name, width: explained.width, height: explained.height,
-  image: explained.image, map: map.map, fill: explained.fill, grid: explained.grid, start: explained.start, shares: map.shares,
+  image: explained.image, map: map.map, values: map.values, fill: explained.fill, grid: explained.grid, start: explained.start, shares: map.shares,
   curves: scoresOf(map.method)?.curves ?? null, classes: scoresOf(map.method)?.classes ?? {}, waiting: "not computed yet",
 });
 const choose = (method, step) => {
   chosen = method;
+  $("get-link").hidden = explained.example === null;
   $("maps").querySelectorAll("button").forEach((one) => one.setAttribute("aria-pressed", String(one.dataset.method === method)));
+  const strip = $("maps"), shown = thumbOf(method), left = shown.offsetLeft - strip.offsetLeft; /* into sight, in a strip that scrolls */
+  if (left < strip.scrollLeft || left + shown.offsetWidth > strip.scrollLeft + strip.clientWidth) strip.scrollLeft = left - 12;
   return present(sceneOf(explained.maps.find((map) => map.method === method)), Math.min(step, explained.grid.length - 1));
 };
 
+/* What can be taken away: the map, the mask, the numbers, and for an example a link. */
+const download = (address, ending) => make("a", { href: address, download: `${explained.name.replace(/\.[^.]*$/, "").replace(/[^\p{L}\p{N}_-]+/gu, "-").slice(0, 60) || "image"}-${chosen.replace(/[^\w+-]+/g, "-").slice(0, 60)}-${ending}` }).click();
+$("get-map").addEventListener("click", () => download(explained.maps.find((map) => map.method === chosen).values, "map.png"));
+$("get-mask").addEventListener("click", async () => {
+  const { scene, step } = now, { width, height } = scene, map = await pixelsOf(scene.map, scene);
+  const canvas = make("canvas", { width, height }), drawn = new ImageData(width, height);
+  for (let p = 0; p < map.length; p += 4) { drawn.data.fill(map[p] > step ? 255 : 0, p, p + 3); drawn.data[p + 3] = 255; }
+  canvas.getContext("2d").putImageData(drawn, 0, 0);
+  download(canvas.toDataURL("image/png"), `mask-${scene.grid[step].toFixed(2)}.png`);
+});
+$("get-numbers").addEventListener("click", () => {
+  const { maps, image, fill, fields, ...facts } = explained, shares = maps.find((map) => map.method === chosen).shares;
+  const told = { model: data.model, sufficit: data.version, image: explained.name, method: chosen, alpha: now.scene.grid[now.step], ...facts, shares, scores: scoresOf(chosen) ?? null };
+  const address = URL.createObjectURL(new Blob([JSON.stringify(told, null, 1)], { type: "application/json" }));
+  download(address, "numbers.json");
+  setTimeout(() => URL.revokeObjectURL(address), 60000);
+});
+const FIELDS = ["target", "alpha_min", "fill", "score", "value_step"];
+const linkNow = () => {
+  const words = { example: explained.example, method: chosen, alpha: now.scene.grid[now.step].toFixed(4).replace(/0+$/, ""), methods: methods().join(",") };
+  FIELDS.forEach((id) => { if ($(id).value !== data.settings[id]) words[id] = $(id).value; });
+  return `${location.href.split("#")[0]}#${new URLSearchParams(words)}`;
+};
+$("get-link").addEventListener("click", async () => {
+  const link = linkNow();
+  history.replaceState(null, "", link);
+  try { await navigator.clipboard.writeText(link); inform("The link is copied: it opens this image, method and threshold."); } catch { inform("The link is in the address bar: it opens this image, method and threshold."); }
+});
+const stepAt = (alpha) => explained.grid.reduce((near, value, step) => (Math.abs(value - alpha) < Math.abs(explained.grid[near] - alpha) ? step : near), 0);
+const openLink = () => {
+  const words = new URLSearchParams(location.hash.slice(1)), number = Number(words.get("example"));
+  if (!words.has("example")) return;
+  if (!Number.isInteger(number) || number < 0 || number >= data.examples.length) { complain("The link asks for an example that this server does not have: choose an image."); return; }
+  FIELDS.forEach((id) => { const value = words.get(id); if (value !== null) $(id).value = value; });
+  const asked = (words.get("methods") || "").split(",");
+  if (words.has("methods")) document.querySelectorAll('[name="methods"]').forEach((box) => { box.checked = asked.includes(box.value); });
+  wanted = { method: words.get("method"), alpha: Number(words.get("alpha")) || 0 };
+  takeExample(number);
+};
+
 /* Images: chosen, dropped, pasted, or the example. */
-const take = (found, called) => {
+const take = (found, called, number = null) => {
   if (found.size > data.bytes) { run?.abort(); complain(`The file is too large, the limit is ${data.bytes / 1e6} MB: choose a smaller one.`); return; }
   if (!found.size) { run?.abort(); complain("The file is empty: choose another."); return; }
-  file = found; name = called || "the image";
+  file = found; name = called || "the image"; example = number; picked = false;
   scored.clear();
   now.scene = null;
   start();
 };
 $("file").addEventListener("change", () => { const [found] = $("file").files; if (found) take(found, found.name); });
-$("example").addEventListener("click", async () => {
-  try { take(await (await fetch("/api/example")).blob(), "The example"); } catch { complain("The server does not answer: check that it still runs."); }
-});
+const takeExample = async (number) => {
+  try {
+    const answer = await fetch(`/api/examples/${number}`);
+    if (!answer.ok) throw new Error();
+    take(await answer.blob(), data.examples[number], number);
+  } catch { complain("The server does not answer: check that it still runs."); }
+};
+document.querySelectorAll("[data-example]").forEach((button) => button.addEventListener("click", () => takeExample(Number(button.dataset.example))));
 document.addEventListener("paste", (event) => { const [found] = event.clipboardData.files; if (found) { event.preventDefault(); take(found, "The pasted image"); } });
 document.addEventListener("dragover", (event) => { event.preventDefault(); $("drop").classList.add("over-it"); });
 document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) $("drop").classList.remove("over-it"); });
 document.addEventListener("drop", (event) => { event.preventDefault(); $("drop").classList.remove("over-it"); const [found] = event.dataTransfer.files; if (found) take(found, found.name); });
 $("settings").addEventListener("submit", (event) => { event.preventDefault(); start(); });
 $("settings").addEventListener("change", () => { clearTimeout(pause); pause = setTimeout(start, PAUSE); });
+window.addEventListener("hashchange", openLink);
+openLink();
 document.documentElement.dataset.ready = "yes";

@@ -116,6 +116,7 @@ class Heatmap(BaseModel):
 
     method: str
     map: str = Field(description="PNG as a data URL; M > grid[i] where a pixel is above i.")
+    values: str = Field(description="PNG as a data URL; 255 M, rounded.")
     shares: list[float] = Field(description="Share of the pixels above each alpha of the grid.")
     mask_penalty: float = Field(description="Share of the pixels at or above alpha_min.")
     empty: bool = Field(description="Whether the heatmap is 0 everywhere.")

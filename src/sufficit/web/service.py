@@ -34,6 +34,7 @@ from sufficit.web.schemas import LEAST_STEP, ExplainForm, ImageAnswer, ImageForm
 COLUMNS = ("insertion_pixel", "deletion_pixel", "base_score", "mask_penalty", "msi")
 VALUE_STEP = 0.05  # the tables use 0.01, which takes five times as long
 LIKELIEST = 5
+ROUNDED = tuple((i + 0.5) / 255 for i in range(255))  # the grid whose steps are 255 M, rounded
 RETRY_SECONDS = 5
 GRACE = 3.0  # seconds that a running request has when the server stops
 T = TypeVar("T")
@@ -57,6 +58,7 @@ class Service:
         likeliest = probabilities.nan_to_num(-1).topk(min(LIKELIEST, self.n_classes)).indices
         # A page with one image can hold its maps at full size.
         maps = viewer_data.encode_heatmaps(heatmaps, common.grid, sides=(512,))
+        values = viewer_data.encode_heatmaps(heatmaps, ROUNDED, sides=(512,))
         marked = bands.at_least(form.alpha_min)
         return schemas.Explained(
             **dict(common),
@@ -69,6 +71,7 @@ class Service:
                 schemas.Heatmap(
                     method=name,
                     map=maps[name][0],
+                    values=values[name][0],
                     shares=[share or 0.0 for share in viewer_data.shares_of(found, common.grid)[0]],
                     mask_penalty=bands.inside(found.cpu(), marked).double().mean().item(),
                     empty=not bool(found.any()),
