@@ -1,4 +1,4 @@
-"""Bootstrap, sign flips, Holm's correction and rankings: against scipy, plain loops, by hand."""
+"""Sign flips, Holm's correction and rankings: against scipy, plain loops, by hand."""
 
 import math
 import time
@@ -15,11 +15,11 @@ from scipy import stats
 
 from reference import three_methods
 from sufficit import UserError
+from sufficit.intervals import intervals, moments
 from sufficit.statistics import (
     ENUMERATED,
     Pair,
     Standing,
-    bootstrap,
     compare_values,
     estimates,
     holm,
@@ -32,76 +32,6 @@ NAN = math.nan
 QUARTERS = st.integers(-20, 20).map(lambda whole: whole / 4)  # exact in floating point, with ties
 FEW = arrays.arrays(np.float64, st.integers(1, 9), elements=QUARTERS)
 P_VALUES = arrays.arrays(np.float64, st.integers(0, 12), elements=st.floats(0, 1))
-
-
-def column(*values: float) -> np.ndarray:
-    return np.array(values)[:, None]
-
-
-def test_intervals_agree_with_scipy() -> None:
-    values = np.random.default_rng(3).normal([0.0, 2.0], [1.0, 0.1], size=(80, 2))
-    values[:, 1] = values[:, 1] ** 3  # skewed
-    low, high = bootstrap(values, resamples=20_000)
-    for i in range(2):
-        peer = stats.bootstrap(
-            (values[:, i],), np.mean, n_resamples=20_000, method="percentile", rng=1
-        ).confidence_interval
-        # The edge of 20,000 draws errs by 1.4 % of the width, both of them by 2 %.
-        width = peer.high - peer.low
-        assert low[i] == pytest.approx(peer.low, abs=0.03 * width)
-        assert high[i] == pytest.approx(peer.high, abs=0.03 * width)
-
-
-def test_intervals_known_by_hand() -> None:
-    # Of two values drawn both are the first in a quarter of the cases: more than 2.5 %.
-    assert np.concatenate(bootstrap(column(3, 5))).tolist() == [3, 5]
-    # Ones drawn out of 10, half of which are 1: at most 1 in 1.07 %, at most 2 in 5.5 %.
-    low, high = bootstrap(column(*[0, 1] * 5))
-    assert (low[0], high[0]) == pytest.approx((0.2, 0.8))
-    # Ones drawn out of 4, one of which is 1: 4 in 0.4 %, 3 or 4 in 5.1 %.
-    low, high = bootstrap(column(0, 0, 1, 0))
-    assert (low[0], high[0]) == pytest.approx((0, 0.75))
-
-
-def test_intervals_of_zeros_and_ones_are_the_binomials() -> None:
-    for ones, n in [(12, 60), (30, 100), (5, 50)]:
-        low, high = bootstrap(column(*[1] * ones, *[0] * (n - ones)), resamples=40_000)
-        exact = stats.binom(n, ones / n).ppf([0.025, 0.975]) / n
-        assert (low[0], high[0]) == pytest.approx(tuple(exact), abs=1e-9)
-
-
-def test_intervals_of_equal_values_are_that_value() -> None:
-    low, high = bootstrap(np.full((10, 1), 0.1))
-    assert (low[0], high[0]) == (0.1, 0.1)
-
-
-def test_nan_is_left_out_of_intervals_wherever_it_stands() -> None:
-    values = np.random.default_rng(3).normal(size=(50, 3))
-    holed = np.full((80, 3), np.nan)
-    holed[::2][:40, 0] = values[:40, 0]
-    holed[30:, 1:] = values[:, 1:]
-    low, high = bootstrap(holed)
-    one, others = bootstrap(values[:40, :1]), bootstrap(values[:, 1:])
-    assert low.tolist() == [*one[0], *others[0]]
-    assert high.tolist() == [*one[1], *others[1]]
-
-
-def test_fewer_than_two_values_have_no_interval() -> None:
-    assert np.isnan(bootstrap(np.ones((1, 2)))).all()
-    assert np.isnan(bootstrap(np.ones((0, 2)))).all()
-    low, high = bootstrap(np.array([[1.0, np.nan, 1.0], [np.nan, np.nan, 3.0]]))
-    assert np.isnan([low[:2], high[:2]]).all()
-    assert (low[2], high[2]) == (1, 3)
-
-
-def test_intervals_do_not_depend_on_how_much_is_held_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    values = np.random.default_rng(4).normal(size=(30, 2))
-    whole = bootstrap(values, resamples=999, seed=5)
-    monkeypatch.setattr("sufficit.statistics.HELD", 100)
-    assert np.allclose(whole, bootstrap(values, resamples=999, seed=5), rtol=1e-12)
-    assert not np.allclose(whole, bootstrap(values, resamples=999, seed=6), rtol=1e-3)
 
 
 def flipped_plainly(differences: np.ndarray) -> float:
@@ -207,7 +137,7 @@ def test_50_000_images_and_10_000_draws_take_little_time_and_memory() -> None:
     assert p == pytest.approx(2 * stats.norm.sf(abs(z)), abs=0.01)
     tracemalloc.start()
     sign_flip(differences, draws=1000)
-    bootstrap(differences[:, None], resamples=40)
+    intervals(differences[:, None])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 64e6
@@ -255,40 +185,56 @@ def test_pairing_tells_what_the_intervals_of_the_means_do_not() -> None:
     assert (standing.best, standing.not_different) == ("a", ("b",))
     assert standing.ranking == ("a", "b", "c")
     # The images differ so much more than the methods that the means' intervals overlap.
-    low, high = bootstrap(np.stack([values["a"], values["c"]], axis=1))
+    low, high = intervals(np.stack([values["a"], values["c"]], axis=1))
     assert low[0] < high[1]
     far = pair_of(standing, "a", "c")
     assert 0.9 < far.low < far.difference < far.high < 1.1
     assert far.p_corrected == pytest.approx(3 / 10_001)
 
 
-def test_a_pair_is_the_bootstrap_and_the_sign_flip_of_its_differences() -> None:
+def test_a_pair_is_the_interval_and_the_tests_of_its_differences() -> None:
     values = three_methods()
-    standing = compare_values(values, seed=3, resamples=500, draws=700)
+    standing = compare_values(values, seed=3, draws=700)
     tests = []
     for pair in standing.pairs:
         difference = values[pair.first] - values[pair.second]
-        low, high = bootstrap(difference[:, None], resamples=500, seed=3)
+        low, high = intervals(difference[:, None])
         assert pair.difference == pytest.approx(difference.mean())
         assert (pair.low, pair.high) == pytest.approx((low[0], high[0]))
-        assert (pair.p, pair.exact) == sign_flip(difference, draws=700, seed=3)
+        flipped, exact = sign_flip(difference, draws=700, seed=3)
+        by_interval = moments(difference[:, None], np.ones((40, 1), np.int64)).p_values()[0]
+        assert (pair.p, pair.exact) == (pytest.approx(max(flipped, by_interval)), exact)
         assert (pair.n, pair.n_nan) == (40, 0)
         tests.append(pair.p)
     assert [pair.p_corrected for pair in standing.pairs] == holm(np.array(tests)).tolist()
     assert asdict(standing.chance) == {
-        "seed": 3, "resamples": 500, "draws": 700, "correction": "holm", "level": 0.05,
+        "seed": 3, "draws": 700, "correction": "holm", "level": 0.05,
     }  # fmt: skip
 
 
-def test_intervals_of_differences_agree_with_scipys_paired_bootstrap() -> None:
-    values = three_methods()
-    pair = pair_of(compare_values(values, resamples=20_000), "a", "c")
-    peer = stats.bootstrap(
-        (values["a"], values["c"]), lambda a, c, axis: np.mean(a - c, axis=axis),
-        paired=True, n_resamples=20_000, method="percentile", rng=1,
-    ).confidence_interval  # fmt: skip
-    width = peer.high - peer.low
-    assert (pair.low, pair.high) == pytest.approx((peer.low, peer.high), abs=0.03 * width)
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.sampled_from([3, 8, 25]), st.floats(-1, 1))
+def test_what_is_significant_has_an_interval_without_0(seed: int, n: int, shift: float) -> None:
+    values = np.random.default_rng(seed).exponential(size=n) ** 2 + 2 * shift
+    (pair,) = compare_values({"x": values, "y": np.zeros(n)}, draws=200).pairs
+    assert pair.p >= 0.05 or not pair.low <= 0 <= pair.high
+
+
+@pytest.mark.parametrize(("n", "most"), [(10, 0.11), (30, 0.10), (60, 0.09)])
+def test_skewed_differences_are_rarely_significant_by_chance(n: int, most: float) -> None:
+    random = np.random.default_rng(21)
+    found, flipped = [], []
+    for seed in range(500):
+        differences = random.lognormal(size=n) - np.exp(0.5)
+        (pair,) = compare_values({"x": differences, "y": 0 * differences}, draws=299).pairs
+        found.append(pair.p < 0.05)
+        flipped.append(sign_flip(differences, draws=299, seed=seed)[0] < 0.05)
+    assert np.mean(found) < most < np.mean(flipped), "signs alone are fooled by skewness"
+
+
+def test_equal_differences_are_as_significant_as_their_signs() -> None:
+    (pair,) = compare_values({"x": [1.5] * 6, "y": [1.0] * 6}).pairs
+    assert (pair.difference, pair.low, pair.high, pair.p) == (0.5, 0.5, 0.5, 2 / 64)
 
 
 def test_lower_may_be_better() -> None:
@@ -315,7 +261,8 @@ def test_images_where_either_has_no_value_are_left_out_and_counted() -> None:
     # Their own means are 3 and 4; where both have a value x is ahead by 3 and by 1.
     assert standing.means == pytest.approx({"y": 4, "x": 3, "z": NAN}, nan_ok=True)
     assert (pair.first, pair.difference, pair.n, pair.n_nan) == ("y", -2, 2, 2)
-    assert (pair.low, pair.high, pair.p) == (-3, -1, 0.5)
+    assert (pair.low, pair.high) == pytest.approx(stats.t.interval(0.95, 1, -2, 1))
+    assert pair.p == 0.5
     nothing = pair_of(standing, "x", "z")
     assert (nothing.n, nothing.n_nan, nothing.p) == (0, 4, 1)
     assert np.isnan([nothing.difference, nothing.low, nothing.high]).all()
@@ -329,7 +276,7 @@ def test_swapping_two_methods_or_the_direction_changes_signs_alone(
     rows: list[tuple[float, float]], seed: int
 ) -> None:
     a, b = (list(values) for values in zip(*rows, strict=True))
-    few = {"seed": seed, "resamples": 50, "draws": 50}
+    few = {"seed": seed, "draws": 50}
     (one,) = compare_values({"x": a, "y": b}, **few).pairs
     (swapped,) = compare_values({"x": b, "y": a}, **few).pairs
     (turned,) = compare_values({"x": a, "y": b}, higher_is_better=False, **few).pairs
@@ -340,13 +287,13 @@ def test_swapping_two_methods_or_the_direction_changes_signs_alone(
     sign = 1 if turned.first == one.first else -1
     assert turned.difference == sign * one.difference
     mirrored = (turned.low, turned.high) if sign == 1 else (-turned.high, -turned.low)
-    assert mirrored == pytest.approx((one.low, one.high), abs=1e-12)
+    assert mirrored == pytest.approx((one.low, one.high), abs=1e-9)
 
 
 @settings(deadline=None)
 @given(st.lists(st.floats(-2, 1), min_size=1, max_size=40))
 def test_identical_methods_differ_by_0_with_p_1(values: list[float]) -> None:
-    standing = compare_values({"x": values, "y": values}, resamples=20)
+    standing = compare_values({"x": values, "y": values})
     (pair,) = standing.pairs
     assert (pair.difference, pair.p, pair.p_corrected) == (0, 1, 1)
     assert standing.not_different == ("y",)
@@ -435,20 +382,15 @@ def test_infinite_values_are_refused() -> None:
 # More images than groups
 
 
-def resampled_plainly(values: np.ndarray, seed: int) -> np.ndarray:
-    """The percentile interval of a mean, all images drawn at once."""
-    drawn = np.random.default_rng(seed).integers(len(values), size=(2000, len(values)))
-    return np.quantile(values[drawn].mean(axis=1), [0.025, 0.975])
-
-
 @pytest.mark.parametrize("n", [30, 2000])
-def test_up_to_as_many_images_as_groups_single_images_are_resampled(
+def test_up_to_as_many_images_as_groups_each_image_counts(
     n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sufficit.sums.GROUPS", 2000)
     values = np.random.default_rng(11).exponential(size=n) ** 2
     found = estimates({"a": values}, {"a": True}, seed=4)["a"]
-    assert (found.low, found.high) == pytest.approx(tuple(resampled_plainly(values, 4)), rel=1e-12)
+    low, high = intervals(values[:, None])
+    assert (found.low, found.high) == pytest.approx((low[0], high[0]), rel=1e-12)
     monkeypatch.setattr("sufficit.sums.GROUPS", n - 1)
     grouped = estimates({"a": values}, {"a": True}, seed=4)["a"]
     assert grouped.low != pytest.approx(found.low, rel=1e-12)
@@ -471,8 +413,8 @@ def test_intervals_of_groups_hold_the_truth_in_95_percent(
     monkeypatch.setattr("sufficit.sums.GROUPS", 250)
     random, inside = np.random.default_rng(15), []
     for seed in range(1000):
-        low, high = bootstrap(sorted_by_class(random, n)[:, None], resamples=1000, seed=seed)
-        inside.append(low[0] <= 1 <= high[0])
+        found = estimates({"a": sorted_by_class(random, n)}, {"a": True}, seed=seed)["a"]
+        inside.append(found.low <= 1 <= found.high)
     # The error of a share of 1,000 is 0.7 %.
     assert 0.93 < np.mean(inside) < 0.97
 
@@ -505,7 +447,7 @@ def test_two_methods_of_many_images_are_told_apart_as_one_by_one(
     (one,), (two,) = single.pairs, grouped.pairs
     assert (two.n, two.n_nan, two.exact) == (one.n, one.n_nan, False)
     assert two.difference == pytest.approx(one.difference, rel=1e-9)
-    # The width errs by 1.6 % for 2,000 groups and by 2 % for 2,000 resamples, in each of the two.
+    # The width errs by 1.6 % for 2,000 groups.
     width = one.high - one.low
     assert (two.low, two.high) == pytest.approx((one.low, one.high), abs=0.08 * width)
     assert two.p == pytest.approx(one.p, abs=0.03)
@@ -535,5 +477,5 @@ def test_few_differences_among_many_images_keep_their_exact_test() -> None:
 
 def test_methods_that_are_equal_on_many_images_differ_by_0() -> None:
     values = np.random.default_rng(16).normal(size=20_000)
-    (pair,) = compare_values({"x": values, "y": values}, resamples=20).pairs
+    (pair,) = compare_values({"x": values, "y": values}).pairs
     assert (pair.difference, pair.low, pair.high, pair.p, pair.exact) == (0, 0, 0, 1, True)

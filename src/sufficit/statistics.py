@@ -1,10 +1,9 @@
-"""Means with bootstrap intervals, paired sign-flip tests, and methods ranked by them.
+"""Means with intervals, paired tests, and methods ranked by them.
 
 All of them are made from `Sums`, which take images a few at a time and do not grow with their
-number. Bootstrap and sign-flip test are written here, not taken from scipy.stats, for three
-reasons: all columns share the draws of one seed, so that published intervals and p-values stay the
-same; memory does not grow with images times draws; images without a difference do not count towards
-the exact test. The tests compare both with scipy.
+number. A difference is significant if a sign-flip test and its interval both say so. The
+sign-flip test is written here, not taken from scipy.stats, because memory must not grow with images
+times draws, and images without a difference do not count towards the exact test.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,22 +15,20 @@ import numpy as np
 import numpy.typing as npt
 
 from sufficit.errors import UserError, unknown
-from sufficit.sums import Counts, Floats, Sums, both, sums_of, with_pairs
+from sufficit.intervals import LEVEL, moments, ratio_interval
+from sufficit.sums import Floats, Sums, both, sums_of, with_pairs
 
 if TYPE_CHECKING:
     import pandas
 
-RESAMPLES = 2000  # of a bootstrap
 DRAWS = 10_000  # of a sign-flip test
 ENUMERATED = 20  # differences up to which the sign-flip test is exact
-HELD = 1_000_000  # numbers in memory at a time
-LEVEL = 0.05  # of significance, and outside an interval
 ALIKE = "not significantly different"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean of a column over images with its 95 % bootstrap interval; NaN values are counted."""
+    """The mean of a column over images with its 95 % interval; NaN values are counted."""
 
     mean: float
     low: float
@@ -54,7 +51,7 @@ def estimates_of(
     """Return the mean and interval of the columns that a direction is given for."""
     names = [*directions]
     values, counts = sums.groups(names)
-    low, high = _intervals(values, counts, chance or Chance(sums.seed))
+    low, high = moments(values, counts).interval((chance or Chance(sums.seed)).level)
     known = counts.sum(axis=0)
     parts = (sums.means(names), low, high, known, sums.n - known)
     found = zip(names, *(part.tolist() for part in parts), strict=True)
@@ -66,24 +63,18 @@ def estimates_of(
 def ratio_estimate(own: Floats, chance: Floats, *, seed: int = 0) -> Estimate:
     """Return the ratio of two means over the same images, with its interval: [N], [N].
 
-    Images without one of the two values do not count, nor do resamples in which both means are 0.
+    Images without one of the two values do not count.
     """
     return ratio_of(sums_of(both(own, chance), seed=seed))
 
 
 def ratio_of(sums: Sums, chance: "Chance | None" = None) -> Estimate:
     """Return the ratio of two means and its interval, from the sums of `both` columns."""
-    chance = chance or Chance(sums.seed)
     values, counts = sums.groups(["own", "chance"])
-    known, low, high = counts[:, 0] > 0, np.nan, np.nan
-    if known.sum() > 1:
-        means = _resampled_means(values[known], counts[known, 0], chance)
-        drawn = ratio(*means.T)
-        if not np.isnan(drawn).all():
-            # No interpolation between resamples, because some may be infinite.
-            low, high = np.nanquantile(drawn, chance.edges, method="nearest")
-    mean, n = float(ratio(*sums.means(["own", "chance"]))), int(counts[:, 0].sum())
-    return Estimate(mean, float(low), float(high), n, sums.n - n, False)
+    low, high = ratio_interval(values, counts, (chance or Chance(sums.seed)).level)
+    n = int(counts[:, 0].sum())
+    mean = float(ratio(*sums.means(["own", "chance"])))
+    return Estimate(mean, low, high, n, sums.n - n, False)
 
 
 def ratio(own: npt.ArrayLike, chance: npt.ArrayLike) -> Floats:
@@ -94,22 +85,6 @@ def ratio(own: npt.ArrayLike, chance: npt.ArrayLike) -> Floats:
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.divide(np.asarray(own, np.float64), np.asarray(chance, np.float64))
-
-
-def bootstrap(
-    values: Floats, *, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[Floats, Floats]:
-    """Return the 95 % percentile interval of each column's mean: [N,columns] -> low, high.
-
-    NaN values do not count. Columns with values in the same rows are resampled together. A column
-    with fewer than two values has the interval NaN.
-
-    >>> low, high = bootstrap(np.array([[0.0], [0.0], [0.0], [1.0]]))
-    >>> low.tolist(), high.tolist()                 # of four drawn, 0 to 3 are the 1; rarely all
-    ([0.0], [0.75])
-    """
-    columns = sums_of(dict(enumerate(values.T)), seed=seed) if values.shape[1] else Sums([])
-    return _intervals(*columns.groups(), Chance(seed, resamples))
 
 
 def sign_flip(differences: Floats, *, draws: int = DRAWS, seed: int = 0) -> tuple[float, bool]:
@@ -158,13 +133,13 @@ class Pair:
     first: str
     second: str
     difference: float
-    low: float  # 95 % bootstrap interval of the difference
+    low: float  # 95 % interval of the difference
     high: float
-    p: float  # of the sign-flip test
+    p: float  # the larger of the sign-flip test's and that of the interval
     p_corrected: float  # by Holm, for the number of pairs
     n: int
     n_nan: int
-    exact: bool  # whether p is of all sign patterns, or of random ones
+    exact: bool  # whether the sign-flip test tried all patterns, or random ones
 
 
 @dataclass(frozen=True)
@@ -172,7 +147,6 @@ class Chance:
     """The settings behind the intervals and p-values of a standing."""
 
     seed: int = 0
-    resamples: int = RESAMPLES
     draws: int = DRAWS
     correction: str = "holm"
     level: float = LEVEL
@@ -184,12 +158,7 @@ class Chance:
         Each look has its share of the error. So the intervals of all looks together hold with 95 %
         (union bound), and with them that of the look at which a run stops, whatever makes it stop.
         """
-        return Chance(seed, RESAMPLES * looks, DRAWS * looks, level=LEVEL / looks)
-
-    @property
-    def edges(self) -> tuple[float, float]:
-        """The quantiles that bound an interval."""
-        return self.level / 2, 1 - self.level / 2
+        return Chance(seed, DRAWS * looks, level=LEVEL / looks)
 
 
 @dataclass(frozen=True)
@@ -273,7 +242,6 @@ def compare_values(
     higher_is_better: bool = True,
     controls: Sequence[str] = (),
     seed: int = 0,
-    resamples: int = RESAMPLES,
     draws: int = DRAWS,
 ) -> Standing:
     """Rank methods by one value per image, NaN where there is none: {method: [N]}.
@@ -288,7 +256,7 @@ def compare_values(
     check_values(columns)
     if outside := [name for name in controls if name not in columns]:
         raise unknown("method", outside[0], columns)
-    sums, chance = sums_of(with_pairs(columns), seed=seed), Chance(seed, resamples, draws)
+    sums, chance = sums_of(with_pairs(columns), seed=seed), Chance(seed, draws)
     methods = [name for name in columns if name not in controls]
     given = (sums, methods, column, chance, controls)
     return standing_of(*given, higher_is_better=higher_is_better)
@@ -305,7 +273,8 @@ def standing_of(
 ) -> Standing:
     """Rank methods by the sums of one column `with_pairs`; test them and the controls."""
     chance, sign = chance or Chance(sums.seed), -1 if higher_is_better else 1
-    known = {name: _mean(*sums.groups([name])) for name in (*methods, *controls)}
+    names = [*methods, *controls]
+    known = dict(zip(names, sums.means(names).tolist(), strict=True))
     order = sorted(known, key=lambda name: np.nan_to_num(sign * known[name], nan=np.inf))
     means = {name: known[name] for name in order}
     ranking = tuple(name for name in order if name in methods)
@@ -355,54 +324,19 @@ def _pairs_of(sums: Sums, couples: Sequence[tuple[str, str]], chance: Chance) ->
     known = [pair if pair in sums.columns else pair[::-1] for pair in couples]
     differences, counts = sums.groups(known)
     differences *= [1.0 if pair in sums.columns else -1.0 for pair in couples]
-    low, high = _intervals(differences, counts, chance)
-    tests = [_flipped(column, chance.draws, chance.seed) for column in differences.T]
-    corrected = holm(np.array([p for p, _ in tests]))
-    parts = (differences.T, counts.T, low.tolist(), high.tolist(), tests, corrected.tolist())
+    found = moments(differences, counts)
+    low, high = found.interval(chance.level)
+    flips = [_flipped(column, chance.draws, chance.seed) for column in differences.T]
+    p_values = np.fmax([p for p, _ in flips], found.p_values())
+    exact = [whole for _, whole in flips]
+    parts = (p_values, holm(p_values), low, high, found.means, counts.sum(axis=0))
     pairs = []
-    for (one, two), found, own, a, b, (p, exact), p_corrected in zip(couples, *parts, strict=True):
-        n, mean = int(own.sum()), _mean(found[:, None], own[:, None])
-        pairs.append(Pair(one, two, mean, a, b, p, p_corrected, n, sums.n - n, exact))
+    for (one, two), whole, *values in zip(
+        couples, exact, *(p.tolist() for p in parts), strict=True
+    ):
+        p, p_corrected, a, b, mean, n = values
+        pairs.append(Pair(one, two, mean, a, b, p, p_corrected, n, sums.n - n, whole))
     return tuple(pairs)
-
-
-def _mean(sums: Floats, counts: Counts) -> float:
-    """Return the mean of one column: [groups,1]."""
-    n = int(counts.sum())
-    return float(sums[counts > 0].sum() / n) if n else float("nan")
-
-
-def _intervals(sums: Floats, counts: Counts, chance: Chance) -> tuple[Floats, Floats]:
-    """Return the interval of each column's mean: [groups,columns] -> low, high.
-
-    Columns with as many values in each group are resampled together, without empty groups.
-    """
-    edges = np.full((2, sums.shape[1]), np.nan)
-    for own in {column.tobytes(): column for column in counts.T}.values():
-        if (own > 0).sum() > 1:
-            alike = (counts == own[:, None]).all(axis=0)
-            means = _resampled_means(sums[own > 0][:, alike], own[own > 0], chance)
-            edges[:, alike] = np.quantile(means, chance.edges, axis=0)
-    return edges[0], edges[1]
-
-
-def _resampled_means(sums: Floats, counts: Counts, chance: Chance) -> Floats:
-    """Return the means over groups drawn with replacement.
-
-    [groups,columns], [groups] -> [resamples,columns]
-    """
-    random, n = np.random.default_rng(chance.seed), len(sums)
-    at_once = max(1, HELD // n)
-    first = sums[0] / counts[0]
-    # Equal values stay exactly equal. The order in memory, that of `sums`, decides the last bit.
-    centred = np.subtract(sums, counts[:, None] * first, out=np.empty_like(sums))
-    means = []
-    for start in range(0, chance.resamples, at_once):
-        size = min(at_once, chance.resamples - start)
-        drawn = random.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
-        times = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)
-        means.append(first + times @ centred / (times @ counts)[:, None])
-    return np.concatenate(means)
 
 
 def _signed_sums(values: Floats) -> Floats:

@@ -14,7 +14,7 @@ from pyarrow import parquet
 FACTS = (
     *("n", "n_skipped", "targets", "clean_accuracy", "alpha_min", "methods", "leak_ratio"),
     *("outside_the_contest", "model_calls", "empty_heatmaps", "own_alpha_min", "search"),
-    *("alpha_curve", "shown", "class_folders", "seed", "chance", "resamples"),
+    *("alpha_curve", "shown", "class_folders", "seed", "chance"),
 )
 """What of run.json does not depend on the time, the machine or the versions."""
 
@@ -94,7 +94,6 @@ def _told(out: Path) -> dict[str, Any]:
         if "controls" in run:  # some keys have had other names
             run["outside_the_contest"] = run["controls"]
         if run.get("flat"):
-            run["resamples"] = run["chance"]["resamples"]
             run["leak_ratio"] = run["leak_ratio"].get("heatmaps")
             if "search" in run:
                 run["search"]["mean_msi"] = run["search"]["mean_msi"]["heatmaps"]

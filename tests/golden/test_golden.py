@@ -150,8 +150,8 @@ def same_machine_or_skip() -> None:
     assert torch.get_num_threads() == made["threads"]
 
 
-INTERVALS = ("low", "high", "p_corrected", "tied", "chance", "resamples")
-"""Not held: intervals have other formulas since, and controls are among the pairs tested."""
+INTERVALS = ("low", "high", "p", "p_corrected", "tied", "chance", "draws", "resamples")
+"""Not held: intervals and tests have other formulas since, and controls are among the pairs."""
 
 
 def held(told: Any, controls: list[str]) -> Any:

@@ -11,6 +11,7 @@ from torchmetrics import MetricCollection
 from reference import heatmaps_like, small_net
 from small_models import Spy
 from sufficit import Classifier, UserError, evaluate
+from sufficit.intervals import intervals
 from sufficit.metrics import COLUMNS, METRICS, MSI, Evaluation, Metric
 from sufficit.metrics.conditions import ask_all, make_conditions
 from sufficit.metrics.metric import MeanCurve, area_weights
@@ -19,7 +20,6 @@ from sufficit.metrics.scores import Scores, read
 from sufficit.perturbation.bands import EVERYTHING, at_least, rest, show, top
 from sufficit.perturbation.predictions import Predictions
 from sufficit.perturbation.sampling import make_sampling
-from sufficit.statistics import bootstrap
 
 REPEATS = 400  # of each image under other names, so that each is drawn anew
 STEPS = {"value_step": 0.05, "percent_step": 0.1}
@@ -270,7 +270,7 @@ def test_the_interval_covers_the_mean_of_exact_scores() -> None:
         picked = {name: getattr(some, name).gather(1, drawn.long()) for name in PICKED}
         counts = sampled.sampling.counts
         values = read(replace(some, drawn=drawn, counts=counts, **picked), sampled).msi
-        low, high = bootstrap(values.numpy()[:, None], resamples=500, seed=trial)
+        low, high = intervals(values.numpy()[:, None])
         hits += bool(low[0] <= exact.mean() <= high[0])
         wider += float(values.std() / exact[rows].std()) / rounds
     assert wider > 1.05  # the draws add to the spread

@@ -50,8 +50,8 @@ def test_the_table_marks_the_best_and_those_that_do_not_differ_significantly(
     assert rows["method"][1:6] == ["del.", "%", "↓", "MSI", "↑"]
     text = " ".join(" ".join(table).split())
     assert "* highest MSI of 3 methods; = not significantly different from it." in text
-    assert "(10,000 draws, n = 40), level 0.05, Holm correction for 3 pairs" in text
-    assert "2,000 resamples, seed 0." in text
+    assert "Paired tests (n = 40): sign flips (10,000 draws) and the interval, level 0.05" in text
+    assert "Holm correction for 3 pairs. Interval: Student's t, corrected for skewness." in text
 
 
 def test_a_mean_of_nothing_is_a_dash_in_the_table(content: Content) -> None:

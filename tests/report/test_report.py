@@ -397,17 +397,17 @@ def test_a_reader_is_warned_of_few_images_bad_classifiers_nan_and_leaks(content:
     assert texts(replace(content, remarks=["Know this."])).startswith("Know this.\nOnly 8 images")
     assert "gives only" not in texts(content)
     assert "NaN" not in texts(content)
-    images, targets = quarters(40)
+    images, targets = quarters(60)
     maps = {"m": normalize(images.mean(1))}
-    many = make(40, maps=maps)
+    many = make(60, maps=maps)
     assert texts(many) == ""
     wrong = evaluate(Classifier(Quarters()), images, maps["m"], (targets + 1) % 4, progress=False)
     bad = replace(many, scores={"m": MethodScores.of(wrong)})
     assert "gives only 0% of the whole images" in texts(bad)
-    holes = replace(many.summaries["m"]["msi"], n=37, n_nan=3)
+    holes = replace(many.summaries["m"]["msi"], n=56, n_nan=4)
     broken = {"m": {**many.summaries["m"], "msi": holes}}
-    assert "3 of 40 images have no MSI" in texts(replace(many, summaries=broken))
-    leaking = make(40, maps={"frame": quarter_map(targets, 16)}, leak_donors=4)
+    assert "4 of 60 images have no MSI" in texts(replace(many, summaries=broken))
+    leaking = make(60, maps={"frame": quarter_map(targets, 16)}, leak_donors=4)
     found = [c for c in cautions(leaking) if "leak" in c.text]
     assert found[0].text.startswith("The masks of frame leak")
     assert found[0].details[0].startswith("frame: the masks leak: over images of other classes")

@@ -71,7 +71,7 @@ class Leak:
         return {name: values.nanmean().item() for name, values in self.columns.items()}
 
     def estimates(self, seed: int = 0) -> dict[str, Estimate]:
-        """Return every mean, and `leak_ratio`, with a 95 % bootstrap interval over the images."""
+        """Return every mean, and `leak_ratio`, with a 95 % interval over the images."""
         values = {name: column.numpy() for name, column in self.columns.items()}
         found = estimates(values, {name: higher_is_better(name) for name in values}, seed=seed)
         ratios = ratio_estimate(values["leak"], values["leak_chance"], seed=seed)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
+from sufficit.intervals import few_images
 from sufficit.metrics.columns import COLUMNS, heading
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.metrics.scores import MethodScores
@@ -19,7 +20,6 @@ from sufficit.report.content import Content
 from sufficit.statistics import Estimate, Standing
 
 NEAR = 0.25  # how far from +1, 0 or -1 is still close to it
-FEW_IMAGES = 30
 LOW_ACCURACY = 0.7
 MANY_NAN = 0.05
 BEST, SAME, CONTROL, AGNOSTIC = "*", "=", "(c)", "(a)"  # marks of the terminal's table
@@ -186,16 +186,16 @@ def legend(content: Content) -> str:
     signs = [f"{CONTROL} control"] if content.controls else []
     agnostic = [m for m in content.class_agnostic if m not in content.controls]
     signs += [f"{AGNOSTIC} class-agnostic: the same map for every class"] if agnostic else []
-    interval = f"Interval: bootstrap, {chance.resamples:,} resamples, seed {chance.seed}."
+    interval = "Interval: Student's t, corrected for skewness."
     if not pairs:
         return f"{'; '.join([most, *signs])}. {interval}"
     found = f"{SAME} not significantly different from it" if standing.not_different else ""
     exact = all(pair.exact for pair in standing.pairs)
     drawn = "exact" if exact else f"{chance.draws:,} draws"
     return (
-        f"{'; '.join(filter(None, [most, found, *signs]))}. Paired sign-flip test ({drawn},"
-        f" n = {standing.n}), level {chance.level:g}, Holm correction for"
-        f" {pairs} pair{'s' if pairs > 1 else ''}. {interval}"
+        f"{'; '.join(filter(None, [most, found, *signs]))}. Paired tests (n ="
+        f" {standing.n}): sign flips ({drawn}) and the interval, level {chance.level:g}, Holm"
+        f" correction for {pairs} pair{'s' if pairs > 1 else ''}. {interval}"
     )
 
 
@@ -333,11 +333,8 @@ def run_remarks(n: int, empty: Mapping[str, int], *, random_weights: bool = Fals
 def _remarks(content: Content) -> Iterator[str]:
     """What the scores say against themselves."""
     n, right, standing = content.n, content.first.clean, content.standing
-    if n < FEW_IMAGES:
-        yield (
-            f"Only {n} image{'s' if n > 1 else ''}: with fewer than {FEW_IMAGES}, intervals are"
-            " rough and real differences between methods may not be significant."
-        )
+    if (few := few_images(n)) and few not in content.remarks:
+        yield few
     if right < 0.5 and content.facts.targets == "label":
         yield (
             f"The model classifies only {right:.0%} of the whole images correctly: check that these"

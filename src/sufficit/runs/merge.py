@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sufficit.data.loader import Skipped, check_any
 from sufficit.files import writing
+from sufficit.intervals import few_images
 from sufficit.metrics.columns import msi
 from sufficit.metrics.further_columns import WHOLE_CURVES
 from sufficit.metrics.leakage import POOL, TENSORS, Leak, leak_warning
@@ -373,6 +374,7 @@ def _record(
         "class_folders": folders,
         "class_names": _class_names(job, folders),
         "sampled": _sampled(job),
+        "few_images": few_images(merged.n),
         "seed": job.config.seed,
         "chance": asdict(chance_of(job)),
         "within": outcome(job, summaries),

@@ -216,7 +216,7 @@ class RunResults:
         record, n = self.record, self.n
         random = self.config.weights == "none"
         found = run_remarks(n, record["empty_heatmaps"], random_weights=random)
-        found += [record["sampled"]] if record.get("sampled") else []
+        found += [record[name] for name in ("few_images", "sampled") if record.get(name)]
         found += [record["within"]["words"]] if record.get("within") else []
         found += [record["output_remark"]] if record.get("output_remark") else []
         if stretched := record["stretched_heatmaps"]:
