@@ -269,7 +269,8 @@ def test_the_interval_covers_the_mean_of_exact_scores() -> None:
         drawn = sampled.sampling.draw([f"{i}" for i in range(60)], seed=trial)
         picked = {name: getattr(some, name).gather(1, drawn.long()) for name in PICKED}
         counts = sampled.sampling.counts
-        values = read(replace(some, drawn=drawn, counts=counts, **picked), sampled).msi
+        again = replace(some, drawn=drawn, counts=counts, **picked)
+        values = read({"": again}, sampled).msi
         low, high = intervals(values.numpy()[:, None])
         hits += bool(low[0] <= exact.mean() <= high[0])
         wider += float(values.std() / exact[rows].std()) / rounds
