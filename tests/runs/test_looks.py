@@ -68,7 +68,7 @@ def share(found: list[Estimate], truth: float) -> float:
 
 
 def test_the_interval_at_the_stop_holds_the_truth_in_95_percent() -> None:
-    # One image in a hundred fails. With fewer failures the mean is higher and the interval narrower,
+    # 1 image in 100 fails. With fewer failures the mean is higher and the interval narrower,
     # so that a run stops early just when its mean is too high.
     trials, rate = 800, 0.01
     random = np.random.default_rng(0)
