@@ -31,6 +31,7 @@ QUICK = {  # words that take less time
     "rise": "rise:masks=30",
     "kernel-shap": "kernel-shap:grid=3:samples=20",
     "occlusion": "occlusion:grid=4",
+    "extremal-perturbation": "extremal-perturbation:steps=5",
     "expected-gradients": "expected-gradients:samples=4",
 }
 

@@ -94,31 +94,30 @@ def _run(
     if output is None:
         raise UserError(f"layer {layer!r} is not used in the forward pass: choose another layer")
     features = grid(leaf.detach())
-    cells = _cells(classifier, inputs, features, attention) if attention else None
+    cells = None
+    if attention:
+        if attention.tokens is None:
+            raise UserError(
+                "rollout needs a transformer that attends with torch's own functions, and this"
+                ' model called none: use another method, for example "gradcam"'
+            )
+        cells = cells_of(classifier, inputs, attention.tokens, attention.pool)
+        if cells.shape[1:] != features.shape[2:]:
+            raise UserError(
+                f"the attention is over {cells.shape[1]} x {cells.shape[2]} cells, the layer has"
+                f" {list(features.shape[2:])}: give the layer of a block that attends to all cells"
+            )
     return Pass(layer, logits, features, leaf, grid, cells)
 
 
-def _cells(
-    classifier: Classifier, inputs: Tensor, features: Tensor, attention: AttentionFold
-) -> Tensor:
-    """How much the prediction attends to each cell: [N,h,w]."""
-    tokens = attention.tokens
-    if tokens is None:
-        raise UserError(
-            "rollout needs a transformer that attends with torch's own functions, and this model "
-            'called none: use another method, for example "gradcam"'
-        )
+def cells_of(classifier: Classifier, inputs: Tensor, tokens: Tensor, pool: Tensor | None) -> Tensor:
+    """How much the prediction takes from each cell, from tokens to tokens: [N,T,T] -> [N,h,w]."""
     h, w = classifier.as_grid(tokens[:, 0, :, None], inputs).shape[2:]
-    if (h, w) != features.shape[2:]:
-        raise UserError(
-            f"the attention is over {h} x {w} cells, the layer has {list(features.shape[2:])}: "
-            "give the layer of a block that attends over all cells"
-        )
     # The settings of timm and of BEiT that say a model averages its tokens.
     config = getattr(classifier.bare, "config", None)
     pooled = getattr(classifier.bare, "global_pool", "") == "avg"
     pooled = pooled or bool(getattr(config, "use_mean_pooling", False))
-    row = class_row(tokens, tokens.shape[1] - h * w, attention.pool, pooled)
+    row = class_row(tokens, tokens.shape[1] - h * w, pool, pooled)
     return classifier.as_grid(row[:, :, None], inputs)[:, 0]
 
 

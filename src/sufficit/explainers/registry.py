@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sufficit.errors import UserError, unknown
-from sufficit.explainers import cams, gradients, masking
+from sufficit.explainers import cams, extremal, gradients, masking, relevance
 from sufficit.explainers.explainer import Explainer, Option, method_word, split_word
 from sufficit.explainers.region_search import FILLS, refine, region_search
 from sufficit.explainers.rollout import rolled
@@ -190,6 +190,42 @@ EXPLAINERS: dict[str, Explainer] = {
         nets="transformer",
         sign="none",
     ),
+    "generic-attribution": Explainer(
+        "attention times its gradient, rolled over the blocks",
+        "model",
+        relevance.generic_attribution,
+        what_for="the tokens of a transformer that speak for the class",
+        reference="Chefer et al. 2021",
+        cost=_GRADIENT,
+        nets="transformer",
+        sign="none",
+    ),
+    "attnlrp": Explainer(
+        "the logit brought back through a transformer by rules of relevance",
+        "model",
+        relevance.attnlrp,
+        what_for="pixels that speak for the class of a transformer, in one backward pass",
+        reference="Achtibat et al. 2024",
+        cost=_GRADIENT,
+        nets="transformer",
+        signed=True,
+        options={
+            "gamma": Option(0.05, "more weight for contributions of the output's sign", least=0.0)
+        },
+    ),
+    "lrp": Explainer(
+        "the logit brought back through a CNN by the rules epsilon, gamma and box",
+        "model",
+        relevance.lrp,
+        what_for="pixels that speak for the class of a CNN, in one backward pass",
+        reference="Montavon et al. 2019",
+        cost=_GRADIENT,
+        nets="convolutional",
+        signed=True,
+        options={
+            "gamma": Option(0.25, "more weight for contributions of the output's sign", least=0.0)
+        },
+    ),
     "input-x-gradient": Explainer(
         "the image times its gradient",
         "model",
@@ -288,6 +324,20 @@ EXPLAINERS: dict[str, Explainer] = {
             "grid": Option(7, "cells per side", least=1),
             "samples": Option(1000, "coalitions of cells", least=2),
             "fill": _FILL,
+        },
+    ),
+    "extremal-perturbation": Explainer(
+        "the smooth mask of a given area that keeps the logit highest, by gradient steps",
+        "model",
+        extremal.extremal_perturbation,
+        final=True,
+        what_for="the part of an image that suffices, searched for each image",
+        reference="Fong et al. 2019",
+        cost=lambda steps, **_: 3 * steps,
+        sign="none",
+        options={
+            "area": Option(0.1, "share of the pixels to keep", least=0.001, most=0.999),
+            "steps": Option(800, "gradient steps", least=1),
         },
     ),
     "region-search": Explainer(

@@ -76,23 +76,32 @@ class AttentionFold(TorchFunctionMode):
     def _add(self, weights: Tensor) -> None:
         """Fold the mean over heads: [N,heads,T,T] or [N*heads,T,T] -> [N,T,T]."""
         with torch.autocast(weights.device.type, enabled=False):
-            if weights.ndim == 3 and weights.shape[0] % self.images == 0:
-                weights = weights.view(self.images, -1, *weights.shape[1:])
-            *_, queries, keys = weights.shape
-            tokens = keys if self.tokens is None else self.tokens.shape[1]
-            pooling = queries == 1 and self.tokens is not None
-            whole = weights.ndim == 4 and weights.shape[0] == self.images and keys == tokens
-            if not whole or (queries != keys and not pooling):
-                raise UserError(
-                    "rollout needs attention from every token to every token, [N,heads,T,T] with"
-                    f" the same T in every block; this model has {list(weights.shape)}, as models"
-                    ' with windows or stages do: use another method, for example "gradcam"'
-                )
+            tokens = None if self.tokens is None else self.tokens.shape[1]
+            weights = whole_attention(weights, self.images, tokens, "rollout")
             attention = weights.detach().float().mean(1)
-            if pooling:
+            if weights.shape[2] == 1 and tokens is not None:
                 self.pool = attention
             else:
                 self.tokens = self.fold(self.tokens, attention)
+
+
+def whole_attention(weights: Tensor, images: int, tokens: int | None, method: str) -> Tensor:
+    """Attention as [N,heads,T,T], or [N,heads,1,T] of a pool; raise unless it is over all tokens.
+
+    `tokens` is the T of the blocks before, None in the first.
+    """
+    if weights.ndim == 3 and weights.shape[0] % images == 0:
+        weights = weights.view(images, -1, *weights.shape[1:])
+    *_, queries, keys = weights.shape
+    pooling = queries == 1 and tokens is not None
+    whole = weights.ndim == 4 and weights.shape[0] == images and tokens in (None, keys)
+    if not whole or (queries != keys and not pooling):
+        raise UserError(
+            f"{method} needs attention from every token to every token, [N,heads,T,T] with the same"
+            f" T in every block; this model has {list(weights.shape)}, as models with windows or"
+            ' stages do: use another method, for example "gradcam"'
+        )
+    return weights
 
 
 def attention_weights(

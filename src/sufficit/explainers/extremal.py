@@ -1,0 +1,127 @@
+"""Extremal perturbation: the smooth mask of a given area that keeps the target's logit highest."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sufficit.classifier.classifier import Classifier, check_range
+from sufficit.errors import UserError
+from sufficit.explainers.cams import target_logits
+from sufficit.explainers.forward_pass import logits_with_graph
+from sufficit.perturbation.fills import blur_matrix
+
+CELLS = 32  # per side of the mask: 7 pixels at 224
+PULL = 300.0  # weight of the area's loss at the start
+GROWTH = 1.0035  # of that weight per step
+RATE, MOMENTUM = 0.01, 0.9
+SHARPNESS = 20.0  # of the smooth maximum
+LEVELS = 8  # of blur between the image and its most blurred copy
+
+
+def extremal_perturbation(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    layer: str | None,
+    seed: int,
+    area: float,
+    steps: int,
+) -> Tensor:
+    """The mask of each image after gradient steps, smoothed: [N,H,W] in 0..1.
+
+    Fong et al. 2019, equations 4 to 7: what the mask hides is blurred; a mask is a smooth maximum
+    of Gaussians around its cells; its sorted values are drawn to a step that has the area.
+    """
+    n, _, h, w = images.shape
+    cell = max(1, round(min(h, w) / CELLS))
+    shape = (math.ceil(h / cell), math.ceil(w / cell))
+    with torch.enable_grad(), classifier.in_eval_mode():
+        pyramid = blurred(images)
+        cells = torch.full((n, *shape), 0.5, device=images.device, requires_grad=True)
+        speed, pull = torch.zeros_like(cells), PULL
+        for _ in range(steps):
+            masks = smooth_masks(cells, (h, w), cell)
+            inputs = classifier.normalize(perturbed(pyramid, masks))
+            logits = logits_with_graph(classifier, inputs)
+            check_range(targets, logits.shape[1])
+            loss = pull * area_loss(masks, area).sum() - target_logits(logits, targets).sum()
+            if not logits.requires_grad:
+                raise UserError(
+                    "no gradient goes from the logits to the image: use a method without gradients,"
+                    " such as rise"
+                )
+            (gradient,) = torch.autograd.grad(loss, cells)
+            with torch.no_grad():
+                speed = MOMENTUM * speed + gradient
+                cells = (cells - RATE * speed).clamp(0, 1).requires_grad_()
+            pull *= GROWTH
+        found = smooth_masks(cells, (h, w), cell).detach()
+    return found.clamp(0, 1)
+
+
+def blurred(images: Tensor) -> Tensor:
+    """The images from their most blurred copy to themselves: [L,N,C,H,W]."""
+    h, w = images.shape[2:]
+    most = min(h, w) / 10  # as wide as the fill `blur`
+    copies = []
+    for level in range(LEVELS, 0, -1):
+        sigma = most * level / LEVELS
+        down, across = (blur_matrix(s, sigma, images.device, images.dtype) for s in (h, w))
+        copies.append(down @ images @ across.mT)
+    return torch.stack([*copies, images])
+
+
+def perturbed(pyramid: Tensor, masks: Tensor) -> Tensor:
+    """Each pixel from the level that its mask says: 0 most blurred, 1 the image: [N,C,H,W]."""
+    place = masks * (len(pyramid) - 1)
+    found = torch.zeros_like(pyramid[0])
+    for level, copy in enumerate(pyramid):  # linear between two levels
+        found = found + (1 - (place - level).abs()).clamp(min=0)[:, None] * copy
+    return found
+
+
+def smooth_masks(cells: Tensor, size: tuple[int, int], cell: int) -> Tensor:
+    """Smooth maximum of Gaussians around the cells: [N,a,b] -> [N,H,W].
+
+    Equation 7: each pixel is the mean of the cells around it, weighted by a Gaussian of their
+    distance, where the exponential of a value adds to its weight.
+    """
+    n, a, b = cells.shape
+    reach = 3  # cells on each side
+    padded = F.pad(cells[:, None], (reach,) * 4, mode="replicate")
+    around = F.unfold(padded, 2 * reach + 1).view(n, -1, a, b)
+    # Pixels between the cells: their neighbours' values, resized.
+    values = F.interpolate(around, (a * cell, b * cell), mode="nearest")[..., : size[0], : size[1]]
+    weights = _gaussians(size, cell, reach).to(cells)
+    peaks = weights * values
+    shares = (SHARPNESS * peaks).softmax(1)
+    return (shares * peaks).sum(1)
+
+
+def _gaussians(size: tuple[int, int], cell: int, reach: int) -> Tensor:
+    """The kernel from each pixel to the cells around its own: [K,H,W], 1 at a cell's middle."""
+    steps = torch.arange(-reach, reach + 1, device="cpu")
+
+    def line(side: int) -> Tensor:
+        pixels = torch.arange(side, device="cpu")
+        middles = (pixels // cell)[None] + steps[:, None] + 0.5  # of the cells around, in cells
+        return ((pixels + 0.5) / cell - middles).square()  # [2*reach+1,side]
+
+    down, across = line(size[0]), line(size[1])
+    distances = down[:, None, :, None] + across[None, :, None, :]
+    return torch.exp(-distances / 2).flatten(0, 1)
+
+
+def area_loss(masks: Tensor, area: float) -> Tensor:
+    """How far the sorted mask is from a step of the area: [N,H,W] -> [N].
+
+    >>> area_loss(torch.tensor([[[0.0, 1.0], [0.0, 0.5]]]), 0.25)  # 0, 0, 0.5, 1 against 0, 0, 0, 1
+    tensor([0.0625])
+    """
+    ordered = masks.flatten(1).sort(dim=1).values
+    wanted = torch.zeros_like(ordered[0])
+    wanted[round((1 - area) * len(wanted)) :] = 1
+    return (ordered - wanted).square().mean(1)
