@@ -97,7 +97,7 @@ def test_every_column_equals_one_mask_at_a_time() -> None:
     model, targets = net(), torch.tensor([0, 1, 2])
     names = ["a.png", "b/c.png", "d"]
     scores = evaluate(Classifier(model), images, maps, targets, columns="all", names=names)
-    assert tuple(scores.columns) == (*COLUMNS, *FURTHER)
+    assert tuple(scores.columns) == (*COLUMNS, "msi_rank", *FURTHER)
     for i in range(3):
         wanted = by_hand(model, images[i], maps[i], int(targets[i]), names[i])
         assert wanted.keys() == FURTHER.keys()
@@ -231,6 +231,7 @@ def test_few_calls_leave_out_what_needs_a_whole_curve_unless_it_is_named() -> No
     few = evaluate(Classifier(net()), *case(), columns="all", calls=26)
     assert tuple(few.columns) == (
         *COLUMNS,
+        "msi_rank",
         *(name for name in FURTHER if name != "sufficient_share"),
     )
     assert (few.calls <= 26 + len(CELLS) + len(SUBSETS)).all()

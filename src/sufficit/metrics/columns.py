@@ -22,6 +22,7 @@ from sufficit.metrics.metric import (
     no_bands,
     show_bands,
 )
+from sufficit.metrics.rank_msi import RANK
 from sufficit.perturbation import bands
 from sufficit.perturbation.bands import Band
 from sufficit.perturbation.predictions import Predictions
@@ -167,7 +168,7 @@ _PAPER: dict[str, Metric] = {
     "mask_penalty": Metric(False, no_bands, mask_penalty, _penalty_bands, _PENALTY),
     "msi": Metric(True, no_bands, msi, _penalty_bands, _MSI, base_weights),
 }
-METRICS: dict[str, Metric] = {**_PAPER, **FURTHER, **LOCALIZATION}
+METRICS: dict[str, Metric] = {**_PAPER, "msi_rank": RANK, **FURTHER, **LOCALIZATION}
 COLUMNS: tuple[str, ...] = tuple(_PAPER)  # those of the paper's tables, the default
 
 _OTHERS = "The same through the masks of other classes."

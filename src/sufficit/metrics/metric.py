@@ -52,6 +52,7 @@ class Schedule:
     score: ScoreKind = "accuracy"
     value_step: float = 0.01
     percent_step: float = 0.02
+    best_shares: tuple[float, float] | None = None  # of msi_rank, once they are known
 
     @property
     def values(self) -> tuple[float, ...]:

@@ -15,6 +15,7 @@ from sufficit.metrics.columns import COLUMNS, METRICS, OTHER_COLUMNS
 from sufficit.metrics.further_columns import WHOLE_CURVES
 from sufficit.metrics.localization import LOCALIZATION
 from sufficit.metrics.metric import Metric, Schedule
+from sufficit.metrics.rank_msi import halves_of
 from sufficit.perturbation.bands import EVERYTHING, Band, grid
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.halving import predict_by_halving
@@ -159,7 +160,13 @@ class Plan:
         """The names of the tensors with a row per image."""
         drawn = () if self.sampling is None else ("drawn",)
         measured = ("measured",) if self.measures else ()
-        return (*ROWS, *drawn, *measured, *(HIDDEN_ROWS if self.hides else ()))
+        halves = ("halves",) if self.ranks else ()
+        return (*ROWS, *drawn, *measured, *halves, *(HIDDEN_ROWS if self.hides else ()))
+
+    @property
+    def ranks(self) -> bool:
+        """Whether it has msi_rank, which needs two halves of the images."""
+        return "msi_rank" in self.columns
 
 
 def make_plan(
@@ -283,8 +290,12 @@ def ask(
     found = replace(found, counts=counts)
     if plan.measures:
         found = _with_measures(found, plan, heatmaps, truth)
+    called = names or [str(i) for i in range(len(images))]
+    if plan.ranks:
+        methods = len(heatmaps) // len(images)
+        found = replace(found, halves=halves_of(called, plan.seed).repeat(methods))
     if plan.hides:
-        goals, called = found.targets[: len(images)], names or [str(i) for i in range(len(images))]
+        goals = found.targets[: len(images)]
         how = {"names": called, "seed": plan.seed, "fill": fill, "batch_size": batch_size}
         hidden = predict_hidden(classifier, images, heatmaps, goals, plan.hides, **how)
         found = _with_hidden(found, plan, hidden)

@@ -27,6 +27,7 @@ from sufficit.metrics.leakage import Leak, LeakSettings, check_classes, checked,
 from sufficit.metrics.localization import checked_truth
 from sufficit.metrics.metric import Curve, MeanCurve, Metric, Schedule, curves_of
 from sufficit.metrics.plan import ALPHA_GRID, Plan, ask, check_names, make_plan
+from sufficit.metrics.rank_msi import best_shares, half_sums
 from sufficit.notebook import html_table
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predict import check_batch_size
@@ -270,6 +271,9 @@ def read(
         )
         search = AlphaSearch(tuple(s.alpha_min for s in plan.schedules), tried["msi"])
         schedule = replace(schedule, alpha_min=search.best)
+    if plan.ranks and schedule.best_shares is None:
+        shares = best_shares(half_sums(predictions, schedule), schedule)
+        schedule = replace(schedule, best_shares=shares)
     columns: dict[str, Tensor] = {}
     for condition in conditions:
         columns |= found[condition.key].by_piece(partial(_columns, condition, plan, schedule))

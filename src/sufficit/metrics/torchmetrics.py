@@ -169,6 +169,7 @@ class Evaluation(_RowMetric):
             "calls": none,
             "drawn": torch.empty(0, asked, dtype=torch.int32),
             "measured": torch.empty(0, len(self.plan.measures), dtype=torch.float64),
+            "halves": torch.empty(0, dtype=torch.uint8),
             "hidden_named": torch.empty(0, len(self.plan.hides), dtype=torch.int32),
             "hidden_confidences": torch.empty(0, len(self.plan.hides), dtype=torch.float32),
             "hidden_sums": torch.empty(0, len(self.plan.hides), dtype=torch.float64),

@@ -20,7 +20,7 @@ PIECE = 1024  # images whose predictions are worked on at a time
 NO_CLASS, ANOTHER = -1, -2  # the model returned NaN; some class that is not the target
 ROWS = ("named", "confidences", "shares", "targets", "calls")  # tensors with a row per image
 HIDDEN_ROWS = ("hidden_named", "hidden_confidences", "hidden_sums")
-OTHER_ROWS = ("drawn", "measured", *HIDDEN_ROWS)  # those that a plan may not need
+OTHER_ROWS = ("drawn", "measured", "halves", *HIDDEN_ROWS)  # those that a plan may not need
 ScoreKind = Literal["accuracy", "confidence"]
 Measure = Callable[[Tensor, Tensor | None], Tensor]
 """One number per heatmap, from heatmaps and the truth, if there is one: twice [N,H,W] -> [N]."""
@@ -45,6 +45,7 @@ class Predictions:
     counts: Tensor | None = None  # [B] how often each band is drawn, on average
     measures: tuple[Measure, ...] = ()
     measured: Tensor | None = None  # [N,len(measures)] what is read from the heatmap alone
+    halves: Tensor | None = None  # [N] uint8, the half of the images that each is in
     hides: "tuple[ImageMask, ...]" = ()  # masks of the image
     hidden_named: Tensor | None = None  # [N,len(hides)] int32
     hidden_confidences: Tensor | None = None  # [N,len(hides)]

@@ -6,6 +6,7 @@ How MSI is read follows the supplement of MSI's paper.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from rich import box
 from rich.table import Table
@@ -134,9 +135,11 @@ def results_table(content: Content) -> Table:
     images = f"{content.n} image{'s' if content.n > 1 else ''}"
     title = f"Means over {images}, alpha_min {content.first.alpha_min:g}"
     title += " (best for the mean of the methods)" if searched else ""
-    main = ("insertion_percent", "deletion_percent", "base_score", "mask_penalty", "msi")
-    last = "msi_own_best" if searched else "leak_ratio"  # 80 columns have room for one more
     known = next(iter(content.summaries.values()))
+    main = ["insertion_percent", "deletion_percent", "base_score", "mask_penalty", "msi"]
+    if "msi_rank" in known:  # 80 columns have no room for more
+        main[:2] = ["msi_rank"]
+    last = "msi_own_best" if searched else "leak_ratio"  # 80 columns have room for one more
     shown = [c for c in dict.fromkeys((*main, last, standing.column)) if c in known]
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     table.caption, table.caption_justify = literal(legend(content)), "left"
@@ -208,6 +211,7 @@ def sentences(content: Content) -> Iterator[str]:
         yield "Targets: the model's own predictions."
     yield from verdict(content)
     yield "MSI is near +1 when a small region suffices and nothing else does."
+    yield from _by_rank(content)
     if own := own_alphas(content):
         listed = ", ".join(f"{m} {own[m]:g}" for m in content.methods if m in own)
         yield (
@@ -215,6 +219,28 @@ def sentences(content: Content) -> Iterator[str]:
             f" the alpha_min that is best for it alone ({listed}). It is chosen on the same images,"
             " so this MSI is slightly too high."
         )
+
+
+def _by_rank(content: Content) -> Iterator[str]:
+    """Where MSI by rank orders the methods otherwise than MSI does."""
+    order = content.standing.ranking
+    means = {
+        m: found.mean for m in order if (found := content.summaries[m].get("msi_rank")) is not None
+    }
+    if content.standing.column != "msi" or len(means) < 2 or any(map(math.isnan, means.values())):
+        return
+    turned = [(a, b) for a, b in combinations(order, 2) if means[b] > means[a]]
+    if not turned:
+        yield "MSI by rank, which ignores how values are scaled, orders the methods the same way."
+        return
+    first, second = turned[0]
+    more = f" {len(turned)} of {len(order) * (len(order) - 1) // 2} pairs are turned." * (
+        len(turned) > 1
+    )
+    yield (
+        "MSI by rank, which ignores how values are scaled, orders some methods the other way:"
+        f" {second} ({means[second]:.3f}) before {first} ({means[first]:.3f}).{more}"
+    )
 
 
 def verdict(content: Content) -> list[str]:

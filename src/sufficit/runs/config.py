@@ -16,6 +16,7 @@ METHODS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
 CONTROLS = ("random", "center")
 MOST_BYTES = 2**20  # of a RUN.toml
 FEW = 200  # images up to which every mask is asked by default
+RANKED = 24  # masks per image from which msi_rank is scored by default
 SAMPLED, SEARCHED = 26, 100
 """Masks per image beyond: a tenth of the work, MSI's interval 1 to 5 % wider."""
 
@@ -175,10 +176,11 @@ class RunConfig:
         """What `metrics.make_plan` takes of this."""
         names = ("alpha_min", "score", "value_step", "percent_step", "columns", "seed")
         calls = "exact" if self.calls == "auto" else self.calls
-        return {name: getattr(self, name) for name in names} | {
-            "calls": calls,
-            "truth": self.truth is not None,
-        }
+        found = {name: getattr(self, name) for name in names}
+        found |= {"calls": calls, "truth": self.truth is not None}
+        if self.columns is None and not (isinstance(calls, int) and calls < RANKED):
+            found["columns"] = ("paper", "msi_rank")
+        return found
 
     def for_images(self, n: int) -> "RunConfig":
         """The config for n images: a number of calls, or exact, in place of auto."""

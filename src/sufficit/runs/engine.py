@@ -28,6 +28,7 @@ from sufficit.metrics.leakage import (
     measure_methods,
     prepare,
 )
+from sufficit.metrics.rank_msi import half_sums
 from sufficit.metrics.scores import alpha_curves, coarse
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predict import usual_batch
@@ -202,6 +203,7 @@ class Worker(ImageWorker):
             "numbers": batch.numbers,
             "shape": list(batch.images.shape[1:]),
             "empty": batch.empty,
+            "rank": self._rank_sums(predictions),
             "stretched": _stretched(items, batch.images),
             "bad_truths": {item.name: item.problem for item in items if item.problem},
             "output": self.job.classifier.output_remark,
@@ -233,6 +235,12 @@ class Worker(ImageWorker):
             for key, one in found.items()
             for k, name in enumerate(batch.maps)
         }
+
+    def _rank_sums(self, predictions: Mapping[str, Predictions]) -> dict[str, Any]:
+        """What the choice of msi_rank's shares needs of a unit, by source."""
+        plan = self.job.plan
+        sources = self.job.sources if plan.ranks else ()
+        return {n: half_sums(predictions[n], plan.schedules[0]).tolist() for n in sources}
 
     def _leaked(self, batch: MapBatch) -> dict[str, Tensor]:
         found = measure_methods(batch.heatmaps, batch.targets, self._probe, batch.numbers)

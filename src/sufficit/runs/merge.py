@@ -24,6 +24,7 @@ from sufficit.metrics.further_columns import WHOLE_CURVES
 from sufficit.metrics.leakage import POOL, TENSORS, Leak, leak_warning
 from sufficit.metrics.localization import LOCALIZATION
 from sufficit.metrics.plan import ALPHA_GRID, Plan, ask
+from sufficit.metrics.rank_msi import Shares, best_shares
 from sufficit.metrics.scores import AlphaSearch, Scores, coarse, read, summary_of, with_leak
 from sufficit.outside import as_csv
 from sufficit.perturbation.predictions import ROWS, Predictions
@@ -58,6 +59,15 @@ def best_alpha(job: Job, store: Store) -> float:
             for name, sums in tried.items():
                 sums.add(kept.facts["numbers"], _tried(job, kept, name))
     return _search([*tried.values()]).best
+
+
+def _rank_shares(job: Job, store: Store) -> dict[str, Shares]:
+    """The shares of msi_rank, by source, from the sums of all units; no tensor is read."""
+    sums: dict[str, Tensor] = {}
+    for unit in range(len(job.units)) if job.plan.ranks else ():
+        for name, found in store.facts(SCORES, unit).get("rank", {}).items():
+            sums[name] = sums.get(name, torch.tensor(0.0)) + torch.tensor(found).double()
+    return {name: best_shares(found, job.plan.schedules[0]) for name, found in sums.items()}
 
 
 def is_precise(job: Job, store: Store) -> bool:
@@ -148,6 +158,7 @@ class Merged:
     stretched: list[str] = field(default_factory=list)  # the first ones
     bad_truths: dict[str, str] = field(default_factory=dict)  # the first ones
     n_bad_truths: int = 0
+    rank_shares: dict[str, Shares] = field(default_factory=dict)
     shapes: set[tuple[int, ...]] = field(default_factory=set)  # no more than two
     empty: dict[str, int] = field(default_factory=dict)
     output: str = ""  # what is wrong with what the model gives
@@ -163,7 +174,8 @@ def _merged(job: Job, store: Store, alpha_min: float, *, flat: bool) -> Merged:
     """Write the rows and curves of every source, and add up what else the units hold."""
     schedules = tuple(s for s in job.plan.schedules if s.alpha_min == alpha_min)
     fixed = replace(job.plan, schedules=schedules, searching=False)
-    found = Merged()
+    found = Merged(rank_shares=_rank_shares(job, store))
+    plans = {name: _at_shares(fixed, found.rank_shares.get(name)) for name in job.sources}
     with ExitStack() as closing:
         skip = None
         for unit in range(len(job.units)):
@@ -182,7 +194,7 @@ def _merged(job: Job, store: Store, alpha_min: float, *, flat: bool) -> Merged:
             leaks = kept.tensors
             if job.config.leak and job.plan.searching:
                 leaks = store.read(LEAK, unit).tensors
-            scores = {name: _unit_scores(job, kept, leaks, name, fixed) for name in job.sources}
+            scores = {name: _unit_scores(job, kept, leaks, name, plans[name]) for name in plans}
             if not found.sources:
                 found.sources = {
                     name: SourceTotals(
@@ -202,6 +214,10 @@ def _merged(job: Job, store: Store, alpha_min: float, *, flat: bool) -> Merged:
             found.n += len(names)
         check_any(found.n, found.n_skipped, found.skipped)
     return found
+
+
+def _at_shares(plan: Plan, shares: Shares | None) -> Plan:
+    return replace(plan, schedules=(replace(plan.schedules[0], best_shares=shares),))
 
 
 def _add_unit(
@@ -365,6 +381,7 @@ def _record(
         "n_stretched": merged.n_stretched,
         "stretched_heatmaps": merged.stretched,
         "truth": _truth(job, merged, summaries),
+        "rank_shares": plain(merged.rank_shares),
         "leak_ratio": {n: s["leak_ratio"].mean for n, s in summaries.items() if "leak_ratio" in s},
         "leak_warnings": {name: words for name, words in leaks.items() if words},
         "skipped": [asdict(skipped) for skipped in merged.skipped],
