@@ -26,9 +26,9 @@ def test_h_prints_the_help_of_every_command(sufficit, command: str) -> None:
     assert "-h" in short.out
 
 
-@pytest.mark.parametrize("command", ["serve", "sanity", "train-lax"])
+@pytest.mark.parametrize("command", ["serve", "sanity", "train-lax", "train-twin"])
 def test_options_of_a_run_are_those_of_run_config(sufficit, command: str) -> None:
-    own = {"precision", "batch_size", "alpha_min"} if command == "train-lax" else set()
+    own = {"precision", "batch_size", "alpha_min"} if command.startswith("train") else set()
     shared = [one for one in COMMANDS[command].params if one.name in RunConfig.__annotations__]
     assert len(shared) > 8
     for option in (one for one in shared if one.name not in own):
@@ -101,7 +101,7 @@ def test_help_does_not_load_torch_and_comes_at_once() -> None:
 
 def test_there_are_all_these_commands() -> None:
     wanted = {"compare", "demo", "evaluate", "explain", "figure", "methods", "models", "sanity"}
-    assert wanted | {"serve", "train-lax"} <= set(COMMANDS)
+    assert wanted | {"serve", "train-lax", "train-twin"} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

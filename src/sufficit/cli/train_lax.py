@@ -17,6 +17,16 @@ from sufficit.cli.console import (
     print_skipped,
     warn,
 )
+from sufficit.cli.options import (
+    BatchSizeOption,
+    DevicesOption,
+    MixedPrecisionOption,
+    NodesOption,
+    PatienceOption,
+    ReadersOption,
+    StartAgainOption,
+    ValidationShareOption,
+)
 from sufficit.files import CHECKPOINT, check_output, place
 from sufficit.outside import literal
 from sufficit.runs.config import RunConfig
@@ -60,24 +70,18 @@ def train_lax(
     alpha_min: Annotated[
         float | None, typer.Option(help="Value above which a heatmap marks; default 0.5.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Images per step and process.", min=1)] = 32,
-    patience: Annotated[
-        int, typer.Option(help="Epochs without improvement that end training; 0: no limit.", min=0)
-    ] = 5,
-    validation_share: Annotated[
-        float, typer.Option(help="Share of images held out for validation; at most 256 images.")
-    ] = 0.1,
-    readers: Annotated[int, typer.Option("--workers", help="Workers that read images.", min=0)] = 0,
+    batch_size: BatchSizeOption = 32,
+    patience: PatienceOption = 5,
+    validation_share: ValidationShareOption = 0.1,
+    readers: ReadersOption = 0,
     cache_features: Annotated[
         bool,
         typer.Option("--cache-features", help="Compute features once; keeps all images in memory."),
     ] = False,
-    devices: Annotated[int, typer.Option(help="Number of GPUs, or of CPU processes.", min=1)] = 1,
-    num_nodes: Annotated[int, typer.Option(help="Number of machines.", min=1)] = 1,
-    precision: Annotated[
-        Literal["fp32", "bf16"], typer.Option(help="bf16 is mixed precision: weights stay fp32.")
-    ] = "fp32",
-    overwrite: Annotated[bool, typer.Option(help="Start again in --out.")] = False,
+    devices: DevicesOption = 1,
+    num_nodes: NodesOption = 1,
+    precision: MixedPrecisionOption = "fp32",
+    overwrite: StartAgainOption = False,
 ) -> None:
     """Train a LAX adapter, which draws the heatmap in the model's own forward pass.
 

@@ -25,7 +25,7 @@ from sufficit.sanity.randomization import EPOCHS, STEPS, Pairs, randomise
 from sufficit.sanity.sanity_report import THRESHOLD, Likeness, SanityReport
 from sufficit.seeds import seeded
 from sufficit.similarity import rank_correlation, structural_similarity
-from sufficit.training.train_folder import ReadImages, read_part
+from sufficit.training.folder_images import ReadImages, read_part
 from sufficit.training.validation import predictions
 
 BATCH = 32  # images per step of training on random labels

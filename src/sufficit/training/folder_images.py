@@ -1,0 +1,143 @@
+"""The images of a folder to train on, those held out for validation, and what can't be read."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import DistributedSampler
+
+from sufficit.classifier.classifier import Classifier
+from sufficit.data.batches import TrainingImages
+from sufficit.data.loader import OnError
+from sufficit.data.splits import Folder, Part, read_folder
+from sufficit.errors import UserError
+from sufficit.files import read_json
+from sufficit.training.lax_training import PATIENCE
+from sufficit.training.processes import launch
+from sufficit.training.validation import predictions
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """How the images of a folder are read, and what every training has."""
+
+    patience: int | None = PATIENCE
+    batch_size: int = 32  # in each process
+    validation_share: float = 0.1
+    workers: int = 0  # that read images
+    image_column: str | None = None  # of parquet files
+    label_column: str | None = None
+    on_error: OnError = "skip"
+    overwrite: bool = False
+    seed: int = 0
+    progress: bool | None = None
+
+
+@dataclass(frozen=True)
+class ReadImages:
+    """The readable images of a part of a folder, in memory."""
+
+    names: tuple[str, ...]
+    images: Tensor  # [N,C,H,W]
+    targets: Tensor  # [N]
+    skipped: dict[str, str]  # name -> why
+
+
+def read_part(
+    part: Part, classifier: Classifier, on_error: OnError, batch_size: int = 32
+) -> ReadImages:
+    """Read the images of a part in order; those that can't be read are skipped, or stop it.
+
+    The targets are their labels or, if the part has none, the classifier's predictions.
+    """
+    options: Any = {"sampler": "in order", "on_error": on_error}
+    loader = TrainingImages(part, classifier.view, batch_size, **options)
+    batches = list(loader)
+    names = tuple(image.name for image in part.images if image.name not in loader.skipped)
+    if not names:
+        name, why = next(iter(loader.skipped.items()))
+        raise UserError(
+            f"None of {len(part)} images can be read; the first, {name}: {why}. Check the files."
+        )
+    if part.labels is None:
+        images = torch.cat(batches)
+        return ReadImages(names, images, predictions(classifier, images), loader.skipped)
+    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    return ReadImages(names, images, labels, loader.skipped)
+
+
+def _all_skipped(images: TrainingImages, out: Path, fabric: "Fabric") -> dict[str, str]:
+    """Unreadable training images of all processes; of a run finished before, those in run.json."""
+    if not images.passes:
+        earlier = None
+        if fabric.is_global_zero:
+            with suppress(UserError, KeyError, TypeError, ValueError):
+                earlier = dict(read_json(out / "run.json")["skipped"])
+        earlier = fabric.broadcast(earlier)
+        if earlier is not None:
+            return dict(earlier)
+        for _ in images:
+            pass
+    found: dict[str, str] = {}
+    for rank in range(fabric.world_size):
+        found |= fabric.broadcast(images.skipped, src=rank)
+    return found
+
+
+@dataclass(frozen=True)
+class FolderImages:
+    """What a training on a folder reads."""
+
+    folder: Folder
+    held_out: ReadImages
+    images: TrainingImages  # this process's share
+    about: dict[str, Any]  # what must be the same to resume
+
+    def skipped(self, out: Path, fabric: "Fabric") -> dict[str, str]:
+        """Every image that can't be read, and why."""
+        return self.held_out.skipped | _all_skipped(self.images, out, fabric)
+
+    def count(self, skipped: dict[str, str]) -> int:
+        """The number of images to train on that can be read."""
+        return sum(image.name not in skipped for image in self.folder.training.images)
+
+
+def open_folder(
+    classifier: Classifier,
+    data: str | Path,
+    target: Literal["auto", "label", "prediction"],
+    options: ReadingOptions,
+    fabric: "Fabric",
+) -> FolderImages:
+    """Find and split the images below a folder, start the processes, read what is held out."""
+    share, size = options.validation_share, options.batch_size
+    columns = {"image_column": options.image_column, "label_column": options.label_column}
+    folder = read_folder(classifier, data, target, share, options.seed, **columns)
+    launch(fabric)
+    classifier.to(fabric.device)
+    held_out = read_part(folder.validation, classifier, options.on_error, size)
+    if len(held_out.names) < 2:
+        raise UserError(
+            f"Only {len(held_out.names)} of {len(folder.validation)} validation images can be"
+            " read, 2 or more are needed: check the files"
+        )
+    sampler: Any = "shuffled"
+    if fabric.world_size > 1:  # this process's share
+        numbers: Any = range(len(folder.training))
+        ranks = (fabric.world_size, fabric.global_rank)
+        sampler = DistributedSampler(numbers, *ranks, seed=options.seed)
+    reading: Any = {"workers": options.workers, "on_error": options.on_error}
+    images = TrainingImages(folder.training, classifier.view, size, sampler=sampler, **reading)
+    about = {
+        "images": len(folder.training),
+        "pictures": folder.digest(),
+        "batch_size": size,
+        "precision": str(fabric.strategy.precision.precision),
+    }
+    return FolderImages(folder, held_out, images, about)

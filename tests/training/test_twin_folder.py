@@ -1,0 +1,58 @@
+"""Twins on the command line: trained on a folder, resumed, loaded as a classifier."""
+
+import json
+from pathlib import Path
+
+import pandas
+import torch
+
+from digit_images import write_digits
+from sufficit import Classifier
+from sufficit.data.images import read_image
+
+MODEL = ["--model", "sufficit:digits"]
+QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "1e-3"]
+
+
+def test_a_twin_is_trained_on_a_folder_resumed_and_loaded(sufficit, tmp_path: Path) -> None:
+    digits, out = write_digits(tmp_path / "digits", 16), tmp_path / "twin"
+    (digits / "3").mkdir(exist_ok=True)
+    (digits / "3" / "broken.png").write_bytes(b"not a picture")
+    words = ["train-twin", *MODEL, "--data", digits, "--out", out, *QUICK]
+    run = sufficit(*words)
+    assert run.code == 0, run.err
+    assert "broken.png" in run.err
+    record = json.loads((out / "run.json").read_text())
+    assert record["n_trained_on"] + record["n_validated_on"] == 16
+    assert list(record["skipped"]) == ["3/broken.png"]
+    assert len(pandas.read_csv(out / "history.csv")) == 1
+    assert "Next: sufficit compare --model sufficit:digits" in run.words
+    # The accuracies are those of the held-out images.
+    names = record["validation_images"]
+    images = torch.stack([read_image(digits / name, None) for name in names])
+    labels = torch.tensor([int(name.split("/")[0]) for name in names])
+    for name, folder in (("original", "sufficit:digits"), ("twin", out)):
+        right = (Classifier.load(folder)(images).argmax(1) == labels).float().mean()
+        assert abs(record[name]["whole_accuracy"] - float(right)) < 1e-6
+        assert f"{float(right):.1%}" in run.words
+    weights = (out / "classifier.safetensors").read_bytes()
+    assert sufficit(*words).code == 0  # nothing is left to do
+    assert (out / "classifier.safetensors").read_bytes() == weights
+    other = sufficit(*words[:-1], "1e-2")
+    assert other.code == 2
+    assert "Cannot resume" in other.err
+
+
+def test_a_model_that_cannot_be_saved_is_refused(sufficit, tmp_path: Path) -> None:
+    digits = write_digits(tmp_path / "digits", 16)
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 10))\n"
+    )
+    model = f"python:{tmp_path / 'mine.py'}:net"
+    words = ["--model", model, "--data", digits, "--out", tmp_path / "twin"]
+    run = sufficit("train-twin", *words, "--size", "64")
+    assert run.code == 2
+    assert "the architecture has no name to save" in run.words or "no name to save" in run.err
+    assert not (tmp_path / "twin").exists()
