@@ -12,7 +12,6 @@ from sufficit.cli.console import (
     app,
     config_options,
     err,
-    literal,
     load,
     out,
     print_skipped,
@@ -28,6 +27,7 @@ from sufficit.cli.options import (
     ValidationShareOption,
 )
 from sufficit.files import CHECKPOINT, check_output, place
+from sufficit.outside import literal
 from sufficit.runs.config import RunConfig
 
 OPTIONS = (
