@@ -232,8 +232,7 @@ def test_the_order_of_the_units_changes_no_row(photos: Path, tmp_path: Path) -> 
     config = config_for(photos)
     run_small(config, tmp_path / "whole", unit=3)
     made = make_job(config, unit=3)
-    store = Store(tmp_path / "out")
-    store.start(made.key(), made.entries)
+    store = Store(tmp_path / "out").start(made.key(), made.entries)
     worker = engine.Worker(made, store)
     for unit, items in worker.read(reversed(made.units), "scores"):
         store.write_unit(unit.number, worker.work("scores", unit, items))

@@ -358,7 +358,8 @@ def test_words_of_method(trained: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_list_of_methods_has_lax(sufficit) -> None:
-    assert "lax learned for one model by sufficit train-lax" in sufficit("methods").words
+    listed = json.loads(sufficit("methods", "--json").out)
+    assert listed["lax"]["for"].startswith("learned for one model by sufficit train-lax")
 
 
 def test_a_folder_with_one_class_is_told_what_is_wanted(
