@@ -16,6 +16,7 @@ from sufficit.cli.options import (
     run_options,
 )
 from sufficit.files import check_output, place
+from sufficit.loggers import check_log
 from sufficit.outside import literal
 from sufficit.runs.config import Workers
 
@@ -28,7 +29,7 @@ OPTIONS = (
     *("within", "value_step", "percent_step"),
     *("layer", "normalize", "compile", "batch_size", "unit_size", "device", "precision"),
     *("weights", "num_classes", "output", "size", "image_column", "label_column", "on_error"),
-    *("save_heatmaps", "seed"),
+    *("save_heatmaps", "log", "seed"),
 )
 
 
@@ -63,6 +64,7 @@ def compare(
     settings = config_of(given, config)
     out_folder, data = place(to), place(settings.data)
     check_output(out_folder, [data], overwrite=overwrite, command="compare")
+    check_log(settings.log, out_folder)
     from sufficit.runs.engine import run
     from sufficit.runs.job import make_job
 
@@ -71,6 +73,7 @@ def compare(
         results = run(
             make_job(settings), out_folder, overwrite=overwrite, progress=progress, workers=workers
         )
+    results.log()
     print_skipped(results.skipped, results.record["n_skipped"])
     if results.shown is not None:
         write_pictures(results, out_folder)

@@ -28,6 +28,7 @@ from sufficit.cli.options import (
     ValidationShareOption,
 )
 from sufficit.files import CHECKPOINT, check_output, place
+from sufficit.loggers import check_log, close_logger, logger_named
 from sufficit.outside import literal
 from sufficit.runs.config import RunConfig
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 OPTIONS = (
     *(name for name in MODEL if name != "precision"),
-    *("data", "targets", "image_column", "label_column", "on_error", "seed"),
+    *("data", "targets", "image_column", "label_column", "on_error", "log", "seed"),
 )
 ROWS = 10  # epochs in the table
 HEADINGS = {
@@ -106,6 +107,7 @@ def train_lax(
     if first:
         started = (out_folder / CHECKPOINT).exists()
         check_output(out_folder, [data], overwrite=overwrite or started, command="train-lax")
+    check_log(config.log, out_folder)
     from sufficit.classifier.loading import device_named
     from sufficit.explainers.recipes import recipe_of
     from sufficit.training import FolderOptions, train_folder
@@ -122,12 +124,15 @@ def train_lax(
     try:
         with processes.only_first_prints(first, processes.own_rank(devices)):
             device = device_named(config.device)
-            fabric = processes.fabric_for(device, devices, precision, num_nodes)
+            log, settings = config.log, named | own
+            logger = None if log is None else logger_named(log, out_folder, settings)
+            fabric = processes.fabric_for(device, devices, precision, num_nodes, logger)
             where = str(fabric.device) if devices * num_nodes == 1 else "cpu"
             classifier = load(config, device=where, precision="fp32")
             outcome = train_folder(
                 classifier, data, out_folder, FolderOptions(**own), fabric=fabric, config=named
             )
+            close_logger(logger)
             processes.leave()
     except KeyboardInterrupt:
         err.print("Stopped. Run the same command again to resume after the last finished epoch.")

@@ -20,6 +20,7 @@ from sufficit.data.truth import TruthFiles, truth_from
 from sufficit.errors import UserError
 from sufficit.explainers.registry import word_of
 from sufficit.files import check_output, place
+from sufficit.loggers import check_log
 from sufficit.progress import Progress
 from sufficit.runs.config import METHODS, Workers, config_from
 from sufficit.runs.engine import run
@@ -89,9 +90,12 @@ def compare(
     if folder is not None:
         folders = [] if isinstance(images, Tensor) else [place(images)]
         check_output(folder, folders, overwrite=overwrite, command="compare")
+    check_log(config.log, folder)
     given: Any = {"classifier": classifier, "images": source, "sources": sources}
     job = make_job(config, truth=where, **given)
-    return run(job, folder, overwrite=overwrite, progress=progress, workers=asked)
+    results = run(job, folder, overwrite=overwrite, progress=progress, workers=asked)
+    results.log()
+    return results
 
 
 def _workers(given: int | Workers | None) -> Workers | None:

@@ -150,6 +150,9 @@ class RunConfig:
     save_heatmaps: bool = _option(
         False, OUTPUT, "Also write METHOD/heatmaps.npz at image size (large)."
     )
+    log: Literal["tensorboard", "wandb", "mlflow", "csv"] | None = _option(
+        None, OUTPUT, "Also log the numbers there: tensorboard, wandb, mlflow (extras), or csv."
+    )
     seed: int = _option(0, COMPUTE, "Seed of everything random.", least=0, most=2**63 - 1)
 
     def __post_init__(self) -> None:

@@ -157,7 +157,7 @@ class Job:
     def key(self) -> dict[str, Any]:
         """All that must be the same to resume. Model, data and sources count by their content."""
         other = ["model", "data", "methods", "controls", "save_heatmaps", "weights", "unit_size"]
-        other += ["compile", "twin", "truth"]  # what comes of it is below
+        other += ["log", "compile", "twin", "truth"]  # what comes of it is below
         config = {name: one for name, one in asdict(self.config).items() if name not in other}
         fills = [one.fill for one in self.conditions if isinstance(one.fill, Tensor)]
         classifier = self.classifier

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor
 from sufficit.data.images import open_images
 from sufficit.errors import GoneError, UserError, unknown
 from sufficit.files import local_file, read_json, safe_name
+from sufficit.loggers import close_logger, log_numbers, logger_named
 from sufficit.metrics.metric import MeanCurve
 from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import MethodScores
@@ -146,6 +147,26 @@ class RunResults:
         columns = {name: self.summaries[name] for name in self.methods}
         found: dict[str, Any] = plain({**facts, "columns": columns, "standing": self.standing})
         return found
+
+    def __repr__(self) -> str:
+        means = {
+            name: found["msi"].mean for name, found in self.summaries.items() if "msi" in found
+        }
+        values = ", ".join(f"{name}={mean:.4f}" for name, mean in means.items())
+        return (
+            f"RunResults(n={self.n}, alpha_min={self.alpha_min:g}, msi: {values or 'not scored'})"
+        )
+
+    def log(self) -> None:
+        """Log the mean of every column, if the run's config names a log."""
+        if self.config.log is None:
+            return
+        logger = logger_named(self.config.log, self.folder, asdict(self.config))
+        numbers = {
+            f"{m}/{column}": v for m, row in self.summaries.items() for column, v in row.items()
+        }
+        log_numbers(logger, {name: found.mean for name, found in numbers.items()}, self.n)
+        close_logger(logger)
 
     def _repr_html_(self) -> str:
         from sufficit.report.interpretation import notebook_table

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,7 @@ from sufficit.errors import UserError
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+    from lightning.fabric.loggers.logger import Logger
 
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # set if torchrun has started this process and its siblings
 WAIT = 3.0  # seconds in which the first process can print an error that all of them meet
@@ -49,9 +50,16 @@ def places(devices: int, nodes: int) -> tuple[int, int]:
 
 
 def fabric_for(
-    device: torch.device, devices: int = 1, precision: str = "fp32", nodes: int = 1
+    device: torch.device,
+    devices: int = 1,
+    precision: str = "fp32",
+    nodes: int = 1,
+    logger: "Logger | None" = None,
 ) -> "Fabric":
-    """A Fabric over one device, or over the first `devices` of its kind with a process each."""
+    """A Fabric over one device, or over the first `devices` of its kind with a process each.
+
+    The logger gets the numbers of every epoch.
+    """
     from lightning.fabric import Fabric
 
     if devices * nodes > 1 and (device.index is not None or device.type == "mps"):
@@ -63,7 +71,8 @@ def fabric_for(
         raise UserError(f"--devices is {devices}, but this machine has {count} GPUs: use fewer")
     chosen = [device.index or 0] if device.type == "cuda" and devices == 1 else devices
     words = {"fp32": "32-true", "bf16": "bf16-mixed"}[precision]
-    return Fabric(accelerator=device.type, devices=chosen, num_nodes=nodes, precision=words)  # type: ignore[arg-type]  # one of its words
+    given: Any = {"accelerator": device.type, "devices": chosen, "num_nodes": nodes}
+    return Fabric(**given, precision=words, loggers=logger)  # type: ignore[arg-type]  # one of its words
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sufficit.classifier.checkpoint import load_tensors
 from sufficit.errors import UserError, cannot_resume
 from sufficit.files import CHECKPOINT, local_file, make_folder, writing
+from sufficit.loggers import log_numbers
 from sufficit.progress import Progress, Tick, bar
 from sufficit.provenance import surroundings
 
@@ -114,9 +115,16 @@ class Trainer:
 
     def fit(self, title: str, progress: bool | Progress | None = None) -> None:
         """Train until it is over."""
+        for row in self.state.history:  # of an earlier run
+            self.log(row)
         with bar(title, progress if self.fabric.is_global_zero else False) as tick:
             while not self.over():
                 self.run_epoch(tick)
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Send an epoch's numbers to the Fabric's logger, if it has one."""
+        for logger in self.fabric.loggers if self.fabric.is_global_zero else ():
+            log_numbers(logger, row, row["epoch"])
 
     def run_epoch(self, tick: Tick | None) -> None:
         """Train for one epoch, validate, save."""
@@ -125,6 +133,7 @@ class Trainer:
         row = {"epoch": self.state.epoch + 1, **self._train(tick), **self.validate()}
         self.state.epoch += 1
         self.state.history.append(row | {"seconds": time.monotonic() - start})
+        self.log(self.state.history[-1])
         self.keep()
         if self.out is not None and self.fabric.is_global_zero:
             content = {
