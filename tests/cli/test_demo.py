@@ -3,6 +3,7 @@
 import json
 from itertools import count
 from pathlib import Path
+from urllib.error import URLError
 
 import numpy as np
 import pandas
@@ -11,11 +12,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sufficit import Classifier, Lax, evaluate, explain
+from sufficit import Classifier, Lax, UserError, evaluate, explain
 from sufficit.cli import demo
 from sufficit.cli.demo import run_demo, train
 from sufficit.data.digits import synthetic_digits
+from sufficit.data.photos import PHOTOS
 from sufficit.runs.config import RunConfig
+from sufficit.runs.job import Job
 from sufficit.runs.results import RunResults
 from sufficit.training.validation import ValidationScores, ValidationSet
 
@@ -113,3 +116,90 @@ def test_the_command_prints_the_table_and_leaves_its_figures(sufficit, tmp_path:
     assert RunResults.read(out).config.model == "sufficit:digits"
     again = sufficit("demo", "--images", "2", "--train-images", "32", "--out", out)
     assert again.code == 0, "the demo replaces its own results"
+
+
+TINY = """
+import torch
+from torch import nn
+from sufficit import Classifier, View
+
+def make():
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+    model = nn.Sequential(*body, nn.Flatten(), nn.Linear(4, 5)).eval()
+    return Classifier(model, layer="1", view=View((16, 16)))
+"""
+
+
+def test_the_photographs_are_scored_like_any_folder(sufficit, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(TINY)
+    out = tmp_path / "photos"
+    model = f"python:{tmp_path / 'net.py'}:make"
+    run = sufficit("demo", "--photos", "--model", model, "--out", str(out), "--no-open")
+    assert run.code == 0, run.err
+    results = RunResults.read(out)
+    assert sorted(results.names) == ["astronaut.jpg", "cat.jpg", "coffee.jpg", "rocket.jpg"]
+    assert results.record["targets"] == "prediction"
+    assert {"gradcam", "random"} <= {*results.methods}
+    again = RunConfig(**{**results.record["config"], "methods": ()})
+    assert (Path(again.data) / "SOURCES.md").is_file()
+    assert (out / "report.html").stat().st_size > 20_000
+
+
+def test_without_a_network_the_photographs_leave_nothing_behind(
+    sufficit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise URLError("Name or service not known")
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
+    run = sufficit("demo", "--photos", "--out", str(tmp_path / "photos"))
+    assert run.code == 2
+    assert "cannot get mobilenet_v2" in run.err
+    assert "--weights FILE" in " ".join(run.err.split())
+    assert not (tmp_path / "photos").exists()
+
+
+def test_photographs_take_weights_of_ones_own(
+    sufficit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchvision.models import mobilenet_v2
+
+    torch.manual_seed(5)
+    model = mobilenet_v2()
+    torch.save(model.state_dict(), tmp_path / "own.pth")
+    seen = []
+
+    def stop(job: Job, *_: object, **__: object) -> None:
+        seen.append(job.classifier.model.classifier[1].weight)
+        raise UserError("enough")
+
+    monkeypatch.setattr("sufficit.runs.engine.run", stop)
+    run = sufficit("demo", "--photos", "--weights", str(tmp_path / "own.pth"), "--out", "x")
+    assert "enough" in run.err
+    assert torch.equal(seen[0].cpu(), model.classifier[1].weight)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--photos", "--images", "8"), "--images is not for --photos"),
+        (("--weights", "own.pth"), "--weights needs --photos"),
+    ],
+)
+def test_options_of_the_other_demo_are_refused(sufficit, words, said: str, tmp_path: Path) -> None:
+    run = sufficit("demo", *words, "--out", str(tmp_path / "out"))
+    assert run.code == 2
+    assert said in run.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_photograph_has_a_source_and_all_are_small() -> None:
+    listed = (PHOTOS / "SOURCES.md").read_text()
+    files = sorted(PHOTOS.glob("*.jpg"))
+    assert len(files) == 4
+    assert all(f"| {file.name} |" in listed for file in files)
+    assert sum(file.stat().st_size for file in files) < 150_000
+    for file in files:
+        with Image.open(file) as photo:
+            assert (min(photo.size), photo.mode) == (256, "RGB")
