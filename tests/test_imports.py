@@ -10,7 +10,7 @@ HEAVY = {
     *("lightning", "pytorch_lightning", "matplotlib", "mlxtend", "pandas", "pyarrow", "ray"),
     *("scipy", "sklearn", "timm", "torchmetrics", "transformers", "fastapi", "uvicorn", "jinja2"),
 }
-LATER = {*HEAVY, "PIL", "sympy", "torchvision", "torch._dynamo", "torch._inductor", "triton"}
+LATER = {*HEAVY, "sympy", "torchvision", "torch._dynamo", "torch._inductor", "triton"}
 ALL = "import sufficit\nfor name in dir(sufficit): getattr(sufficit, name)"
 CODES = {
     "from sufficit import Classifier, evaluate, explain, leak, Lax": LATER,

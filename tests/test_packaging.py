@@ -27,7 +27,7 @@ def test_extras_that_are_named_exist_and_install_from_a_clone() -> None:
             named |= {one for one in word.split(",") if "{" not in one}
         if path.name != "bare.py":
             assert not re.search(r"pip install (?:-\w+ )*'?sufficit", text), path
-    assert {"timm", "ray", "web", "tensorboard", "wandb", "mlflow"} <= named
+    assert {"timm", "ray", "web", "tensorboard"} <= named
     assert named <= PROJECT["optional-dependencies"].keys()
 
 

@@ -16,10 +16,8 @@ from typing import Any, TypeVar
 import torch
 from PIL.Image import Resampling
 from torch import nn
-from torchvision import models
 
 from sufficit.classifier import checkpoint, layers
-from sufficit.classifier.architectures import MODELS, build
 from sufficit.classifier.checkpoint import DESCRIPTION, OUTPUTS, WEIGHTS, Recipe, View
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.digit_net import SMALL_NETS, SmallNet
@@ -171,6 +169,8 @@ def _refuse_random(name: str, published: bool, options: dict[str, Any]) -> None:
 
 
 def _torchvision_names() -> list[str]:
+    from torchvision import models  # slow to import
+
     return list(models.list_models(module=models))
 
 
@@ -178,6 +178,8 @@ def _from_torchvision(name: str, published: bool, options: dict[str, Any]) -> Cl
     if name not in _torchvision_names():
         raise unknown("torchvision model", name, _torchvision_names())
     _refuse_random(name, published, options)
+    from torchvision import models
+
     weights = models.get_model_weights(name).DEFAULT
     given = weights if published else None
     model = _fetch(name, lambda: models.get_model(name, weights=given, **options))
@@ -246,6 +248,8 @@ def _processor_view(processor: Any) -> View:
 
 
 def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Classifier:
+    from sufficit.classifier.architectures import MODELS, build  # they import torchvision
+
     if name in MODELS:
         if published or not {"num_classes", "image_size"} <= options.keys():
             raise UserError(
@@ -327,10 +331,14 @@ def known_models() -> Iterator[tuple[str, str]]:
     """Every model with a name, and a line about it."""
     for name in SMALL_NETS:
         yield f"sufficit:{name}", "ships with the package, for the demo"
+    from sufficit.classifier.architectures import MODELS
+
     for name, model in MODELS.items():
         yield f"sufficit:{name}", f"to train with sufficit reproduce: {model.about}"
+    from torchvision.models import get_model_weights
+
     for name in _torchvision_names():
-        meta = models.get_model_weights(name).DEFAULT.meta
+        meta = get_model_weights(name).DEFAULT.meta
         yield f"torchvision:{name}", f"{meta['num_params'] / 1e6:.1f} million weights, ImageNet"
     try:
         timm = import_module("timm")

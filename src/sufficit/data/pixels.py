@@ -11,7 +11,6 @@ from typing import BinaryIO
 
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import functional as V
 
 from sufficit.classifier.checkpoint import View
 from sufficit.data.pictures import FORMATS, BadImageError, read_picture
@@ -50,6 +49,8 @@ def decode_image(
     Options are those of `read_picture`.
     """
     seen = read_picture(file, view or View(), kinds, most_pixels)
+    from torchvision.transforms.v2 import functional as V  # slow to import
+
     pixels: Tensor = V.to_dtype(V.to_image(seen), torch.float32, scale=True)
     return pixels.as_subclass(Tensor)
 
