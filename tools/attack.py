@@ -84,7 +84,7 @@ def files(attack: Attack) -> dict[str, Any]:
     return attack.end("files")
 
 
-def fuzz(attack: Attack, inputs: int) -> dict[str, Any]:
+def fuzz(attack: Attack, inputs: int, minutes: float) -> dict[str, Any]:
     """Random bytes and texts for every reader of outside input."""
     rng, folder = attack.random, attack.folder
     wholes = {kind: picture(kind) for kind in KINDS}
@@ -134,7 +134,10 @@ def fuzz(attack: Attack, inputs: int) -> dict[str, Any]:
             attack.broken.append(f"a negative class {number}")
 
     kinds = {image: 40, heatmap: 15, tar: 10, settings: 15, text: 12, target: 8}
+    end = time.monotonic() + 60 * minutes
     for one in rng.choices([*kinds], weights=[*kinds.values()], k=inputs):
+        if time.monotonic() > end:
+            break
         attack.counts[one.__name__] += 1
         attack.reads(one.__name__, one, quick=True)
     return attack.end("fuzz")
@@ -161,12 +164,13 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["files", "page", "fuzz", "kills"])
     for name, usual in (("requests", 1000), ("inputs", 100_000), ("kills", 200), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=usual)
+    parser.add_argument("--minutes", type=float, default=60, help="the longest that fuzz may take")
     given = parser.parse_args()
     attack = Attack(given.seed)
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "files": lambda: files(attack),
         "page": lambda: page(attack, given.requests),
-        "fuzz": lambda: fuzz(attack, given.inputs),
+        "fuzz": lambda: fuzz(attack, given.inputs, given.minutes),
         "kills": lambda: kills(attack, given.kills),
     }
     for part in given.parts:

@@ -8,18 +8,21 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from pyarrow import parquet
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as V
 
 import bombs
 from sufficit import UserError, View
+from sufficit.data.images import list_images
 from sufficit.data.patterns import expand
-from sufficit.data.pictures import BadImageError, LargeImageError, _crop, read_picture
+from sufficit.data.pictures import BadImageError, LargeImageError, read_picture, seen
 from sufficit.data.shards import images_of_shards
 from sufficit.training.trainer import read_checkpoint
 from untrusted_files import FUZZ, read_maps
@@ -64,7 +67,7 @@ def test_the_crop_is_torchvisions(
     size: tuple[int, int], crop: tuple[int, int], resize: int | None, stretch: bool, how: str
 ) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
-    found = _crop(Image.fromarray(pixels), View(crop, resize, stretch=stretch, interpolation=how))
+    found = seen(Image.fromarray(pixels), View(crop, resize, stretch=stretch, interpolation=how))
     wanted = Image.fromarray(pixels)
     if size != crop:
         (h, w), (height, width) = size, crop
@@ -168,3 +171,24 @@ def test_a_process_that_decodes_has_little_memory() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "limited\n"
+
+
+def test_a_parquet_file_has_no_more_rows_than_bytes(tmp_path: Path) -> None:
+    rows = {"image": [b"x"] * 300_000, "label": [1] * 300_000}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 5000
+    with pytest.raises(UserError, match="claims 300000 rows in [0-9]+ bytes: fetch it again"):
+        list(list_images(tmp_path / "a.parquet"))
+
+
+def test_a_row_group_that_repeats_an_image_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sufficit.data.parquet.MOST_GROUP", 2**22)
+    large = np.random.default_rng(0).bytes(2**14)
+    rows = {"image": [large] * 1000, "label": [1] * 1000}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 2**16
+    first, *_ = list_images(tmp_path / "a.parquet")
+    with pytest.raises(BadImageError, match="row group 0 holds more than 4194304 bytes"):
+        first.read(View())

@@ -276,14 +276,14 @@ def test_few_row_groups_are_kept_while_threads_read(
     parquet._groups.clear()
     monkeypatch.setattr(parquet, "MOST_KEPT", 3 * 11 * len(png(0)))
     read: list[int] = []
-    whole = pq.ParquetFile.read_row_group
+    whole = parquet._group_within
 
-    def counted(self: Any, group: int, **more: Any) -> Any:
+    def counted(table: Any, group: int, column: str) -> Any:
         read.append(group)
         assert len(parquet._groups) <= 3
-        return whole(self, group, **more)
+        return whole(table, group, column)
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    monkeypatch.setattr(parquet, "_group_within", counted)
     assert [image.content() for image in found] == contents
     assert read == [0, 1, 2, 3, 4, 5], "each once"
     assert len(parquet._groups) == 3

@@ -30,6 +30,8 @@ from sufficit.files import is_remote, place
 
 LABELS = ("label", "labels", "fine_label")  # columns that hold labels, unless another is named
 MOST_KEPT = 2**28  # bytes of row groups in memory, if they are more than two
+MOST_GROUP = 2**32  # bytes of the images of a row group
+AT_ONCE = 256  # rows that are read before their size is known
 _SPLIT = re.compile(r"(?:^|[-_./])(train|test|validation|valid|val|dev)(?=[-_./\d])")
 _UNSAFE = r"(^|[/\\])\.\.([/\\]|$)|^[/\\]|^[A-Za-z]:|\x00|^$"  # names that lead out of a folder
 _groups: OrderedDict[tuple[str, str, int], Any] = OrderedDict()  # file, column, number of group
@@ -222,6 +224,7 @@ def _rows_of(path: Path, image_column: str | None, label_column: str | None) -> 
     try:
         with while_there(path), _opened(path) as table:
             facts = table.metadata
+            _check_rows(facts, path)
             columns = choose_columns(table.schema_arrow, path, image_column, label_column)
             wanted = [name for name in (columns.path, columns.label) if name is not None]
             found = table.read(columns=wanted)
@@ -237,6 +240,16 @@ def _rows_of(path: Path, image_column: str | None, label_column: str | None) -> 
     if columns.path is not None:
         paths = pc.struct_field(found.column(columns.path.removesuffix(".path")), "path")
     return _Rows(columns, sizes, paths, labels)
+
+
+def _check_rows(facts: Any, path: Path) -> None:
+    """Raise for more rows than bytes: columns of them would take all memory."""
+    groups = (facts.row_group(k) for k in range(facts.num_row_groups))
+    held = sum(
+        one.column(k).total_compressed_size for one in groups for k in range(one.num_columns)
+    )
+    if facts.num_rows > held:
+        raise UserError(f"{path} claims {facts.num_rows} rows in {held} bytes: fetch it again")
 
 
 @contextmanager
@@ -290,15 +303,33 @@ def _read_group(file: str, column: str, row: int) -> tuple[str, str, int]:
                 raise BadImageError(f"{file} has {sum(rows)} rows now: it was changed")
             key = _key(file, column, row)
             try:
-                (found,) = table.read_row_group(key[2], columns=[column]).columns
+                (found,) = _group_within(table, key[2], column).columns
                 is_struct = pa.types.is_struct(found.type)
                 _groups[key] = pc.struct_field(found, "bytes") if is_struct else found
+            except BadImageError as error:
+                _groups[key] = error
             except (pa.ArrowException, OSError) as error:
                 check_there(path, error)
                 _groups[key] = BadImageError(f"row group {key[2]} is corrupt ({error})")
     except (pa.ArrowException, OSError) as error:
         raise BadImageError(f"{file} can't be read ({error})") from error
     return key
+
+
+def _group_within(table: Any, group: int, column: str) -> Any:
+    """The images of a row group; BadImageError if they are more than fit.
+
+    A file can hold a large image once and name it in a million rows.
+    """
+    import pyarrow as pa
+
+    batches, total = list[Any](), 0
+    for batch in table.iter_batches(AT_ONCE, row_groups=[group], columns=[column]):
+        batches.append(batch)
+        total += batch.nbytes
+        if total > MOST_GROUP:
+            raise BadImageError(f"row group {group} holds more than {MOST_GROUP} bytes")
+    return pa.Table.from_batches(batches)
 
 
 def _nbytes(found: Any) -> int:
