@@ -71,13 +71,25 @@ def make_conditions(
             raise UserError('held_out_fill scores MSI a second time: add "msi" to columns')
         if isinstance(held_out, str) and held_out in [f for f in fills if isinstance(f, str)]:
             raise UserError(f"fill and held_out_fill are both {held_out!r}: hold another fill out")
-        calls = (FEW_SEARCHED if plan.searching else FEW) if few else None
+        calls = _few_calls(plan) if few else None
         found.append(Condition(held_out, HELD_OUT, columns=("msi",), calls=calls))
     if twin:
         ends = [TWIN, *(f"{TWIN}_{key}" for key in keys[1:])]
         found += [Condition(fill, end, twin=True) for end, fill in zip(ends, fills, strict=True)]
     _check_names(plan, found)
     return tuple(found)
+
+
+def _few_calls(plan: Plan) -> int:
+    """Return FEW masks, or as many as MSI needs at least, which coarse curves raise."""
+    calls = FEW_SEARCHED if plan.searching else FEW
+    while True:
+        try:
+            plan.part(["msi"], calls).sampling  # noqa: B018 - raises for too few
+        except UserError:
+            calls += 1
+        else:
+            return calls
 
 
 def key_of(fill: Fill, place: int) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sufficit.errors import UserError, unknown
+from sufficit.perturbation.imputation import ROAD, grey_noise, impute
 
 
 def black(images: Tensor) -> Tensor:
@@ -36,7 +37,15 @@ def noise(images: Tensor) -> Tensor:
 
 
 # `drop` fills nothing, it leaves tokens out (tokens.py); pictures show hidden pixels as black.
-FILLS = {"black": black, "mean": mean, "blur": blur, "noise": noise, "drop": black}
+# `road` depends on the mask (imputation.py); what is here is for a mask that keeps nothing.
+FILLS = {
+    "black": black,
+    "mean": mean,
+    "blur": blur,
+    "noise": noise,
+    "road": grey_noise,
+    "drop": black,
+}
 
 
 def fill_for(images: Tensor, fill: str | Tensor, part: slice | list[int] = slice(None)) -> Tensor:
@@ -55,6 +64,14 @@ def rows_of(fill: str | Tensor, rows: Tensor) -> str | Tensor:
     if isinstance(fill, str) or fill.ndim < 4 or len(fill) == 1:
         return fill
     return fill[rows.to(fill.device)]
+
+
+def masked(images: Tensor, masks: Tensor, fill: str | Tensor) -> Tensor:
+    """Return images through masks, as the model sees them: [N,C,H,W], bool [N,H,W] in 0..1."""
+    hidden = fill_for(images, fill)
+    if isinstance(fill, str) and fill == ROAD:
+        return impute(images, masks, hidden)
+    return images.where(masks[:, None], hidden)
 
 
 def check_fill_name(fill: str | Tensor) -> None:

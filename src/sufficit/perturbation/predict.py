@@ -17,6 +17,7 @@ from sufficit.errors import UserError
 from sufficit.perturbation import tokens
 from sufficit.perturbation.bands import Band, distinct_masks, ranks, runs
 from sufficit.perturbation.fills import fill_for
+from sufficit.perturbation.imputation import ROAD, impute
 from sufficit.perturbation.predictions import NO_CLASS, Predictions, ViewPredictions
 from sufficit.progress import Progress
 
@@ -166,6 +167,7 @@ class _Loop:
         self.classifier = classifier
         # With the fill `drop`, the model in two parts; masks are then unions of patches.
         self.vit = tokens.token_model(classifier, images.shape[2:]) if tokens.drops(fill) else None
+        self.imputes = isinstance(fill, str) and fill == ROAD
         self.known = _fitting.setdefault(classifier.bare, {})
         self.case = (classifier.device, classifier.dtype, tuple(images.shape[1:]))
         wanted = batch_size or usual_batch(classifier, images.shape[1:])
@@ -237,7 +239,8 @@ class _Loop:
             layout, those = self.classifier.memory_format, owners[asked].tolist()
             inputs = inputs.contiguous(memory_format=layout)
             runs_asked = (starts[asked], stops[asked])
-            masker = Masker(inputs, hidden, ranks(maps), those, *runs_asked, layout)
+            given = (inputs, hidden, ranks(maps), those, *runs_asked, layout)
+            masker = Masker(*given, imputes=self.imputes)
 
         def one(start: int, stop: int) -> None:
             rows = asked[start:stop]
@@ -285,6 +288,9 @@ class _Loop:
             rows = seen[start:stop].to(inputs.device)
             mask = masks[through[start:stop].to(masks.device)].to(inputs)[:, None]
             # At weights 0 and 1 lerp returns its ends to the bit.
+            if self.imputes:
+                batch = impute(inputs[rows], mask[:, 0], hidden)
+                return batch.contiguous(memory_format=self.classifier.memory_format)
             batch = torch.lerp(hidden[rows] if len(hidden) > 1 else hidden, inputs[rows], mask)
             return batch.contiguous(memory_format=self.classifier.memory_format)
 
@@ -395,6 +401,7 @@ class Masker:
     starts: Tensor  # [T] the first rank that is kept
     stops: Tensor  # [T] the first rank after it that is hidden
     layout: torch.memory_format
+    imputes: bool = False  # hidden pixels from their neighbours
     buffers: tuple[Tensor, Tensor, Tensor] | None = None
 
     def batch(self, start: int, stop: int) -> Tensor:
@@ -415,6 +422,8 @@ class Masker:
             hidden = self.hidden[image if len(self.hidden) > 1 else 0]
             # At weights 0 and 1 lerp returns its ends to the bit, and is far faster than where.
             torch.lerp(hidden, self.inputs[image], mask, out=batch[here])
+        if self.imputes:
+            return impute(batch, keep, self.hidden).contiguous(memory_format=self.layout)
         return batch
 
     def drop_buffers(self) -> None:

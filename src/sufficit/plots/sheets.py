@@ -10,7 +10,7 @@ from torch import Tensor
 from sufficit.classifier.classifier import check_images
 from sufficit.errors import UserError
 from sufficit.metrics.columns import heading
-from sufficit.perturbation.fills import fill_for
+from sufficit.perturbation.fills import masked
 from sufficit.perturbation.heatmaps import check_heatmaps, resize
 from sufficit.plots.style import INK, USUAL, Look, figure_class
 
@@ -73,12 +73,11 @@ def masked_images(
     """The images through each mask and through its complement, as the model sees them:
     [n,C,H,W], each [n,H,W] -> {title: {method: [n,C,H,W]}}.
     """
-    hidden = fill_for(images, fill)
-    masks = {method: (maps > alpha).float()[:, None] for method, maps in heatmaps.items()}
+    masks = {method: maps > alpha for method, maps in heatmaps.items()}
     wanted = {f"above {alpha:g}": masks} if kept else {}
-    wanted |= {"the rest": {method: 1 - mask for method, mask in masks.items()}} if rest else {}
+    wanted |= {"the rest": {method: ~mask for method, mask in masks.items()}} if rest else {}
     return {
-        title: {m: images * mask + hidden * (1 - mask) for m, mask in found.items()}
+        title: {m: masked(images, mask, fill) for m, mask in found.items()}
         for title, found in wanted.items()
     }
 
@@ -116,8 +115,8 @@ def sheet_figure(
         first[0].set_xlabel(row_titles[i], **small)
         for j, (name, maps) in enumerate(heatmaps.items(), 1):
             first[j].imshow(blend(image, maps[i]).numpy())
-            for row, (_, masked) in zip(more, further, strict=True):
-                _show(row[j], masked[name][i])
+            for row, (_, seen) in zip(more, further, strict=True):
+                _show(row[j], seen[name][i])
             if captions and captions.get(name):
                 grid[deep * (i + 1) - 1][j].set_xlabel(captions[name][i], **small)
         for row, (title, _) in zip(more, further, strict=True):

@@ -78,7 +78,10 @@ class RunConfig:
         "accuracy", SCORING, "What a masked image scores."
     )
     fill: str = _option(
-        "black", SCORING, "black, mean, blur, noise, drop (tokens of a ViT), or an image file."
+        "black",
+        SCORING,
+        "black, mean, blur, noise, road (imputed from neighbours), drop (tokens of a ViT), or an"
+        " image file.",
     )
     fills: tuple[str, ...] | None = _option(
         None,
