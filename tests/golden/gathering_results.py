@@ -102,7 +102,8 @@ def _told(out: Path) -> dict[str, Any]:
     if (path := next(iter(out.rglob("pairs.csv")), None)) is not None:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-        told["pairs"] = [{name: _value(text) for name, text in row.items()} for row in rows]
+        first = [row for row in rows if row["column"] == "msi"]  # not with other fills
+        told["pairs"] = [{name: _value(text) for name, text in row.items()} for row in first]
     if (path := next(iter(out.rglob("table.md")), None)) is not None:
         told["table"] = path.read_text(encoding="utf-8").splitlines()
     return told

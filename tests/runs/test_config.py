@@ -37,6 +37,7 @@ OTHER = {  # of each option, another value than the default
     "fill": "blur",
     "fills": ("blur", "mean"),
     "held_out_fill": "noise",
+    "twin": "t",
     "leak": False,
     "donors": 7,
     "alpha_curve": False,

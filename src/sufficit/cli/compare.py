@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 OPTIONS = (
     *("model", "data", "methods", "controls", "alpha_min", "score", "fill", "fills"),
-    *("held_out_fill", "targets", "truth", "leak", "donors", "alpha_curve", "columns", "calls"),
-    *("within", "value_step", "percent_step"),
+    *("held_out_fill", "twin", "targets", "truth", "leak", "donors", "alpha_curve", "columns"),
+    *("calls", "within", "value_step", "percent_step"),
     *("layer", "normalize", "compile", "batch_size", "unit_size", "device", "precision"),
     *("weights", "num_classes", "output", "size", "image_column", "label_column", "on_error"),
     *("save_heatmaps", "log", "seed"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OPTIONS = (
     *("model", "data", "alpha_min", "score", "fill", "fills", "held_out_fill", "columns"),
-    *("targets", "truth", "normalize", "leak", "donors", "calls", "within"),
+    *("twin", "targets", "truth", "normalize", "leak", "donors", "calls", "within"),
     *("value_step", "percent_step", "compile", "batch_size"),
     *("unit_size", "device", "precision", "weights", "num_classes", "output", "size"),
     *("image_column", "label_column", "on_error", "seed"),

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from torch import Tensor
 
-from sufficit.classifier.classifier import Classifier
+from sufficit.classifier.classifier import Classifier, check_classifier
 from sufficit.errors import UserError
 from sufficit.metrics.columns import METRICS, OTHER_COLUMNS
 from sufficit.metrics.plan import Plan, ask
@@ -65,6 +65,11 @@ def make_conditions(
     if not fills:
         raise UserError("fills must name at least one fill, got none: black is the default")
     keys = [key_of(fill, k) for k, fill in enumerate(names or fills)]
+    if twice := [key for k, key in enumerate(keys) if key in keys[:k]]:
+        raise UserError(
+            f"two fills would be called {twice[0]!r} in columns: give each fill once, and files"
+            " different names"
+        )
     found = [Condition(fill, end) for end, fill in zip(["", *keys[1:]], fills, strict=True)]
     if held_out is not None:
         if "msi" not in plan.columns:
@@ -120,7 +125,7 @@ def _check_names(plan: Plan, conditions: Sequence[Condition]) -> None:
         names = {condition.column(name) for name in columns}
         if same := sorted(names & taken):
             raise UserError(
-                f"two columns would be called {same[0]!r}: give each fill once, and a fill's file"
+                f"two columns would be called {same[0]!r}: give the fill's file, or the metric,"
                 " another name"
             )
         taken |= names
@@ -141,6 +146,21 @@ def groups_of(conditions: Sequence[Condition]) -> dict[str, list[str]]:
         for twin, some in found.items()
         if len(some) > 1
     }
+
+
+def check_twin(classifier: Classifier, twin: Classifier) -> None:
+    """Raise unless both have the same classes and see images alike, as far as they say so."""
+    check_classifier(twin)
+    if None not in (known := (classifier.classes, twin.classes)) and known[0] != known[1]:
+        raise UserError(
+            f"the twin has other classes than the model ({len(twin.classes or ())} named, the model"
+            f" {len(classifier.classes or ())}): give a twin of this model"
+        )
+    if None not in (views := (classifier.view, twin.view)) and views[0] != views[1]:
+        raise UserError(
+            f"the twin sees images otherwise than the model ({views[1]}, the model {views[0]}):"
+            " give a twin of this model"
+        )
 
 
 def fills_from(fill: Fill, fills: Sequence[Fill] | None) -> list[Fill]:

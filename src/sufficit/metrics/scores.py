@@ -19,6 +19,7 @@ from sufficit.metrics.conditions import (
     HELD_OUT,
     Condition,
     ask_all,
+    check_twin,
     fills_from,
     groups_of,
     make_conditions,
@@ -238,7 +239,7 @@ def evaluate(
     used = fills_from(fill, fills)
     conditions = make_conditions(plan, used, held_out_fill, twin=twin is not None)
     if twin is not None:
-        check_classifier(twin)
+        check_twin(classifier, twin)
     settings = LeakSettings(0, leak_donors, seed, fill=used[0], batch_size=batch_size)
     if leak_donors:  # raise now what the leak would raise after the scoring
         settings.check(images)

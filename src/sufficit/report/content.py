@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from sufficit.agreement import RankedCondition
 from sufficit.errors import UserError
 from sufficit.metrics.scores import MethodScores, Scores
 from sufficit.perturbation.fills import check_fill
@@ -84,6 +85,8 @@ class Content:
     remarks: Sequence[str] = ()  # what a reader must know first and the scores do not say
     alpha_curve: Mapping[str, Any] | None = None  # MSI over alpha_min on a sample, as in run.json
     class_agnostic: Sequence[str] = ()  # methods that draw the same map for every class
+    conditions: Sequence[RankedCondition] = ()  # how methods rank with other fills, and for a twin
+    ceiling: Mapping[str, Any] | None = None  # what a search reaches, as in run.json
 
     @property
     def methods(self) -> list[str]:

@@ -140,6 +140,8 @@ class UnitActor:
                 " folder that all machines share"
             )
         job.classifier.to(given.device)
+        if job.twin is not None:
+            job.twin.to(given.device)
         self.worker: Worker = kind(job, Store(place(given.folder), given.run), alpha_min)
 
     def _compute(self, number: int, following: int | None) -> None:
@@ -222,7 +224,7 @@ def _cannot_send(job: Job, error: Exception) -> UserError:
     """What of a job cannot be pickled."""
     from ray import cloudpickle
 
-    parts: dict[str, object] = {"the model": job.classifier}
+    parts: dict[str, object] = {"the model": job.classifier, "the twin": job.twin}
     parts |= {f"the method {name}": source for name, source in job.sources.items()}
     for what, part in parts.items():
         try:

@@ -43,6 +43,7 @@ def compare(
     progress: bool | Progress | None = None,
     workers: int | Workers | None = None,
     truth: Tensor | Path | str | None = None,
+    twin: Classifier | Path | str | None = None,
     **options: Any,
 ) -> RunResults:
     """Score every heatmap source on the same images and test which differences are significant.
@@ -54,7 +55,8 @@ def compare(
     interruption, call it again to resume; without it the rows of all images are in memory.
     `workers=4` has Ray start four processes here, and `workers=Workers(address="auto")` joins a
     cluster. `truth`, masks [N,H,W] or a path as `--truth` takes it, says where the objects are.
-    Further options are those of `sufficit compare`, such as alpha_min, fill or leak=False.
+    `twin`, a classifier or its folder, is asked the same masks. Further options are those of
+    `sufficit compare`, such as alpha_min, fills or leak=False.
     """
     check_classifier(classifier)
     asked = _workers(workers)
@@ -80,6 +82,9 @@ def compare(
     where = truth_from(truth)
     if where is not None:
         options["truth"] = str(where.path) if isinstance(where, TruthFiles) else IN_MEMORY
+    own = twin if isinstance(twin, Classifier) else None
+    if twin is not None:
+        options["twin"] = str(twin) if own is None else own.recipe and own.recipe.source
     config = config_from(options)
     if isinstance(methods, Mapping):
         known = {name: _source(one, config.normalize) for name, one in methods.items()}
@@ -92,7 +97,7 @@ def compare(
         check_output(folder, folders, overwrite=overwrite, command="compare")
     check_log(config.log, folder)
     given: Any = {"classifier": classifier, "images": source, "sources": sources}
-    job = make_job(config, truth=where, **given)
+    job = make_job(config, truth=where, twin=own, **given)
     results = run(job, folder, overwrite=overwrite, progress=progress, workers=asked)
     results.log()
     return results

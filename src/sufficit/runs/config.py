@@ -94,6 +94,11 @@ class RunConfig:
         "Score MSI with this fill as well; same choices as --fill, or none. auto: blur (black if"
         " the fill is blur) on a few masks per image, unless there are several --fills.",
     )
+    twin: str | None = _option(
+        None,
+        SCORING,
+        "Also score with this classifier of the same classes, made by train-twin: msi_twin, ...",
+    )
     leak: bool = _option(True, SCORING, "Measure leakage: does the mask shape reveal the class?")
     donors: int = _option(
         16, SCORING, "Images of other classes under each mask, for leakage.", least=1, most=10**6

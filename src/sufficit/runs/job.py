@@ -25,7 +25,7 @@ from sufficit.data.images import (
     open_images,
     read_image,
 )
-from sufficit.data.loader import Unit, numbers_for
+from sufficit.data.loader import Unit, num_classes, numbers_for
 from sufficit.data.manifest import Manifest, listed
 from sufficit.data.truth import Truth, truth_from
 from sufficit.errors import UserError, unknown
@@ -33,7 +33,7 @@ from sufficit.explainers import EXPLAINERS, methods_for
 from sufficit.explainers.registry import full_word
 from sufficit.explainers.sources import HeatmapFileSource, sources_from
 from sufficit.files import local_file, place, safe_name
-from sufficit.metrics.conditions import FIRST, Condition, make_conditions
+from sufficit.metrics.conditions import FIRST, Condition, check_twin, make_conditions
 from sufficit.metrics.leakage import POOL, draw_pool
 from sufficit.metrics.plan import Plan, make_plan
 from sufficit.perturbation.fills import FILLS
@@ -241,6 +241,10 @@ def make_job(
             f"the classifier gives {classifier.output}, not {config.output}: set it there, as in"
             f' Classifier(..., output="{config.output}")'
         )
+    if twin is None and config.twin is not None:
+        twin = load_classifier(config.twin, device=config.device, precision=config.precision)
+    if twin is not None:
+        check_twin(classifier, twin)
     check_batch_size(config.batch_size)
     conditions = conditions_of(config, plan, classifier, twin)
     if config.within is not None and ("msi" not in plan.columns or plan.searching):
@@ -249,6 +253,11 @@ def make_job(
             " give alpha_min a number instead of search"
         )
     images = open_images(config.data, **config.column_options()) if images is None else images
+    if twin is not None and (own := num_classes(twin, images)) != num_classes(classifier, images):
+        raise UserError(
+            f"the twin has {own} classes and the model {num_classes(classifier, images)}: give a"
+            " twin of this model"
+        )
     entries = listed(images, config.unit_size)
     config = config.for_images(len(entries))
     numbers = numbers_for(classifier, entries.words, entries.loose, images, config.targets)

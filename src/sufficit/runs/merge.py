@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count, repeat
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sufficit.agreement import correlations
+from sufficit.classifier.fingerprint import fingerprint
 from sufficit.data.loader import Skipped, check_any
 from sufficit.files import writing
 from sufficit.intervals import few_images
@@ -26,7 +27,6 @@ from sufficit.metrics.localization import LOCALIZATION
 from sufficit.metrics.plan import ALPHA_GRID, Plan, ask
 from sufficit.metrics.rank_msi import Shares, best_shares
 from sufficit.metrics.scores import AlphaSearch, Scores, coarse, read, summary_of, with_leak
-from sufficit.outside import as_csv
 from sufficit.perturbation.predictions import ROWS, Predictions
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.report.content import Choice
@@ -34,11 +34,12 @@ from sufficit.runs.config import write_toml
 from sufficit.runs.job import Job
 from sufficit.runs.looks import chance_of, half_width, outcome
 from sufficit.runs.maps import maps_from_file, source_facts, unpack
+from sufficit.runs.rankings import Rankings, add_worst, write_pairs
 from sufficit.runs.results import OWN_BEST, RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, Store, UnitFile
 from sufficit.runs.totals import SourceTotals, csv_writer
-from sufficit.statistics import Estimate, Standing, estimates_of, standing_of
-from sufficit.sums import Sums, with_pairs
+from sufficit.statistics import Estimate, estimates_of
+from sufficit.sums import Sums
 
 NAMED = 1000  # skipped and stretched images, at most, that run.json names
 
@@ -114,10 +115,9 @@ def write_results(
     for name, search in searches.items():
         own = estimates_of(merged.tried[name], {search.best: True})
         summaries[name][OWN_BEST] = own[search.best]
-    standing = None
-    if merged.msi is not None:
-        chance = chance_of(job)
-        standing = standing_of(merged.msi, job.ranked, chance=chance, controls=job.controls)
+    worst = add_worst(job, summaries)
+    ranked = merged.rankings.ranked()
+    standing = ranked[0].standing if ranked else None
     order = [*(standing.ranking if standing else job.ranked)]
     order += [name for name in job.sources if name not in order]
     shown: dict[str, str] = {}
@@ -131,9 +131,15 @@ def write_results(
     save_json(out / "summary.json", summary)
     save_json(out / "curves.json", {name: merged.sources[name].mean_curves() for name in order})
     if standing is not None and not flat:
-        _write_pairs(out / "pairs.csv", standing)
+        write_pairs(out / "pairs.csv", [one.standing for one in ranked])
     record = _record(job, merged, alpha_min, order, summaries, searches)
-    record |= {"shown": shown, "flat": flat, "run": store.run}
+    record |= {"shown": shown, "flat": flat, "run": store.run, "worst_fill": worst}
+    if job.twin is not None:
+        accuracy = next((one.clean_accuracy for one in ranked if one.twin), None)
+        about = {"model": job.config.twin, "fingerprint": asdict(fingerprint(job.twin))}
+        record["twin"] = plain(about | {"clean_accuracy": accuracy})
+    record["conditions"] = plain([one.record() for one in ranked])
+    record["rank_correlations"] = plain([asdict(one) for one in correlations(ranked)])
     if standing is not None and flat:
         record["standing"] = plain(standing)
     results = RunResults.read(out, record)
@@ -148,9 +154,9 @@ def write_results(
 class Merged:
     """What all units say, added up."""
 
+    rankings: Rankings
     sources: dict[str, SourceTotals] = field(default_factory=dict)
     tried: dict[str, Sums] = field(default_factory=dict)  # MSI at every alpha_min, of a search
-    msi: Sums | None = None  # of the ranked sources and the controls, with their pairs
     n: int = 0
     n_skipped: int = 0
     skipped: list[Skipped] = field(default_factory=list)  # the first ones
@@ -174,7 +180,7 @@ def _merged(job: Job, store: Store, alpha_min: float, *, flat: bool) -> Merged:
     """Write the rows and curves of every source, and add up what else the units hold."""
     schedules = tuple(s for s in job.plan.schedules if s.alpha_min == alpha_min)
     fixed = replace(job.plan, schedules=schedules, searching=False)
-    found = Merged(rank_shares=_rank_shares(job, store))
+    found = Merged(Rankings(job), rank_shares=_rank_shares(job, store))
     plans = {name: _at_shares(fixed, found.rank_shares.get(name)) for name in job.sources}
     with ExitStack() as closing:
         skip = None
@@ -240,15 +246,11 @@ def _add_unit(
             found.sample_msi.setdefault(name, []).append(kept.tensors[f"{name}/alphas"])
     found.output = found.output or facts.get("output", "")
     found.sample += facts.get("alpha_images", [])
+    found.rankings.add(numbers, scores)
     found.sample_calls += facts.get("alpha_calls", 0)
     if "msi" not in job.plan.columns:
         return
-    tested = (*job.ranked, *job.controls)
-    values = {name: scores[name].columns["msi"].numpy() for name in tested}
-    pairs = with_pairs(values)
-    found.msi = Sums([*pairs], seed=job.config.seed) if found.msi is None else found.msi
-    found.msi.add(numbers, pairs)
-    ranked = {name: values[name] for name in job.ranked}
+    ranked = {name: scores[name].columns["msi"].numpy() for name in job.ranked}
     best = found.choice.add(numbers, ranked) | {*job.shown_by_seed}
     images = zip(count(found.n), repeat(unit), facts["names"])
     found.places = {
@@ -280,14 +282,6 @@ def _unit_scores(
         return scores  # not asked for, or donors of one class only: nothing was measured
     leaked = {part: leaks[tensor] for part, tensor in parts.items()}
     return with_leak(scores, Leak(**leaked, alpha_min=scores.alpha_min))
-
-
-def _write_pairs(path: Path, standing: Standing) -> None:
-    """Write one row per pair of sources, with how its interval and p-value were made."""
-    frame = standing.frame()
-    frame.insert(0, "column", standing.column)
-    with writing(path) as part:
-        part.write_text(as_csv(frame.assign(**asdict(standing.chance))), encoding="utf-8")
 
 
 def heatmaps_of(

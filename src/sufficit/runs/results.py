@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sufficit.agreement import RankedCondition
 from sufficit.data.images import open_images
 from sufficit.errors import GoneError, UserError, unknown
 from sufficit.files import local_file, read_json, safe_name
@@ -126,6 +127,13 @@ class RunResults:
         return {one["name"]: one["reason"] for one in self.record["skipped"]}
 
     @cached_property
+    def conditions(self) -> list[RankedCondition]:
+        """How the sources rank with every fill, and for the twin; the first one first."""
+        known = self.record.get("conditions", [])
+        found = [(one, _standing(one["standing"])) for one in known]
+        return [RankedCondition.read(one, standing) for one, standing in found if standing]
+
+    @cached_property
     def scores(self) -> dict[str, MethodScores]:
         """Every source's scores."""
         return {name: self._scores(name) for name in self.methods}
@@ -227,6 +235,8 @@ class RunResults:
             fill=shown.fill,
             remarks=self.remarks(),
             alpha_curve=record.get("alpha_curve"),
+            conditions=self.conditions,
+            ceiling=record.get("ceiling"),
             class_agnostic=[
                 n for n, one in self.record["sources"].items() if one["class_agnostic"]
             ],
