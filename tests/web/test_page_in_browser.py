@@ -200,7 +200,7 @@ def test_changed_settings_take_effect_at_once(
 
 def test_bad_files_get_a_message(tab: PageTab, digit_file: Path, tmp_path: Path) -> None:
     files = {
-        "notes.png": (b"no image at all", "not an image"),
+        "notes.png": (b"no image at all", "The file is not an image"),
         "cut.png": (digit_file.read_bytes()[:3000], "corrupt or cut off"),
         "empty.png": (b"", "The file is empty"),
         "large.png": (bytes(600_000), "too large, the limit is 0.5 MB"),

@@ -150,10 +150,10 @@ class RunConfig:
         "Score with a compiled copy of the model. auto: on CUDA, in runs that are long enough.",
     )
     batch_size: int | None = _option(
-        None, COMPUTE, "Masked images per forward pass.", least=1, most=10**9
+        None, COMPUTE, "Masked images per forward pass.", least=1, most=10**6
     )
     unit_size: int = _option(
-        32, COMPUTE, "Images per unit of work: what a crash loses, and a file.", least=1, most=10**6
+        32, COMPUTE, "Images per unit of work: what a crash loses, and a file.", least=1, most=10**5
     )
     save_heatmaps: bool = _option(
         False, OUTPUT, "Also write METHOD/heatmaps.npz at image size (large)."

@@ -10,7 +10,7 @@ const plain = (value) => (value === null ? "–" : value.toFixed(2).replace("-",
 const make = (tag, more = {}, ...inside) => { const found = Object.assign(document.createElement(tag), more); found.append(...inside); return found; };
 const inform = (text) => { $("status").textContent = text; };
 const complain = (text) => {
-  $("problem").textContent = text; $("problem").hidden = !text;
+  $("problem").textContent = text.charAt(0).toUpperCase() + text.slice(1); $("problem").hidden = !text;
   if (!text) return;
   inform("");
   if (explained) { $("found").dataset.state = "failed"; $("stale").textContent = `This is still the result of ${explained.name}.`; }
