@@ -66,6 +66,7 @@ SAVED_OPTIONS: dict[str, set[str]] = {
     "timm": {"depth", "drop_path_rate", "drop_rate", "dynamic_img_size", "embed_dim", "global_pool"}
     | {"img_size", "in_chans", "num_classes", "num_heads", "output_stride", "patch_size"},
     "transformers": {"image_size", "num_channels", "num_classes", "num_labels"},
+    "clip": {"prompts"},
     "sufficit": {"channels", "folded", "image_size", "num_classes", "width"},
 }
 """The options a saved classifier may have: shapes, and nothing that reads other files."""

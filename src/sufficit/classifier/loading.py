@@ -4,7 +4,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -22,6 +22,7 @@ from sufficit.classifier.checkpoint import DESCRIPTION, OUTPUTS, WEIGHTS, Recipe
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.digit_net import SMALL_NETS, SmallNet
 from sufficit.classifier.source_code import code_digest
+from sufficit.classifier.zero_shot import check_prompts, zero_shot
 from sufficit.errors import UserError, unknown
 from sufficit.files import place, read_json
 from sufficit.seeds import seeded
@@ -44,10 +45,15 @@ def load_classifier(
     precision: str = "fp32",
     layer: str | None = None,
     output: str | None = None,
+    prompts: Sequence[str] | None = None,
 ) -> Classifier:
     """The classifier that words of the command line name, on its device and in its precision."""
     chosen = device_named(device)
-    options = {} if num_classes is None else {"num_classes": num_classes}
+    options: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
+    if prompts is not None:
+        if not model.startswith("clip:"):
+            raise UserError(f"prompts go with clip:NAME, got --model {model}: leave them out")
+        options["prompts"] = list(prompts)
     classifier = Classifier.load(model, weights=None if weights == "none" else weights, **options)
     if weights == "none":
         warnings.warn("the model has random weights: its scores mean nothing", stacklevel=2)
@@ -232,6 +238,26 @@ def _from_transformers(name: str, published: bool, options: dict[str, Any]) -> C
     return Classifier(model, mean=mean, std=std, classes=labels, view=_processor_view(processor))
 
 
+def _from_clip(name: str, published: bool, options: dict[str, Any]) -> Classifier:
+    transformers = extra("transformers", f"clip:{name}")
+    if unknown_options := options.keys() - {"prompts"}:
+        given = ", ".join(sorted(unknown_options))
+        raise UserError(f"clip:{name} takes prompts, got {given}: leave the others out")
+    prompts = check_prompts(options.get("prompts"))
+    safe = {"trust_remote_code": False}
+    auto, processing = transformers.AutoModel, transformers.AutoImageProcessor
+    if published:
+        model = _fetch(name, lambda: auto.from_pretrained(name, use_safetensors=True, **safe))
+    else:
+        config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, **safe))
+        model = auto.from_config(config, **safe)
+    tokenizer = _fetch(name, lambda: transformers.AutoTokenizer.from_pretrained(name, **safe))
+    processor = _fetch(name, lambda: processing.from_pretrained(name, **safe))
+    found = _fetch(name, lambda: zero_shot(model, tokenizer, prompts))
+    mean, std = processor.image_mean, processor.image_std
+    return Classifier(found, mean=mean, std=std, classes=prompts, view=_processor_view(processor))
+
+
 def _processor_view(processor: Any) -> View:
     """What a processor of transformers does to an image, as far as a View can express it."""
     size, crop = dict(processor.size), dict(getattr(processor, "crop_size", None) or {})
@@ -322,6 +348,7 @@ SOURCES: dict[str, Callable[[str, bool, dict[str, Any]], Classifier]] = {
     "torchvision": _from_torchvision,
     "timm": _from_timm,
     "transformers": _from_transformers,
+    "clip": _from_clip,
     "sufficit": _from_sufficit,
     "python": _from_python,
 }

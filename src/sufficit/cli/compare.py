@@ -28,8 +28,8 @@ OPTIONS = (
     *("held_out_fill", "twin", "targets", "truth", "leak", "donors", "alpha_curve", "columns"),
     *("calls", "within", "value_step", "percent_step"),
     *("layer", "normalize", "compile", "batch_size", "unit_size", "device", "precision"),
-    *("weights", "num_classes", "output", "size", "image_column", "label_column", "on_error"),
-    *("save_heatmaps", "log", "seed"),
+    *("weights", "num_classes", "prompts", "output", "size", "image_column", "label_column"),
+    *("on_error", "save_heatmaps", "log", "seed"),
 )
 
 

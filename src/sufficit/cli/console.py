@@ -20,7 +20,10 @@ from sufficit.runs.config import RunConfig
 if TYPE_CHECKING:
     from sufficit.classifier.classifier import Classifier
 
-MODEL = ("model", "weights", "num_classes", "output", "size", "layer", "device", "precision")
+MODEL = (
+    *("model", "weights", "num_classes", "prompts", "output", "size", "layer", "device"),
+    "precision",
+)
 app = PanelApp(
     name="sufficit",
     help="Score visual explanations of image classifiers. Start with: sufficit demo",

@@ -20,7 +20,7 @@ OPTIONS = (
     *("model", "data", "alpha_min", "score", "fill", "fills", "held_out_fill", "columns"),
     *("twin", "targets", "truth", "normalize", "leak", "donors", "calls", "within"),
     *("value_step", "percent_step", "compile", "batch_size"),
-    *("unit_size", "device", "precision", "weights", "num_classes", "output", "size"),
+    *("unit_size", "device", "precision", "weights", "num_classes", "prompts", "output", "size"),
     *("image_column", "label_column", "on_error", "seed"),
 )
 DEFAULTS = {"leak": False, "calls": "exact", "held_out_fill": "none"}

@@ -13,7 +13,7 @@ from sufficit.outside import literal
 from sufficit.runs.config import Workers
 
 OPTIONS = (
-    *("model", "methods", "targets", "layer", "normalize", "weights", "num_classes"),
+    *("model", "methods", "targets", "layer", "normalize", "weights", "num_classes", "prompts"),
     *("output", "size"),
     *("on_error", "device", "precision", "seed"),
 )

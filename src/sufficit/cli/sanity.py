@@ -57,7 +57,8 @@ def sanity(
     options = SanityOptions(methods_from(config.methods), **own)
     classifier = load(config, layer=None)  # check_folder looks for the layer in each copy
     result = check_folder(classifier, data, options)
-    names = ("model", "weights", "data", "methods", "size", "precision", "num_classes", "output")
+    names = ["model", "weights", "data", "methods", "size", "precision"]
+    names += ["num_classes", "prompts", "output"]
     named = {name: getattr(config, name) for name in names}
     save_sanity(out_folder, result, classifier, named, options)
     print_skipped(result.skipped)

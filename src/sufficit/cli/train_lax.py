@@ -159,6 +159,7 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
     weights = config.weights if config.weights != RunConfig.weights else None
     known = {"--weights": weights, "--num-classes": config.num_classes}
     known |= {"--output": config.output, "--size": config.size}
+    known |= {"--prompts": ",".join(config.prompts or ())}
     words = ["sufficit", "explain", config.data, "--model", config.model]
     words += [str(part) for name, value in known.items() if value for part in (name, value)]
     words += ["--methods", str(folder)]

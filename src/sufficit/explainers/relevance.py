@@ -359,7 +359,12 @@ def _layer_norm(
 
 
 def _unit(
-    func: Callable[..., Tensor], x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12
+    func: Callable[..., Tensor],
+    x: Tensor,
+    p: float = 2.0,
+    dim: int = 1,
+    eps: float = 1e-12,
+    out: None = None,
 ) -> Tensor:
     """F.normalize, its divisor a constant."""
     length: Tensor = x.detach().norm(p, dim, keepdim=True).clamp_min(eps)

@@ -38,8 +38,8 @@ class RunConfig:
     model: str = _option(
         MISSING,
         INPUT,
-        "torchvision:NAME, timm:NAME, transformers:NAME, the folder of a saved classifier, or your"
-        " own python:FILE.py:FUNCTION.",
+        "torchvision:NAME, timm:NAME, transformers:NAME, clip:NAME with --prompts, the folder of a"
+        " saved classifier, or your own python:FILE.py:FUNCTION.",
     )
     data: str = _option(
         MISSING,
@@ -125,6 +125,9 @@ class RunConfig:
     percent_step: float = _option(0.02, SCORING, "Step of the percentage curves.")
     weights: str = _option(
         "default", INPUT, "default (published), none (random), or a .safetensors, .pt or .pth file."
+    )
+    prompts: tuple[str, ...] | None = _option(
+        None, INPUT, "Classes of a clip: model, comma-separated, as in 'a cat,a dog'."
     )
     num_classes: int | None = _option(
         None, INPUT, "Number of classes, for your own weights.", least=2, most=10**5

@@ -297,6 +297,7 @@ def load_model(config: RunConfig) -> Classifier:
         config.model,
         weights=config.weights,
         num_classes=config.num_classes,
+        prompts=config.prompts,
         output=config.output,
         size=config.size,
         device=config.device,
