@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from digit_images import write_digits
 from small_models import random_images, small
 from small_runs import FLAGS, STEPS, write_photos
 from sufficit import UserError, compare
@@ -62,6 +63,17 @@ def test_every_epoch_of_training_is_logged(sufficit, tmp_path: Path, log: str) -
         assert [event.step for event in events.Scalars("loss")] == [1, 2]
     assert found == pytest.approx([float(row["loss"]) for row in wanted], rel=1e-6)
     assert msi == pytest.approx([float(row["msi"]) for row in wanted], rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_training_of_a_twin_is_logged(sufficit, tmp_path: Path) -> None:
+    given = ("--model", "sufficit:digits", "--data", write_digits(tmp_path / "digits", 16))
+    out = tmp_path / "twin"
+    quick = ("--epochs", "1", "--batch-size", "8", "--device", "cpu")
+    run = sufficit("train-twin", *given, *quick, "--log", "csv", "--out", out)
+    assert run.code == 0, run.err
+    (row,) = rows(out / "log" / "metrics.csv")
+    assert float(row["loss"]) > 0
 
 
 @pytest.mark.processes

@@ -27,12 +27,13 @@ from sufficit.cli.options import (
     ValidationShareOption,
 )
 from sufficit.files import CHECKPOINT, check_output, place
+from sufficit.loggers import check_log, close_logger, logger_named
 from sufficit.outside import literal
 from sufficit.runs.config import RunConfig
 
 OPTIONS = (
     *(name for name in MODEL if name != "precision"),
-    *("data", "image_column", "label_column", "on_error", "seed"),
+    *("data", "image_column", "label_column", "on_error", "log", "seed"),
 )
 
 
@@ -74,6 +75,7 @@ def train_twin(
     if first:
         started = (out_folder / CHECKPOINT).exists()
         check_output(out_folder, [data], overwrite=overwrite or started, command="train-twin")
+    check_log(config.log, out_folder)
     from sufficit.classifier.loading import device_named
     from sufficit.training.twin_folder import TwinOptions, train_twin_folder
 
@@ -87,12 +89,15 @@ def train_twin(
     try:
         with processes.only_first_prints(first, processes.own_rank(devices)):
             device = device_named(config.device)
-            fabric = processes.fabric_for(device, devices, precision, num_nodes)
+            log, settings = config.log, named | own
+            logger = None if log is None else logger_named(log, out_folder, settings)
+            fabric = processes.fabric_for(device, devices, precision, num_nodes, logger)
             where = str(fabric.device) if devices * num_nodes == 1 else "cpu"
             classifier = load(config, device=where, precision="fp32")
             record = train_twin_folder(
                 classifier, data, out_folder, TwinOptions(**own), fabric=fabric, config=named
             )
+            close_logger(logger)
             processes.leave()
     except KeyboardInterrupt:
         err.print("Stopped. Run the same command again to resume after the last finished epoch.")
