@@ -149,12 +149,12 @@ def test_the_curve_over_alpha_min_costs_less_than_the_scores(
     ],
 )
 def test_no_option_is_taken_twice_silently(sufficit, words: list[str], message: str) -> None:
-    run = sufficit(*words)
+    run = sufficit(*words, literally=True)
     assert run.code == 2
     assert message in run.err
     assert ("commas" in run.err) == ("--methods" in message)
 
 
 def test_options_that_take_several_still_do(sufficit) -> None:
-    run = sufficit("serve", "--allow-host", "a", "--allow-host", "b")
+    run = sufficit("serve", "--allow-host", "a", "--allow-host", "b", literally=True)
     assert "given twice" not in run.err
