@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from sufficit.sanity import SanityReport
 
 OPTIONS = (
-    *(*MODEL, "data", "images", "methods", "targets", "image_column", "label_column", "on_error", "seed"),
+    *(
+        *MODEL,
+        "data",
+        "images",
+        "methods",
+        "targets",
+        "image_column",
+        "label_column",
+        "on_error",
+        "seed",
+    ),
 )
 
 
