@@ -31,14 +31,14 @@ from torch import nn
 
 from sufficit import Classifier, View
 from sufficit.provenance import provenance
-from sufficit.runs.config import RunConfig
+from sufficit.runs.config import UNIT, RunConfig
 from sufficit.runs.engine import run
 from sufficit.runs.job import Job, make_job
 from sufficit.runs.merge import write_results
 from sufficit.runs.store import SCORES, Store
 
 SIDE, SHARD = 16, 10_000
-POINTS, UNIT = 10, RunConfig.unit_size
+POINTS = 10
 
 
 def resident(kind: str = "RssAnon") -> float:

@@ -52,8 +52,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 def cannot_resume(out: Path, name: str, before: object, now: object) -> UserError:
     """Return the error for a folder whose run was started with another value of a setting."""
     return UserError(
-        f"Cannot resume {out}: `{name}` was {before!r:.200}, now {now!r:.200}. Use the original"
-        " settings, another --out, or --overwrite."
+        f"Cannot resume {out}: `{name}` was {before!r:.200}, now {now!r:.200}. Use another --out"
+        " for a new run, --overwrite to delete this one, or the original settings to resume it."
     )
 
 

@@ -89,11 +89,21 @@ def local_file(path: Path) -> Iterator[Path]:
         yield copy
 
 
+def version_of(path: Path) -> str:
+    """What changes when a file is written again: its time, or what object storage has."""
+    if is_remote(path):
+        return cast("RemotePath", path).version()
+    try:
+        return str(path.stat().st_mtime_ns)
+    except OSError:
+        return ""
+
+
 def names_in(folder: Path) -> list[str]:
     """The names of all that is in a folder, if it exists."""
     try:
         if is_remote(folder):
-            return [name for name, _, _ in cast("RemotePath", folder).entries()]
+            return [name for name, *_ in cast("RemotePath", folder).entries()]
         return os.listdir(folder)  # noqa: PTH208  # a Path for each of many names takes long
     except (FileNotFoundError, NotADirectoryError):
         return []

@@ -3,7 +3,7 @@
 import errno
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
@@ -18,6 +18,8 @@ for _library in ("aiobotocore", "fsspec", "gcsfs", "s3fs"):
     # What they log where nobody asked for logs, tracebacks too, would go to the terminal.
     logging.getLogger(_library).addHandler(logging.NullHandler())
 BUCKETS = ("s3", "s3a", "gs", "gcs")  # schemes that name a bucket first
+VERSIONS = ("ETag", "etag", "md5Hash", "blob_id", "mtime", "LastModified", "created")
+"""What the libraries say of an object that changes with it, the best first."""
 BUFFER = 2**20  # bytes that an open file reads at once
 
 
@@ -60,17 +62,24 @@ class RemotePath(ProxyUPath):
 
     def iterdir(self) -> Iterator["RemotePath"]:
         """What is in this folder; it is listed at once."""
-        return iter([self / name for name, _, _ in self.entries()])
+        return iter([self / name for name, *_ in self.entries()])
 
-    def entries(self) -> Iterator[tuple[str, str, int]]:
-        """Name, kind (file or directory) and bytes (-1: unknown) of all in this folder."""
+    def entries(self) -> Iterator[tuple[str, str, int, str]]:
+        """Name, kind (file or directory), bytes (-1: unknown) and version of all in this folder."""
         with _reaching(self):
             self.fs.invalidate_cache(self.path)  # hf:// keeps one
             found = self.fs.ls(self.path, detail=True)
         for one in found:
             path, size = str(one["name"]).rstrip("/"), one.get("size")
             if path != self.path.rstrip("/"):  # the folder itself, or one without a name
-                yield path.rpartition("/")[2], str(one["type"]), -1 if size is None else int(size)
+                name, kind = path.rpartition("/")[2], str(one["type"])
+                yield name, kind, -1 if size is None else int(size), _version(one)
+
+    def version(self) -> str:
+        """What changes when the object is written again; "" if that is unknown."""
+        with suppress(FileNotFoundError), _reaching(self):
+            return _version(self.fs.info(self.path))
+        return ""
 
     def glob(self, pattern: str, **_: Any) -> Iterator["RemotePath"]:
         """What matches in this folder; it is listed at once."""
@@ -147,6 +156,10 @@ class RemotePath(ProxyUPath):
         """Delete every object below this name."""
         with suppress(FileNotFoundError), _reaching(self):
             self.fs.rm(self.path, recursive=True)
+
+
+def _version(facts: Mapping[str, Any]) -> str:
+    return next((str(facts[name]) for name in VERSIONS if facts.get(name)), "")
 
 
 class _Ranges(io.RawIOBase):

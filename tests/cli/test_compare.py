@@ -77,7 +77,7 @@ def test_an_interrupted_run_is_resumed_by_the_same_command(sufficit, photos: Pat
     other = sufficit(*words(photos, "--seed", 1))
     assert other.code == 2
     assert "Cannot resume" in other.err
-    assert "`seed` was 0, now 1. Use the original settings, another --out" in other.err
+    assert "`seed` was 0, now 1. Use another --out for a new run, --overwrite" in other.err
     assert sufficit(*words(photos)).code == 0
 
 
@@ -275,6 +275,47 @@ def test_a_comparison_by_msi_alone_is_reported(sufficit, photos: Path) -> None:
     assert run.code == 0, run.err
     assert "layercam has the highest MSI: " in run.words
     assert (photos.parent / "out" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "inside", "said"),
+    [
+        ("demo", "cli.demo.run_demo", "the demo keeps nothing. Run it again."),
+        ("sanity --model sufficit:digits --data .", "sanity.check_folder", "a check keeps nothing"),
+        (
+            "reproduce synthetic-mnist",
+            "reproduce.pipeline.plans.plan_for",
+            "no stage is done yet; of the stage at work, finished epochs",
+        ),
+        (
+            "train-lax --model sufficit:digits --data . --device cpu",
+            "training.processes.fabric_for",
+            "no epoch is finished yet. Run the same command again to start.",
+        ),
+        (
+            "compare --model sufficit:digits --data .",
+            "cli.compare.write_pictures",
+            "are complete, but for pictures. `sufficit report",
+        ),
+        ("explain . --model sufficit:digits", "runs.overlays.compute", "0 of 6 images are done"),
+    ],
+)
+def test_every_long_command_says_after_ctrl_c_what_is_kept(
+    sufficit, digits: Path, monkeypatch: pytest.MonkeyPatch, asked: str, inside: str, said: str
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    words = asked.replace(" . ", f" {digits} ").removesuffix(".")
+    words = f"{words}{digits}" if asked.endswith(".") else words
+    more = FLAGS if "compare" in asked else ()
+    with monkeypatch.context() as patched:
+        patched.setattr(f"sufficit.{inside}", stop)
+        run = sufficit(*words.split(), "--out", digits.parent / "out", *more)
+    assert run.code == 130, run.err
+    assert f"Interrupted: {said}" in run.err or said in run.err
+    assert "Traceback" not in run.err
+    assert not (digits.parent / "out" / ".lock").exists()
 
 
 def test_after_ctrl_c_the_command_says_what_is_kept(

@@ -208,7 +208,7 @@ def test_few_requests_read_a_shard(bucket: str, object_server: ObjectServer) -> 
 
 def test_one_request_reads_neighbours_only() -> None:
     def image(file: str, start: int, size: int = 10) -> ShardImage:
-        return ShardImage(file, f"{file}/{start}", None, "", size, start)
+        return ShardImage(file, f"{file}/{start}", None, "", size, "", start)
 
     near, far = image("a", 10 + downloads.GAP), image("a", 31 + 2 * downloads.GAP)
     large = image("b", 10, downloads.MOST_RUN)

@@ -26,8 +26,6 @@ from sufficit.runs.config import (
 OTHER = {  # of each option, another value than the default
     "model": "m",
     "data": "d",
-    "images": 7,
-    "quick": True,
     "methods": ("gradcam", "own=python:a.py:f"),
     "controls": False,
     "layer": "features.3",
@@ -55,12 +53,14 @@ OTHER = {  # of each option, another value than the default
     "image_column": "picture",
     "label_column": "kind",
     "on_error": "stop",
+    "verify": True,
     "device": "cpu",
     "precision": "bf16",
     "compile": "on",
     "batch_size": 9,
     "unit_size": 5,
     "save_heatmaps": True,
+    "log": "csv",
     "seed": 3,
 }
 

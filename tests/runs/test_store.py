@@ -1,6 +1,7 @@
 """A run resumes where it is the same run, computes what is missing, and loses nothing."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,11 +14,13 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from torch import nn
 
 from own_model import MODEL
 from small_runs import assert_same_rows, config_for, interrupted, run_small
 from sufficit import Classifier, Lax, UserError
 from sufficit.data.images import ImageSource, list_images
+from sufficit.data.manifest import Manifest
 from sufficit.runs.engine import run
 from sufficit.runs.job import Job, make_job
 from sufficit.runs.store import FORMAT, Store
@@ -72,7 +75,7 @@ def refused(config: Any, out: Path, words: str, **more: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"alpha_min": 0.4}, r"`alpha_min` was 0\.5, now 0\.4\. Use the original settings"),
+        ({"alpha_min": 0.4}, r"`alpha_min` was 0\.5, now 0\.4\. Use another --out for a new run"),
         ({"seed": 1}, "`seed` was 0, now 1"),
         ({"methods": ["gradcam"]}, "`methods` was"),
         ({"methods": ["layercam", "gradcam"]}, None),
@@ -236,6 +239,56 @@ def test_other_images_are_another_run(
     refused(config_for(photos), tmp_path / "out", words)
 
 
+def same_size(path: Path, colour: str, time: int) -> None:
+    """Write an image whose file has as many bytes in any colour."""
+    Image.new("RGB", (10, 12), colour).save(path, compress_level=0)
+    os.utime(path, ns=(time, time))
+
+
+def test_an_image_of_the_same_size_that_was_written_again_is_read_again(
+    photos: Path, tmp_path: Path
+) -> None:
+    config, out = config_for(photos, leak=False), tmp_path / "out"
+    first, last = photos / "ant" / "00.png", photos / "cat" / "08.png"
+    same_size(first, "red", 1)
+    same_size(last, "red", 1)
+    interrupted(lambda: run_small(config, out))
+    same_size(first, "blue", 2)
+    refused(config, out, r"`contents of ant/00\.png` was")
+    same_size(first, "red", 3)  # as it was, but for the time
+    same_size(last, "blue", 3)  # in a unit that is not done
+    assert run_small(config, out).names
+
+
+def test_verify_notices_other_contents_of_the_same_size_and_time(
+    photos: Path, tmp_path: Path
+) -> None:
+    config, out = config_for(photos), tmp_path / "out"
+    same_size(photos / "ant" / "00.png", "red", 1)
+    interrupted(lambda: run_small(config, out))
+    same_size(photos / "ant" / "00.png", "blue", 1)
+    refused(replace(config, verify=True), out, r"`contents of ant/00\.png` was")
+    same_size(photos / "ant" / "00.png", "red", 1)
+    assert run_small(replace(config, verify=True), out).names
+
+
+def test_other_contents_of_a_donor_are_noticed(photos: Path, tmp_path: Path) -> None:
+    config, out = config_for(photos), tmp_path / "out"
+    same_size(photos / "cat" / "08.png", "red", 1)  # in the last unit, and a donor
+    interrupted(lambda: run_small(config, out))
+    same_size(photos / "cat" / "08.png", "blue", 2)
+    refused(config, out, r"`contents of cat/08\.png` was")
+
+
+def test_images_that_were_moved_are_read_where_they_are_now(photos: Path, tmp_path: Path) -> None:
+    config, out = config_for(photos), tmp_path / "out"
+    interrupted(lambda: run_small(config, out))
+    moved = tmp_path / "moved"
+    photos.rename(moved)
+    interrupted(lambda: run_small(replace(config, data=str(moved)), out), after=2)
+    assert Manifest(Store(out).manifest)[0].image.file == str(moved / "ant" / "00.png")
+
+
 def test_other_pixels_or_labels_in_memory_are_another_run(photos: Path, tmp_path: Path) -> None:
     classifier = Classifier.load(config_for(photos).model)
     images = torch.rand(6, 3, 12, 10, generator=torch.Generator().manual_seed(0))
@@ -297,7 +350,7 @@ def test_a_unit_of_another_run_is_never_read(photos: Path, tmp_path: Path) -> No
     run_small(replace(config, fill="mean"), other)
     shutil.copytree(other / "heatmaps", out / "heatmaps", dirs_exist_ok=True)
     with pytest.raises(UserError, match=words):
-        results.heatmaps([0], ["gradcam"])
+        replace(results, shown=None).heatmaps([0], ["gradcam"])
 
 
 def test_a_folder_belongs_to_one_run_at_a_time(photos: Path, tmp_path: Path) -> None:
@@ -377,6 +430,17 @@ def test_an_error_before_the_first_unit_leaves_no_folder(photos: Path, tmp_path:
             run_small(config_for(photos, on_error="stop"), out)
     assert not (tmp_path / "new").exists()
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(("images", "unit"), [(1, 1), (8, 1), (11, 2), (255, 32), (300, 32)])
+def test_short_runs_have_units_too(photos: Path, images: int, unit: int) -> None:
+    pixels = torch.zeros(images, 3, 4, 4)
+    source = ImageSource.from_tensors(pixels)
+    large = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(48, 21_000)))
+    job = make_job(config_for(photos), images=source, classifier=large, sources={"a": "center"})
+    assert (job.entries.unit, len(job.entries)) == (unit, images)
+    assert job.entries[images - 1].number == images - 1
+    assert make_job(config_for(photos), images=source).entries.unit == 32  # a run of seconds
 
 
 def test_overwriting_removes_the_earlier_run_and_nothing_else(photos: Path, tmp_path: Path) -> None:

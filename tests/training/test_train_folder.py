@@ -198,7 +198,7 @@ def test_a_run_with_other_settings_is_left_alone(
     run = sufficit(*training(digits, trained, *more))
     assert run.code == 2
     assert words in run.err
-    assert "Use the original settings, another --out, or --overwrite." in run.err
+    assert "Use another --out for a new run, --overwrite to delete this one, or" in run.err
     assert "Traceback" not in run.err
     assert (trained / "checkpoint.pt").read_bytes() == before
 

@@ -14,12 +14,12 @@ from sufficit import __version__
 from sufficit.cli.options import config_of, run_options
 from sufficit.cli.panels import PanelApp
 from sufficit.errors import UserError
+from sufficit.lock import owning
 from sufficit.outside import literal
-from sufficit.runs.config import RunConfig, Workers
+from sufficit.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from sufficit.classifier.classifier import Classifier
-    from sufficit.runs.job import Job
 
 MODEL = (
     *("model", "weights", "num_classes", "prompts", "output", "size", "layer", "device"),
@@ -34,6 +34,7 @@ app = PanelApp(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+RESUME = "Run the same command again to resume."
 out, err = Console(emoji=False), Console(stderr=True, emoji=False)
 
 
@@ -70,30 +71,32 @@ def load(config: RunConfig, **changed: Any) -> "Classifier":
     return load_classifier(**{name: getattr(config, name) for name in MODEL} | changed)
 
 
-def print_forecast(job: "Job", folder: Path | None, workers: Workers | None) -> None:
-    """Say how long a run takes and what shortens it, where it is long."""
-    from sufficit.runs.forecast import LONG, forecast
-
-    found = forecast(job, folder, workers)
-    if found is not None and found.seconds >= LONG:
-        err.print(literal(found.words), soft_wrap=True, highlight=False)
-
-
 @contextmanager
-def resumable(folder: Path) -> Iterator[None]:
-    """Say, after Ctrl-C inside, what is kept of a run and how to resume it."""
+def resumable(folder: Path, kept: "Callable[[Path], str] | None" = None) -> Iterator[None]:
+    """Own the folder of results inside. After Ctrl-C, say what is kept and how to resume."""
     try:
-        yield
+        with owning(folder):
+            yield
     except KeyboardInterrupt:
-        from sufficit.runs.store import Store
-
-        kept = "no unit of images is done yet"
-        with suppress(UserError):
-            state = Store(folder).state()
-            kept = f"{state.done_images} of {state.images} images are done and kept"
-        words = f"Interrupted: {kept}. Run the same command again to resume."
+        words = f"Interrupted: {(kept or _units_kept)(folder)}"
         err.print(literal(words), soft_wrap=True)
         raise typer.Exit(130) from None
+
+
+def _units_kept(folder: Path) -> str:
+    """What is kept of a run, and what to do next."""
+    from sufficit.runs.store import Store
+
+    kept = "nothing is done yet"
+    with suppress(UserError):
+        state = Store(folder).state()
+        if state.is_finished:
+            return (
+                f"the results in {folder} are complete, but for pictures. `sufficit report"
+                f" {folder}` draws the report."
+            )
+        kept = f"{state.done_images} of {state.images} images are done and kept"
+    return f"{kept}. {RESUME}"
 
 
 def warn(text: object) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from sufficit.cli.browser import show_page
 from sufficit.cli.compare import print_results, write_pictures
-from sufficit.cli.console import app, out
+from sufficit.cli.console import app, out, resumable
 from sufficit.cli.options import OutOption, SeedOption, was_given
 from sufficit.errors import UserError
 from sufficit.files import check_output, place
@@ -76,12 +76,13 @@ def demo(
             flag = f"--{name.replace('_', '-')}"
             wrong = "is not for --photos: leave it out" if photos else "needs --photos: add it"
             raise UserError(f"{flag} {wrong}")
-    if photos:
-        results = run_photos(out_folder, model, weights, seed)
-    else:
-        results = run_demo(out_folder, images, seed, train_images)
-    print_results(results)
-    write_pictures(results, out_folder)
+    with resumable(out_folder, lambda _: "the demo keeps nothing. Run it again."):
+        if photos:
+            results = run_photos(out_folder, model, weights, seed)
+        else:
+            results = run_demo(out_folder, images, seed, train_images)
+        print_results(results)
+        write_pictures(results, out_folder)
     report = out_folder / "report.html"
     opened = show_page(report, open_report)
     words = "is open in your browser" if opened else "opens in any browser"

@@ -15,7 +15,7 @@ from sufficit.runs.config import Workers
 OPTIONS = (
     *("model", "methods", "targets", "layer", "normalize", "weights", "num_classes", "prompts"),
     *("output", "size"),
-    *("on_error", "device", "precision", "seed"),
+    *("on_error", "verify", "device", "precision", "seed"),
 )
 
 

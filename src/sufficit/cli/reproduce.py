@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from sufficit.cli.console import app, err, out
+from sufficit.cli.console import RESUME, app, err, out, resumable
 from sufficit.cli.options import OverwriteOption, run_options
 from sufficit.errors import UserError, without_secrets
 from sufficit.files import check_output, is_remote
@@ -106,27 +106,36 @@ def reproduce(
     options: dict[str, Any] = {"data": data, "quick": quick, "overwrite": overwrite}
     options |= {"device": device_named(given.get("device", "auto")), "workers": workers}
     options |= {"say": lambda line: err.print(literal(line), highlight=False), "report": report}
-    results = run(
-        table,
-        folder,
-        **options,
-        images=images,
-        search_images=search_images,
-        train_images=train_images,
-        test_images=test_images,
-        seeds=seeds,
-        step=step,
-        recipes=_words(recipes),
-        epochs=epochs,
-        lax_epochs=lax_epochs,
-        model=model,
-        weights=weights,
-        classes=_words(classes),
-        precision=precision,
-        batch_size=batch_size,
-        seed=seed,
-    )
+    with resumable(folder, _stages_kept):
+        results = run(
+            table,
+            folder,
+            **options,
+            images=images,
+            search_images=search_images,
+            train_images=train_images,
+            test_images=test_images,
+            seeds=seeds,
+            step=step,
+            recipes=_words(recipes),
+            epochs=epochs,
+            lax_epochs=lax_epochs,
+            model=model,
+            weights=weights,
+            classes=_words(classes),
+            precision=precision,
+            batch_size=batch_size,
+            seed=seed,
+        )
     _print(results, folder)
+
+
+def _stages_kept(folder: Path) -> str:
+    """What is kept of a table, and what to do next."""
+    done = [path.parent.name for path in sorted(folder.glob("**/trained.json"))]
+    done += [stage for stage in ("compare", "search") if (folder / stage / "run.json").exists()]
+    kept = f"done and kept: {', '.join(done)}" if done else "no stage is done yet"
+    return f"{kept}; of the stage at work, finished epochs or images. {RESUME}"
 
 
 def _local(option: str, word: str | None) -> Path | None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sufficit.cli.console import MODEL, app, config_options, load, out, print_skipped
+from sufficit.cli.console import MODEL, app, config_options, load, out, print_skipped, resumable
 from sufficit.cli.options import OutOption, OverwriteOption
 from sufficit.files import check_output, place
 from sufficit.outside import literal
@@ -15,24 +15,20 @@ if TYPE_CHECKING:
     from sufficit.sanity import SanityReport
 
 OPTIONS = (
-    *(
-        *MODEL,
-        "data",
-        "images",
-        "methods",
-        "targets",
-        "image_column",
-        "label_column",
-        "on_error",
-        "seed",
-    ),
+    *(*MODEL, "data", "methods", "targets", "image_column", "label_column", "on_error", "seed"),
+)
+
+NOTHING_KEPT = (
+    "a check keeps nothing before its end. Run the same command again; fewer --images or --steps"
+    " take less time."
 )
 
 
 @app.command()
-@config_options(*OPTIONS, methods=("gradcam", "center"), images=64)
+@config_options(*OPTIONS, methods=("gradcam", "center"))
 def sanity(
     config: RunConfig,
+    images: Annotated[int, typer.Option(help="Most images, drawn by --seed.", min=1)] = 64,
     steps: Annotated[int, typer.Option(help="Most blocks to randomise, one by one.", min=1)] = 8,
     random_labels: Annotated[
         bool, typer.Option(help="Also train a copy on permuted labels of the images.")
@@ -59,17 +55,18 @@ def sanity(
     from sufficit.explainers.sources import methods_from
     from sufficit.sanity import SanityOptions, check_folder, save_sanity
 
-    own: dict[str, Any] = {"images": config.images, "steps": steps, "random_labels": random_labels}
+    own: dict[str, Any] = {"images": images, "steps": steps, "random_labels": random_labels}
     own |= {"epochs": epochs, "train_images": train_images}
     own |= {name: getattr(config, name) for name in ("targets", "layer", "on_error", "seed")}
     own |= config.column_options()
     options = SanityOptions(methods_from(config.methods), **own)
     classifier = load(config, layer=None)  # check_folder looks for the layer in each copy
-    result = check_folder(classifier, data, options)
-    names = ["model", "weights", "data", "methods", "size", "precision"]
-    names += ["num_classes", "prompts", "output"]
-    named = {name: getattr(config, name) for name in names}
-    save_sanity(out_folder, result, classifier, named, options)
+    with resumable(out_folder, lambda _: NOTHING_KEPT):
+        result = check_folder(classifier, data, options)
+        names = ["model", "weights", "data", "methods", "size", "precision"]
+        names += ["num_classes", "prompts", "output"]
+        named = {name: getattr(config, name) for name in names}
+        save_sanity(out_folder, result, classifier, named, options)
     print_skipped(result.skipped)
     _print_report(result.report)
     written = f"Written to {out_folder}: sanity.csv, sanity.png, run.json"

@@ -1,6 +1,7 @@
 """`sufficit train-lax`."""
 
 import shlex
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,10 +12,10 @@ from sufficit.cli.console import (
     MODEL,
     app,
     config_options,
-    err,
     load,
     out,
     print_skipped,
+    resumable,
     warn,
 )
 from sufficit.cli.options import (
@@ -27,6 +28,7 @@ from sufficit.cli.options import (
     StartAgainOption,
     ValidationShareOption,
 )
+from sufficit.errors import UserError
 from sufficit.files import CHECKPOINT, check_output, place
 from sufficit.loggers import check_log, close_logger, logger_named
 from sufficit.outside import literal
@@ -121,8 +123,9 @@ def train_lax(
     devices, num_nodes = processes.places(devices, num_nodes)
     named = {name: getattr(config, name) for name in MODEL if name != "device"}
     named |= {"precision": precision, "devices": devices, "num_nodes": num_nodes}
+    owned = resumable(out_folder, _epochs_kept) if first else nullcontext()
     try:
-        with processes.only_first_prints(first, processes.own_rank(devices)):
+        with owned, processes.only_first_prints(first, processes.own_rank(devices)):
             device = device_named(config.device)
             log, settings = config.log, named | own
             logger = None if log is None else logger_named(log, out_folder, settings)
@@ -135,10 +138,16 @@ def train_lax(
             close_logger(logger)
             processes.leave()
     except KeyboardInterrupt:
-        err.print("Stopped. Run the same command again to resume after the last finished epoch.")
         raise typer.Exit(130) from None
     if outcome is not None:
         _print_outcome(outcome, out_folder, config)
+
+
+def _epochs_kept(folder: Path) -> str:
+    with suppress(UserError):
+        if (folder / CHECKPOINT).exists():
+            return "finished epochs are kept. Run the same command again to resume after them."
+    return "no epoch is finished yet. Run the same command again to start."
 
 
 def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) -> None:

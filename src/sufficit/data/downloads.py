@@ -92,4 +92,5 @@ def _fetch(asked: tuple["RemotePath", Sequence[ImageFile]]) -> list[Download]:
 
 
 def _download(image: ImageFile, problem: str, held: bytes = b"") -> Download:
-    return Download(image.file, image.name, image.folder, problem, image.size, held)
+    known = (image.file, image.name, image.folder, problem, image.size, image.version)
+    return Download(*known, held)

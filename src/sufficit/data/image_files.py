@@ -40,6 +40,7 @@ class ImageFile:
     folder: str | None
     problem: str = ""  # why it cannot be read, if that is known without opening it
     size: int = -1  # bytes, as listed; -1 if unknown
+    version: str = ""  # what changes when the file is written again; "" if unknown
 
     @property
     def path(self) -> Path:
@@ -108,14 +109,14 @@ def images_below(root: Path, warned: set[str]) -> Iterator[ImageFile]:
     top, seen = root.resolve(), set[Path]()
 
     def below(folder: str, inside: str, label: str | None) -> Iterator[ImageFile]:
-        files, folders = dict[str, int](), set[str]()
+        files, folders = dict[str, tuple[int, str]](), set[str]()
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     if _is_folder(entry, root):
                         folders.add(entry.name)
                     elif is_image(entry.name):
-                        files[entry.name] = _size(entry)
+                        files[entry.name] = _facts(entry)
         except OSError as error:
             pixels.check_there(root, error)
             if folder not in warned:
@@ -127,7 +128,7 @@ def images_below(root: Path, warned: set[str]) -> Iterator[ImageFile]:
         for entry_name in sorted([*files, *folders]):
             name, path = as_text(entry_name), start + entry_name
             if entry_name in files:
-                yield ImageFile(path, inside + name, label, "", files[entry_name])
+                yield ImageFile(path, inside + name, label, "", *files[entry_name])
                 continue
             if Path(path).is_symlink():
                 target = Path(path).resolve()
@@ -148,22 +149,23 @@ def _remote_images(
     deeper = ahead(_listed, (start + name for name in sorted(folders)))
     for name in sorted([*files, *folders]):
         if name in files:
-            yield ImageFile(start + name, inside + name, label, "", files[name])
+            yield ImageFile(start + name, inside + name, label, "", *files[name])
         else:
             yield from _remote_images(start + name, next(deeper), f"{inside}{name}/", label or name)
 
 
-_Listed = tuple[dict[str, int], set[str]]  # the images in a folder with their sizes, its folders
+_Listed = tuple[dict[str, tuple[int, str]], set[str]]
+"""The images in a folder with size and version, and its folders."""
 
 
 def _listed(folder: str) -> _Listed:
-    files, folders = dict[str, int](), set[str]()
+    files, folders = dict[str, tuple[int, str]](), set[str]()
     try:
-        for name, kind, size in cast("RemotePath", place(folder)).entries():
+        for name, kind, size, version in cast("RemotePath", place(folder)).entries():
             if kind == "directory":
                 folders.add(name)
             elif is_image(name):
-                files[name] = size
+                files[name] = size, version
     except FileNotFoundError as error:
         raise UserError(f"no folder of images at {folder}: check the address") from error
     return files, folders
@@ -207,8 +209,10 @@ def _is_folder(entry: os.DirEntry[str], root: Path) -> bool:
         return False
 
 
-def _size(entry: os.DirEntry[str]) -> int:
+def _facts(entry: os.DirEntry[str]) -> tuple[int, str]:
+    """Size and version of a file."""
     try:
-        return entry.stat().st_size
+        known = entry.stat()
+        return known.st_size, str(known.st_mtime_ns)
     except OSError:  # a broken link: what is wrong with it is said when it is read
-        return -1
+        return -1, ""

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pyarrow import Table
     from pyarrow.parquet import ParquetFile
 
-TEXTS, NUMBERS = ("name", "folder", "problem", "column"), ("size", "start")  # of images
+TEXTS = ("name", "folder", "problem", "column", "version")  # of images
+NUMBERS = ("size", "start")
 FILE = "file"  # as bytes, because a file's name need not be text
 MANIFEST = "manifest.parquet"
 GROUP = 256  # units that are read at a time
@@ -117,7 +118,7 @@ class Manifest(Sequence[Entry]):
         return found
 
     def digests(self) -> list[str]:
-        """What tells each unit from another: names, sizes and labels of its images."""
+        """What tells each unit from another: names, sizes, versions and labels of its images."""
         return [str(one) for one in self._column("digest")]
 
     def save(self, path: Path) -> None:
@@ -197,7 +198,8 @@ def write_manifest(path: Path, images: Iterable[SourceImage], unit: int) -> None
                 name: pyarrow.ListArray.from_arrays(starts, pyarrow.array(values, types[name]))
                 for name, values in columns.items()
             }
-            told = list(zip(columns["name"], columns["size"], columns["folder"], strict=True))
+            known = ("name", "size", "folder", "version")
+            told = list(zip(*(columns[name] for name in known), strict=True))
             digests = [sha256(repr(told[a:b]).encode()) for a, b in pairwise(starts)]
             table["digest"] = pyarrow.array([one.hexdigest()[:16] for one in digests])
             writer.write_table(pyarrow.table(table, schema))

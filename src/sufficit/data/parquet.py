@@ -26,7 +26,7 @@ from sufficit.data.image_files import ImageFile, ahead
 from sufficit.data.patterns import names_in_common
 from sufficit.data.pixels import BadImageError, check_there, decode_image, while_there
 from sufficit.errors import UserError
-from sufficit.files import is_remote, place
+from sufficit.files import is_remote, place, version_of
 
 LABELS = ("label", "labels", "fine_label")  # columns that hold labels, unless another is named
 MOST_KEPT = 2**28  # bytes of row groups in memory, if they are more than two
@@ -84,6 +84,7 @@ class _Rows:
     groups: tuple[tuple[int, int], ...]  # rows, and bytes of the images
     paths: Any  # a pyarrow array, None if there are none
     labels: Any
+    version: str
 
 
 def images_of_tables(
@@ -122,8 +123,8 @@ def images_of_tables(
                 name = f"{stem}/{row}" if names is None else names[row - at]
                 word = _word(label, table.columns.names, path)
                 word = None if word is None else words.setdefault(word, word)
-                column = table.columns.image
-                yield ParquetImage(file, name, word, "", size // max(rows, 1), row, column)
+                known = (size // max(rows, 1), table.version, row, table.columns.image)
+                yield ParquetImage(file, name, word, "", *known)
             at += rows
 
 
@@ -239,7 +240,7 @@ def _rows_of(path: Path, image_column: str | None, label_column: str | None) -> 
     paths = None
     if columns.path is not None:
         paths = pc.struct_field(found.column(columns.path.removesuffix(".path")), "path")
-    return _Rows(columns, sizes, paths, labels)
+    return _Rows(columns, sizes, paths, labels, version_of(path))
 
 
 def _check_rows(facts: Any, path: Path) -> None:

@@ -23,7 +23,7 @@ from sufficit.data.image_files import ImageFile, ahead, as_text
 from sufficit.data.patterns import names_in_common
 from sufficit.data.pixels import SUFFIXES, BadImageError, decode_image, while_there
 from sufficit.errors import UserError
-from sufficit.files import is_remote
+from sufficit.files import is_remote, version_of
 
 if TYPE_CHECKING:
     from sufficit.storage import RemotePath
@@ -93,7 +93,7 @@ def images_of_shards(paths: Sequence[Path]) -> Iterator[ShardImage]:
     remote = any(is_remote(path) for path in paths)
     samples = ahead(_samples_in, paths) if remote else map(_samples_in, paths)
     words: dict[str, str] = {}  # so that each label is one string in memory
-    for path, short, found in zip(paths, names_in_common(paths), samples, strict=True):
+    for path, short, (version, found) in zip(paths, names_in_common(paths), samples, strict=True):
         file, taken = str(path), set[str]()
         for sample, word in found:
             label = None if word is None else words.setdefault(word, word)
@@ -105,14 +105,15 @@ def images_of_shards(paths: Sequence[Path]) -> Iterator[ShardImage]:
                 problem = problem or _name_problem(one.name, taken)
                 name = f"at byte {one.offset - BLOCK}" if problem else one.name
                 name = as_text(f"{short}/{name}")
-                yield ShardImage(file, name, label, problem, one.size, one.offset)
+                yield ShardImage(file, name, label, problem, one.size, version, one.offset)
 
 
-def _samples_in(path: Path) -> list[tuple[list[_File], str | None]]:
-    """The samples of a shard, each with the word for its class."""
+def _samples_in(path: Path) -> tuple[str, list[tuple[list[_File], str | None]]]:
+    """The version of a shard, and its samples, each with the word for its class."""
     # Requests for single headers would take longer than reading all in between.
     with while_there(path), path.open("rb", AHEAD if is_remote(path) else -1) as file:
-        return [(sample, _label(file, sample)) for sample in _samples(_files(file, path))]
+        samples = _samples(_files(file, path))
+        return version_of(path), [(sample, _label(file, sample)) for sample in samples]
 
 
 def _name_problem(name: str, taken: set[str]) -> str:

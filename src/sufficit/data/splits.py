@@ -78,7 +78,11 @@ class Folder:
     def digest(self) -> str:
         """A short hash of exactly these images, labels and parts."""
         parts = (self.training, self.validation)
-        known = [[[image.name for image in part.images], part.labels] for part in parts]
+        facts = ("name", "size", "version")
+        known = [
+            [[[getattr(image, fact, "") for fact in facts] for image in part.images], part.labels]
+            for part in parts
+        ]
         return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
 
 

@@ -22,6 +22,7 @@ from sufficit.data.images import ImageFile, ImageSource, list_images
 from sufficit.data.splits import Sets, Split, evenly, held_out, middle
 from sufficit.explainers.lax import Lax
 from sufficit.files import CHECKPOINT, make_folder, safe_name, writing
+from sufficit.lock import owning
 from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
 from sufficit.reproduce import table_plan as plans
@@ -66,20 +67,21 @@ def reproduce(
     of a TablePlan. With `workers` Ray trains the adapters, each on a device of its own, and scores
     the images; the classifier is trained in this process.
     """
-    if overwrite:
-        plans.clear(out)
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    plan = plans.plan_for(out, table, asked, quick=quick, cuda=device.type == "cuda")
-    work = TablePipeline(plan, out, data, device, say, progress, workers)
-    if not all((out / stage / "run.json").exists() for stage in ("compare", "search")):
-        work.train_classifier()
-        work.train_adapters()
-        work.write_test_images()
-        work.compare_methods()
-        work.search_alpha()
-    results = TableResults.read(out)
-    results.write(out / "results", report=report)
-    return results
+    with owning(out):
+        if overwrite:
+            plans.clear(out)
+        device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        plan = plans.plan_for(out, table, asked, quick=quick, cuda=device.type == "cuda")
+        work = TablePipeline(plan, out, data, device, say, progress, workers)
+        if not all((out / stage / "run.json").exists() for stage in ("compare", "search")):
+            work.train_classifier()
+            work.train_adapters()
+            work.write_test_images()
+            work.compare_methods()
+            work.search_alpha()
+        results = TableResults.read(out)
+        results.write(out / "results", report=report)
+        return results
 
 
 @dataclass(frozen=True)

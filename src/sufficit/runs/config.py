@@ -15,12 +15,12 @@ from sufficit.files import refuse_secrets, writing
 METHODS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
 CONTROLS = ("random", "center")
 MOST_BYTES = 2**20  # of a RUN.toml
+UNIT, FEWEST_UNITS, LARGE = 32, 8, 10**6
+"""Images per unit; units of a run with fewer images, if the model has so many weights."""
 FEW = 200  # images up to which every mask is asked by default
 RANKED = 24  # masks per image from which msi_rank is scored by default
 SAMPLED, SEARCHED = 26, 100
 """Masks per image beyond: a tenth of the work, MSI's interval 1 to 5 % wider."""
-QUICK = {"images": 32, "calls": SAMPLED, "leak": False, "alpha_curve": False}
-QUICK_WORDS = f"32 images, {SAMPLED} masks per image, no leakage, no curve over alpha_min"
 
 INPUT, METHOD, SCORING, COMPUTE, OUTPUT = "Input", "Methods", "Scoring", "Compute", "Output"
 
@@ -55,12 +55,6 @@ class RunConfig:
         "Heatmap sources, comma-separated: a method, with options as in finer-cam:nearest=5, the"
         " folder of a LAX adapter, python:FILE.py:FUNCTION, or a heatmap file (.npz, .safetensors)."
         " NAME=SOURCE gives a name.",
-    )
-    images: int | None = _option(
-        None, INPUT, "Score so many of the images, drawn by --seed. Default: all.", least=1
-    )
-    quick: bool = _option(
-        False, INPUT, f"A first look: {QUICK_WORDS}, where you do not say otherwise."
     )
     controls: bool = _option(True, METHOD, "Also score the controls random and center.")
     layer: str | None = _option(
@@ -111,11 +105,7 @@ class RunConfig:
     donors: int = _option(
         16, SCORING, "Images of other classes under each mask, for leakage.", least=1, most=10**6
     )
-    alpha_curve: bool = _option(
-        True,
-        SCORING,
-        "MSI over alpha_min on up to 16 images, for half the calls of the scores.",
-    )
+    alpha_curve: bool = _option(True, SCORING, "MSI over alpha_min on up to 16 images.")
     columns: tuple[str, ...] | None = _option(
         None, SCORING, "paper (the default), all, or columns by name, as in msi,srg."
     )
@@ -155,6 +145,12 @@ class RunConfig:
         None, INPUT, "Column that holds the labels. Default: label, labels or fine_label."
     )
     on_error: Literal["skip", "stop"] = _option("skip", INPUT, "What an unreadable image does.")
+    verify: bool = _option(
+        False,
+        INPUT,
+        "On resume, compare the contents of all finished images, also where size and time are the"
+        " same.",
+    )
     device: str = _option("auto", COMPUTE, "auto, cpu, cuda, cuda:1 or mps.")
     precision: Literal["fp32", "bf16", "fp16"] = _option(
         "fp32", COMPUTE, "Precision of weights and inputs."
@@ -167,8 +163,13 @@ class RunConfig:
     batch_size: int | None = _option(
         None, COMPUTE, "Masked images per forward pass.", least=1, most=10**6
     )
-    unit_size: int = _option(
-        32, COMPUTE, "Images per unit of work: what a crash loses, and a file.", least=1, most=10**5
+    unit_size: int | None = _option(
+        None,
+        COMPUTE,
+        "Images per unit of work: what a crash loses, and a file. Default:"
+        f" {UNIT}; an eighth of fewer images for models of a million weights.",
+        least=1,
+        most=10**5,
     )
     save_heatmaps: bool = _option(
         False, OUTPUT, "Also write METHOD/heatmaps.npz at image size (large)."
@@ -253,7 +254,7 @@ def config_from(values: Mapping[str, Any]) -> RunConfig:
             raise UserError(
                 f"no {one.name} given: pass --{one.name} or set it in --config RUN.toml"
             )
-    return RunConfig(**(QUICK | known if known.get("quick") else known))
+    return RunConfig(**known)
 
 
 def check_values(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -36,7 +36,7 @@ from sufficit.perturbation.predictions import NO_CLASS, Predictions
 from sufficit.progress import Progress, bar
 from sufficit.report.content import Choice
 from sufficit.runs.config import Workers
-from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, quiet
+from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, check_contents, quiet
 from sufficit.runs.job import Job
 from sufficit.runs.looks import looks
 from sufficit.runs.maps import maps_from_file, pack
@@ -71,7 +71,7 @@ def run(
             owned.clear()
         stages = (SCORES, LEAK) if searching else (SCORES,)
         job = placed(job, cluster)
-        store = owned.start(job.key(), job.entries, stages)
+        store = start(job, owned, stages)
         whole = len(job.units)
         for part in looks(job):  # without --within one, at all images
             compute(part, store, SCORES, progress, cluster=cluster)
@@ -82,6 +82,16 @@ def run(
         if searching:
             compute(job, store, LEAK, progress, alpha_min, cluster=cluster)
         return write_results(job, store, alpha_min, flat=flat, temporary=out is None)
+
+
+def start(job: Job, owned: Store, stages: Sequence[str]) -> Store:
+    """Start or resume the run in its folder; files that were written again must be the same."""
+
+    def check(store: Store, changed: frozenset[int]) -> None:
+        if changed or job.config.verify:
+            check_contents(job, store, stages[0], None if job.config.verify else changed)
+
+    return owned.start(job.key(), job.entries, stages, check)
 
 
 def compute(
@@ -175,6 +185,7 @@ class Worker(ImageWorker):
         skipped = self.loader.dropped(unit)
         batch, broken = self.batch(items)
         facts: dict[str, Any] = {"names": [], "skipped": {**skipped, **broken}}
+        facts["contents"] = {item.name: item.contents for item in items}
         if batch is None:
             return [(SCORES, {}, facts)]
         predictions = self._predicted(batch, tick)

@@ -1,19 +1,21 @@
 """Images read and explained by every source, each once in a run; donors of leakage first."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as Collection
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sufficit.classifier.fingerprint import digest
 from sufficit.data.images import ignore_image_warnings
-from sufficit.data.loader import Entry, ImageLoader, Item, Unit
+from sufficit.data.loader import Entry, ImageLoader, Item, Unit, decode_entry
 from sufficit.data.truth import TruthError
-from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
+from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError, cannot_resume
 from sufficit.explainers.explanation import DrawnMaps
 from sufficit.runs.job import Job
 from sufficit.runs.maps import (
@@ -35,6 +37,7 @@ class Sample(Item):
     """An image as the model sees it, and its maps of sources that are not drawn here."""
 
     maps: Mapping[str, Tensor]  # source -> [h,w]
+    contents: str = ""  # a digest of the pixels
     truth: Tensor | None = None  # [H,W]
     problem: str = ""  # why its truth cannot be used
 
@@ -165,16 +168,19 @@ class ImageWorker:
             pixels = entry.image.read(self.job.classifier.view)
         given = {n: s for n, s in self.job.sources.items() if isinstance(s, MapFile | MapTensor)}
         maps = {name: source.read(entry) for name, source in given.items()}
+        contents = digest(pixels)
         if self.job.truth is None:
-            return Sample(entry, pixels, maps)
+            return Sample(entry, pixels, maps, contents)
         try:
             truth = self.job.truth.read(entry, self.job.classifier.view)
             if truth.shape != pixels.shape[1:]:
                 came = f"{list(truth.shape)}, not {list(pixels.shape[1:])} as the image"
                 raise TruthError(f"its truth is {came}: give it in the image's size")
         except TruthError as error:
-            return Sample(entry, pixels, maps, torch.zeros_like(pixels[0]).byte(), str(error))
-        return Sample(entry, pixels, maps, truth)
+            return Sample(
+                entry, pixels, maps, contents, torch.zeros_like(pixels[0]).byte(), str(error)
+            )
+        return Sample(entry, pixels, maps, contents, truth)
 
     def _targets(self, items: Sequence[Sample], images: Tensor) -> Tensor:
         """Labels, or the model's predictions, asked once so that all sources explain the same."""
@@ -217,6 +223,30 @@ class ImageWorker:
             )
             for name, one in self.donors.maps.items()
         }
+
+
+def check_contents(job: Job, store: Store, stage: str, changed: Collection[int] | None) -> None:
+    """Raise if images of finished units are others now. `changed` are those to read; None: all."""
+    read = partial(decode_entry, job.classifier.view)
+    loader = ImageLoader(read, one_size=False)
+
+    def check(numbers: Iterable[int], known: Mapping[str, str]) -> None:
+        entries = [job.entries[k] for k in numbers if changed is None or k in changed]
+        for item in loader.items(entries):
+            was, is_now = known.get(item.name), digest(item.pixels)
+            if was not in (None, is_now):
+                raise cannot_resume(store.folder, f"contents of {item.name}", was, is_now)
+        loader.skipped.clear()
+
+    for number in sorted(store.done(stage)):
+        entries = job.units[number].entries
+        if changed is None or not changed.isdisjoint({entry.number for entry in entries}):
+            check([entry.number for entry in entries], store.facts(stage, number)["contents"])
+    if store.has(DONORS, 0):
+        kept = store.read(DONORS, 0)
+        images = unpack(kept.tensors["images"]) if kept.facts["names"] else ()
+        known = {name: digest(one) for name, one in zip(kept.facts["names"], images, strict=True)}
+        check(kept.facts.get("numbers", ()), known)
 
 
 def _truth(items: Sequence[Sample]) -> Tensor | None:

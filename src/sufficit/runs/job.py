@@ -22,7 +22,6 @@ from sufficit.classifier.source_code import code_digest, code_of, versions_of
 from sufficit.data.images import (
     BadImageError,
     ImageSource,
-    drawn,
     open_images,
     read_image,
 )
@@ -37,13 +36,12 @@ from sufficit.files import local_file, place, safe_name
 from sufficit.metrics.conditions import FIRST, Condition, check_twin, make_conditions
 from sufficit.metrics.leakage import POOL, draw_pool
 from sufficit.metrics.plan import Plan, make_plan
-from sufficit.metrics.scores import coarse
 from sufficit.perturbation.fills import FILLS
 from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.tokens import drops, token_model
 from sufficit.provenance import plain
 from sufficit.report.content import MOST_SHOWN
-from sufficit.runs.config import CONTROLS, RunConfig
+from sufficit.runs.config import CONTROLS, FEWEST_UNITS, LARGE, UNIT, RunConfig
 from sufficit.runs.maps import MapFile, MapTensor, Source
 from sufficit.runs.store import UNIT_SIZE, UNITS
 
@@ -102,19 +100,9 @@ class Job:
         """Whether a compiled copy of the model scores the images."""
         if any(drops(condition.fill) for condition in self.conditions):
             return False  # a compiled copy has no parts that take tokens
-        calls = len(self.entries) * len(self.sources) * self.masks
+        masks = sum(plan.width for plan in self.plans.values())
+        calls = len(self.entries) * len(self.sources) * masks
         return pays(self.classifier, self.device, calls, self.config.compile)
-
-    @property
-    def masks(self) -> int:
-        """The masks asked per image and source, at most."""
-        return sum(plan.width for plan in self.plans.values())
-
-    @cached_property
-    def curve_plan(self) -> Plan:
-        """The bands of MSI over alpha_min, of images of the sample."""
-        config = self.config
-        return make_plan("search", config.score, coarse(config.value_step), columns=["msi"])
 
     @property
     def device(self) -> str:
@@ -139,11 +127,7 @@ class Job:
         from sufficit.metrics.scores import spread
 
         wanted = self.config.alpha_curve and not self.plan.searching and "msi" in self.plan.columns
-        # At most half of what the scores cost, or one image where that costs no more than they.
-        images, scores = len(self.entries), len(self.entries) * self.masks
-        curve = self.curve_plan.width
-        most = min(16, scores // (2 * curve) or scores // curve)
-        some = spread(images, most) if wanted and most else ()
+        some = spread(len(self.entries)) if wanted else ()
         # Of images in random order the first, because a run may stop early.
         early = self.config.within is not None
         return frozenset(self.order[: len(some)].tolist() if early else some)
@@ -173,7 +157,8 @@ class Job:
     def key(self) -> dict[str, Any]:
         """All that must be the same to resume. Model, data and sources count by their content."""
         other = ["model", "data", "methods", "controls", "save_heatmaps", "weights", "unit_size"]
-        other += ["log", "compile", "quick", "twin", "truth"]  # what comes of it is below
+        # What comes of the last three is below.
+        other += ["verify", "log", "compile", "twin", "truth"]
         config = {name: one for name, one in asdict(self.config).items() if name not in other}
         fills = [one.fill for one in self.conditions if isinstance(one.fill, Tensor)]
         classifier = self.classifier
@@ -187,7 +172,7 @@ class Job:
             "layer": self.config.layer or classifier.layer,
             "preprocessing": classifier.view and asdict(classifier.view),
             "values of fills": digest(*fills),
-            # Files are checked by name and size.
+            # Files are checked by name, size and version, or by their contents.
             "images in memory": digest(*(one.pixels for one in self.entries.tensors)),
             "truth": self.truth and self.truth.digest(),
             "class numbers": _digest([self.entries.numbers, self.entries.target]),
@@ -274,15 +259,9 @@ def make_job(
             f"the twin has {own} classes and the model {num_classes(classifier, images)}: give a"
             " twin of this model"
         )
-    entries = listed(images, config.unit_size)
-    numbers = numbers_for(classifier, entries.words, entries.loose, images, config.targets)
-    if config.images is not None and config.images < len(entries):
-        if any(isinstance(source, MapTensor) for source in named.values()):
-            raise UserError(
-                "images are drawn from data on disk, but heatmaps are in memory: pass fewer of both"
-            )
-        entries = listed(drawn(images, config.images, config.seed), config.unit_size)
+    entries = _in_units(images, config.unit_size, classifier)
     config = config.for_images(len(entries))
+    numbers = numbers_for(classifier, entries.words, entries.loose, images, config.targets)
     entries = entries.labelled(numbers)
     methods = {name: s for name, s in named.items() if not isinstance(s, MapFile | MapTensor)}
     if methods:
@@ -311,6 +290,19 @@ def conditions_of(
     other = None if held_out in (None, "none") else fill_named(str(held_out), [classifier])
     given = (plan, fills, other)
     return make_conditions(*given, names=config.fill_names, twin=twin is not None, few=few)
+
+
+def _in_units(images: ImageSource, size: int | None, classifier: Classifier) -> Manifest:
+    """The images in units of this size; by default so small that a short run keeps some.
+
+    With a small model a short run takes seconds, and larger units are faster.
+    """
+    entries = listed(images, size or UNIT)
+    few = -(-len(entries) // FEWEST_UNITS)
+    slow = sum(weights.numel() for weights in classifier.bare.parameters()) >= LARGE
+    if size is None and slow and few < UNIT:
+        return listed([entry.image for entry in entries], few)
+    return entries
 
 
 def load_model(config: RunConfig) -> Classifier:

@@ -16,11 +16,11 @@ from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import ImageFile, ImageSource, class_forms, class_named, list_images
 from sufficit.data.loader import Skipped, Unit, check_any
 from sufficit.errors import UserError, unknown
-from sufficit.files import make_folder, remove_folder, short_name, writing
+from sufficit.files import make_folder, remove_folder, short_name, version_of, writing
 from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
 from sufficit.runs.config import Workers
-from sufficit.runs.engine import Worker, cluster_of, compute, placed
+from sufficit.runs.engine import Worker, cluster_of, compute, placed, start
 from sufficit.runs.explanations import Sample, quiet
 from sufficit.runs.job import Job
 from sufficit.runs.maps import source_facts
@@ -39,7 +39,7 @@ def images_in(paths: Sequence[Path]) -> ImageSource:
         elif path.is_file() and path.suffix == ".tar":
             raise UserError(f"{path} is a shard: give the folder it is in")
         elif path.is_file():
-            found.append(ImageFile(str(path), path.name, None))
+            found.append(ImageFile(str(path), path.name, None, version=version_of(path)))
         else:
             raise UserError(f"no image file or folder at {path}: check the path")
     twice = [name for name, count in Counter(i.name for i in found).items() if count > 1]
@@ -79,7 +79,7 @@ def explain_run(
             owned.clear()
             _clear(out)
         job = placed(job, cluster)
-        store = owned.start(job.key(), job.entries, (HEATMAPS,))
+        store = start(job, owned, (HEATMAPS,))
         compute(job, store, HEATMAPS, progress, cluster=cluster, kind=OverlayWorker)
         facts = [store.facts(HEATMAPS, unit.number) for unit in job.units]
         skipped = [Skipped(*pair) for one in facts for pair in one["skipped"].items()]
@@ -118,6 +118,7 @@ class OverlayWorker(Worker):
         batch, broken = self.batch(items)
         facts: dict[str, Any] = {"names": [], "targets": [], "empty": {}}
         facts["skipped"] = {**skipped, **broken}
+        facts["contents"] = {item.name: item.contents for item in items}
         if batch is None:
             return [(HEATMAPS, {}, facts)]
         classifier, out = self.job.classifier, self.store.folder

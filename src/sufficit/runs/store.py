@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 UNITS = "units"
 SCORES, HEATMAPS, PIXELS, LEAK, DONORS = "scores", "heatmaps", "pixels", "leak", "donors"  # stages
-KEY, UNIT_SIZE = "key.json", "images per unit"
+KEY, UNIT_SIZE, RUN = "key.json", "images per unit", "run"
 ROW_FILES = ("scores.parquet", "curves.parquet", "heatmaps.npz")  # of each source
 FILES = (
     *ROW_FILES,
@@ -42,7 +42,7 @@ FILES = (
     *("report.html", "sheet.png", "curves.png"),
 )
 HEADER, MOST_HEADER = 2**16, 2**27  # bytes that are first asked for the facts of a unit
-FORMAT = 5  # of the files below units/; a run of another format is not resumed
+FORMAT = 6  # of the files below units/; a run of another format is not resumed
 RECENT = 100  # units that the pace of a run is read from
 MACHINE = ("device", "torch", "versions", "compiled")  # may differ when every unit is there
 
@@ -214,12 +214,14 @@ class Store:
         key: Mapping[str, Any],
         entries: Manifest,
         stages: Sequence[str] = (SCORES,),
+        check: Callable[["Store", frozenset[int]], None] = lambda *_: None,
     ) -> "Store":
         """Start the run in this folder, or resume it if key and images are the same.
 
-        Return the store of this run.
+        Return the store of this run. `check` raises where images that were written again, which
+        it gets by number, have other contents.
         """
-        key = plain(key) | {"format": FORMAT, "stages": list(stages)}
+        key = {**plain(key), "format": FORMAT, "stages": list(stages)}
         path = self.folder / UNITS / KEY
         if path.exists() and not self.is_empty:
             units = -(-len(entries) // entries.unit)
@@ -230,14 +232,18 @@ class Store:
                     f"Cannot resume {self.folder}: another version of Sufficit started it. Use"
                     " another --out, or --overwrite."
                 )
-            _check_images(self.folder, Manifest(self.manifest), entries)
+            store = replace(self, run=str(known.pop(RUN, "")))
+            changed = _check_images(self.folder, Manifest(self.manifest), entries)
             _check_same(self.folder, known, key, complete)
-            return replace(self, run=_digest(known, entries))
+            check(store, changed)
+            entries.save(self.manifest)  # the images may have been moved
+            return store
         self.clear_units()
         make_folder(path.parent)
         entries.save(self.manifest)
-        save_json(path, key)
-        return replace(self, run=_digest(key, entries))
+        store = replace(self, run=_digest(key, entries))
+        save_json(path, {**key, RUN: store.run})
+        return store
 
 
 @dataclass(frozen=True)
@@ -312,8 +318,14 @@ def _check_same(
             raise cannot_resume(out, name, was, is_now)
 
 
-def _check_images(out: Path, known: Manifest, now: Manifest) -> None:
-    """Raise where images were added, removed or changed since the run started."""
+def _check_images(out: Path, known: Manifest, now: Manifest) -> frozenset[int]:
+    """The numbers of images that were written again since the run started.
+
+    Raise where images were added or removed, or have another size or label.
+    """
+    changed = set[int]()
+    if known.unit != now.unit:
+        raise cannot_resume(out, UNIT_SIZE, known.unit, now.unit)
     for number, (before, after) in enumerate(zip(known.digests(), now.digests(), strict=False)):
         if before == after:
             continue
@@ -326,6 +338,8 @@ def _check_images(out: Path, known: Manifest, now: Manifest) -> None:
                 raise cannot_resume(out, old, *change)
             if was["folder"][k] != is_now["folder"][k]:
                 raise cannot_resume(out, f"label of {old}", was["folder"][k], is_now["folder"][k])
-        break
+            if was["version"][k] != is_now["version"][k]:
+                changed.add(number * now.unit + k)
     if len(known) != len(now):
         raise cannot_resume(out, "number of images", len(known), len(now))
+    return frozenset(changed)

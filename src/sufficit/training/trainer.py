@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sufficit.classifier.checkpoint import load_tensors
 from sufficit.errors import UserError, cannot_resume
 from sufficit.files import CHECKPOINT, local_file, make_folder, writing
+from sufficit.lock import owning
 from sufficit.loggers import log_numbers
 from sufficit.progress import Progress, Tick, bar
 from sufficit.provenance import surroundings
@@ -117,7 +118,10 @@ class Trainer:
         """Train until it is over."""
         for row in self.state.history:  # of an earlier run
             self.log(row)
-        with bar(title, progress if self.fabric.is_global_zero else False) as tick:
+        # Of several processes, the one that starts the others owns the folder.
+        alone = self.out if self.fabric.world_size == 1 else None
+        owned = nullcontext() if alone is None else owning(alone)
+        with owned, bar(title, progress if self.fabric.is_global_zero else False) as tick:
             while not self.over():
                 self.run_epoch(tick)
 
