@@ -37,6 +37,22 @@ class Run:
         self.words, self.err = " ".join(out.split()), " ".join(err.split())
 
 
+def overriding(words: list[str]) -> list[str]:
+    """The words without options that a later one gives another value: tests change the usual."""
+    found: list[str] = []
+    for k, word in enumerate(words):
+        valued = word.startswith("--") and k + 1 < len(words) and words[k + 1][:2] != "--"
+        again = word in words[k + 1 :] and word not in ("--example", "--allow-host")
+        changed = k > 0 and found[-1:] == ["DROPPED"]
+        if changed:
+            found.pop()
+        elif valued and again:
+            found.append("DROPPED")
+        else:
+            found.append(word)
+    return found
+
+
 @pytest.fixture(autouse=True)
 def no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test opens a window."""
@@ -45,8 +61,9 @@ def no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def sufficit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def run(*words: object) -> Run:
-        monkeypatch.setattr(sys, "argv", ["sufficit", *map(str, words)])
+    def run(*words: object, literally: bool = False) -> Run:
+        given = [*map(str, words)]
+        monkeypatch.setattr(sys, "argv", ["sufficit", *(given if literally else overriding(given))])
         monkeypatch.setattr("warnings.showwarning", None)
         with pytest.raises(SystemExit) as ended:
             main()

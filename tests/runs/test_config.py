@@ -26,6 +26,8 @@ from sufficit.runs.config import (
 OTHER = {  # of each option, another value than the default
     "model": "m",
     "data": "d",
+    "images": 7,
+    "quick": True,
     "methods": ("gradcam", "own=python:a.py:f"),
     "controls": False,
     "layer": "features.3",

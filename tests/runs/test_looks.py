@@ -191,7 +191,9 @@ def test_an_image_has_the_numbers_of_a_whole_run(
         pandas.testing.assert_frame_equal(mine, same, atol=1e-6, rtol=0)
     order = np.random.default_rng(3).permutation(N)[: LOOKS[1]]
     assert {*found.names} == {whole.names[k] for k in order}
-    assert len(found.record["alpha_curve"]["images"]) == 16
+    curve = found.record["alpha_curve"]["images"]
+    assert 0 < len(curve) <= 16
+    assert {*curve} <= {whole.names[k] for k in order[:16]}
 
 
 def test_a_run_that_is_never_precise_scores_all_images_and_says_so(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sufficit.cli.console import app, err, out, print_skipped, resumable
+from sufficit.cli.console import app, err, out, print_forecast, print_skipped, resumable
 from sufficit.cli.options import (
     ConfigOption,
     JsonOption,
@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from sufficit.runs.results import RunResults
 
 OPTIONS = (
-    *("model", "data", "methods", "controls", "alpha_min", "score", "fill", "fills"),
-    *("held_out_fill", "twin", "targets", "truth", "leak", "donors", "alpha_curve", "columns"),
-    *("calls", "within", "value_step", "percent_step"),
-    *("layer", "normalize", "compile", "batch_size", "unit_size", "device", "precision"),
     *("model", "data", "images", "quick", "methods", "controls", "alpha_min", "score", "fill"),
     *("fills", "held_out_fill", "twin", "targets", "truth", "leak", "donors", "alpha_curve"),
     *("columns", "calls", "within", "value_step", "percent_step"),
+    *("layer", "normalize", "compile", "batch_size", "unit_size", "device", "precision"),
+    *("weights", "num_classes", "prompts", "output", "size", "image_column", "label_column"),
+    *("on_error", "verify", "save_heatmaps", "log", "seed"),
 )
 
 
@@ -61,6 +60,8 @@ def compare(
     sufficit compare --model timm:resnet50 --data 'web/{000..099}.tar' --targets prediction
 
     sufficit compare --model saved/birds --data birds --within 0.01
+
+    sufficit compare --model torchvision:resnet50 --data photos --quick
     """
     settings = config_of(given, config)
     out_folder, data = place(to), place(settings.data)
@@ -71,9 +72,10 @@ def compare(
 
     progress = False if as_json else None
     with resumable(out_folder):
-        results = run(
-            make_job(settings), out_folder, overwrite=overwrite, progress=progress, workers=workers
-        )
+        job = make_job(settings)
+        if not as_json:
+            print_forecast(job, None if overwrite else out_folder, workers)
+        results = run(job, out_folder, overwrite=overwrite, progress=progress, workers=workers)
         results.log()
         if results.shown is not None:
             write_pictures(results, out_folder)

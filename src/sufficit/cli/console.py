@@ -16,10 +16,11 @@ from sufficit.cli.panels import PanelApp
 from sufficit.errors import UserError
 from sufficit.lock import owning
 from sufficit.outside import literal
-from sufficit.runs.config import RunConfig
+from sufficit.runs.config import RunConfig, Workers
 
 if TYPE_CHECKING:
     from sufficit.classifier.classifier import Classifier
+    from sufficit.runs.job import Job
 
 MODEL = (
     *("model", "weights", "num_classes", "prompts", "output", "size", "layer", "device"),
@@ -69,6 +70,15 @@ def load(config: RunConfig, **changed: Any) -> "Classifier":
     from sufficit.classifier.loading import load_classifier
 
     return load_classifier(**{name: getattr(config, name) for name in MODEL} | changed)
+
+
+def print_forecast(job: "Job", folder: Path | None, workers: Workers | None) -> None:
+    """Say how long a run takes and what shortens it, where it is long."""
+    from sufficit.runs.forecast import LONG, forecast
+
+    found = forecast(job, folder, workers)
+    if found is not None and found.seconds >= LONG:
+        err.print(literal(found.words), soft_wrap=True, highlight=False)
 
 
 @contextmanager

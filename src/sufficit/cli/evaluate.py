@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sufficit.cli.console import app, err, out, print_skipped, resumable
+from sufficit.cli.console import app, err, out, print_forecast, print_skipped, resumable
 from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, config_of, run_options
 from sufficit.files import check_output, place
 from sufficit.outside import literal
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from sufficit.runs.results import RunResults
 
 OPTIONS = (
-    *("model", "data", "alpha_min", "score", "fill", "fills", "held_out_fill", "columns"),
-    *("twin", "targets", "truth", "normalize", "leak", "donors", "calls", "within"),
-    *("value_step", "percent_step", "compile", "batch_size"),
     *("model", "data", "images", "alpha_min", "score", "fill", "fills", "held_out_fill", "columns"),
     *("twin", "targets", "truth", "normalize", "leak", "donors", "calls", "within"),
+    *("value_step", "percent_step", "compile", "batch_size"),
+    *("unit_size", "device", "precision", "weights", "num_classes", "prompts", "output", "size"),
+    *("image_column", "label_column", "on_error", "verify", "seed"),
 )
 DEFAULTS = {"leak": False, "calls": "exact", "held_out_fill": "none"}
 
@@ -69,7 +69,10 @@ def evaluate(
     progress = False if as_json else None
     options: dict[str, Any] = {"overwrite": overwrite, "progress": progress, "workers": workers}
     with resumable(out_folder):
-        results = run(make_job(config), out_folder, flat=True, **options)
+        job = make_job(config)
+        if not as_json:
+            print_forecast(job, None if overwrite else out_folder, workers)
+        results = run(job, out_folder, flat=True, **options)
     print_skipped(results.skipped, results.record["n_skipped"])
     if as_json:
         typer.echo(json.dumps(results.as_json(), indent=2, allow_nan=False))

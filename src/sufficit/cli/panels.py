@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
+from sufficit.errors import UserError
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 FIRST = {  # command: the options to read first
     "compare": ("model", "data", "methods", "images", "to"),
@@ -35,7 +37,18 @@ BY_NAME = {  # options that a command declares itself
 
 
 class PanelCommand(TyperCommand):
-    """A command whose help has its panels in one order."""
+    """A command whose help has its panels in one order, and that takes each option once."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse an option that is given twice, of which the first would be lost silently."""
+        _, _, order = self.make_parser(ctx).parse_args([*args])
+        once = [one for one in order if not getattr(one, "multiple", True)]
+        for option in once:
+            if once.count(option) > 1:
+                several = " Separate several by commas." if option.name == "methods" else ""
+                raise UserError(f"{option.opts[0]} is given twice: give it once.{several}")
+        found: list[str] = super().parse_args(ctx, args)
+        return found
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options in the order of their panels, the order within a panel as declared."""

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from sufficit.sanity import SanityReport
 
 OPTIONS = (
-    *(*MODEL, "data", "methods", "targets", "image_column", "label_column", "on_error", "seed"),
+    *(
+        *MODEL,
+        "data",
+        "images",
+        "methods",
+        "targets",
+        "image_column",
+        "label_column",
+        "on_error",
+        "seed",
+    ),
 )
 
 NOTHING_KEPT = (
@@ -25,10 +35,9 @@ NOTHING_KEPT = (
 
 
 @app.command()
-@config_options(*OPTIONS, methods=("gradcam", "center"))
+@config_options(*OPTIONS, methods=("gradcam", "center"), images=64)
 def sanity(
     config: RunConfig,
-    images: Annotated[int, typer.Option(help="Most images, drawn by --seed.", min=1)] = 64,
     steps: Annotated[int, typer.Option(help="Most blocks to randomise, one by one.", min=1)] = 8,
     random_labels: Annotated[
         bool, typer.Option(help="Also train a copy on permuted labels of the images.")
@@ -55,7 +64,7 @@ def sanity(
     from sufficit.explainers.sources import methods_from
     from sufficit.sanity import SanityOptions, check_folder, save_sanity
 
-    own: dict[str, Any] = {"images": images, "steps": steps, "random_labels": random_labels}
+    own: dict[str, Any] = {"images": config.images, "steps": steps, "random_labels": random_labels}
     own |= {"epochs": epochs, "train_images": train_images}
     own |= {name: getattr(config, name) for name in ("targets", "layer", "on_error", "seed")}
     own |= config.column_options()

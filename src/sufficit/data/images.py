@@ -3,7 +3,10 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from heapq import nsmallest
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -55,6 +58,17 @@ class ImageTensor:
 
 
 SourceImage = ImageFile | ImageTensor
+
+
+def drawn(images: Iterable[SourceImage], count: int, seed: int) -> list[SourceImage]:
+    """So many of the images, in their order; seed and names decide which, not the order."""
+
+    def key(one: tuple[int, SourceImage]) -> bytes:
+        return blake2b(f"{seed}/{one[1].name}".encode(errors="surrogateescape")).digest()
+
+    return [
+        image for _, image in sorted(nsmallest(count, enumerate(images), key), key=itemgetter(0))
+    ]
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ def compare(
     targets: Tensor | None = None,
     *,
     names: Sequence[str] | None = None,
+    draw: int | None = None,
     out: Path | str | None = None,
     overwrite: bool = False,
     progress: bool | Progress | None = None,
@@ -55,8 +56,9 @@ def compare(
     interruption, call it again to resume; without it the rows of all images are in memory.
     `workers=4` has Ray start four processes here, and `workers=Workers(address="auto")` joins a
     cluster. `truth`, masks [N,H,W] or a path as `--truth` takes it, says where the objects are.
-    `twin`, a classifier or its folder, is asked the same masks. Further options are those of
-    `sufficit compare`, such as alpha_min, fills or leak=False.
+    `twin`, a classifier or its folder, is asked the same masks. `draw` is `--images`: so many of a
+    folder's images, by seed. Further options are those of `sufficit compare`, such as alpha_min,
+    fills or leak=False.
     """
     check_classifier(classifier)
     asked = _workers(workers)
@@ -78,7 +80,7 @@ def compare(
     recipe = classifier.recipe
     model = type(classifier.model).__name__ if recipe is None else recipe.source
     words = methods.split(",") if isinstance(methods, str) else list(methods)
-    options = {"methods": words, "model": model, "data": data} | options
+    options = {"methods": words, "model": model, "data": data, "images": draw} | options
     where = truth_from(truth)
     if where is not None:
         options["truth"] = str(where.path) if isinstance(where, TruthFiles) else IN_MEMORY

@@ -22,6 +22,7 @@ from sufficit.classifier.source_code import code_digest, code_of, versions_of
 from sufficit.data.images import (
     BadImageError,
     ImageSource,
+    drawn,
     open_images,
     read_image,
 )
@@ -36,6 +37,7 @@ from sufficit.files import local_file, place, safe_name
 from sufficit.metrics.conditions import FIRST, Condition, check_twin, make_conditions
 from sufficit.metrics.leakage import POOL, draw_pool
 from sufficit.metrics.plan import Plan, make_plan
+from sufficit.metrics.scores import coarse
 from sufficit.perturbation.fills import FILLS
 from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.tokens import drops, token_model
@@ -100,9 +102,19 @@ class Job:
         """Whether a compiled copy of the model scores the images."""
         if any(drops(condition.fill) for condition in self.conditions):
             return False  # a compiled copy has no parts that take tokens
-        masks = sum(plan.width for plan in self.plans.values())
-        calls = len(self.entries) * len(self.sources) * masks
+        calls = len(self.entries) * len(self.sources) * self.masks
         return pays(self.classifier, self.device, calls, self.config.compile)
+
+    @property
+    def masks(self) -> int:
+        """The masks asked per image and source, at most."""
+        return sum(plan.width for plan in self.plans.values())
+
+    @cached_property
+    def curve_plan(self) -> Plan:
+        """The bands of MSI over alpha_min, of images of the sample."""
+        config = self.config
+        return make_plan("search", config.score, coarse(config.value_step), columns=["msi"])
 
     @property
     def device(self) -> str:
@@ -127,7 +139,11 @@ class Job:
         from sufficit.metrics.scores import spread
 
         wanted = self.config.alpha_curve and not self.plan.searching and "msi" in self.plan.columns
-        some = spread(len(self.entries)) if wanted else ()
+        # At most half of what the scores cost, or one image where that costs no more than they.
+        images, scores = len(self.entries), len(self.entries) * self.masks
+        curve = self.curve_plan.width
+        most = min(16, scores // (2 * curve) or scores // curve)
+        some = spread(images, most) if wanted and most else ()
         # Of images in random order the first, because a run may stop early.
         early = self.config.within is not None
         return frozenset(self.order[: len(some)].tolist() if early else some)
@@ -157,8 +173,8 @@ class Job:
     def key(self) -> dict[str, Any]:
         """All that must be the same to resume. Model, data and sources count by their content."""
         other = ["model", "data", "methods", "controls", "save_heatmaps", "weights", "unit_size"]
-        # What comes of the last three is below.
-        other += ["verify", "log", "compile", "twin", "truth"]
+        # What comes of the last four is below.
+        other += ["verify", "log", "compile", "quick", "twin", "truth"]
         config = {name: one for name, one in asdict(self.config).items() if name not in other}
         fills = [one.fill for one in self.conditions if isinstance(one.fill, Tensor)]
         classifier = self.classifier
@@ -260,8 +276,15 @@ def make_job(
             " twin of this model"
         )
     entries = _in_units(images, config.unit_size, classifier)
-    config = config.for_images(len(entries))
     numbers = numbers_for(classifier, entries.words, entries.loose, images, config.targets)
+    if config.images is not None and config.images < len(entries):
+        if any(isinstance(source, MapTensor) for source in named.values()):
+            raise UserError(
+                "images are drawn from data on disk, but heatmaps are in memory: pass fewer of both"
+            )
+        some = drawn(images, config.images, config.seed)
+        entries = _in_units(ImageSource.of(some), config.unit_size, classifier)
+    config = config.for_images(len(entries))
     entries = entries.labelled(numbers)
     methods = {name: s for name, s in named.items() if not isinstance(s, MapFile | MapTensor)}
     if methods:
