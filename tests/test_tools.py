@@ -1,5 +1,6 @@
 """The tools and benchmarks are scripts; all of them import what exists."""
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -21,3 +22,16 @@ def test_a_script_imports_cleanly(path: Path, monkeypatch: pytest.MonkeyPatch) -
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     assert module.__doc__
+
+
+def test_an_attack_with_random_inputs_finds_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    attack = importlib.import_module("attack")
+    tried = attack.Attack(7, tmp_path)
+    counts = attack.fuzz(tried, inputs=600, minutes=5)
+    assert tried.broken == []
+    assert counts["read"] + counts["refused"] == 600
+    assert min(counts.values()) > 20, "every kind was tried"

@@ -11,6 +11,7 @@ import io
 import json
 import random
 import resource
+import shutil
 import sys
 import tempfile
 import time
@@ -42,9 +43,9 @@ MOST_SECONDS, MOST_GROWTH = 10.0, 400 * 2**20  # per file: seconds, bytes of mem
 class Attack:
     """What was tried, and what did not hold."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, folder: Path) -> None:
         self.counts, self.broken = Counter[str](), list[str]()
-        self.random, self.folder = random.Random(seed), Path(tempfile.mkdtemp(prefix="attack-"))
+        self.random, self.folder = random.Random(seed), folder
         self.sprung = self.folder / "sprung"  # a file that hostile code would make
 
     def reads(self, what: str, read: Reader, *, quick: bool = False) -> None:
@@ -166,7 +167,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--minutes", type=float, default=60, help="the longest that fuzz may take")
     given = parser.parse_args()
-    attack = Attack(given.seed)
+    attack = Attack(given.seed, Path(tempfile.mkdtemp(prefix="attack-")))
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "files": lambda: files(attack),
         "page": lambda: page(attack, given.requests),
@@ -179,6 +180,8 @@ def main() -> None:
         print(part, json.dumps(counts), f"{time.monotonic() - started:.0f} s", flush=True)
     for one in attack.broken:
         print("does not hold:", ascii(one))
+    if not attack.broken:
+        shutil.rmtree(attack.folder)
     sys.exit(bool(attack.broken))
 
 

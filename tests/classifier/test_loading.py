@@ -107,6 +107,27 @@ def test_transformers_classes_come_in_the_order_of_their_numbers(tmp_path: Path)
     assert classifier.classes == tuple(f"class {i}" for i in range(12))
 
 
+def test_options_of_the_hub_reach_config_weights_and_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers_vit(3).save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    seen: dict[str, dict[str, Any]] = {}
+    for part in ("AutoConfig", "AutoModelForImageClassification", "AutoImageProcessor"):
+        auto = getattr(transformers, part)
+
+        def record(*words: Any, _of: Any = (part, auto.from_pretrained), **given: Any) -> Any:
+            seen.setdefault(_of[0], dict(given))
+            return _of[1](*words, **given)
+
+        monkeypatch.setattr(auto, "from_pretrained", staticmethod(record))
+    options = {"revision": "main", "local_files_only": True, "ignore_mismatched_sizes": True}
+    Classifier.load(f"transformers:{tmp_path}", **options)
+    assert all(one["revision"] == "main" and one["local_files_only"] for one in seen.values())
+    assert [one["trust_remote_code"] for one in seen.values()] == [False] * 3
+    assert seen["AutoModelForImageClassification"]["ignore_mismatched_sizes"]
+
+
 @pytest.mark.parametrize("weights", ["default", None])
 def test_no_part_of_a_transformers_repository_is_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str | None

@@ -31,6 +31,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RANDOM_SEED = 0  # random weights are the same at every load
 EXTRAS = {"lrp": "zennit"}  # whose package has another name
 _CODE_OPTIONS = {"trust_remote_code", "code_revision"}
+_HUB_OPTIONS = {"cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token"}
 _OWN_ATTENTION = (None, "eager", "sdpa", "flex_attention")  # parts of transformers and torch
 Result = TypeVar("Result")
 
@@ -221,18 +222,21 @@ def _from_transformers(name: str, published: bool, options: dict[str, Any]) -> C
     given = {"num_labels" if key == "num_classes" else key: v for key, v in options.items()}
     auto, processing = transformers.AutoModelForImageClassification, transformers.AutoImageProcessor
     safe = {"trust_remote_code": False}  # None would ask on standard input
-    config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, **given, **safe))
-    if (kernel := getattr(config, "_attn_implementation", None)) not in _OWN_ATTENTION:
+    where = safe | {key: given.pop(key) for key in _HUB_OPTIONS & given.keys()}
+    read_config = partial(transformers.AutoConfig.from_pretrained, return_unused_kwargs=True)
+    config, rest = _fetch(name, lambda: read_config(name, **given, **where))
+    kernel = getattr(config, "_attn_implementation", None)
+    if kernel not in _OWN_ATTENTION and "attn_implementation" not in options:
         raise UserError(
             f"transformers:{name} asks for the attention {kernel!r:.100}, which may be code from"
             f" the hub and is not run: set attn_implementation in its config.json to eager"
         )
     if published:
-        load = partial(auto.from_pretrained, name, config=config, use_safetensors=True, **safe)
-        model = _fetch(name, load)
+        load = partial(auto.from_pretrained, config=config, use_safetensors=True)
+        model = _fetch(name, lambda: load(name, **rest, **where))
     else:
         model = _fetch(name, lambda: auto.from_config(config, **safe))
-    processor = _fetch(name, lambda: processing.from_pretrained(name, **safe))
+    processor = _fetch(name, lambda: processing.from_pretrained(name, **where))
     labels = [str(model.config.id2label[i]) for i in range(model.config.num_labels)]
     mean, std = processor.image_mean, processor.image_std
     return Classifier(model, mean=mean, std=std, classes=labels, view=_processor_view(processor))
