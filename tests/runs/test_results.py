@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +191,9 @@ def test_a_run_with_a_corrupt_file_is_one_error(photos: Path, tmp_path: Path, na
 
 def test_a_run_without_its_heatmaps_says_so(photos: Path, tmp_path: Path) -> None:
     results = run_small(config_for(photos, leak=False), tmp_path / "out")
+    kept = results.heatmaps([0], ["gradcam"])["gradcam"]
     shutil.rmtree(tmp_path / "out" / "heatmaps")
+    shown = results.heatmaps([0], ["gradcam"])["gradcam"]  # of the images that the report shows
+    assert torch.equal(shown, kept)
     with pytest.raises(UserError, match=r"has no heatmaps of ant/00\.png: run it again"):
-        results.heatmaps([0], ["gradcam"])
+        replace(results, shown=None).heatmaps([0], ["gradcam"])

@@ -1,6 +1,5 @@
 """The results of a run as they are on disk: the one reader for tables, reports and figures."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -15,20 +14,29 @@ from torch import Tensor
 from sufficit.agreement import RankedCondition
 from sufficit.data.images import open_images
 from sufficit.errors import GoneError, UserError, unknown
-from sufficit.files import local_file, read_json, safe_name
+from sufficit.files import read_json, safe_name
 from sufficit.loggers import close_logger, log_numbers, logger_named
 from sufficit.metrics.metric import MeanCurve
 from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import MethodScores
-from sufficit.perturbation.predictions import ROWS, Predictions
+from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain
 from sufficit.report.content import MOST_ROWS, Content, Facts, Shown
 from sufficit.report.interpretation import run_remarks
 from sufficit.runs.config import RunConfig, check_values
-from sufficit.runs.maps import maps_from_file, unpack
+from sufficit.runs.maps import maps_from_file
+from sufficit.runs.result_files import (
+    MOST_RECORD,
+    ShownImages,
+    read_curves,
+    read_estimates,
+    read_record,
+    read_shown,
+    read_standing,
+)
 from sufficit.runs.rows import StoredRows
-from sufficit.runs.store import HEATMAPS, UNITS, Store, UnitFile
-from sufficit.statistics import Chance, Estimate, Pair, Standing
+from sufficit.runs.store import HEATMAPS, Store
+from sufficit.statistics import Estimate, Standing
 
 if TYPE_CHECKING:
     import pandas
@@ -38,7 +46,6 @@ OWN_BEST = "msi_own_best"  # MSI of a source at the alpha_min that is best for i
 _EMPTY = torch.zeros(0, 0)
 NONE_SHOWN = Predictions((), _EMPTY, _EMPTY, (), _EMPTY, _EMPTY.flatten(), _EMPTY.flatten())
 ORDERS = ("best", "worst", "disputed")
-MOST_RECORD = 2**28  # bytes of a run.json
 NAMES = 1000  # of images, at most, that a message suggests
 
 
@@ -56,14 +63,14 @@ class RunResults:
     standing: Standing | None  # how the sources rank by MSI; None where it was not scored
     rows: StoredRows  # source -> one row per image
     curves: Mapping[str, Mapping[str, MeanCurve]]  # source -> curve -> mean over the images
-    shown: "ShownImages | None"
+    shown: ShownImages | None
 
     @staticmethod
     def read(folder: Path, record: Mapping[str, Any] | None = None) -> "RunResults":
         """What a run wrote into a folder; `record` is given where run.json is not written yet."""
         from safetensors import SafetensorError
 
-        record = _record(folder) if record is None else record
+        record = read_record(folder) if record is None else record
         try:
             methods = [safe_name(name) for name in record["methods"]]
             place = {name: folder if record["flat"] else folder / name for name in methods}
@@ -73,13 +80,13 @@ class RunResults:
                     raise ValueError(f"{rows.count(name)} of {record['n']} rows of {name}")
             config = RunConfig(**check_values(record["config"]))
             known = read_json(folder / "curves.json", MOST_RECORD)
-            curves = {name: _curves(known[name], config.score) for name in methods}
+            curves = {name: read_curves(known[name], config.score) for name in methods}
             summary = read_json(folder / "summary.json", MOST_RECORD)
-            standing = _standing(summary.pop("standing", record.get("standing")))
+            standing = read_standing(summary.pop("standing", record.get("standing")))
             if record["flat"]:
                 summary = {methods[0]: summary}
-            summaries = {name: _estimates(summary[name]) for name in methods}
-            shown = _shown(folder / "shown.safetensors", config, record)
+            summaries = {name: read_estimates(summary[name]) for name in methods}
+            shown = read_shown(folder / "shown.safetensors", config, record)
         except GoneError:
             raise
         except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
@@ -130,7 +137,7 @@ class RunResults:
     def conditions(self) -> list[RankedCondition]:
         """How the sources rank with every fill, and for the twin; the first one first."""
         known = self.record.get("conditions", [])
-        found = [(one, _standing(one["standing"])) for one in known]
+        found = [(one, read_standing(one["standing"])) for one in known]
         return [RankedCondition.read(one, standing) for one, standing in found if standing]
 
     @cached_property
@@ -399,92 +406,3 @@ class RunResults:
             return alike
         names = islice(self.rows.names(self.methods[0]), NAMES)
         raise unknown("image in this run", word, [*ORDERS, "a number", *names])
-
-
-@dataclass(frozen=True)
-class ShownImages:
-    """The images that a run kept to be looked at, with heatmaps and predictions."""
-
-    rows: tuple[int, ...]  # which of the scored images they are
-    reasons: tuple[str, ...]
-    images: Tensor  # [n,C,H,W]
-    heatmaps: Mapping[str, Tensor]  # source -> [n,H,W]
-    predictions: Mapping[str, Predictions]
-    fill: str | Tensor
-
-
-def _record(folder: Path) -> Mapping[str, Any]:
-    if not (folder / "run.json").exists():
-        advice = "sufficit compare makes one"
-        if (folder / UNITS).exists():
-            advice = "run the same command again to resume it"
-        raise UserError(f"{folder} holds no finished run: {advice}")
-    record: dict[str, Any] = read_json(folder / "run.json", MOST_RECORD)
-    if not {"methods", "flat", "config"} <= record.keys():
-        raise UserError(f"{folder} holds a run of another kind or version: give a run of compare")
-    return record
-
-
-def _curves(known: Mapping[str, Mapping[str, Any]], kind: str) -> dict[str, MeanCurve]:
-    """The mean curves of a source, of the run's kind of score."""
-    return {
-        name: MeanCurve(
-            tuple(curve["grid"]),
-            torch.tensor([float("nan") if y is None else y for y in curve[kind]]).double(),
-        )
-        for name, curve in known.items()
-    }
-
-
-def _estimates(columns: Mapping[str, Mapping[str, Any]]) -> dict[str, Estimate]:
-    def number(value: float | None) -> float:
-        return float("nan") if value is None else value
-
-    bounds = ("mean", "low", "high")
-    return {
-        name: Estimate(**{**found, **{key: number(found[key]) for key in bounds}})
-        for name, found in columns.items()
-    }
-
-
-def _standing(found: Mapping[str, Any] | None) -> Standing | None:
-    if found is None:
-        return None
-    nan = float("nan")
-    read: list[dict[str, Any]] = [
-        {key: nan if value is None else value for key, value in pair.items()}
-        for pair in found["pairs"]
-    ]
-    pairs = tuple(Pair(**pair) for pair in read)
-    means = {name: nan if mean is None else mean for name, mean in found["means"].items()}
-    lists = {key: tuple(found[key]) for key in ("ranking", "not_different", "controls")}
-    chance = Chance(**found["chance"])
-    return Standing(**{**found, **lists, "pairs": pairs, "means": means, "chance": chance})
-
-
-def _shown(path: Path, config: RunConfig, record: Mapping[str, Any]) -> ShownImages | None:
-    from safetensors import safe_open
-
-    if not path.exists():
-        return None
-    with local_file(path) as file, safe_open(file, framework="pt") as opened:
-        facts = json.loads(opened.metadata()["facts"])
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    plan, (_, h, w) = make_plan(**config.plan_options() | {"calls": "exact"}), facts["shape"]
-    maps, methods = maps_from_file(UnitFile(tensors, facts), config.seed), record["methods"]
-    predictions = {
-        name: Predictions(
-            bands=plan.asks,
-            weighed=plan.weighs,
-            **{part: tensors[f"{name}/{part}"] for part in ROWS},
-        )
-        for name in methods
-    }
-    return ShownImages(
-        tuple(facts["rows"]),
-        tuple(facts["reasons"]),
-        unpack(tensors["pixels"]),
-        {name: maps[name].at((h, w)) for name in methods},
-        predictions,
-        tensors.get("fill", config.fill),
-    )
