@@ -103,14 +103,17 @@ def compare(
 
 def print_results(results: "RunResults") -> None:
     """The table, what it means, and what to know before trusting it."""
-    from sufficit.report.interpretation import cautions, results_table, sentences
+    from sufficit.report.answer import answer, cost, orders, ranking_remarks
+    from sufficit.report.interpretation import Caution, cautions, results_table, sentences
 
     content = results.content()
     out.print(results_table(content))
-    said = [*results.answers(), *sentences(content)]
+    said = [*map(str, answer(content)), *results.answers(), *sentences(content)]
+    said += [*orders(content), *filter(None, [cost(content)])]
     for sentence in said:
         out.print(literal(sentence), highlight=False)
-    for caution in (one for one in cautions(content) if one.text not in said):
+    against = [*map(Caution, ranking_remarks(content)), *cautions(content)]
+    for caution in (one for one in against if one.text not in said):
         err.print("[yellow]Warning:[/]", literal(" ".join((caution.text, *caution.details))))
 
 

@@ -17,8 +17,9 @@ from sufficit.metrics.columns import HEADINGS, heading
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.provenance import plain
 from sufficit.report import interpretation as words
+from sufficit.report.answer import answer, cost, orders, ranking_remarks
 from sufficit.report.content import Content
-from sufficit.report.viewer_data import SIDES, downloads, encode_images, viewer_data
+from sufficit.report.viewer_data import NOT_DRAWN, SIDES, downloads, encode_images, viewer_data
 from sufficit.statistics import Estimate
 
 HOME = "sufficit.report"
@@ -28,6 +29,7 @@ CHART, SMALL_CHART = plots.Look(4.2, 10, legend=False), plots.Look(2.4, 9.5, leg
 
 def render(content: Content) -> str:
     """The page as text."""
+    lines, remarks = answer(content), ranking_remarks(content)
     readings, standing, verdict = words.readings(content), content.standing, words.verdict(content)
     main = (standing.column, *MAIN)
     known = dict.fromkeys(name for found in content.summaries.values() for name in found)
@@ -43,20 +45,33 @@ def render(content: Content) -> str:
         alphas=_alphas(content),
         leaks=lambda method: words.leaks(content, method),
         verdict=verdict,
+        lines=lines,
+        orders=[*orders(content), *filter(None, [cost(content)])],
         styles=dict.fromkeys(content.methods, "grey") | colours,  # as the charts have them
         readings=readings,
         longest=max([1.0, *(1 - r.msi for r in readings if not math.isnan(r.msi))]),
-        cautions=[one for one in words.cautions(content) if one.text not in verdict],
+        cautions=[
+            *map(words.Caution, remarks),
+            *(one for one in words.cautions(content) if one.text not in verdict),
+        ],
         place=_scale(content),
         charts=charts_of(content),
         method_charts=method_charts(content),
         images=encode_images(content.shown.images),
         rows=rows_of(content),
-        reduced=max(content.shown.images.shape[-2:]) > SIDES[0],
+        remark=viewer_remark(content),
         data=plain(viewer_data(content)),
         downloads=downloads(content),
         **look_and_feel(),
     )
+
+
+def viewer_remark(content: Content) -> str:
+    """What the viewer's pictures of masked images are not."""
+    found = ""
+    if max(content.shown.images.shape[-2:]) > SIDES[0]:
+        found += " Masks are drawn from smaller heatmaps here; the scores used the full size."
+    return found + NOT_DRAWN.get(content.fill if isinstance(content.fill, str) else "", "")
 
 
 def charts_of(content: Content) -> list[dict[str, Any]]:

@@ -274,7 +274,7 @@ def _leader(content: Content) -> list[str]:
         return [f"{found}, significantly better than {than} {n}."]
     said = [found]
     if standing.not_different:
-        alike = _listed(standing.not_different)
+        alike = joined(standing.not_different)
         said.append(f"Not significantly different from it {n}: {alike}.")
     elif others:
         said.append(f"It is significantly better than every other method {n}.")
@@ -294,9 +294,9 @@ def control_words(content: Content) -> str:
             if method not in worse and not standing.beats(method, control)
         ]
         if unsure:
-            found.append(f"Not significantly different from {name}: {_listed(unsure)}.")
+            found.append(f"Not significantly different from {name}: {joined(unsure)}.")
         if worse:
-            found.append(f"Significantly worse than {name}: {_listed(worse)}.")
+            found.append(f"Significantly worse than {name}: {joined(worse)}.")
     if standing.controls and not found:
         listed = ", ".join(f"{one} {content.mean(one):.3f}" for one in standing.controls)
         return f"All methods are significantly better than the controls ({listed}; n = {n})."
@@ -410,8 +410,13 @@ def _leaks(content: Content) -> Iterator[Caution]:
     for methods, text in ((leaking, f"The {leak} them."), (unsure, few)):
         if methods:
             details = tuple(f"{method}: {found[method]}." for method in methods)
-            yield Caution(text.format(_listed(methods)), details)
+            yield Caution(text.format(joined(methods)), details)
 
 
-def _listed(names: Sequence[str]) -> str:
+def joined(names: Sequence[str]) -> str:
+    """Names in a sentence.
+
+    >>> joined(["a", "b", "c"])
+    'a, b and c'
+    """
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -70,6 +70,12 @@ def steps(heatmaps: Tensor, grid: Sequence[float]) -> Tensor:
     return torch.searchsorted(edges, heatmaps.float().contiguous()).to(torch.uint8)
 
 
+NOT_DRAWN = {
+    "road": " Hidden pixels are grey here; the model saw them imputed from their neighbours.",
+    "drop": " Hidden pixels are black here; the model saw no token of a hidden patch.",
+}  # fills that depend on the mask, and what the viewer shows instead
+
+
 def encode_fill(images: Tensor, fill: str | Tensor) -> list[str]:
     """The fill of hidden pixels: a colour or an image, one for all images or one per image."""
     filled = fill_for(images.detach().cpu().float(), fill)

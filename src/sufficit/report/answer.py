@@ -1,0 +1,176 @@
+"""The answer in five lines: the best method, and what speaks for and against it."""
+
+import math
+from dataclasses import dataclass
+
+from sufficit.agreement import RankedCondition, best_changes, correlations, lost_leads
+from sufficit.intervals import FEW
+from sufficit.metrics.leakage import LIMIT
+from sufficit.report.content import Content
+from sufficit.report.interpretation import joined, leaks, verdict
+
+YES, NO, UNSURE, UNKNOWN = "Yes", "No", "Unsure", "Not measured"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A question, the answer in a word, and the reason."""
+
+    question: str
+    word: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.question} {self.word}. {self.text}"
+
+
+def answer(content: Content) -> list[Line]:
+    """Five lines that a reader who knows no metric understands."""
+    return [
+        _best(content),
+        _holds(content),
+        _leaking(content),
+        _ceiling(content),
+        _sure(content),
+    ]
+
+
+def _best(content: Content) -> Line:
+    question, standing = "Which method is best?", content.standing
+    best = standing.best
+    if standing.leader != best:
+        return Line(question, "None", verdict(content)[0])
+    found = content.summaries[best][standing.column]
+    ends = f" (95 % interval {found.low:.2f} to {found.high:.2f})"
+    text = f"Its MSI is highest, {found.mean:.2f}{'' if math.isnan(found.low) else ends}"
+    unsure = [one for one in standing.rivals if not standing.beats(best, one)]
+    than = f", but not significantly above {joined(unsure)}" if unsure else ", significantly so"
+    return Line(question, best, f"{text}{than if standing.rivals else ''}.")
+
+
+def ranking_remarks(content: Content) -> list[str]:
+    """What the paired tests say against the ranking under other conditions; warnings."""
+    found = []
+    for other in content.conditions[1:]:
+        first, here = content.standing, other.standing
+        if best_changes(first, here):
+            found.append(
+                f"The best method changes {other.words}: {here.best} is significantly better than"
+                f" {first.best} there (MSI {here.means[here.best]:.3f} and"
+                f" {here.means[first.best]:.3f}, n = {here.n})."
+            )
+        lost = [one for one in lost_leads(first, here) if one.gone or one.reversed]
+        if lost:
+            words = [f"{one.method} over {joined((*one.reversed, *one.gone))}" for one in lost]
+            found.append(
+                f"Leads that do not survive {other.words} (paired tests, n = {here.n}):"
+                f" {'; '.join(words)}."
+            )
+    return found
+
+
+def orders(content: Content) -> list[str]:
+    """How far the methods' order agrees between the first condition and each other."""
+    first, found = content.conditions[:1], []
+    for other in content.conditions[1:]:
+        (one,) = correlations([*first, other])
+        if not math.isnan(one.kendall):
+            order = ", ".join(other.standing.ranking)
+            found.append(
+                f"Order of the methods {other.words}: {order}. Rank correlation with the order"
+                f" above: Spearman {one.spearman:.2f}, Kendall {one.kendall:.2f}."
+            )
+    return found
+
+
+def cost(content: Content) -> str:
+    """The share of the model calls that a held-out fill took; empty without one."""
+    held_out = [one for one in content.conditions if one.key == "held_out"]
+    whole = sum(one.model_calls for one in content.conditions)
+    if not held_out or not whole:
+        return ""
+    one = held_out[0]
+    return (
+        f"The held-out fill {one.fill} was asked {one.masks} masks per image at most,"
+        f" {one.model_calls / whole:.0%} of the calls for scores."
+    )
+
+
+def _holds(content: Content) -> Line:
+    question = "Does that hold with another fill, and for a model used to masks (twin)?"
+    others, best = content.conditions[1:], content.standing.best
+    if not others:
+        text = "Score with several --fills or a --twin: hidden pixels may mislead the model."
+        return Line(question, UNKNOWN, text)
+    turned = [one for one in others if best_changes(content.standing, one.standing)]
+    lost = [one for one in others if _lost(content, one)]
+    places = [_place(content, one) for one in others]
+    if turned:
+        named = [f"{one.standing.best} {one.words}" for one in turned]
+        word, text = NO, f"Significantly better than {best}: {'; '.join(named)}"
+    elif lost:
+        names = [f"{joined(_lost(content, one))} {one.words}" for one in lost]
+        word, text = UNSURE, f"No longer significantly behind {best}: {'; '.join(names)}"
+    elif content.standing.is_clear:
+        word, text = YES, f"The lead of {best} stays significant"
+    else:
+        word, text = YES, "No significant difference is lost there"
+    twin = "" if any(one.twin for one in others) else " No twin was asked."
+    return Line(question, word, f"{text}. {' '.join(places)}{twin}")
+
+
+def _lost(content: Content, other: RankedCondition) -> tuple[str, ...]:
+    """The methods that the best one is not significantly ahead of any more."""
+    found = lost_leads(content.standing, other.standing)
+    own = [one for one in found if one.method == content.standing.best]
+    return (*own[0].reversed, *own[0].gone) if own else ()
+
+
+def _place(content: Content, other: RankedCondition) -> str:
+    """Where the best method is under another condition."""
+    standing, best = other.standing, content.standing.best
+    place = standing.ranking.index(best) + 1
+    mean = standing.means[best]
+    words = f"{other.words[0].upper()}{other.words[1:]}"
+    return f"{words} {best} is {place} of {len(standing.ranking)}, MSI {mean:.2f}."
+
+
+def _leaking(content: Content) -> Line:
+    question = "Does the shape of its mask give the class away (leakage)?"
+    best = content.standing.best
+    ratio = content.summaries[best].get("leak_ratio")
+    if ratio is None:
+        return Line(question, UNKNOWN, "Score with --leak on images of two classes or more.")
+    if not math.isfinite(ratio.mean):
+        return Line(question, UNSURE, "On these images it never happens by chance: score more.")
+    times = f"On images of other classes its masks say their class {ratio.mean:.2f} times as often"
+    if leaks(content, best):
+        return Line(question, YES, f"{times} as by chance: its score is too high.")
+    word = NO if ratio.high <= 2 * LIMIT else UNSURE
+    return Line(question, word, f"{times} as by chance; 1 is no leakage.")
+
+
+def _ceiling(content: Content) -> Line:
+    question = "How much of what is possible does it reach?"
+    found, best = content.ceiling, content.standing.best
+    if found is None or best not in found.get("msi", {}):
+        return Line(question, UNKNOWN, "Score with --ceiling to search what a region can reach.")
+    own, most = found["msi"][best], found["searched"]["mean"]
+    text = (
+        f"MSI with the fill {found['fill']} on {found['n']} images, against boxes searched for"
+        " each image with other fills."
+    )
+    return Line(question, f"{own:.2f} of {most:.2f}", text)
+
+
+def _sure(content: Content) -> Line:
+    question, standing, n = "How sure is this?", content.standing, content.standing.n
+    images = f"{n:,} image{'s' if n > 1 else ''}"
+    if standing.is_clear and n >= FEW:
+        text = f"{images}; paired tests, at most 5 % of such claims are wrong by chance."
+        return Line(question, "Sure", text)
+    if standing.is_clear:
+        return Line(question, UNSURE, f"Significant, but from {images} only: score more.")
+    alike = joined(standing.not_different) if standing.not_different else "a control"
+    text = f"{images} cannot tell {standing.best} from {alike}: score more images."
+    return Line(question, UNSURE, text)
