@@ -10,6 +10,7 @@ from sufficit.errors import UserError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FIRST = {  # command: the options to read first
+    "check-metric": ("model", "data", "truth", "images", "to"),
     "compare": ("model", "data", "methods", "images", "to"),
     "demo": ("photos", "weights", "images", "open_report", "to"),
     "evaluate": ("model", "data", "heatmaps", "alpha_min", "to"),

@@ -6,6 +6,7 @@ from sufficit.plots.charts import (
     PAPER_CURVES, Panel, alpha_figure, alpha_lines, alpha_panel, curve_panel, curves_figure,
     lines_figure, methods_figure, parts_panel, sanity_figure, sizes_figure, training_figure,
 )
+from sufficit.plots.checks import check_figure
 from sufficit.plots.sheets import blend, masked_images, overlay, score_captions, sheet_figure
 from sufficit.plots.style import (
     FORMATS, HIDE, INK, LINES, PAPER, QUIET, SHOW, Look, axes_for, check_file, save, svg,
@@ -14,7 +15,7 @@ from sufficit.plots.style import (
 
 __all__ = [
     "FORMATS", "HIDE", "INK", "LINES", "PAPER", "PAPER_CURVES", "QUIET", "SHOW", "Look", "Panel",
-    "alpha_figure", "alpha_lines", "alpha_panel", "axes_for", "blend", "check_file",
+    "alpha_figure", "alpha_lines", "alpha_panel", "axes_for", "blend", "check_figure", "check_file",
     "curve_panel", "curves_figure", "lines_figure", "masked_images", "methods_figure", "overlay",
     "parts_panel", "sanity_figure", "save", "score_captions", "sheet_figure", "sizes_figure", "svg",
     "training_figure", "width_from",

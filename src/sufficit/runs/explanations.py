@@ -19,8 +19,7 @@ from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError, cann
 from sufficit.explainers.explanation import DrawnMaps
 from sufficit.runs.job import Job
 from sufficit.runs.maps import (
-    MapFile,
-    MapTensor,
+    GivenMaps,
     draw_sources,
     maps_as_file,
     maps_from_file,
@@ -166,7 +165,7 @@ class ImageWorker:
             pixels = self.donors.images[row].cpu()
         else:
             pixels = entry.image.read(self.job.classifier.view)
-        given = {n: s for n, s in self.job.sources.items() if isinstance(s, MapFile | MapTensor)}
+        given = {n: s for n, s in self.job.sources.items() if isinstance(s, GivenMaps)}
         maps = {name: source.read(entry) for name, source in given.items()}
         contents = digest(pixels)
         if self.job.truth is None:

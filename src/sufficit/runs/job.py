@@ -28,7 +28,7 @@ from sufficit.data.images import (
 )
 from sufficit.data.loader import Unit, num_classes, numbers_for
 from sufficit.data.manifest import Manifest, listed
-from sufficit.data.truth import Truth, truth_from
+from sufficit.data.truth import Truth, TruthMasks, truth_from
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, methods_for
 from sufficit.explainers.registry import full_word
@@ -44,7 +44,7 @@ from sufficit.perturbation.tokens import drops, token_model
 from sufficit.provenance import plain
 from sufficit.report.content import MOST_SHOWN
 from sufficit.runs.config import CONTROLS, FEWEST_UNITS, LARGE, UNIT, RunConfig
-from sufficit.runs.maps import MapFile, MapTensor, Source
+from sufficit.runs.maps import GivenMaps, MapFile, MapTensor, Source
 from sufficit.runs.store import UNIT_SIZE, UNITS
 
 RESERVED = ("overlays", UNITS)  # folders of a run
@@ -167,7 +167,7 @@ class Job:
     def close(self) -> None:
         """Close the heatmap files."""
         for source in self.sources.values():
-            if isinstance(source, MapFile):
+            if isinstance(source, GivenMaps):
                 source.close()
 
     def key(self) -> dict[str, Any]:
@@ -278,18 +278,20 @@ def make_job(
     entries = _in_units(images, config.unit_size, classifier)
     numbers = numbers_for(classifier, entries.words, entries.loose, images, config.targets)
     if config.images is not None and config.images < len(entries):
-        if any(isinstance(source, MapTensor) for source in named.values()):
+        given_in_memory = (*named.values(), truth)
+        if any(isinstance(one, MapTensor | TruthMasks) for one in given_in_memory):
             raise UserError(
-                "images are drawn from data on disk, but heatmaps are in memory: pass fewer of both"
+                "images are drawn from data on disk, but heatmaps or truth are in memory: pass"
+                " fewer of both"
             )
         some = drawn(images, config.images, config.seed)
         entries = _in_units(ImageSource.of(some), config.unit_size, classifier)
     config = config.for_images(len(entries))
     entries = entries.labelled(numbers)
-    methods = {name: s for name, s in named.items() if not isinstance(s, MapFile | MapTensor)}
+    methods = {name: s for name, s in named.items() if not isinstance(s, GivenMaps)}
     if methods:
         methods_for(methods, classifier)  # refuses an adapter of another classifier
-    given = [source for source in named.values() if isinstance(source, MapFile | MapTensor)]
+    given = [source for source in named.values() if isinstance(source, GivenMaps)]
     truth = truth_from(config.truth) if truth is None else truth
     names = [entry.image.name for entry in entries] if given or truth else []
     for source in given:
@@ -390,7 +392,7 @@ def _identity(source: Source) -> str:
     """What tells a source from another of the same name: weights, contents or code."""
     if isinstance(source, str):
         return full_word(source)
-    if isinstance(source, MapFile | MapTensor):
+    if isinstance(source, GivenMaps):
         return source.digest()
     # All of the code: a function may call others beside it.
     known = [code_digest(source) or getattr(source, "__qualname__", type(source).__name__)]

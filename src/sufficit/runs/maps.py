@@ -28,8 +28,27 @@ from sufficit.runs.store import UnitFile
 _opening = Lock()
 
 
+class GivenMaps:
+    """A source whose maps come from elsewhere and are read, not drawn."""
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise unless there are maps for these images."""
+        raise NotImplementedError
+
+    def read(self, entry: Entry) -> Tensor:
+        """The map of an image: [h,w] in 0..1."""
+        raise NotImplementedError
+
+    def digest(self) -> str:
+        """What tells these maps from others."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the files, if there are any."""
+
+
 @dataclass
-class MapFile:
+class MapFile(GivenMaps):
     """A heatmap file as a source: one map per image, found by the image's name."""
 
     path: Path
@@ -83,7 +102,7 @@ class MapFile:
 
 
 @dataclass(frozen=True)
-class MapTensor:
+class MapTensor(GivenMaps):
     """Heatmaps in memory as a source, one per image, in the order of the images."""
 
     maps: Tensor  # [N,h,w], in 0..1 if not normalised
@@ -110,7 +129,7 @@ class MapTensor:
         return f"{digest(self.maps)}, normalize {self.normalize}"
 
 
-Source = Method | MapFile | MapTensor
+Source = Method | GivenMaps
 """A heatmap source: a method by name, an adapter, a function, a file of heatmaps, or heatmaps."""
 
 
@@ -129,7 +148,7 @@ def source_facts(source: Source) -> dict[str, Any]:
         return {"kind": "method", "method": source.description, **source.facts()}
     if isinstance(source, Lax):
         return {"kind": "adapter", "class_agnostic": True, "sign": "none", "passes": 1}
-    kind = "heatmaps" if isinstance(source, MapFile | MapTensor) else "function"
+    kind = "heatmaps" if isinstance(source, GivenMaps) else "function"
     return {"kind": kind, "class_agnostic": getattr(source, "class_agnostic", False) is True}
 
 
@@ -156,7 +175,7 @@ def draw_sources(
             methods[name] = replace(
                 EXPLAINERS["random"], draw=lambda images, _: noise(images, seed, numbers)
             )
-        elif not isinstance(source, MapFile | MapTensor):
+        elif not isinstance(source, GivenMaps):
             methods[name] = source
     drawn = {}
     if methods:
