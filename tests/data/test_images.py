@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
+from small_runs import config_for, interrupted, run_small
 from sufficit import Classifier, UserError
-from sufficit.data.images import ImageFile, ImageSource, ImageTensor, open_images
+from sufficit.data.images import ImageFile, ImageSource, ImageTensor, list_images, open_images
 from sufficit.data.loader import Entry, ImageLoader, decode_entry, labels_for
+from sufficit.errors import GoneError
+from sufficit.runs.engine import run
+from sufficit.runs.job import make_job
 
 
 def pictures(*names: str) -> ImageSource:
@@ -149,3 +154,38 @@ def test_an_image_in_memory_is_pickled_without_its_neighbours() -> None:
 def test_images_in_memory_are_checked(images: torch.Tensor, more: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         ImageSource.from_tensors(images, **more)
+
+
+def test_a_folder_of_thousands_of_levels_is_listed(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    folder = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=folder)
+        inner = os.open("d", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    (tmp_path / "a.png").rename(tmp_path / "d" / "b.png")
+    os.close(folder)
+    assert [image.name for image in list_images(tmp_path)] == ["d/b.png"]
+    for depth in range(1500, 0, -1):  # pytest's own removal would be too deep
+        (tmp_path / "d" / "b.png").unlink(missing_ok=True)
+        tmp_path.joinpath(*["d"] * depth).rmdir()
+
+
+def test_data_without_permission_for_a_while_stop_the_run_and_skip_nothing(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out = config_for(photos, leak=False), tmp_path / "out"
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    interrupted(lambda: run_small(config, out))
+    job = make_job(config, unit=4)
+    with monkeypatch.context() as patched:
+        patched.setattr("sufficit.data.pixels.os.scandir", denied)
+        patched.setattr("sufficit.data.image_files.read_image", denied)
+        with pytest.raises(GoneError, match="Permission denied.*resume"):
+            run(job, out, progress=False)
+    results = run_small(config, out)
+    assert (len(results.names), results.skipped) == (11, {})

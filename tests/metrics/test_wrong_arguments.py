@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from reference import heatmaps_like, small_net
 from sufficit import Classifier, UserError, evaluate, normalize, resize
+from sufficit.classifier.loading import device_named
 from sufficit.metrics import MSI
 
 SIZE = (8, 6)
@@ -455,3 +456,26 @@ def test_the_plan_of_all_columns_has_as_many_bands_as_the_docs_say():
         torch.rand(1, 40, 40),
     )
     assert scores.calls.item() <= 349
+
+
+@pytest.mark.parametrize("name", ["value_step", "percent_step"])
+@pytest.mark.parametrize("step", ["x", [1], None, 1j, 0, -1.0, math.nan])
+def test_a_step_that_is_no_number_in_range_is_refused(
+    classifier: Classifier, name: str, step: object
+) -> None:
+    images, maps = torch.rand(1, 3, *SIZE), torch.rand(1, *SIZE)
+    with pytest.raises(UserError, match="a step must lie in 0..1"):
+        evaluate(classifier, images, maps, **{name: step})  # type: ignore[arg-type]  # on purpose
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+def test_images_of_other_channels_than_the_models_are_refused(channels: int) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    images, maps = torch.rand(1, channels, *SIZE), torch.rand(1, *SIZE)
+    with pytest.raises(UserError, match=rf"must have 3 channels for this model, got {channels}"):
+        evaluate(Classifier(model), images, maps)
+
+
+def test_a_device_that_computes_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="Unknown device 'meta'"):
+        device_named("meta")

@@ -1,6 +1,7 @@
 """Any image classifier as one object: images in 0..1 go in, logits and features come out."""
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -191,9 +192,9 @@ class Classifier:
 
     def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
         if self._looked:
-            return self.as_logits(self._checked(model(inputs), len(inputs)))
+            return self.as_logits(self._checked(_called(model, inputs), len(inputs)))
         with Sigmoids() if model is self.bare else nullcontext() as sigmoids:
-            output = self._checked(model(inputs), len(inputs))
+            output = self._checked(_called(model, inputs), len(inputs))
         self._look(output, sigmoid=sigmoids is not None and sigmoids.gave(output))
         return self.as_logits(output)
 
@@ -257,6 +258,20 @@ class Classifier:
 
     def _repr_html_(self) -> str:
         return html_table("Classifier", ("", ""), _facts(self))
+
+
+def _called(model: nn.Module, inputs: Tensor) -> Any:
+    """What the model returns; a wrong number of channels is the caller's error."""
+    try:
+        return model(inputs)
+    except RuntimeError as error:
+        found = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
+        if found is None or int(found[2]) != inputs.shape[1]:
+            raise
+        raise UserError(
+            f"images must have {found[1]} channels for this model, got {found[2]}: convert them,"
+            " as in images.expand(-1, 3, -1, -1)"
+        ) from error
 
 
 def _facts(classifier: Classifier) -> list[tuple[str, str]]:

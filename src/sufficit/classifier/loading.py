@@ -88,6 +88,8 @@ def device_named(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        if device.type == "meta":  # it holds shapes and no values
+            raise RuntimeError("no device that computes")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         if name.partition(":")[0] not in ("cpu", "cuda", "mps"):

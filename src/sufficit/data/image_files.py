@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_IMAGE = 2**26  # bytes of an image that is read whole
 REQUESTS = 16  # to object storage, at a time
+_Folder = tuple[str, str, str | None]  # its path, the start of its images' names, their class
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -108,7 +109,7 @@ def images_below(root: Path, warned: set[str]) -> Iterator[ImageFile]:
         return
     top, seen = root.resolve(), set[Path]()
 
-    def below(folder: str, inside: str, label: str | None) -> Iterator[ImageFile]:
+    def below(folder: str, inside: str, label: str | None) -> Iterator[ImageFile | _Folder]:
         files, folders = dict[str, tuple[int, str]](), set[str]()
         try:
             with os.scandir(folder) as entries:
@@ -135,9 +136,17 @@ def images_below(root: Path, warned: set[str]) -> Iterator[ImageFile]:
                 if target in seen or target.is_relative_to(top) or top.is_relative_to(target):
                     continue
                 seen.add(target)
-            yield from below(path, f"{inside}{name}/", label or name)
+            yield path, f"{inside}{name}/", label or name
 
-    yield from below(str(root), "", None)
+    open_folders = [below(str(root), "", None)]  # no recursion: there may be thousands of levels
+    while open_folders:
+        found = next(open_folders[-1], None)
+        if found is None:
+            open_folders.pop()
+        elif isinstance(found, ImageFile):
+            yield found
+        else:
+            open_folders.append(below(*found))
 
 
 def _remote_images(

@@ -94,7 +94,5 @@ def _is_there(root: Path) -> bool:
             return True
         with os.scandir(root) as entries:
             return next(entries, None) is not None
-    except PermissionError:
-        return True
-    except OSError:
+    except OSError:  # also without permission: it was listed before
         return False

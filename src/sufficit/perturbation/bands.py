@@ -81,9 +81,10 @@ def grid(step: float) -> tuple[float, ...]:
     >>> grid(0.4)
     (0.0, 0.4, 0.8, 1.0)
     """
-    if not 1e-4 <= step <= 1:
+    if not isinstance(step, int | float) or not 1e-4 <= step <= 1:
         raise UserError(
-            f"a step must lie in 0..1, at least 0.0001, got {step}: the defaults are 0.01 and 0.02"
+            f"a step must lie in 0..1, at least 0.0001, got {step!r:.50}: the defaults are 0.01 and"
+            " 0.02"
         )
     points = round(1 / step)
     if math.isclose(points * step, 1, abs_tol=1e-9):
