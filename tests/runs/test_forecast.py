@@ -41,7 +41,7 @@ def test_a_forecast_counts_what_the_run_then_asks(photos: Path, tmp_path: Path) 
     assert forecast(make_job(config), workers=Workers(address="auto")) is None
     leaking = forecast(make_job(replace(config, leak=True)))
     assert leaking is not None
-    assert leaking.calls - found.calls == 11 * 4 * (2 * config.donors + 10)
+    assert leaking.calls - found.calls == 11 * 4 * (2 * config.donors + 5)
 
 
 @pytest.mark.usefixtures("still")

@@ -562,3 +562,53 @@ def test_the_command_refuses_before_any_work(folder: Path, tmp_path: Path) -> No
             path.rmdir()
     with pytest.raises(UserError, match="--targets label needs class folders"):
         run(*shared, "--targets", "label", "--out", tmp_path / "out")
+
+
+def test_compare_says_whose_maps_a_random_output_layer_leaves_alone(sufficit, photos) -> None:
+    out = photos.parent / "out"
+    words = ["compare", "--model", f"python:{photos.parent / 'model.py'}:make", "--data", photos]
+    words += ["--methods", "gradcam,old=kpca-cam", "--no-leak", "--out", out, "--sanity"]
+    run = sufficit(*words, "--value-step", 0.25, "--percent-step", 0.5)
+    assert run.code == 0, run.err
+    found = json.loads((out / "run.json").read_text())["head_check"]
+    assert found["n"] == 8
+    means = {name: one["mean"] for name, one in found["rank_correlation"].items()}
+    assert means["old"] == pytest.approx(1), "it reads the features below the output layer"
+    assert means["gradcam"] < 0.9
+    told = (
+        "the maps of old (rank correlation 1.00) stay: they do not show what this output rests on"
+    )
+    assert told in run.words
+    assert told in (out / "report.html").read_text()
+
+
+def test_the_head_alone_is_made_random_and_the_model_is_left_alone() -> None:
+    from sufficit.sanity.checks import head_check
+
+    classifier = Classifier.load("sufficit:digits")
+    before = [weight.clone() for weight in classifier.bare.parameters()]
+    digits = synthetic_digits(3)
+    images, targets = digits.images, digits.labels
+    found = head_check(classifier, images, targets, ["gradcam", "kpca-cam", "center"])
+    whole = sanity_check(classifier, images, targets, ["gradcam", "kpca-cam", "center"])
+    assert found["layer"] == whole.cascade[0].layer
+    for name, one in found["rank_correlation"].items():
+        first = whole.cascade_of(name)[0].rank_correlation
+        assert one.mean == pytest.approx(float(first.nanmean()), nan_ok=True)
+    assert all(torch.equal(a, b) for a, b in zip(before, classifier.bare.parameters(), strict=True))
+
+
+def test_the_report_of_a_sanity_check_is_one_page_with_the_verdicts(sufficit, photos) -> None:
+    out = photos.parent / "sane"
+    words = ["sanity", "--model", f"python:{photos.parent / 'model.py'}:make", "--data", photos]
+    run = sufficit(*words, "--methods", "gradcam,center", "--out", out)
+    assert run.code == 0, run.err
+    page = (out / "report.html").read_text()
+    verdicts = json.loads((out / "run.json").read_text())["verdicts"]
+    assert verdicts["center"] == "insensitive"
+    assert "Insensitive to the weights: " in page
+    for name, verdict in verdicts.items():
+        assert f'<th scope="row">{name}</th><td>{verdict}</td>' in page
+    assert "Only 11 images" in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,8 +21,10 @@ from sufficit.outside import literal
 from sufficit.runs.config import Workers
 
 if TYPE_CHECKING:
+    from sufficit.runs.job import Job
     from sufficit.runs.results import RunResults
 
+CHECKED = 8  # images of --sanity
 OPTIONS = (
     *("model", "data", "images", "quick", "methods", "controls", "alpha_min", "score", "fill"),
     *("fills", "held_out_fill", "twin", "targets", "truth", "leak", "donors", "alpha_curve"),
@@ -42,6 +44,13 @@ def compare(
     to: OutOption = "sufficit-compare",
     as_json: JsonOption = False,
     overwrite: OverwriteOption = False,
+    sanity: Annotated[
+        bool,
+        typer.Option(
+            help="Also make the output layer random: do the maps change? On up to 8 images.",
+            rich_help_panel="Methods",
+        ),
+    ] = False,
 ) -> None:
     """Which method explains your model best? Score every method on every image.
 
@@ -76,6 +85,8 @@ def compare(
         if not as_json:
             print_forecast(job, None if overwrite else out_folder, workers)
         results = run(job, out_folder, overwrite=overwrite, progress=progress, workers=workers)
+        if sanity and results.shown is not None:
+            results = with_head_check(results, job)
         results.log()
         if results.shown is not None:
             write_pictures(results, out_folder)
@@ -99,6 +110,30 @@ def compare(
         highlight=False,
         soft_wrap=True,
     )
+
+
+def with_head_check(results: "RunResults", job: "Job") -> "RunResults":
+    """The results with what becomes of the maps when the output layer is random, also on disk."""
+    from sufficit.provenance import plain, save_json
+    from sufficit.runs.maps import MapFile, MapTensor
+    from sufficit.runs.results import RunResults
+    from sufficit.sanity.checks import head_check
+
+    shown = results.shown
+    assert shown is not None  # the caller asked
+    methods = {
+        name: source
+        for name, source in job.sources.items()
+        if name in job.ranked and not isinstance(source, MapFile | MapTensor)
+    }
+    if not methods:
+        return results
+    targets = shown.predictions[job.ranked[0]].targets
+    given = (shown.images[:CHECKED].to(job.classifier.device), targets[:CHECKED], methods)
+    found = plain(head_check(job.classifier, *given, seed=job.config.seed))
+    record = {**results.record, "head_check": found}
+    save_json(results.folder / "run.json", record)
+    return RunResults.read(results.folder, record)
 
 
 def print_results(results: "RunResults") -> None:

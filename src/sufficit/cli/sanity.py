@@ -78,7 +78,7 @@ def sanity(
         save_sanity(out_folder, result, classifier, named, options)
     print_skipped(result.skipped)
     _print_report(result.report)
-    written = f"Written to {out_folder}: sanity.csv, sanity.png, run.json"
+    written = f"Written to {out_folder}: report.html, sanity.csv, sanity.png, run.json"
     out.print(literal(written), highlight=False)
 
 

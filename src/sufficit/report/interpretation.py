@@ -23,6 +23,7 @@ from sufficit.statistics import Estimate, Standing
 NEAR = 0.25  # how far from +1, 0 or -1 is still close to it
 LOW_ACCURACY = 0.7
 MANY_NAN = 0.05
+UNMOVED = 0.9  # rank correlation with the maps of a random output layer
 BEST, SAME, CONTROL, AGNOSTIC = "*", "=", "(c)", "(a)"  # marks of the terminal's table
 
 
@@ -250,7 +251,21 @@ def verdict(content: Content) -> list[str]:
         found.append(
             f"{best} is class-agnostic: it draws the same map whichever class is asked for."
         )
-    return found
+    return [*found, *filter(None, [head_words(content)])]
+
+
+def head_words(content: Content) -> str:
+    """Whose maps do not change when the output layer is made random; empty if not checked."""
+    check = content.head_check
+    if check is None:
+        return ""
+    means = {name: one["mean"] for name, one in check["rank_correlation"].items()}
+    same = [m for m in content.standing.ranking if (means.get(m) or 0) >= UNMOVED]
+    start = f"With random weights in the output layer ({check['layer']}, {check['n']} images)"
+    if not same:
+        return f"{start} the maps of all methods change."
+    listed = _listed([f"{m} (rank correlation {means[m]:.2f})" for m in same])
+    return f"{start} the maps of {listed} stay: they do not show what this output rests on."
 
 
 def _leader(content: Content) -> list[str]:

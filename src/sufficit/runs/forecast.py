@@ -42,7 +42,7 @@ def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) 
     with suppress(UserError):  # nothing may be there yet
         images -= 0 if out is None else Store(out).state().done_images
     drawn = sum(source_facts(source).get("passes", 1) for source in job.sources.values())
-    leaks = 2 * config.donors + 10 if config.leak else 0
+    leaks = 2 * config.donors + 5 if config.leak else 0
     calls = images * (drawn + len(job.sources) * (job.masks + leaks))
     calls += len(job.alpha_sample) * len(job.sources) * job.curve_plan.width
     seconds = calls / speed / (1 if workers is None else workers.count or 1)

@@ -244,6 +244,7 @@ class RunResults:
             alpha_curve=record.get("alpha_curve"),
             conditions=self.conditions,
             ceiling=record.get("ceiling"),
+            head_check=record.get("head_check"),
             class_agnostic=[
                 n for n, one in self.record["sources"].items() if one["class_agnostic"]
             ],

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
 from sufficit import plots
@@ -17,14 +18,16 @@ from sufficit.data.splits import Part
 from sufficit.errors import EmptyHeatmapWarning
 from sufficit.explainers import CAMS, Methods, explain_all, methods_for
 from sufficit.files import make_folder, writing
+from sufficit.intervals import few_images
 from sufficit.outside import as_csv
 from sufficit.progress import bar
 from sufficit.provenance import provenance, save_json
+from sufficit.report.html import environment, look_and_feel
 from sufficit.sanity import randomization
 from sufficit.sanity.randomization import EPOCHS, STEPS, Pairs, randomise
 from sufficit.sanity.sanity_report import THRESHOLD, Likeness, SanityReport
 from sufficit.seeds import seeded
-from sufficit.similarity import rank_correlation, structural_similarity
+from sufficit.similarity import estimate, rank_correlation, structural_similarity
 from sufficit.training.folder_images import ReadImages, read_part
 from sufficit.training.validation import predictions
 
@@ -38,6 +41,7 @@ def sanity_check(
     methods: Methods = CAMS,
     *,
     steps: int = STEPS,
+    done: int | None = None,
     random_labels: Pairs | None = None,
     epochs: int = EPOCHS,
     threshold: float = THRESHOLD,
@@ -48,7 +52,8 @@ def sanity_check(
 ) -> SanityReport:
     """Compare each method's heatmaps with those for a randomised copy of the model.
 
-    The copy's layers are re-initialised from the output downwards, in at most `steps` blocks. The
+    The copy's layers are re-initialised from the output downwards, in at most `steps` blocks, or
+    only the first `done` of them. The
     targets stay those given, or the original model's predictions. `random_labels`, a loader of
     (images, labels), adds a copy trained on permuted labels. The model itself does not change. An
     adapter must belong to the model; it then reads the features of the copies.
@@ -76,7 +81,7 @@ def sanity_check(
 
     original = maps_of(classifier)
     copy = randomization.copied(classifier)
-    blocks = randomization.cascade(copy, images, steps)
+    blocks = randomization.cascade(copy, images, steps)[:done]
     found: list[Likeness] = []
     with bar("randomising layers", progress) as tick:
         for step, block in enumerate(blocks, 1):
@@ -91,6 +96,20 @@ def sanity_check(
         student, training = learn(classifier, random_labels, epochs, seed, progress)
         labelled = likenesses(student, None, "all, trained on random labels")
     return SanityReport(tuple(found), tuple(labelled), training, goals.cpu(), threshold, seed)
+
+
+def head_check(
+    classifier: Classifier, images: Tensor, targets: Tensor, methods: Methods, seed: int = 0
+) -> dict[str, Any]:
+    """One step of the cascade: do the maps change when the output layer is random?"""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EmptyHeatmapWarning)  # the run has counted them
+        report = sanity_check(
+            classifier, images, targets, methods, done=1, seed=seed, progress=False
+        )
+    layer = report.cascade[0].layer
+    found = {one.method: estimate(one.rank_correlation, seed=seed) for one in report.cascade}
+    return {"layer": layer, "n": len(images), "rank_correlation": found}
 
 
 @dataclass(frozen=True)
@@ -161,7 +180,7 @@ def save_sanity(
     config: dict[str, Any],
     options: SanityOptions,
 ) -> None:
-    """Write sanity.csv, sanity.png and, last, run.json."""
+    """Write sanity.csv, sanity.png, report.html and, last, run.json."""
     report = result.report
     make_folder(folder)
     with writing(folder / "sanity.csv") as path:
@@ -179,4 +198,47 @@ def save_sanity(
         "training": report.training,
         "skipped": result.skipped,
     }
+    with writing(folder / "report.html") as path:
+        path.write_text(_page(report, run), encoding="utf-8")
     save_json(folder / "run.json", run)
+
+
+def _page(report: SanityReport, run: dict[str, Any]) -> str:
+    """The report of a sanity check as one HTML file."""
+    verdicts, sentences = report.verdicts(), report.sentences()
+    failed = [name for name, verdict in verdicts.items() if verdict == "insensitive"]
+    words = f"Insensitive to the weights: {', '.join(failed)}." if failed else (
+        "No method is insensitive to the weights."
+    )  # fmt: skip
+    steps = {name: report.cascade_of(name) for name in report.methods}
+    rows = [
+        {
+            "method": name,
+            "verdict": verdicts[name],
+            "sentence": sentences[name],
+            "means": [float(one.rank_correlation.nanmean()) for one in found],
+        }
+        for name, found in steps.items()
+    ]
+    device, config = run["device"], run["config"]
+    facts = {"Command": run["command"], "Date": run["time"], "Seed": run["seed"]}
+    facts |= {"Targets": run["targets"], "Device": f"{device['type']}, {device['name']}"}
+    facts |= {"Skipped": len(run["skipped"]), "Commit": run["commit"] or ""}
+    figure = report.figure()
+    return (
+        environment()
+        .get_template("sanity.html")
+        .render(
+            model=config["model"],
+            data_name=config["data"],
+            n=run["n"],
+            verdict=words,
+            layers=[one.layer for one in next(iter(steps.values()))],
+            rows=rows,
+            threshold=report.threshold,
+            cautions=[*filter(None, [few_images(run["n"]), report.remark()])],
+            chart=Markup(plots.svg(figure, "sanity", "Similarity over the cascade")),
+            facts=[(name, str(value)) for name, value in facts.items() if value != ""],
+            **look_and_feel(),
+        )
+    )
