@@ -264,7 +264,7 @@ def head_words(content: Content) -> str:
     start = f"With random weights in the output layer ({check['layer']}, {check['n']} images)"
     if not same:
         return f"{start} the maps of all methods change."
-    listed = _listed([f"{m} (rank correlation {means[m]:.2f})" for m in same])
+    listed = joined([f"{m} (rank correlation {means[m]:.2f})" for m in same])
     return f"{start} the maps of {listed} stay: they do not show what this output rests on."
 
 
