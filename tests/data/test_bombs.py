@@ -140,6 +140,16 @@ def test_a_compressed_checkpoint_is_refused(tmp_path: Path) -> None:
         read_checkpoint(tmp_path, {})
 
 
+def test_an_old_checkpoint_has_the_bytes_that_it_announces(tmp_path: Path) -> None:
+    """Before torch 1.6 files were no zip archives: a number says how many values follow."""
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"a": torch.zeros(70_000)}, path, _use_new_zipfile_serialization=False)
+    few, many = (b"J" + number.to_bytes(4, "little") for number in (70_000, 2**31 - 1))
+    path.write_bytes(path.read_bytes().replace(few, many))
+    with pytest.raises(UserError, match="wrong byte size"):
+        read_checkpoint(tmp_path, {})
+
+
 def test_long_names_and_many_records_in_a_tar_take_no_time(tmp_path: Path) -> None:
     name = b"a/" * 500_000 + b"x.png"
     records = [b"5 a=\n" * 200_000, b"%d path=%s\n" % (len(name) + 14, name)]

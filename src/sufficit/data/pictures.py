@@ -199,6 +199,8 @@ def main() -> None:
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # nothing else may be written among the answers
     warnings.simplefilter("ignore")
+    answers.write(b"ready\n")  # the time to start is not that of an image
+    answers.flush()
     while line := requests.readline():
         asked = json.loads(line)
         _limit_memory(SPARE_BYTES + BYTES_PER_PIXEL * asked["pixels"])

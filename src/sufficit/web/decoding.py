@@ -46,15 +46,18 @@ class _Process:
         """The process, started if need be."""
         if self.popen is None or self.popen.poll() is not None:
             self.kill()
-            home = str(Path(sufficit.__file__).parents[1])
+            homes = [str(Path(sufficit.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+            found = {"PYTHONPATH": os.pathsep.join(filter(None, homes))}
             one_thread = {"OPENBLAS_NUM_THREADS": "1"}  # which takes less memory
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "sufficit.data.pictures"],
+                [sys.executable, "-P", "-m", "sufficit.data.pictures"],  # nothing of this folder
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": home} | one_thread,
+                env=os.environ | found | one_thread,
             )
+            assert self.popen.stdout is not None
+            self.popen.stdout.readline()  # it is ready, or it is gone
         return self.popen
 
 
