@@ -38,7 +38,7 @@ EPOCHS, LR = 5, 3e-4
 WHOLE = 0.25  # share of the images that stay whole
 GRIDS = (3, 5, 9, 17)  # cells per side of random maps; one map in five is noise, pixel by pixel
 VIEWS = 4  # random masks per validation image
-FROM_ITSELF = ("black", "colour", "noise", "blurred")
+FROM_ITSELF = ("black", "colour")  # not its own blur: the twin would learn to read through it
 FROM_ANOTHER = ("colour", "noise", "blurred", "other")
 RUN = "run.json"
 
@@ -147,8 +147,8 @@ def random_masks(images: Tensor, generator: Generator) -> Tensor:
 def random_views(images: Tensor, generator: Generator) -> Tensor:
     """Images under random masks, hidden pixels filled at random: [N,C,H,W] -> [N,C,H,W].
 
-    Fills are made from the image itself, from another image of the batch, or uniform noise: black,
-    the mean colour, its pixels in random order, the blurred image, the other image.
+    Fills: black; the image's own mean colour; another image of the batch, blurred, its mean colour,
+    its pixels in random order; uniform noise. None tells more of the hidden pixels than their mean.
     """
     n, device = len(images), images.device
     # The image before one rolled back is the image itself.
