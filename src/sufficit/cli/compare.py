@@ -28,7 +28,7 @@ CHECKED = 8  # images of --sanity
 OPTIONS = (
     *("model", "data", "images", "quick", "methods", "controls", "alpha_min", "score", "fill"),
     *("fills", "held_out_fill", "twin", "targets", "truth", "leak", "donors", "alpha_curve"),
-    *("columns", "calls", "within", "value_step", "percent_step"),
+    *("ceiling", "columns", "calls", "within", "value_step", "percent_step"),
     *("layer", "normalize", "compile", "batch_size", "unit_size", "device", "precision"),
     *("weights", "num_classes", "prompts", "output", "size", "image_column", "label_column"),
     *("on_error", "verify", "save_heatmaps", "log", "seed"),

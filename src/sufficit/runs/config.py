@@ -118,6 +118,12 @@ class RunConfig:
         SCORING,
         "MSI over alpha_min on up to 16 images, for half the calls of the scores.",
     )
+    ceiling: bool = _option(
+        False,
+        SCORING,
+        "On up to 64 images, compare with boxes searched for each image, under a fill the search"
+        " does not use. Takes 1,500 calls per image and 25 per method.",
+    )
     columns: tuple[str, ...] | None = _option(
         None, SCORING, "paper (the default), all, or columns by name, as in msi,srg."
     )

@@ -35,6 +35,7 @@ from sufficit.perturbation.predict import usual_batch
 from sufficit.perturbation.predictions import NO_CLASS, Predictions
 from sufficit.progress import Progress, bar
 from sufficit.report.content import Choice
+from sufficit.runs.ceiling import ceiling_scores
 from sufficit.runs.config import Workers
 from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, check_contents, quiet
 from sufficit.runs.job import Job
@@ -209,6 +210,9 @@ class Worker(ImageWorker):
         sampled = [i for i, number in enumerate(batch.numbers) if number in self.job.alpha_sample]
         if sampled:
             tensors |= self._alpha_curves(batch.rows(sampled), facts)
+        searched = [i for i, k in enumerate(batch.numbers) if k in self.job.ceiling_sample]
+        if searched:
+            tensors |= self._ceiling(batch.rows(searched), facts)
         facts |= {
             "names": batch.names,
             "numbers": batch.numbers,
@@ -276,6 +280,13 @@ class Worker(ImageWorker):
         )
         facts |= {"alpha_images": batch.names, "alpha_calls": calls}
         return {f"{name}/alphas": search.msi for name, search in searches.items()}
+
+    def _ceiling(self, batch: MapBatch, facts: dict[str, Any]) -> dict[str, Tensor]:
+        """MSI of every source and of searched boxes, on some images, with a held-out fill."""
+        model, _ = self.scorers(batch.images)
+        found, calls = ceiling_scores(self.job, model, batch, self.alpha_min)
+        facts |= {"ceiling_images": batch.names, "ceiling_calls": calls}
+        return {f"{name}/ceiling": values for name, values in found.items()}
 
     def _kept(self, batch: MapBatch, predictions: Mapping[str, Predictions]) -> list[StageFile]:
         """The maps, and the pixels of images that may be shown."""

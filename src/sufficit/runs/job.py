@@ -37,7 +37,7 @@ from sufficit.files import local_file, place, safe_name
 from sufficit.metrics.conditions import FIRST, Condition, check_twin, make_conditions
 from sufficit.metrics.leakage import POOL, draw_pool
 from sufficit.metrics.plan import Plan, make_plan
-from sufficit.metrics.scores import coarse
+from sufficit.metrics.scores import coarse, spread
 from sufficit.perturbation.fills import FILLS
 from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.tokens import drops, token_model
@@ -136,14 +136,20 @@ class Job:
     @cached_property
     def alpha_sample(self) -> frozenset[int]:
         """The images that MSI over alpha_min is measured on."""
-        from sufficit.metrics.scores import spread
-
         wanted = self.config.alpha_curve and not self.plan.searching and "msi" in self.plan.columns
         # At most half of what the scores cost, or one image where that costs no more than they.
-        images, scores = len(self.entries), len(self.entries) * self.masks
-        curve = self.curve_plan.width
+        scores, curve = len(self.entries) * self.masks, self.curve_plan.width
         most = min(16, scores // (2 * curve) or scores // curve)
-        some = spread(images, most) if wanted and most else ()
+        return self._spread(most if wanted else 0)
+
+    @cached_property
+    def ceiling_sample(self) -> frozenset[int]:
+        """The images that boxes are searched in."""
+        return self._spread(64 if self.config.ceiling else 0)
+
+    def _spread(self, most: int) -> frozenset[int]:
+        """The numbers of some images, evenly spaced."""
+        some = spread(len(self.entries), most) if most else ()
         # Of images in random order the first, because a run may stop early.
         early = self.config.within is not None
         return frozenset(self.order[: len(some)].tolist() if early else some)
@@ -268,6 +274,11 @@ def make_job(
         raise UserError(
             "within needs MSI at one alpha_min, from the first image on: add msi to columns, and"
             " give alpha_min a number instead of search"
+        )
+    if config.ceiling and ("msi" not in plan.columns or plan.searching):
+        raise UserError(
+            "ceiling needs MSI at one alpha_min: add msi to columns, and give alpha_min a number"
+            " instead of search"
         )
     images = open_images(config.data, **config.column_options()) if images is None else images
     if twin is not None and (own := num_classes(twin, images)) != num_classes(classifier, images):

@@ -30,6 +30,7 @@ from sufficit.metrics.scores import AlphaSearch, Scores, coarse, read, summary_o
 from sufficit.perturbation.predictions import ROWS, Predictions
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.report.content import Choice
+from sufficit.runs.ceiling import SEARCHED, ceiling_record
 from sufficit.runs.config import write_toml
 from sufficit.runs.job import Job
 from sufficit.runs.looks import chance_of, half_width, outcome
@@ -174,6 +175,9 @@ class Merged:
     sample: list[str] = field(default_factory=list)  # images of MSI over alpha_min
     sample_calls: int = 0
     sample_msi: dict[str, list[Tensor]] = field(default_factory=dict)
+    ceiling_images: list[str] = field(default_factory=list)
+    ceiling_calls: int = 0
+    ceiling_msi: dict[str, list[Tensor]] = field(default_factory=dict)  # and of searched boxes
 
 
 def _merged(job: Job, store: Store, alpha_min: float, *, flat: bool) -> Merged:
@@ -244,6 +248,10 @@ def _add_unit(
             found.tried.setdefault(name, _search_sums(job)).add(numbers, _tried(job, kept, name))
         if "alpha_images" in facts:
             found.sample_msi.setdefault(name, []).append(kept.tensors[f"{name}/alphas"])
+    for name in (*job.sources, SEARCHED) if "ceiling_images" in facts else ():
+        found.ceiling_msi.setdefault(name, []).append(kept.tensors[f"{name}/ceiling"])
+    found.ceiling_images += facts.get("ceiling_images", [])
+    found.ceiling_calls += facts.get("ceiling_calls", 0)
     found.output = found.output or facts.get("output", "")
     found.sample += facts.get("alpha_images", [])
     found.rankings.add(numbers, scores)
@@ -403,6 +411,9 @@ def _record(
             "mean_msi": {n: torch.cat(p).nanmean(0).tolist() for n, p in merged.sample_msi.items()},
             "model_calls": merged.sample_calls,
         }
+    if merged.ceiling_images:
+        given = (merged.ceiling_images, merged.ceiling_msi, merged.ceiling_calls)
+        record["ceiling"] = ceiling_record(job, *given)
     return record
 
 
