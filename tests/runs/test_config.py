@@ -43,6 +43,7 @@ OTHER = {  # of each option, another value than the default
     "leak": False,
     "donors": 7,
     "alpha_curve": False,
+    "ceiling": True,
     "columns": ("msi", "base_score"),
     "calls": 30,
     "within": 0.02,
