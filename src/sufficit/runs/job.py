@@ -270,15 +270,11 @@ def make_job(
         check_twin(classifier, twin)
     check_batch_size(config.batch_size)
     conditions = conditions_of(config, plan, classifier, twin)
-    if config.within is not None and ("msi" not in plan.columns or plan.searching):
+    needing = [name for name in ("within", "ceiling") if getattr(config, name)]
+    if needing and ("msi" not in plan.columns or plan.searching):
         raise UserError(
-            "within needs MSI at one alpha_min, from the first image on: add msi to columns, and"
-            " give alpha_min a number instead of search"
-        )
-    if config.ceiling and ("msi" not in plan.columns or plan.searching):
-        raise UserError(
-            "ceiling needs MSI at one alpha_min: add msi to columns, and give alpha_min a number"
-            " instead of search"
+            f"{needing[0]} needs MSI at one alpha_min, from the first image on: add msi to columns,"
+            " and give alpha_min a number instead of search"
         )
     images = open_images(config.data, **config.column_options()) if images is None else images
     if twin is not None and (own := num_classes(twin, images)) != num_classes(classifier, images):
