@@ -2,6 +2,7 @@
 
 import csv
 import io
+from pathlib import Path
 
 import pandas
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
 
+import sufficit
 from sufficit.outside import as_csv, csv_cell, literal
 
 NASTY = st.text(st.sampled_from("\\[]/@#=+-:;|%abz\n\r\t\0\x1b\x07\x9b\u202e\u2028\ud800 '\","))
@@ -63,3 +65,9 @@ def test_no_cell_of_a_csv_is_a_formula(texts: list[str]) -> None:
 def test_numbers_stay_numbers(value: float) -> None:
     assert csv_cell(repr(value)) == repr(value)
     assert float(as_csv(pandas.DataFrame({"x": [value]})).split()[1]) == value
+
+
+def test_safe_text_is_never_put_into_markup() -> None:
+    """Inside an f-string it would be parsed again."""
+    for path in Path(sufficit.__file__).parent.rglob("*.py"):
+        assert "{literal(" not in path.read_text(), path

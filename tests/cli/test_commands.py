@@ -6,12 +6,10 @@ import sys
 
 import pytest
 import typer
-from rich.console import Console
 
 from sufficit.classifier.architectures import MODELS
 from sufficit.classifier.digit_net import SMALL_NETS
 from sufficit.cli import app
-from sufficit.cli.console import literal
 from sufficit.cli.panels import FIRST, MAIN, PANELS
 from sufficit.runs.config import RunConfig
 
@@ -36,20 +34,6 @@ def test_options_of_a_run_are_those_of_run_config(sufficit, command: str) -> Non
     run = sufficit(command, "--num-classes", "1", "--out" if command != "serve" else "--host", "x")
     assert run.code == 2
     assert "Invalid value for '--num-classes'" in run.err
-
-
-@pytest.mark.parametrize(
-    "text", ["[red]a[/]", "[/]", "a[b", "back\\[red]", ":cat:", "[link=x]y[/link]"]
-)
-def test_literal_text_is_printed_as_it_is(text: str) -> None:
-    console = Console(emoji=False, width=80)
-    with console.capture() as captured:
-        console.print(f"[bold]{literal(text)}[/]", literal(text), highlight=False)
-    assert captured.get() == f"{text} {text}\n"
-
-
-def test_literal_text_gives_the_terminal_no_orders() -> None:
-    assert literal("\x1b]0;x\x07\u202e\r\x9b") == r"\x1b]0;x\x07\u202e\r\x9b"
 
 
 def test_methods_and_models_are_listed(sufficit) -> None:

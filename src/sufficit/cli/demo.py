@@ -146,9 +146,8 @@ def run_photos(folder: Path, model: str, weights: str, seed: int) -> "RunResults
 
     classifier = load_classifier(model, weights=weights)  # raises before anything is written
     images = open_images(PHOTOS)
-    out.print(
-        f"[bold]1[/] {len(list(images))} photographs that ship with Sufficit, and {literal(model)}."
-    )
+    words = f"{len(list(images))} photographs that ship with Sufficit, and {model}."
+    out.print("[bold]1[/]", literal(words))
     out.print(f"[bold]2[/] Scoring {len(CAMS)} methods; a bar shows the time left.")
     config = RunConfig(
         model=model,
