@@ -7,6 +7,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from pyarrow import parquet
 
 from small_runs import STEPS, config_for, interrupted, run_small
 from sufficit import Classifier, UserError, evaluate, explain
@@ -80,8 +81,12 @@ def test_estimates_are_marked_in_record_and_report(
     assert words.endswith("scores of a single image are estimates.")
     text = sampled.report(tmp_path / "report.html").read_text()
     assert "scores of a single image are estimates" in text
+    rows = sampled.folder / "gradcam" / "scores.parquet"
+    assert parquet.read_schema(rows).metadata[b"estimates"] == b"each image's values"
     exact = run_small(config_for(photos, leak=False), tmp_path / "exact")
     assert exact.record["sampled"] is None
+    rows = exact.folder / "gradcam" / "scores.parquet"
+    assert b"estimates" not in parquet.read_schema(rows).metadata
     assert "are estimates" not in exact.report(tmp_path / "exact.html").read_text()
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SCORES_GROUP, CURVES_GROUP = 2**21, 2**24
 """Bytes of a row group. Each column of a group costs 1 KB of memory until the file is closed."""
 KINDS = ("accuracy", "confidence")
+ESTIMATES = b"estimates"  # in the metadata of scores.parquet, where images were asked some masks
 
 
 class SourceTotals:
@@ -56,7 +57,11 @@ class SourceTotals:
         if self.leaked is not None:
             self.leaked.add(numbers, both(values["leak"], values["leak_chance"]))
         frame.insert(0, "image", list(names))
-        self._rows(pyarrow.Table.from_pandas(frame, preserve_index=False))
+        table = pyarrow.Table.from_pandas(frame, preserve_index=False)
+        if scores.sampled:  # said where the values are, as run.json and the report say it
+            known = table.schema.metadata or {}
+            table = table.replace_schema_metadata({**known, ESTIMATES: b"each image's values"})
+        self._rows(table)
         self._curves(_curves_table(curves, names))
         for name, curve in curves.items():
             self._grids[name] = curve.grid
