@@ -1,6 +1,8 @@
 """Kill runs at any moment, start them again, and see whether they end with the same rows.
 
-python tools/kill.py --minutes 5
+Commands in this process's place, runs on an S3 server, and Ray's workers, nodes and drivers:
+
+python tools/kill.py --kills 200
 """
 
 import argparse
@@ -29,6 +31,7 @@ from sufficit.files import is_unfinished
 COARSE = ("--value-step", "0.25", "--percent-step", "0.25", "--device", "cpu")
 DIGITS = ("--model", "sufficit:digits")
 IMAGES = 10
+BUCKET, NOWHERE = "kills", Path("nowhere")
 STARTED = multiprocessing.get_context("forkserver")
 """Starts processes that have all imported: a start takes a moment, not seconds."""
 PRELOADED = [
@@ -266,25 +269,81 @@ def draw(chance: random.Random, seconds: float, n: int) -> list[Moment]:
     return found
 
 
+def kill_on_s3(bench: Bench, kills: int, chance: random.Random) -> Counter[str]:
+    """Kill a comparison whose --out is on an S3 server until there were enough kills."""
+    from sufficit.files import place
+
+    counts, runs, end = Counter[str](), 0, False
+    wanted = COMMANDS["compare"].rows(bench.folder / "compare")
+    while counts["compare on S3"] < kills:
+        out, log = f"s3://{BUCKET}/run-{runs}", bench.folder / "log"
+        words = [out if w == NOWHERE else w for w in _compare(bench.folder, NOWHERE)]
+        runs, end = runs + 1, False
+        while not end:
+            moment = Moment(seconds=chance.uniform(0.5, 1.5 * bench.seconds["compare"]))
+            last = counts["compare on S3"] >= kills
+            code = start(words, log, replace(Moment() if last else moment, drawn=bench.drawn))
+            counts["compare on S3"] += code == -signal.SIGKILL
+            end = code != -signal.SIGKILL
+        told = " ".join(log.read_text().split())
+        assert code == 0 or "holds a finished run" in told, f"on S3: {code}, {told[-500:]}"
+        found = {name: (place(out) / name).read_bytes() for name in wanted}
+        assert found == wanted, f"on S3 after kills: {[n for n in wanted if found[n] != wanted[n]]}"
+    return counts
+
+
+def kills(count: int, *, seed: int = 0, workers: float = 0.25, drawn: bool = True) -> Counter[str]:
+    """Kill so many processes, a share of them Ray workers, nodes and drivers; count where.
+
+    Raise unless every run ends with the rows of an undisturbed one.
+    """
+    from kill_workers import kill_workers
+    from moto.server import ThreadedMotoServer
+
+    chance, counts = random.Random(seed), Counter[str]()
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    os.environ |= {  # before the first process, which inherits it
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    import boto3
+
+    boto3.client("s3").create_bucket(Bucket=BUCKET)
+    ray, remote = round(workers * count), count // 6
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            bench = make_bench(Path(folder), drawn=drawn)
+            counts += kill_on_s3(bench, remote, chance)
+            while counts.total() < count - ray:
+                for name in COMMANDS:
+                    most = min(6, count - ray - counts.total())
+                    moments = draw(chance, bench.seconds[name], chance.randint(1, max(1, most)))
+                    counts.update(f"{name}: {stage}" for stage in bench.survive(name, moments))
+    finally:
+        server.stop()
+    if ray:
+        found = kill_workers(ray, 60, chance)
+        counts.update({f"Ray: {kind}": number for kind, number in found.items()})
+    return counts
+
+
 def main() -> None:
-    """Kill for some minutes, and count where."""
+    """Kill so many processes, and count where."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--workers", type=float, default=0.25, help="share of Ray's processes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-drawing", action="store_true", help="more runs in the same time")
     told = parser.parse_args()
-    chance, counts, runs = random.Random(told.seed), Counter[str](), 0
-    with tempfile.TemporaryDirectory() as folder:
-        bench = make_bench(Path(folder), drawn=not told.no_drawing)
-        end = time.monotonic() + 60 * told.minutes
-        while time.monotonic() < end:
-            for name in COMMANDS:
-                moments = draw(chance, bench.seconds[name], chance.randint(1, 6))
-                counts.update(f"{name}: {stage}" for stage in bench.survive(name, moments))
-                runs += 1
+    options: Any = {"workers": told.workers, "drawn": not told.no_drawing}
+    counts = kills(told.kills, seed=told.seed, **options)
     for stage, count in sorted(counts.items()):
-        print(f"{stage:30} {count:5}")
-    print(f"{sum(counts.values())} kills in {runs} runs; all ended with the same rows.")
+        print(f"{stage:40} {count:5}")
+    print("All runs ended with the same rows.")
 
 
 if __name__ == "__main__":

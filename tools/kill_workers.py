@@ -1,6 +1,6 @@
 """Kill Ray workers, nodes and drivers, take their memory, and see whether runs end the same.
 
-python tools/kill_workers.py --kills 50 --minutes 20
+tools/kill.py calls it.
 """
 
 import argparse
@@ -158,40 +158,32 @@ class Trial:
         return True
 
 
-def main() -> None:
-    """Disturb runs until there were enough kills, and count them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--minutes", type=float, default=20, help="no further kills after these")
-    parser.add_argument("--seed", type=int, default=0)
-    for option in ("--driver", "--out", "--address"):  # of the processes that this one starts
-        parser.add_argument(option, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.driver:
-        workers = Workers(count=2, address=asked.address, unit_timeout=TIMEOUT)
-        compute(Path(asked.driver), Path(asked.out), workers)
-        return
+def kill_workers(kills: int, minutes: float, chance: random.Random) -> Counter[str]:
+    """Disturb runs until there were enough kills, or no further ones after so long; count them."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-    chance, runs = random.Random(asked.seed), 0
+    runs = 0
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         write_digits(place / "digits", IMAGES)
         (place / "slow.py").write_text(METHOD.format(order=str(place / "memory")))
         compute(place, place / "undisturbed", None)
         trial = Trial(place)
-        end = time.monotonic() + 60 * asked.minutes
+        end = time.monotonic() + 60 * minutes
         try:
-            while trial.kills() < asked.kills and time.monotonic() < end:
+            while trial.kills() < kills and time.monotonic() < end:
                 out = place / f"run-{runs}"
-                trial.survive(out, chance, asked.kills, end)
+                trial.survive(out, chance, kills, end)
                 runs += 1
                 assert rows(out) == rows(place / "undisturbed"), f"run {runs} differs"
         finally:
             trial.stop()
-    for kind, count in sorted(trial.counts.items()):
-        print(f"{kind:40} {count:5}")
-    print(f"{runs} runs; all ended with the same rows.")
+    return trial.counts
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # a driver, in a process of its own
+    parser = argparse.ArgumentParser(description=__doc__)
+    for option in ("--driver", "--out", "--address"):
+        parser.add_argument(option, required=True)
+    asked = parser.parse_args()
+    limits = Workers(count=2, address=asked.address, unit_timeout=TIMEOUT)
+    compute(Path(asked.driver), Path(asked.out), limits)
