@@ -222,9 +222,9 @@ def test_one_job_runs_at_a_time() -> None:
 
 
 def test_only_fills_that_work_with_the_model_are_offered(service: Service) -> None:
-    assert service.facts(Limits()).fills == ["black", "mean", "blur", "noise"]
+    assert service.facts(Limits()).fills == ["black", "mean", "blur", "noise", "road"]
     vit = replace(service, classifier=Classifier(small_vit(32)), size=(32, 32))
-    assert vit.facts(Limits()).fills == ["black", "mean", "blur", "noise", "drop"]
+    assert vit.facts(Limits()).fills == [*service.facts(Limits()).fills, "drop"]
 
 
 def test_requests_that_wait_get_503_when_the_server_stops() -> None:
@@ -280,3 +280,11 @@ def test_a_request_that_runs_too_long_after_the_stop_gets_503(
             await asyncio.sleep(0.01)
 
     asyncio.run(story())
+
+
+def test_every_method_that_is_offered_draws(
+    service: Service, client: TestClient, digit: bytes
+) -> None:
+    for name in service.methods:
+        answer = client.post("/api/explain", files={"file": digit}, data={"methods": name})
+        assert (answer.status_code, answer.json()["maps"][0]["method"]) == (200, name)

@@ -20,6 +20,7 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
 from sufficit.explainers import CAMS, EXPLAINERS, Explainer, explain_all, methods_for
 from sufficit.explainers.explanation import Methods, OwnMethod
+from sufficit.explainers.registry import explainer_named
 from sufficit.metrics.metric import Schedule
 from sufficit.metrics.scores import evaluate
 from sufficit.perturbation import bands
@@ -199,7 +200,7 @@ def open_service(
     for other in (one for one in quick if one not in own):
         with suppress(UserError):  # it does not work on this model
             _heatmaps(classifier, grey, None, [other])
-            others[other] = EXPLAINERS[other]
+            others[other] = explainer_named(other)
     usual = tuple(own) or tuple(n for n in (*CAMS, "rollout") if n in others) or tuple(others)
     return Service(classifier, name, own | others, usual, (h, w), n_classes, value_step)
 
