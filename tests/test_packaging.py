@@ -52,7 +52,6 @@ def test_bare_allows_what_is_required_and_nothing_else() -> None:
     assert {"torch", "torchvision", "typer", "sympy"} <= allowed  # sympy is torch's
     assert not {"timm", "ray", "pytest", "captum", "quantus"} & allowed
     blocker = bare.Blocker(allowed)
-    assert blocker.find_spec("torch.nn") is None
-    assert blocker.find_spec("json") is None
-    with pytest.raises(ModuleNotFoundError, match="no requirement of sufficit"):
-        blocker.find_spec("captum.attr")
+    assert blocker.find_spec("torch") is not None
+    assert blocker.find_spec("json") is not None
+    assert blocker.find_spec("captum") is None

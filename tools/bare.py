@@ -7,9 +7,16 @@ missing requirement fails as it would in an environment of its own.
 """
 
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import (
+    Distribution,
+    DistributionFinder,
+    PackageNotFoundError,
+    packages_distributions,
+    requires,
+)
+from types import ModuleType
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -32,9 +39,10 @@ def required(name: str, known: set[str] | None = None) -> set[str]:
 
 
 class Blocker:
-    """Finds no module of a package that is installed but not required."""
+    """Python's finder of modules, without packages that are installed but not required."""
 
     def __init__(self, allowed: set[str]) -> None:
+        self.allowed = allowed
         self.blocked = {
             module
             for module, homes in packages_distributions().items()
@@ -42,16 +50,22 @@ class Blocker:
         }
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: object = None
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Raise for a blocked module, and leave all others to Python."""
+        """Where a module is; None, as for one that is not installed, if it is not required."""
         if name.partition(".")[0] in self.blocked:
-            raise ModuleNotFoundError(f"{name} is no requirement of sufficit", name=name)
-        return None
+            return None
+        return PathFinder.find_spec(name, path, target)
+
+    def find_distributions(self, *context: DistributionFinder.Context) -> Iterator[Distribution]:
+        """The distributions that are required, for libraries that look before they import."""
+        for one in PathFinder.find_distributions(*context):
+            if canonicalize_name(one.metadata["Name"] or "") in self.allowed:
+                yield one
 
 
 if __name__ == "__main__":
-    sys.meta_path.insert(0, Blocker(required("sufficit")))  # type: ignore[arg-type]  # a finder
+    sys.meta_path[sys.meta_path.index(PathFinder)] = Blocker(required("sufficit"))
     from sufficit.cli import main
 
     sys.argv[0] = "sufficit"
