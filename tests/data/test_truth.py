@@ -1,6 +1,7 @@
 """Where the object is, from files that others made, as the model sees the image."""
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,17 @@ def test_every_kind_of_file_says_where_the_object_is(
     for name in ("cat/1.png", "dog/1.png"):
         assert torch.equal(truth.read(known[name], None), wanted)
     assert not truth.read(known["dog/2.png"], None).any()  # none is known
+
+
+def test_a_worker_gets_the_path_and_reads_the_same(photos: Path, tmp_path: Path) -> None:
+    truth = TruthFiles(write_coco(tmp_path / "c.json"))
+    entry = entries(photos)["dog/1.png"]
+    wanted = truth.read(entry, None)
+    sent = pickle.dumps(truth)
+    assert len(sent) < 500  # not what was read
+    again = pickle.loads(sent)
+    assert again.digest() == truth.digest()
+    assert torch.equal(again.read(entry, None), wanted)
 
 
 VIEWS = {

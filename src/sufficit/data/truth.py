@@ -62,6 +62,9 @@ class TruthFiles:
 
     path: Path
 
+    def __getstate__(self) -> dict[str, Path]:
+        return {"path": self.path}  # each process reads the files once
+
     @cached_property
     def records(self) -> Mapping[str, ImageFile | Sequence[Box]]:
         """The mask or the boxes of each image, by its name there."""
