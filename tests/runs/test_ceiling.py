@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from small_runs import config_for, interrupted, run_small, write_photos
-from sufficit import UserError, evaluate, explain
+from sufficit import Lax, UserError, evaluate, explain
 from sufficit.data.images import read_image
 from sufficit.explainers.region_search import region_search
 from sufficit.runs import ceiling
@@ -63,3 +63,16 @@ def test_without_the_option_nothing_is_searched(photos: Path, tmp_path: Path) ->
 def test_a_ceiling_needs_msi_at_one_alpha_min(photos: Path, more: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="ceiling needs MSI at one alpha_min"):
         make_job(config_for(photos, ceiling=True, leak=False, **more))
+
+
+def test_a_run_with_refine_is_told_apart_by_the_adapters_weights(
+    photos: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "lax"
+    keys = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        Lax(4).save_pretrained(folder)
+        job = make_job(config_for(photos, methods=[f"refine:{folder}:steps=1"], leak=False))
+        keys.append(job.key()["methods"])
+    assert keys[0] == keys[1] != keys[2]

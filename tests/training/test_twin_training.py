@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from lax_toys import Traces, classifier_of, data, loader_of, mixed_modes
+from small_models import SmallMemory
 from sufficit import Classifier, UserError, evaluate, explain, train_twin
 from sufficit.data.digits import synthetic_digits
 from sufficit.training import twin_training
@@ -275,3 +276,9 @@ def test_scores_of_a_twin_hang_less_on_the_fill_on_digits() -> None:
         return total
 
     assert gap(twin) < 0.75 * gap(digits)
+
+
+def test_out_of_memory_says_what_to_do() -> None:
+    model = SmallMemory(classifier_of().model, 40)
+    with pytest.raises(UserError, match="Out of memory: use smaller batches"):
+        twin_of(Classifier(model, mean=(0.5,) * 3, std=(0.25,) * 3), loader_of(48, batch=48))

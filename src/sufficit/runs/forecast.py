@@ -10,6 +10,7 @@ import torch
 from sufficit.data.pixels import BadImageError
 from sufficit.errors import UserError
 from sufficit.perturbation.predict import usual_batch
+from sufficit.runs.ceiling import CALLS
 from sufficit.runs.config import FEW, SAMPLED, Workers
 from sufficit.runs.job import Job
 from sufficit.runs.maps import source_facts
@@ -45,6 +46,7 @@ def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) 
     leaks = 2 * config.donors + 5 if config.leak else 0
     calls = images * (drawn + len(job.sources) * (job.masks + leaks))
     calls += len(job.alpha_sample) * len(job.sources) * job.curve_plan.width
+    calls += len(job.ceiling_sample) * (CALLS + 25 * len(job.sources))
     seconds = calls / speed / (1 if workers is None else workers.count or 1)
     words = f"This takes about {duration(seconds)}: {calls:,} images through the model, which does"
     words += f" {speed:,.{0 if speed >= 10 else 1}f} per second on {job.device}."

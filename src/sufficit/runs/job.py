@@ -31,7 +31,8 @@ from sufficit.data.manifest import Manifest, listed
 from sufficit.data.truth import Truth, TruthMasks, truth_from
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS, methods_for
-from sufficit.explainers.registry import full_word
+from sufficit.explainers.lax import Lax
+from sufficit.explainers.registry import explainer_named, full_word
 from sufficit.explainers.sources import HeatmapFileSource, sources_from
 from sufficit.files import local_file, place, safe_name
 from sufficit.metrics.conditions import FIRST, Condition, check_twin, make_conditions
@@ -398,7 +399,9 @@ def check_name(name: str) -> None:
 def _identity(source: Source) -> str:
     """What tells a source from another of the same name: weights, contents or code."""
     if isinstance(source, str):
-        return full_word(source)
+        adapter = explainer_named(source).settings.get("adapter")  # refine reads its folder
+        weights = Lax.from_pretrained(str(adapter)).state_dict().values() if adapter else ()
+        return "/".join(filter(None, [full_word(source), digest(*weights) if weights else ""]))
     if isinstance(source, GivenMaps):
         return source.digest()
     # All of the code: a function may call others beside it.

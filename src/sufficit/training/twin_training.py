@@ -23,7 +23,7 @@ from sufficit.errors import UserError
 from sufficit.explainers.recipes import one_cycle, random_fills
 from sufficit.files import check_output, place
 from sufficit.perturbation.bands import ranks
-from sufficit.progress import Progress
+from sufficit.progress import Progress, Tick
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.training.feed import Feed, Loader, feed_of, keeping_randomness, mixed_seed
 from sufficit.training.lax_training import PATIENCE, best_of
@@ -279,6 +279,13 @@ class TwinTrainer(Trainer):
         logits = self.shown.logits_of(inputs).float()
         right = (logits.detach().argmax(1) == goals.argmax(1)).float().mean()
         return {"loss": distance(logits, goals), "accuracy": right}
+
+    def run_epoch(self, tick: Tick | None) -> None:
+        """As any trainer; out of memory it says what to do."""
+        try:
+            super().run_epoch(tick)
+        except torch.OutOfMemoryError as error:
+            raise UserError("Out of memory: use smaller batches") from error
 
     def validate(self) -> dict[str, Any]:
         """The twin's accuracy on whole and masked images; the first process computes it."""
