@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from sufficit import Lax, evaluate, explain, leak
 from sufficit.data.splits import Split, evenly
 from sufficit.files import writing
+from sufficit.metrics.localization import pointing
 from sufficit.provenance import provenance
 from sufficit.reproduce.pipeline import TablePipeline
 from sufficit.reproduce.table_plan import read_plan
-from sufficit.reproduce.table_results import pointing
 from sufficit.runs.engine import quiet
 from sufficit.similarity import region_overlap
 from sufficit.training import RECIPES, LaxRecipe
