@@ -101,8 +101,9 @@ class Store:
         make_folder(path.parent)
         with writing(path) as part:
             # Not save_file: it does not report a full disk as an OSError.
-            about = {"facts": json.dumps(plain(facts)), "run": self.run}
-            part.write_bytes(save(whole, metadata=about))
+            # One entry: safetensors writes several in any order, so that bytes would differ.
+            about = json.dumps({RUN: self.run, **plain(facts)})
+            part.write_bytes(save(whole, metadata={"facts": about}))
 
     def write_unit(self, unit: int, files: Sequence[StageFile]) -> None:
         """Write the files of a unit in order; the last one makes it done."""
@@ -133,9 +134,9 @@ class Store:
 
     def _facts(self, about: Mapping[str, str]) -> dict[str, Any]:
         """The facts in a file's metadata; raise if another run wrote it."""
-        if self.run and about.get("run") != self.run:
-            raise ValueError("a run with other settings or images wrote it")
         found: dict[str, Any] = json.loads(about["facts"])
+        if found.pop(RUN, "") != self.run and self.run:
+            raise ValueError("a run with other settings or images wrote it")
         return found
 
     @property
