@@ -51,6 +51,7 @@ OTHER = {  # of each option, another value than the default
     "percent_step": 0.1,
     "weights": "none",
     "output": "probabilities",
+    "prompts": ("a cat", "a dog"),
     "num_classes": 12,
     "size": "64x32",
     "image_column": "picture",
