@@ -19,6 +19,7 @@ PAGES = [
     "docs/metrics.md",
     "docs/report.md",
     "docs/sanity.md",
+    "docs/scores.md",
     "docs/trust.md",
 ]
 

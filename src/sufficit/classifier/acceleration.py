@@ -61,7 +61,7 @@ def is_compiled(classifier: Classifier) -> bool:
 
 
 def _settings(classifier: Classifier) -> dict[str, object]:
-    names = ("mean", "std", "classes", "view", "output")
+    names = ("mean", "std", "classes", "view", "output", "score")
     return {name: getattr(classifier, name) for name in names}
 
 

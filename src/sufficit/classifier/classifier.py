@@ -1,5 +1,6 @@
 """Any image classifier as one object: images in 0..1 go in, logits and features come out."""
 
+import copy
 import math
 import re
 import warnings
@@ -47,6 +48,7 @@ class Classifier:
         reshape: Callable[[Any], Tensor] | None = None,
         recipe: Recipe | None = None,
         output: str = "logits",
+        score: Callable[[Any], Tensor] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise UserError(f"model must be an nn.Module, got {type(model).__name__}")
@@ -62,6 +64,7 @@ class Classifier:
         if output not in OUTPUTS:
             raise unknown("output", str(output), OUTPUTS)
         self.output = output
+        self.score = score  # what the model returns -> a number per image [N], instead of classes
         self.ends_in: str | None = None  # softmax or sigmoid, once the model was called
         self._looked = False
 
@@ -78,6 +81,20 @@ class Classifier:
         from sufficit.classifier.loading import load  # it imports this module
 
         return load(source, weights, options)
+
+    def with_score(self, score: Callable[[Any], Tensor]) -> "Classifier":
+        """The same model, judged by one number per image: score(what it returns) -> [N].
+
+        Its one logit is that number, so methods explain it. Scores are relative to that of the
+        whole image.
+        """
+        if not callable(score):
+            raise UserError(
+                f"score must be accuracy, confidence or a function, got {type(score).__name__}"
+            )
+        found = copy.copy(self)
+        found.score, found.classes, found.recipe = score, None, None
+        return found
 
     def save(self, folder: str | Path) -> Path:
         """Write weights and description to a folder that `load` reads; this needs a recipe."""
@@ -191,12 +208,25 @@ class Classifier:
         return to_logits(output, self.ends_in) if self.output == PROBABILITIES else output
 
     def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        if self.score is not None:
+            return self._scored(self.score(model(inputs)), len(inputs))
         if self._looked:
             return self.as_logits(self._checked(_called(model, inputs), len(inputs)))
         with Sigmoids() if model is self.bare else nullcontext() as sigmoids:
             output = self._checked(_called(model, inputs), len(inputs))
         self._look(output, sigmoid=sigmoids is not None and sigmoids.gave(output))
         return self.as_logits(output)
+
+    @staticmethod
+    def _scored(values: Any, n: int) -> Tensor:
+        """The numbers of a score as logits of one class: [N] -> [N,1]."""
+        if not isinstance(values, Tensor) or values.shape != (n,) or values.is_complex():
+            came = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise UserError(
+                f"a score must return one number per image, [N] = [{n}], got {came}: reduce the"
+                " model's output to that"
+            )
+        return values[:, None].float()
 
     def _look(self, output: Tensor, *, sigmoid: bool) -> None:
         """Find out, in the first call, whether the model gives probabilities."""

@@ -216,6 +216,7 @@ def _scores(
 ) -> Tensor:
     """The score of every image through every mask: [N,C,H,W], [M,H,W] -> [N,M]."""
     n, m = len(images), len(masks)
+    score = score if classifier.score is None else target_logits
     seen, through = torch.arange(n).repeat_interleave(m), torch.arange(m).repeat(n)
     goals = targets.cpu()[seen]
     given = (classifier, images, masks, (seen, through))

@@ -1,7 +1,7 @@
 """`evaluate`: predict all bands in one pass, compute every column from them."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isnan
@@ -186,7 +186,7 @@ def evaluate(
     targets: Tensor | None = None,
     *,
     alpha_min: float | Literal["search"] = 0.5,
-    score: ScoreKind = "accuracy",
+    score: ScoreKind | Callable[[Any], Tensor] = "accuracy",
     fill: str | Tensor = "black",
     value_step: float = 0.01,
     percent_step: float = 0.02,
@@ -214,6 +214,8 @@ def evaluate(
     `fills=("black", "blur")`, in place of `fill`, scores every column with each: `msi` with the
     first, `msi_blur` with the second, `msi_mean` and `msi_worst` over all. `twin`, a classifier of
     the same classes, is asked the same masks: `msi_twin`, `msi_twin_blur`.
+    `score=FUNCTION`, what the model returns -> one number per image [N], replaces classes: masked
+    images score their share of the whole image's number (docs/scores.md).
     `truth`, masks [N,H,W] above 0 on the object, adds pointing game, IoU and others.
     `calls=26` asks at most 26 masks per image and fill, drawn by the seed and the image's name,
     which is its number unless `names` are given: the means are unbiased, and the value of an image
@@ -230,7 +232,13 @@ def evaluate(
     (tensor([0.9275], dtype=torch.float64), tensor([32]))
     """
     check_classifier(classifier)
+    if callable(score):
+        classifier, score = classifier.with_score(score), "confidence"
     targets = checked(images, heatmaps, targets)
+    if classifier.score is not None and (targets is not None or leak_donors or twin is not None):
+        raise UserError(
+            "a score of your own has no classes: leave out targets, leak_donors and twin"
+        )
     given_plan = (alpha_min, score, value_step, percent_step, columns, alphas, metrics)
     plan = make_plan(*given_plan, calls, seed, truth=truth is not None)
     where = checked_truth(truth, heatmaps)

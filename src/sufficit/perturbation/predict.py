@@ -18,12 +18,13 @@ from sufficit.perturbation import tokens
 from sufficit.perturbation.bands import Band, distinct_masks, ranks, runs
 from sufficit.perturbation.fills import fill_for
 from sufficit.perturbation.imputation import ROAD, impute
-from sufficit.perturbation.predictions import NO_CLASS, Predictions, ViewPredictions
+from sufficit.perturbation.predictions import ANOTHER, NO_CLASS, Predictions, ViewPredictions
 from sufficit.progress import Progress
 
 Score = Callable[[Tensor, Tensor], Tensor]
 """Logits [N,C] and targets [N] -> one number per image [N]."""
 
+HALF = 0.5  # of the whole image's value counts as right, by a score of the user's
 _GROUP_ELEMENTS = {"cuda": 2**26}  # of images on the device at once; masks are never stored
 _GROUP_IMAGES = {"cuda": 256}
 _BATCH_ELEMENTS = {"cuda": 2**27, "cpu": 2**19}
@@ -88,7 +89,7 @@ def predict_views(
     the class of each view: [T]. `score` takes the place of the confidence.
     """
     loop = _Loop(classifier, images, fill, batch_size)
-    loop.score = score or confidence
+    loop.score = score or loop.score
     loop.highest = -1 if targets is None or not len(targets) else int(targets.max())
     used, place = views[0].unique(return_inverse=True)
     order = place.argsort(stable=True)
@@ -173,7 +174,8 @@ class _Loop:
         wanted = batch_size or usual_batch(classifier, images.shape[1:])
         self.batch_size = min(wanted, self.known.get(self.case, wanted))
         self.highest = -1  # of the target classes
-        self.score: Score = confidence
+        # A score of the user's is the only logit.
+        self.score: Score = confidence if classifier.score is None else only_logit
         # To whom progress is reported, images done before this group, in this group, in all.
         self.reports: tuple[Progress | None, int, int, int] = (None, 0, 0, 0)
 
@@ -218,13 +220,7 @@ class _Loop:
             hides = (starts > 0) | (stops < pixels)
         whole = owners[~hides]
         self.highest = -1 if targets is None else int(targets.max())
-        if targets is None:
-            logits = self._each(inputs, self._answer)
-            goals, logits = logits.argmax(1), logits[whole]
-        else:
-            some = inputs if len(whole) == len(inputs) else inputs[whole]
-            logits = self._each(some, self._answer)
-            goals = targets.to(inputs.device)
+        logits, goals, values = self._whole(inputs, targets, whole)
         wanted = goals[owners]
         confidences = torch.empty(len(wanted), dtype=torch.float32, device=inputs.device)
         named = torch.empty_like(confidences, dtype=torch.int32)
@@ -249,6 +245,8 @@ class _Loop:
             self.tick(stop / len(asked))
 
         self._in_batches(len(asked), one, masker)
+        if values is not None:
+            named, confidences = _relative(confidences, values[owners])
         first, last = spans[:, len(bands) :].cpu().unbind(-1)
         place = place.cpu()
         return Predictions(
@@ -261,6 +259,17 @@ class _Loop:
             calls=owners.bincount(minlength=len(maps)).cpu(),
             drawn=drawn,
         )
+
+    def _whole(
+        self, inputs: Tensor, targets: Tensor | None, whole: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return logits of some whole images, targets, and values by a score of the user's."""
+        if targets is not None and self.classifier.score is None:
+            some = inputs if len(whole) == len(inputs) else inputs[whole]
+            return self._each(some, self._answer), targets.to(inputs.device), None
+        logits = self._each(inputs, self._answer)
+        values = None if self.classifier.score is None else logits[:, 0]
+        return logits[whole], logits.argmax(1), values
 
     def views(
         self,
@@ -378,6 +387,23 @@ class _Loop:
 def confidence(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the softmax of the target: [N,C], [N] -> [N]."""
     return logits.softmax(1).gather(1, targets[:, None])[:, 0]
+
+
+def only_logit(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the number that a score of the user's gives: [N,1], [N] -> [N]."""
+    return logits[:, 0]
+
+
+def _relative(values: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the class and the share of the whole image's value, in 0..1: [T], [T] -> [T], [T].
+
+    A share of HALF or more counts as the target, 0. It is NaN where the whole image has the value 0
+    or either is not finite.
+    """
+    shares = (values / whole).clamp(0, 1)
+    shares = shares.masked_fill(~(values.isfinite() & whole.isfinite()) | (whole == 0), torch.nan)
+    named = torch.where(shares >= HALF, 0, ANOTHER).masked_fill(shares.isnan(), NO_CLASS)
+    return named.to(torch.int32), shares
 
 
 def _judge(logits: Tensor, targets: Tensor, score: Score) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ def ceiling_scores(
     fills = search_fills(job)
     boxes = region_search(scorer, batch.images, batch.targets, calls=CALLS, fills=fills, **how)
     maps = {**batch.heatmaps, SEARCHED: boxes.to(next(iter(batch.heatmaps.values())).device)}
-    plan = make_plan(alpha_min, config.score, coarse(config.value_step), columns=["msi"])
+    plan = make_plan(alpha_min, config.score_kind, coarse(config.value_step), columns=["msi"])
     fill = fill_named(ceiling_fill(job), [job.classifier])
     given = (scorer, batch.images, torch.cat(list(maps.values())), batch.targets, plan)
     found = ask(*given, fill=fill, **how)

@@ -14,6 +14,7 @@ from sufficit.classifier.classifier import (
     check_range,
     check_targets,
 )
+from sufficit.classifier.source_code import code_digest
 from sufficit.data.images import ImageSource, open_images
 from sufficit.data.loader import num_classes
 from sufficit.data.truth import TruthFiles, truth_from
@@ -61,6 +62,10 @@ def compare(
     fills or leak=False.
     """
     check_classifier(classifier)
+    if callable(function := options.get("score")):
+        classifier = classifier.with_score(function)
+        classifier.code += code_digest(function)
+        options["score"] = f"python:{function.__module__}:{function.__qualname__}"
     asked = _workers(workers)
     if isinstance(images, Tensor):
         check_images(images)

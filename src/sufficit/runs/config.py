@@ -13,6 +13,7 @@ from sufficit.errors import UserError, unknown
 from sufficit.files import refuse_secrets, writing
 
 METHODS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
+KINDS = ("accuracy", "confidence")
 CONTROLS = ("random", "center")
 MOST_BYTES = 2**20  # of a RUN.toml
 UNIT, FEWEST_UNITS, LARGE = 32, 8, 10**6
@@ -84,8 +85,11 @@ class RunConfig:
         "auto", SCORING, "Class to score each image for. auto: labels where there are any."
     )
     alpha_min: float | Literal["search"] = _option(0.5, SCORING, "A number in 0..1, or search.")
-    score: Literal["accuracy", "confidence"] = _option(
-        "accuracy", SCORING, "What a masked image scores."
+    score: str = _option(
+        "accuracy",
+        SCORING,
+        "What a masked image scores: accuracy, confidence, or python:FILE.py:FUNCTION, a number per"
+        " image from what the model returns.",
     )
     fill: str = _option(
         "black",
@@ -209,6 +213,11 @@ class RunConfig:
             object.__setattr__(self, "held_out_fill", "none")
 
     @property
+    def score_kind(self) -> Literal["accuracy", "confidence"]:
+        """What curves are made of; of a function, the share of the whole image's number."""
+        return "accuracy" if self.score == "accuracy" else "confidence"
+
+    @property
     def fill_names(self) -> tuple[str, ...]:
         """All fills, the first one first; not the held-out fill."""
         return (self.fill,) if self.fills is None else self.fills
@@ -219,10 +228,10 @@ class RunConfig:
 
     def plan_options(self) -> dict[str, Any]:
         """What `metrics.make_plan` takes of this."""
-        names = ("alpha_min", "score", "value_step", "percent_step", "columns", "seed")
+        names = ("alpha_min", "value_step", "percent_step", "columns", "seed")
         calls = "exact" if self.calls == "auto" else self.calls
         found = {name: getattr(self, name) for name in names}
-        found |= {"calls": calls, "truth": self.truth is not None}
+        found |= {"calls": calls, "truth": self.truth is not None, "score": self.score_kind}
         if self.columns is None and not (isinstance(calls, int) and calls < RANKED):
             found["columns"] = ("paper", "msi_rank")
         return found
@@ -318,6 +327,9 @@ def write_toml(path: Path, config: RunConfig) -> None:
 
 
 def _converted(name: str, value: Any, hint: Any) -> Any:
+    own = isinstance(value, str) and value.startswith("python:")
+    if name == "score" and isinstance(value, str) and value not in KINDS and not own:
+        raise unknown("score", value, (*KINDS, "python:FILE.py:FUNCTION"))
     if name == "normalize" and isinstance(value, bool):  # as it was once
         return "minmax" if value else "none"
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

@@ -274,7 +274,7 @@ class Worker(ImageWorker):
             batch.heatmaps,
             batch.targets,
             step=coarse(config.value_step),
-            score=config.score,
+            score=config.score_kind,
             fill=self.job.fill,
             batch_size=config.batch_size,
         )

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from sufficit.classifier.acceleration import pays
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest
-from sufficit.classifier.loading import load_classifier
+from sufficit.classifier.loading import load_classifier, python_function
 from sufficit.classifier.source_code import code_digest, code_of, versions_of
 from sufficit.data.images import (
     BadImageError,
@@ -115,7 +116,7 @@ class Job:
     def curve_plan(self) -> Plan:
         """The bands of MSI over alpha_min, of images of the sample."""
         config = self.config
-        return make_plan("search", config.score, coarse(config.value_step), columns=["msi"])
+        return make_plan("search", config.score_kind, coarse(config.value_step), columns=["msi"])
 
     @property
     def device(self) -> str:
@@ -265,6 +266,7 @@ def make_job(
             f"the classifier gives {classifier.output}, not {config.output}: set it there, as in"
             f' Classifier(..., output="{config.output}")'
         )
+    config, classifier = _with_score(config, classifier, twin)
     if twin is None and config.twin is not None:
         twin = load_classifier(config.twin, device=config.device, precision=config.precision)
     if twin is not None:
@@ -308,6 +310,24 @@ def make_job(
         truth.check(names)
     kind: Literal["label", "prediction"] = "prediction" if numbers is None else "label"
     return Job(config, classifier, entries, named, kind, conditions, twin, truth=truth)
+
+
+def _with_score(
+    config: RunConfig, classifier: Classifier, twin: Classifier | None
+) -> tuple[RunConfig, Classifier]:
+    """Config and classifier of a run; a score of the user's has no classes, so no leakage."""
+    if config.score.startswith("python:") and classifier.score is None:
+        function = python_function(config.score.removeprefix("python:"))
+        classifier = classifier.with_score(function)
+        classifier.code += code_digest(function)
+    if classifier.score is None:
+        return config, classifier
+    if twin is not None or config.twin is not None or config.targets == "label":
+        raise UserError("a score of your own has no classes: leave out --twin and --targets label")
+    if config.leak:
+        words = "leak and clean accuracy need classes, which a score of your own has not: left out"
+        warnings.warn(words, stacklevel=3)
+    return replace(config, targets="prediction", leak=False), classifier
 
 
 def conditions_of(

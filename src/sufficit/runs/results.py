@@ -80,7 +80,7 @@ class RunResults:
                     raise ValueError(f"{rows.count(name)} of {record['n']} rows of {name}")
             config = RunConfig(**check_values(record["config"]))
             known = read_json(folder / "curves.json", MOST_RECORD)
-            curves = {name: read_curves(known[name], config.score) for name in methods}
+            curves = {name: read_curves(known[name], config.score_kind) for name in methods}
             summary = read_json(folder / "summary.json", MOST_RECORD)
             standing = read_standing(summary.pop("standing", record.get("standing")))
             if record["flat"]:

@@ -56,7 +56,7 @@ def copied(classifier: Classifier) -> Classifier:
             f"Cannot copy the model ({error}), and only a copy may be randomised: make"
             " copy.deepcopy(model) work"
         ) from error
-    names = ("layer", "mean", "std", "classes", "view", "reshape", "output")
+    names = ("layer", "mean", "std", "classes", "view", "reshape", "output", "score")
     return Classifier(model, **{name: getattr(classifier, name) for name in names})
 
 

@@ -100,7 +100,7 @@ class ScoreForm(ImageForm):
     """A request for the scores of one method."""
 
     method: str = Field(max_length=200)
-    score: ScoreKind = Field(RunConfig.score, description="What a masked image scores.")
+    score: ScoreKind = Field("accuracy", description="What a masked image scores.")
 
 
 class ClassFacts(BaseModel):
