@@ -156,7 +156,7 @@ def test_options_are_those_of_the_command(classifier: Classifier) -> None:
     results = compare(classifier, images, ["gradcam"], **options, **QUICK)
     assert results.methods == ("gradcam",)
     assert (results.alpha_min, results.config.seed) == (0.3, 5)
-    assert list(results.rows["gradcam"])[4:] == ["msi"]
+    assert list(results.rows["gradcam"])[4:] == ["msi", "msi_held_out", "fill_drop"]
     with pytest.raises(UserError, match=r"Unknown option 'alpha_mim'\. Did you mean 'alpha_min'"):
         compare(classifier, images, alpha_mim=0.5)
 

@@ -115,7 +115,7 @@ def compare(
 def with_head_check(results: "RunResults", job: "Job") -> "RunResults":
     """The results with what becomes of the maps when the output layer is random, also on disk."""
     from sufficit.provenance import plain, save_json
-    from sufficit.runs.maps import MapFile, MapTensor
+    from sufficit.runs.maps import GivenMaps
     from sufficit.runs.results import RunResults
     from sufficit.sanity.checks import head_check
 
@@ -124,7 +124,7 @@ def with_head_check(results: "RunResults", job: "Job") -> "RunResults":
     methods = {
         name: source
         for name, source in job.sources.items()
-        if name in job.ranked and not isinstance(source, MapFile | MapTensor)
+        if name in job.ranked and not isinstance(source, GivenMaps)
     }
     if not methods:
         return results
