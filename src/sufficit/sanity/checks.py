@@ -22,7 +22,6 @@ from sufficit.intervals import few_images
 from sufficit.outside import as_csv
 from sufficit.progress import bar
 from sufficit.provenance import provenance, save_json
-from sufficit.report.html import environment, look_and_feel
 from sufficit.sanity import randomization
 from sufficit.sanity.randomization import EPOCHS, STEPS, Pairs, randomise
 from sufficit.sanity.sanity_report import THRESHOLD, Likeness, SanityReport
@@ -205,6 +204,8 @@ def save_sanity(
 
 def _page(report: SanityReport, run: dict[str, Any]) -> str:
     """The report of a sanity check as one HTML file."""
+    from sufficit.report.html import environment, look_and_feel  # slow to import
+
     verdicts, sentences = report.verdicts(), report.sentences()
     failed = [name for name, verdict in verdicts.items() if verdict == "insensitive"]
     words = f"Insensitive to the weights: {', '.join(failed)}." if failed else (
