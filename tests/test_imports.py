@@ -3,8 +3,11 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import sufficit
 
 HEAVY = {
     *("lightning", "pytorch_lightning", "matplotlib", "mlxtend", "pandas", "pyarrow", "ray"),
@@ -26,3 +29,9 @@ def test_imports_leave_heavy_libraries_alone(code: str) -> None:
     modules = set(json.loads(done.stdout.splitlines()[-1]))
     assert {"torch", "sufficit.metrics.scores", "sufficit.explainers"} <= modules
     assert not modules & CODES[code]
+
+
+def test_no_module_hides_a_public_name() -> None:
+    """`import sufficit.agreement` would make the function `sufficit.agreement` a module."""
+    modules = {path.stem for path in Path(sufficit.__file__).parent.iterdir()}
+    assert not modules & set(dir(sufficit))

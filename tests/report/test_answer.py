@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import report_content
-from sufficit.agreement import RankedCondition
+from sufficit.rank_agreement import RankedCondition
 from sufficit.report.answer import answer, cost, orders, ranking_remarks
 from sufficit.report.content import Content
 from sufficit.report.html import render

@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from sufficit.agreement import RankedCondition, best_changes, correlations, lost_leads
 from sufficit.intervals import FEW
 from sufficit.metrics.leakage import LIMIT
+from sufficit.rank_agreement import RankedCondition, best_changes, correlations, lost_leads
 from sufficit.report.content import Content
 from sufficit.report.interpretation import joined, leaks, verdict
 
@@ -13,7 +13,7 @@ YES, NO, UNSURE, UNKNOWN = "Yes", "No", "Unsure", "Not measured"
 
 
 @dataclass(frozen=True)
-class Line:
+class Answer:
     """A question, the answer in a word, and the reason."""
 
     question: str
@@ -24,7 +24,7 @@ class Line:
         return f"{self.question} {self.word}. {self.text}"
 
 
-def answer(content: Content) -> list[Line]:
+def answer(content: Content) -> list[Answer]:
     """Five lines that a reader who knows no metric understands."""
     return [
         _best(content),
@@ -35,17 +35,17 @@ def answer(content: Content) -> list[Line]:
     ]
 
 
-def _best(content: Content) -> Line:
+def _best(content: Content) -> Answer:
     question, standing = "Which method is best?", content.standing
     best = standing.best
     if standing.leader != best:
-        return Line(question, "None", verdict(content)[0])
+        return Answer(question, "None", verdict(content)[0])
     found = content.summaries[best][standing.column]
     ends = f" (95 % interval {found.low:.2f} to {found.high:.2f})"
     text = f"Its MSI is highest, {found.mean:.2f}{'' if math.isnan(found.low) else ends}"
     unsure = [one for one in standing.rivals if not standing.beats(best, one)]
     than = f", but not significantly above {joined(unsure)}" if unsure else ", significantly so"
-    return Line(question, best, f"{text}{than if standing.rivals else ''}.")
+    return Answer(question, best, f"{text}{than if standing.rivals else ''}.")
 
 
 def ranking_remarks(content: Content) -> list[str]:
@@ -96,12 +96,12 @@ def cost(content: Content) -> str:
     )
 
 
-def _holds(content: Content) -> Line:
+def _holds(content: Content) -> Answer:
     question = "Does that hold with another fill, and for a model used to masks (twin)?"
     others, best = content.conditions[1:], content.standing.best
     if not others:
         text = "Score with several --fills or a --twin: hidden pixels may mislead the model."
-        return Line(question, UNKNOWN, text)
+        return Answer(question, UNKNOWN, text)
     turned = [one for one in others if best_changes(content.standing, one.standing)]
     lost = [one for one in others if _lost(content, one)]
     places = [_place(content, one) for one in others]
@@ -116,7 +116,7 @@ def _holds(content: Content) -> Line:
     else:
         word, text = YES, "No significant difference is lost there"
     twin = "" if any(one.twin for one in others) else " No twin was asked."
-    return Line(question, word, f"{text}. {' '.join(places)}{twin}")
+    return Answer(question, word, f"{text}. {' '.join(places)}{twin}")
 
 
 def _lost(content: Content, other: RankedCondition) -> tuple[str, ...]:
@@ -135,42 +135,42 @@ def _place(content: Content, other: RankedCondition) -> str:
     return f"{words} {best} is {place} of {len(standing.ranking)}, MSI {mean:.2f}."
 
 
-def _leaking(content: Content) -> Line:
+def _leaking(content: Content) -> Answer:
     question = "Does the shape of its mask give the class away (leakage)?"
     best = content.standing.best
     ratio = content.summaries[best].get("leak_ratio")
     if ratio is None:
-        return Line(question, UNKNOWN, "Score with --leak on images of two classes or more.")
+        return Answer(question, UNKNOWN, "Score with --leak on images of two classes or more.")
     if not math.isfinite(ratio.mean):
-        return Line(question, UNSURE, "On these images it never happens by chance: score more.")
+        return Answer(question, UNSURE, "On these images it never happens by chance: score more.")
     times = f"On images of other classes its masks say their class {ratio.mean:.2f} times as often"
     if leaks(content, best):
-        return Line(question, YES, f"{times} as by chance: its score is too high.")
+        return Answer(question, YES, f"{times} as by chance: its score is too high.")
     word = NO if ratio.high <= 2 * LIMIT else UNSURE
-    return Line(question, word, f"{times} as by chance; 1 is no leakage.")
+    return Answer(question, word, f"{times} as by chance; 1 is no leakage.")
 
 
-def _ceiling(content: Content) -> Line:
+def _ceiling(content: Content) -> Answer:
     question = "How much of what is possible does it reach?"
     found, best = content.ceiling, content.standing.best
     if found is None or best not in found.get("msi", {}):
-        return Line(question, UNKNOWN, "Score with --ceiling to search what a region can reach.")
+        return Answer(question, UNKNOWN, "Score with --ceiling to search what a region can reach.")
     own, most = found["msi"][best], found["searched"]["mean"]
     text = (
         f"MSI with the fill {found['fill']} on {found['n']} images, against boxes searched for"
         " each image with other fills."
     )
-    return Line(question, f"{own:.2f} of {most:.2f}", text)
+    return Answer(question, f"{own:.2f} of {most:.2f}", text)
 
 
-def _sure(content: Content) -> Line:
+def _sure(content: Content) -> Answer:
     question, standing, n = "How sure is this?", content.standing, content.standing.n
     images = f"{n:,} image{'s' if n > 1 else ''}"
     if standing.is_clear and n >= FEW:
         text = f"{images}; paired tests, at most 5 % of such claims are wrong by chance."
-        return Line(question, "Sure", text)
+        return Answer(question, "Sure", text)
     if standing.is_clear:
-        return Line(question, UNSURE, f"Significant, but from {images} only: score more.")
+        return Answer(question, UNSURE, f"Significant, but from {images} only: score more.")
     alike = joined(standing.not_different) if standing.not_different else "a control"
     text = f"{images} cannot tell {standing.best} from {alike}: score more images."
-    return Line(question, UNSURE, text)
+    return Answer(question, UNSURE, text)

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from sufficit.agreement import RankedCondition
 from sufficit.errors import UserError
 from sufficit.metrics.scores import MethodScores, Scores
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
+from sufficit.rank_agreement import RankedCondition
 from sufficit.statistics import Estimate, Standing
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sufficit.agreement import correlations
 from sufficit.classifier.fingerprint import fingerprint
 from sufficit.data.loader import Skipped, check_any
 from sufficit.files import writing
@@ -29,6 +28,7 @@ from sufficit.metrics.rank_msi import Shares, best_shares
 from sufficit.metrics.scores import AlphaSearch, Scores, coarse, read, summary_of, with_leak
 from sufficit.perturbation.predictions import ROWS, Predictions
 from sufficit.provenance import plain, provenance, save_json
+from sufficit.rank_agreement import correlations
 from sufficit.report.content import Choice
 from sufficit.runs.ceiling import SEARCHED, ceiling_record
 from sufficit.runs.config import write_toml

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sufficit.agreement import RankedCondition
 from sufficit.files import writing
 from sufficit.metrics.conditions import groups_of
 from sufficit.metrics.scores import Scores, worst_of
 from sufficit.outside import as_csv
 from sufficit.perturbation.bands import EVERYTHING
+from sufficit.rank_agreement import RankedCondition
 from sufficit.runs.job import Job
 from sufficit.runs.looks import chance_of
 from sufficit.statistics import Estimate, Standing, standing_of

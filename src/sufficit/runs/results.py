@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sufficit.agreement import RankedCondition
 from sufficit.data.images import open_images
 from sufficit.errors import GoneError, UserError, unknown
 from sufficit.files import read_json, safe_name
@@ -21,6 +20,7 @@ from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import MethodScores
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain
+from sufficit.rank_agreement import RankedCondition
 from sufficit.report.content import MOST_ROWS, Content, Facts, Shown
 from sufficit.report.interpretation import run_remarks
 from sufficit.runs.config import RunConfig, check_values

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau, spearmanr
 
-from sufficit.agreement import (
+from sufficit.rank_agreement import (
     RankedCondition,
     best_changes,
     correlations,
