@@ -273,7 +273,8 @@ def test_two_processes_train_one_adapter_and_speak_once(tmp_path: Path, option: 
     broken = write_digits(data, 12) / "0" / "broken.png"
     broken.parent.mkdir(exist_ok=True)
     broken.write_bytes(b"no picture")
-    words = [*training(data, out, option, "2"), "--device", "cpu", "--batch-size", "4"]
+    words = [*training(data, out, option, "2"), "--device", "cpu"]
+    words[words.index("--batch-size") + 1] = "4"
     started = machines(2) if option == "--num-nodes" else [{}]
     runs = [beginning(script, words, more) for more in started]
     printed, complaints = map("".join, zip(*(run.communicate() for run in runs), strict=True))
