@@ -108,7 +108,7 @@ def test_msi_over_alpha_min_is_that_of_the_run(draw, place: Path, run: str, key:
         assert list(line.get_xdata()) == record[key]["alphas"]
         assert list(line.get_ydata()) == pytest.approx(record[key]["mean_msi"][method])
     assert axis.lines[-1].get_xdata()[0] == record["alpha_min"]
-    assert ("images" in axis.get_title()) == (run == "sampled")
+    assert ("image" in axis.get_title()) == (run == "sampled")
 
 
 def test_sizes_are_drawn_against_base_scores(draw, place: Path) -> None:

@@ -104,7 +104,7 @@ def _unnamed(word: str) -> tuple[str, Source]:
         wrong = f"heatmaps must be a .npz or .safetensors file, got {path.name}"
         raise UserError(f"{wrong}: save one array [h,w] per image, keyed by the image's name")
     places = ["the folder of a LAX adapter", "python:FILE.py:FUNCTION", "a heatmap file"]
-    raise unknown("method", word, [*EXPLAINERS, *places])
+    raise unknown("method", word, [*places, *EXPLAINERS])
 
 
 def _python_method(name: str) -> OwnMethod:
