@@ -154,12 +154,13 @@ def _locked(folder: Path) -> int | None:
         except FileNotFoundError:
             pass  # it was that of a run that has just ended
         except OSError as error:
-            if error.errno in NO_LOCKS:
-                os.close(file)
+            os.close(file)
+            with suppress(OSError):
                 if not path.stat().st_size:
                     path.unlink(missing_ok=True)
+            if error.errno in NO_LOCKS:
                 return None
-            raise
+            raise UserError(f"{path} could not be written: {error.strerror or error}") from error
         os.close(file)
 
 
