@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas
@@ -154,7 +155,7 @@ def test_a_server_lost_while_results_are_read_says_so(
     photos: Path, bucket: str, object_server: ObjectServer, sufficit
 ) -> None:
     out = place(f"{bucket}/out")
-    run_small(config_for(photos), out)
+    results = run_small(config_for(photos), out)
     for name in ("run.json", "summary.json", "gradcam/scores.parquet", "shown.safetensors"):
         object_server.faults[:] = [denied("GET", name)]
         ran = sufficit("report", out)
@@ -162,7 +163,8 @@ def test_a_server_lost_while_results_are_read_says_so(
         assert f"{bucket}/out/{name} can't be reached" in ran.err
         assert "is not complete" not in ran.err
     object_server.faults[:] = [denied("GET", "heatmaps-")]
-    assert "can't be reached" in sufficit("figure", out, "--images", "9").err
+    with pytest.raises(UserError, match="can't be reached"):  # the report shows all images here
+        replace(results, shown=None).heatmaps([9], ["gradcam"])
     object_server.faults.clear()
     assert RunResults.read(out).record["n"] == 11
 
