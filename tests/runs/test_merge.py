@@ -43,6 +43,7 @@ def test_means_and_tests_are_those_of_the_rows(photos: Path, tmp_path: Path) -> 
     assert len(expected.pairs) == 5, "two methods, and each of them with both controls"
     assert summary["standing"]["ranking"] == list(expected.ranking)
     pairs = pandas.read_csv(out / "pairs.csv")
+    pairs = pairs[pairs["column"] == "msi"]
     assert pairs["p_corrected"].tolist() == [pair.p_corrected for pair in expected.pairs]
     assert pairs["seed"].tolist() == [4] * 5
     ranked = [*expected.ranking, "random", "center"]
@@ -164,7 +165,7 @@ def test_each_file_of_a_unit_is_read_once(
     job, whole, reads = make_job(config, unit=4), Store.read, Counter[tuple[str, int]]()
 
     def read(self: Store, stage: str, unit: int, **more: Any) -> UnitFile:
-        reads[stage, unit] += 1
+        reads[stage, unit] += more.get("names") != []  # facts alone are a header
         return whole(self, stage, unit, **more)
 
     monkeypatch.setattr("sufficit.runs.engine.best_alpha", lambda *_: reads.clear() or 0.5)
