@@ -229,3 +229,11 @@ def test_the_command_line_takes_it(tmp_path: Path, sufficit) -> None:
 def test_an_output_for_a_classifier_that_has_another_is_refused() -> None:
     with pytest.raises(UserError, match=r'set it there, as in Classifier\(..., output="prob'):
         compare(Classifier(confident()), random_images(2), ["random"], output="probabilities")
+
+
+def test_a_saturated_first_image_does_not_make_a_softmax_a_sigmoid() -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Softmax(1))
+    classifier = Classifier(model, layer="0", output="probabilities")
+    classifier(torch.tensor([200.0, -200.0]).reshape(1, 1, 1, 2))
+    again = classifier(torch.tensor([2.0, 0.0]).reshape(1, 1, 1, 2))
+    assert again.softmax(1)[0, 0] == pytest.approx(torch.tensor([2.0, 0.0]).softmax(0)[0].item())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,8 @@ def held(told: Any, controls: list[str]) -> Any:
         return [held(one, controls) for one in told if one not in outside]
     if isinstance(told, dict):
         return {key: held(one, controls) for key, one in told.items() if key not in INTERVALS}
+    if isinstance(told, str):  # a row of a table of the paper
+        return re.sub(r"-?\d\.\d\d \.\. -?\d\.\d\d", "interval", told)
     return told
 
 

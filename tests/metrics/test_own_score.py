@@ -130,6 +130,7 @@ def test_compare_in_python_and_on_the_command_line(tmp_path: Path, sufficit) -> 
     assert "a score of your own has no classes" in bad.err
     images = random_images(4, 12)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    nn.init.uniform_(model[0].weight, 0.1, 1)  # no map is empty
     options = {**STEPS, "score": first_label, "alpha_curve": False, "progress": False}
     with pytest.warns(UserWarning, match="leak and clean accuracy need classes"):
         results = compare(Classifier(model), images, ["gradcam"], **options)
@@ -140,3 +141,17 @@ def test_compare_in_python_and_on_the_command_line(tmp_path: Path, sufficit) -> 
 
 def first_label(logits: Tensor) -> Tensor:
     return logits.sigmoid()[:, 0]
+
+
+def test_image_masks_and_box_searches_read_shares_too() -> None:
+    """The same in any unit: a score a thousand times as large changes nothing."""
+    model, images, heatmaps = Brightness(), random_images(3, 8), rand(3, 8, 8, seed=4)
+    columns = ["infidelity", "faithfulness_correlation", "single_deletion"]
+    found, boxes = [], []
+    for factor in (1, 1000):
+        classifier = Classifier(model).with_score(lambda out, k=factor: k * out["value"])
+        scores = evaluate(classifier, images, heatmaps, columns=columns)
+        found.append(torch.stack([scores[name] for name in columns]))
+        boxes.append(explain(classifier, images, method="region-search:calls=100"))
+    assert torch.allclose(*found, atol=1e-5)
+    assert torch.equal(*boxes)

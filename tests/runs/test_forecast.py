@@ -158,3 +158,18 @@ def test_no_option_is_taken_twice_silently(sufficit, words: list[str], message: 
 def test_options_that_take_several_still_do(sufficit) -> None:
     run = sufficit("serve", "--allow-host", "a", "--allow-host", "b", literally=True)
     assert "given twice" not in run.err
+
+
+@pytest.mark.usefixtures("still")
+def test_a_method_whose_cost_is_a_formula_has_a_forecast(photos: Path) -> None:
+    assert forecast(make_job(config_for(photos, methods=("gradcam", "scorecam")))) is not None
+
+
+def test_what_a_model_gives_belongs_to_the_key_of_a_run(photos: Path) -> None:
+    job = make_job(config_for(photos))
+    model, options = job.classifier.bare, {"layer": job.classifier.layer}
+    keys = [
+        replace(job, classifier=Classifier(model, output=output, **options)).key()
+        for output in ("logits", "probabilities")
+    ]
+    assert keys[0] != keys[1]

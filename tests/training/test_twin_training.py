@@ -282,3 +282,14 @@ def test_out_of_memory_says_what_to_do() -> None:
     model = SmallMemory(classifier_of().model, 40)
     with pytest.raises(UserError, match="Out of memory: use smaller batches"):
         twin_of(Classifier(model, mean=(0.5,) * 3, std=(0.25,) * 3), loader_of(48, batch=48))
+
+
+def test_a_twin_of_a_model_with_a_softmax_gives_probabilities_too() -> None:
+    whole = classifier_of()
+    ended = Classifier(
+        nn.Sequential(whole.bare, nn.Softmax(1)), layer=f"0.{whole.layer}", output="probabilities"
+    )
+    twin = twin_of(ended, epochs=1, lr=1e-9)
+    images = next(iter(loader_of()))[0][:4]
+    assert twin.output == "probabilities"
+    assert torch.allclose(twin(images).softmax(1), ended(images).softmax(1), atol=1e-4)

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 
 from sufficit.classifier import layers
 from sufficit.classifier.checkpoint import OUTPUTS, Recipe, View, save
-from sufficit.classifier.outputs import PROBABILITIES, Sigmoids, kind_of, to_logits
+from sufficit.classifier.outputs import (
+    PROBABILITIES,
+    SUMS_TO_ONE,
+    Sigmoids,
+    kind_of,
+    to_logits,
+)
 from sufficit.errors import UserError, unknown
 from sufficit.files import place
 from sufficit.notebook import html_table
@@ -241,7 +247,9 @@ class Classifier:
                     f"the model gives values in {float(low):.4g}..{float(high):.4g}, which are no"
                     ' probabilities: use output="logits" (--output logits)'
                 )
-            self.ends_in = self.ends_in or "sigmoid"
+            sums = (finite.double().sum(1) - 1).abs().amax()  # a saturated softmax sums to 1 too
+            one = not sigmoid and bool(sums <= SUMS_TO_ONE.get(finite.dtype, 1e-4))
+            self.ends_in = self.ends_in or ("softmax" if one else "sigmoid")
         elif self.ends_in:
             warnings.warn(self.output_remark, OutputWarning, stacklevel=4)
 

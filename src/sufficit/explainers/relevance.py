@@ -373,7 +373,7 @@ def _unit(
 
 _ELEMENTWISE = (
     *("gelu", "silu", "relu", "relu6", "hardtanh", "hardswish", "hardsigmoid", "leaky_relu"),
-    *("elu", "mish", "tanh", "sigmoid", "softplus"),
+    *("elu", "mish", "tanh", "sigmoid", "softplus", "logit"),
 )
 RULES: Mapping[str, Callable[..., Tensor]] = {
     **dict.fromkeys(_ELEMENTWISE, _identity),

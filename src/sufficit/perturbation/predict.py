@@ -110,6 +110,9 @@ def predict_views(
             named[here] = found.named
             confidences[here] = found.confidences
             start, done = start + count, done + len(here)
+    if classifier.score is not None:
+        whole = classifier(images[used.tolist()])[:, 0].float().cpu()
+        named, confidences = _relative(confidences, whole[place])
     return ViewPredictions(named, confidences)
 
 

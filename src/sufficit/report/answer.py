@@ -114,7 +114,7 @@ def _holds(content: Content) -> Answer:
     elif content.standing.is_clear:
         word, text = YES, f"The lead of {best} stays significant"
     else:
-        word, text = YES, "No significant difference is lost there"
+        word, text = UNSURE, f"The lead of {best} is not significant with the first fill either"
     twin = "" if any(one.twin for one in others) else " No twin was asked."
     return Answer(question, word, f"{text}. {' '.join(places)}{twin}")
 

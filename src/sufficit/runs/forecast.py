@@ -42,7 +42,8 @@ def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) 
     images, config = len(job.entries), job.config
     with suppress(UserError):  # nothing may be there yet
         images -= 0 if out is None else Store(out).state().done_images
-    drawn = sum(source_facts(source).get("passes", 1) for source in job.sources.values())
+    known = [source_facts(source).get("passes", 1) for source in job.sources.values()]
+    drawn = sum(one for one in known if isinstance(one, int))  # a formula, as K + 1, is not counted
     leaks = 2 * config.donors + 5 if config.leak else 0
     calls = images * (drawn + len(job.sources) * (job.masks + leaks))
     calls += len(job.alpha_sample) * len(job.sources) * job.curve_plan.width

@@ -437,7 +437,8 @@ def _identity(source: Source) -> str:
 def _model_digest(classifier: Classifier) -> str:
     """The weights to the bit; a fingerprint is alike for weights that are nearly the same."""
     state = {**dict(classifier.bare.named_parameters()), **dict(classifier.bare.named_buffers())}
-    return _digest([list(state), digest(*state.values()), classifier.mean, classifier.std])
+    seen = (classifier.mean, classifier.std, classifier.output)
+    return _digest([list(state), digest(*state.values()), *seen])
 
 
 def _digest(value: Any) -> str:
