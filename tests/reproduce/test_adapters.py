@@ -21,7 +21,11 @@ from sufficit.reproduce.pipeline import TablePipeline
 from sufficit.reproduce.table_plan import PLAN, read_plan
 from sufficit.runs.distributed import RayCluster, WorkerWarning
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:no worker has started yet"),  # on a busy machine
+]
 ray = pytest.importorskip("ray")
 TWO = Workers(count=2)
 

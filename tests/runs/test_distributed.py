@@ -27,7 +27,11 @@ from sufficit.runs import actors, distributed, looks
 from sufficit.runs.engine import run
 from sufficit.runs.store import Store
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:no worker has started yet"),  # on a busy machine
+]
 ray = pytest.importorskip("ray")
 TWO = Workers(count=2)
 
