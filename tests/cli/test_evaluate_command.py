@@ -191,7 +191,7 @@ def test_a_fill_can_be_an_image(sufficit, digits: Path, tmp_path: Path) -> None:
         (["--model", "resnet18"], "Unknown model 'resnet18'"),
         (["--weights", "absent.pt"], "no weights file"),
         (["--percent-step", "0"], "a step must lie in 0..1"),
-        (["--score", "acc"], "Invalid value for '--score'"),
+        (["--score", "acc"], "Unknown score 'acc'. Did you mean 'accuracy'?"),
         (["--batch-size", "0"], "Invalid value for '--batch-size'"),
         (["--workers", "0"], "--workers must be 1 or more, got 0"),
     ],
