@@ -265,3 +265,12 @@ def test_models_without_attention_are_refused(method: str) -> None:
 
     with pytest.raises(UserError, match=f"{method} needs a transformer that attends with torch"):
         explain(Classifier(cnn()), random_images(1, 16), method=method)
+
+
+def test_lrp_of_a_model_with_a_sigmoid_is_that_of_its_logits() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).eval()
+    ended = Classifier(nn.Sequential(net, nn.Sigmoid()), layer="0.1", output="probabilities")
+    images, targets = torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])
+    wanted = explain(Classifier(net, layer="1"), images, targets, method="lrp")
+    assert torch.allclose(explain(ended, images, targets, method="lrp"), wanted, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Images of strangers are decoded in another process: what it may take, and that it is killed."""
+"""Untrusted images are decoded in another process: what it may take, and that it is killed."""
 
 import asyncio
 import io

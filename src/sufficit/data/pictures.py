@@ -1,7 +1,7 @@
 """Image files to pixels with Pillow alone, within limits: every bad file is a BadImageError.
 
 Nothing here imports torch, so that `python -m sufficit.data.pictures` starts at once: the page
-decodes images of strangers in such a process, which it can kill.
+decodes untrusted images in such a process, which it can kill.
 """
 
 import json

@@ -42,7 +42,7 @@ def higher_is_better(column: str) -> bool | None:
 
 
 def repeated(column: str, known: Iterable[str] | None = None) -> str | None:
-    """Return the metric that a column is of: under another fill or for a twin its name goes on.
+    """Return the metric that a column is of; other fills and a twin add a suffix to its name.
 
     >>> repeated("fid_plus_pixel_twin_blur"), repeated("msi"), repeated("leak")
     ('fid_plus_pixel', 'msi', None)

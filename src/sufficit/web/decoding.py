@@ -1,4 +1,4 @@
-"""Images of strangers, decoded in processes of their own that can be killed."""
+"""Untrusted images, decoded in processes of their own that can be killed."""
 
 import asyncio
 import json
