@@ -5,7 +5,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from sufficit.cli.console import app
 from sufficit.errors import UserError
 from sufficit.files import check_output, is_unfinished, make_folder, writing
 
@@ -49,6 +51,19 @@ def test_a_run_belongs_to_the_command_that_wrote_it(
     (tmp_path / "run.json").write_text(json.dumps({"command": command}))
     with pytest.raises(UserError, match="a run of sufficit compare") if refused else nullcontext():
         check_output(tmp_path, command="sanity")
+
+
+def test_every_command_that_writes_a_record_owns_it(tmp_path: Path) -> None:
+    import sufficit.cli  # noqa: F401  # has all commands
+
+    commands = {*get_command(app).commands}
+    without = {"check-metric", "figure", "methods", "models", "report"}
+    without |= {"reproduce", "serve", "status"}
+    assert without < commands
+    for command in commands - without:
+        (tmp_path / "run.json").write_text(json.dumps({"command": f"sufficit {command} -x"}))
+        with pytest.raises(UserError, match=f"a run of sufficit {command}: choose another --out"):
+            check_output(tmp_path, command="serve")
 
 
 def test_files_that_a_killed_process_left_are_removed(tmp_path: Path) -> None:

@@ -480,3 +480,17 @@ def test_methods_that_are_equal_on_many_images_differ_by_0() -> None:
     values = np.random.default_rng(16).normal(size=20_000)
     (pair,) = compare_values({"x": values, "y": values}).pairs
     assert (pair.difference, pair.low, pair.high, pair.p, pair.exact) == (0, 0, 0, 1, True)
+
+
+def test_intervals_end_where_the_values_of_a_column_end() -> None:
+    values = {"share": np.array([0.9, 1.0, 1.0, 0.8, 1.0]), "own": np.array([0.9, 3, 0, 0.1, 0])}
+    free = estimates(values, {"share": True, "own": True})
+    assert free["share"].high > 1
+    assert free["own"].low < 0
+    ends = {"share": (0.0, 1.0), "own": (-math.inf, math.inf)}
+    found = estimates(values, {"share": True, "own": True}, limits=ends.__getitem__)
+    assert (found["share"].low, found["share"].high) == (free["share"].low, 1.0)
+    assert found["own"] == free["own"]
+    # An estimate drawn from few masks may itself be outside: its interval still holds it.
+    beyond = estimates({"share": values["share"] + 0.5}, {"share": True}, limits=ends.__getitem__)
+    assert beyond["share"].low < beyond["share"].mean == beyond["share"].high

@@ -7,6 +7,7 @@ python tools/kill.py --kills 200
 
 import argparse
 import json
+import logging
 import multiprocessing
 import os
 import random
@@ -18,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ STARTED = multiprocessing.get_context("forkserver")
 """Starts processes that have all imported: a start takes a moment, not seconds."""
 PRELOADED = [
     *("sufficit.cli", "sufficit.runs.engine", "sufficit.reproduce.pipeline"),
-    *("sufficit.training", "lightning.fabric"),
+    *("sufficit.training", "sufficit.sanity.metric_check", "lightning.fabric"),
     *("matplotlib.backends.backend_agg", "pandas", "pyarrow.parquet", "kill"),
 ]
 
@@ -89,7 +91,7 @@ def _run(words: Sequence[str], log: Path, moment: Moment) -> None:
     if not moment.drawn:
         _draw_nothing()
     if moment.write:
-        Path.replace = _killing(moment)  # type: ignore[method-assign]
+        _kill_at(moment)
     file = log.open("w")
     os.dup2(file.fileno(), 1)
     os.dup2(file.fileno(), 2)
@@ -108,25 +110,34 @@ def _draw_nothing() -> None:
             part.write_text("a picture")
 
     plots.save = lambda figure, path, **_: stand_in(path)
-    plots.sheet_figure = plots.methods_figure = lambda *_, **__: None
+    for figure in ("sheet_figure", "methods_figure", "check_figure"):
+        setattr(plots, figure, lambda *_, **__: None)
     report.write_report = table_results.write_report = lambda path, content: stand_in(path)
 
 
-def _killing(moment: Moment) -> Callable[[Path, Path], Path]:
-    """`Path.replace`, which every file of a run gets its name by, with an end."""
-    real, left = Path.replace, [moment.write]
+def _kill_at(moment: Moment) -> None:
+    """Kill this process at a file: every one gets its name by a rename, or by an upload."""
+    from sufficit.storage import RemotePath
 
-    def rename(part: Path, path: Path) -> Path:
-        left[0] -= 1
-        if left[0] == 0 and not moment.named:
-            os.truncate(part, part.stat().st_size // 2)  # it was still being written
-            os.kill(os.getpid(), signal.SIGKILL)
-        found = real(part, path)
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return found
+    left = [moment.write]
 
-    return rename
+    def killing(real: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def name(one: Any, other: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0 and not moment.named:
+                part = other if real is upload else one
+                os.truncate(part, part.stat().st_size // 2)  # it was still being written
+                os.kill(os.getpid(), signal.SIGKILL)
+            found = real(one, other)
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return found
+
+        return name
+
+    upload = RemotePath.upload
+    Path.replace = killing(Path.replace)  # type: ignore[method-assign]
+    RemotePath.upload = killing(upload)  # type: ignore[method-assign]
 
 
 def files(out: Path, *patterns: str) -> dict[str, Any]:
@@ -135,11 +146,11 @@ def files(out: Path, *patterns: str) -> dict[str, Any]:
     return {str(path.relative_to(out)): path.read_bytes() for path in found}
 
 
-def adapter_rows(out: Path) -> dict[str, Any]:
-    """An adapter's weights and its history, without the seconds."""
+def trained_rows(out: Path) -> dict[str, Any]:
+    """The weights of an adapter or a twin and its history, without the seconds."""
     history = json.loads((out / "run.json").read_text())["history"]
     rows = [{k: v for k, v in row.items() if k != "seconds"} for row in history]
-    return files(out, "model.safetensors") | {"history": rows}
+    return files(out, "*.safetensors") | {"history": rows}
 
 
 def table_rows(out: Path) -> dict[str, Any]:
@@ -167,8 +178,23 @@ def _evaluate(data: Path, out: Path) -> Sequence[object]:
     return (*words, "--heatmaps", data / "maps.npz")
 
 
-def _train(data: Path, out: Path) -> Sequence[object]:
-    words = ("train-lax", *DIGITS, "--data", data / "digits", "--out", out, "--device", "cpu")
+def _explain(data: Path, out: Path) -> Sequence[object]:
+    words = ("explain", data / "digits", *DIGITS, "--out", out, "--device", "cpu")
+    return (*words, "--methods", "gradcam,center")
+
+
+def _check_metric(data: Path, out: Path) -> Sequence[object]:
+    words = ("check-metric", *DIGITS, "--data", data / "digits", "--out", out, *COARSE)
+    return (*words, "--methods", "gradcam,layercam", "--columns", "msi", "--images", 6)
+
+
+def _sanity(data: Path, out: Path) -> Sequence[object]:
+    words = ("sanity", *DIGITS, "--data", data / "digits", "--out", out, "--device", "cpu")
+    return (*words, "--images", 3, "--steps", 2)
+
+
+def _train(command: str, data: Path, out: Path) -> Sequence[object]:
+    words = (command, *DIGITS, "--data", data / "digits", "--out", out, "--device", "cpu")
     return (*words, "--epochs", 3, "--batch-size", 4)
 
 
@@ -190,9 +216,33 @@ COMMANDS = {
         first_missing(("scores", "*"), ("results", "run.json")),
     ),
     "train-lax": Command(
-        _train,
-        adapter_rows,
+        partial(_train, "train-lax"),
+        trained_rows,
         first_missing(("first epoch", "checkpoint.pt"), ("later", "run.json")),
+    ),
+    "train-twin": Command(
+        partial(_train, "train-twin"),
+        trained_rows,
+        first_missing(("first epoch", "checkpoint.pt"), ("later", "run.json")),
+    ),
+    "explain": Command(
+        _explain,
+        lambda out: files(out, "*.npz", "overlays/**/*.png"),
+        first_missing(("start", "heatmaps"), ("heatmaps", "*.npz"), ("results", "run.json")),
+    ),
+    "check-metric": Command(
+        _check_metric,
+        lambda out: files(out, "check.csv", "check.json", "*/*/scores.parquet"),
+        first_missing(
+            ("first run", "methods/run.json"),
+            ("second run", "degraded/run.json"),
+            ("results", "check.json"),
+        ),
+    ),
+    "sanity": Command(
+        _sanity,
+        lambda out: files(out, "sanity.csv"),
+        first_missing(("start", "sanity.csv"), ("results", "run.json")),
     ),
     "reproduce": Command(
         _reproduce,
@@ -233,7 +283,7 @@ class Bench:
                 break  # it came to the end
             stages.append(command.stage(out) if out.exists() else "begin")
         told = " ".join(log.read_text().split())
-        done = code == 0 or "holds an earlier run" in told
+        done = code == 0 or "holds a finished run" in told
         assert done, f"{name} after {moments}: {code}, {told[-500:]}"
         rows, wanted = (command.rows(place) for place in (out, self.folder / name))
         differing = [key for key in {**rows, **wanted} if rows.get(key) != wanted.get(key)]
@@ -259,36 +309,68 @@ def make_bench(folder: Path, *, drawn: bool = True) -> Bench:
 
 
 def draw(chance: random.Random, seconds: float, n: int) -> list[Moment]:
-    """Moments by chance: half of them anywhere in a run, half at one of its next files."""
+    """Moments by chance: a third of them anywhere in a run, the others at one of its next files."""
     found = []
     for _ in range(n):
-        if chance.random() < 0.5:
+        if chance.random() < 1 / 3:
             found.append(Moment(seconds=chance.uniform(0.02, seconds)))
         else:
-            found.append(Moment(write=chance.randint(1, 30), named=chance.random() < 0.5))
+            found.append(Moment(write=chance.randint(1, 12), named=chance.random() < 0.5))
     return found
 
 
 def kill_on_s3(bench: Bench, kills: int, chance: random.Random) -> Counter[str]:
-    """Kill a comparison whose --out is on an S3 server until there were enough kills."""
+    """Kill comparisons whose --out is on an S3 server until there were enough kills."""
     from sufficit.files import place
 
-    counts, runs, end = Counter[str](), 0, False
+    counts, runs = Counter[str](), 0
     wanted = COMMANDS["compare"].rows(bench.folder / "compare")
     while counts["compare on S3"] < kills:
         out, log = f"s3://{BUCKET}/run-{runs}", bench.folder / "log"
         words = [out if w == NOWHERE else w for w in _compare(bench.folder, NOWHERE)]
-        runs, end = runs + 1, False
-        while not end:
-            moment = Moment(seconds=chance.uniform(0.5, 1.5 * bench.seconds["compare"]))
-            last = counts["compare on S3"] >= kills
-            code = start(words, log, replace(Moment() if last else moment, drawn=bench.drawn))
-            counts["compare on S3"] += code == -signal.SIGKILL
-            end = code != -signal.SIGKILL
+        runs += 1
+        most = min(6, kills - counts["compare on S3"])
+        for moment in [*draw(chance, bench.seconds["compare"], most), Moment()]:
+            code = start(words, log, replace(moment, drawn=bench.drawn))
+            if code != -signal.SIGKILL:
+                break  # it came to the end
+            counts["compare on S3"] += 1
         told = " ".join(log.read_text().split())
         assert code == 0 or "holds a finished run" in told, f"on S3: {code}, {told[-500:]}"
         found = {name: (place(out) / name).read_bytes() for name in wanted}
         assert found == wanted, f"on S3 after kills: {[n for n in wanted if found[n] != wanted[n]]}"
+        print(dict(counts), flush=True)
+    return counts
+
+
+def kill_commands(kills: int, chance: random.Random, *, drawn: bool) -> Counter[str]:
+    """Kill every command, and a comparison on an S3 server, until there were enough kills."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel("ERROR")
+    server, counts = ThreadedMotoServer(port=0, verbose=False), Counter[str]()
+    server.start()
+    _, port = server.get_host_and_port()
+    os.environ |= {  # before the first process, which inherits it
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    boto3.client("s3").create_bucket(Bucket=BUCKET)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            bench = make_bench(Path(folder), drawn=drawn)
+            counts += kill_on_s3(bench, kills // 5, chance)
+            while counts.total() < kills:
+                for name in COMMANDS:
+                    most = max(1, min(6, kills - counts.total()))
+                    moments = draw(chance, bench.seconds[name], chance.randint(1, most))
+                    counts.update(f"{name}: {stage}" for stage in bench.survive(name, moments))
+                    print(dict(counts), flush=True)
+    finally:
+        server.stop()
     return counts
 
 
@@ -298,33 +380,10 @@ def kills(count: int, *, seed: int = 0, workers: float = 0.25, drawn: bool = Tru
     Raise unless every run ends with the rows of an undisturbed one.
     """
     from kill_workers import kill_workers
-    from moto.server import ThreadedMotoServer
 
-    chance, counts = random.Random(seed), Counter[str]()
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    os.environ |= {  # before the first process, which inherits it
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    import boto3
-
-    boto3.client("s3").create_bucket(Bucket=BUCKET)
-    ray, remote = round(workers * count), count // 6
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            bench = make_bench(Path(folder), drawn=drawn)
-            counts += kill_on_s3(bench, remote, chance)
-            while counts.total() < count - ray:
-                for name in COMMANDS:
-                    most = min(6, count - ray - counts.total())
-                    moments = draw(chance, bench.seconds[name], chance.randint(1, max(1, most)))
-                    counts.update(f"{name}: {stage}" for stage in bench.survive(name, moments))
-    finally:
-        server.stop()
+    chance, ray, counts = random.Random(seed), round(workers * count), Counter[str]()
+    if count > ray:
+        counts += kill_commands(count - ray, chance, drawn=drawn)
     if ray:
         found = kill_workers(ray, 60, chance)
         counts.update({f"Ray: {kind}": number for kind, number in found.items()})

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from digit_folder import main as write_digits
 
@@ -96,9 +97,16 @@ class Trial:
 
         head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 10**8}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.nodes = [self.cluster.add_node(**NODE) for _ in range(2)]
+        self.nodes = [self.new_node() for _ in range(2)]
         self.place, self.counts = place, Counter[str]()
         self.driver: subprocess.Popen[bytes] | None = None
+
+    def new_node(self) -> Any:
+        """A node of one CPU; on a busy machine Ray gives up on some after 30 seconds."""
+        for _ in range(9):
+            with suppress(Exception):  # Ray raises no kind of its own
+                return self.cluster.add_node(**NODE)
+        return self.cluster.add_node(**NODE)
 
     def stop(self) -> None:
         """End what is still there."""
@@ -150,7 +158,7 @@ class Trial:
             (self.place / "memory").touch()  # the next call of the method takes more than there is
         elif kind == "node":
             self.cluster.remove_node(self.nodes.pop(0), allow_graceful=False)
-            self.nodes.append(self.cluster.add_node(**NODE))
+            self.nodes.append(self.new_node())
         else:
             driver.kill()
         self.counts[kind] += 1

@@ -1,149 +1,224 @@
 """What each part of the robust recipe is worth: the recipe with one change, several seeds.
 
     sufficit reproduce cifar10 --data ROOT --out runs/cifar10
-    python tools/lax_arms.py runs/cifar10 --data ROOT --out results/lax/arms-cifar10.json
+    python tools/lax_arms.py runs/cifar10 --data ROOT --out results/adapters/cifar10.json --jobs 4
 
-The classifier is that of the run. Rows that are in the file are not computed again: run the same
-command again to resume. `--like WORDS` selects the arms with WORDS in their name.
+The classifier is that of the run; so are the adapters of the arm `robust`. Every adapter is kept in
+RUN/arms, with its scores: run the same command again to resume. `--arms` selects arms by name.
+`--jobs` trains so many at the same time, each in a process of its own.
 """
 
 import argparse
 import json
+import subprocess
+import sys
 import time
-from dataclasses import asdict, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sufficit import Lax, evaluate, explain, leak
+from sufficit import Classifier, Lax, evaluate, explain, leak, plots
+from sufficit.data.digits import compose_pairs
 from sufficit.data.splits import Split, evenly
-from sufficit.files import writing
-from sufficit.metrics.localization import pointing
-from sufficit.provenance import provenance
+from sufficit.files import make_folder, read_json, writing
+from sufficit.metrics.artefacts import fits, fragments, grid_energy, smoothed
+from sufficit.metrics.localization import pointing, pointing_by_class
+from sufficit.provenance import provenance, save_json
+from sufficit.reproduce.datasets import find_mnist, read_digits
 from sufficit.reproduce.pipeline import TablePipeline
 from sufficit.reproduce.table_plan import read_plan
-from sufficit.runs.engine import quiet
+from sufficit.runs.explanations import quiet
 from sufficit.similarity import region_overlap
-from sufficit.training import RECIPES, LaxRecipe
-from sufficit.training.loaders import loader_for
+from sufficit.training import RECIPES
 
 MSI = ("base_score", "mask_penalty", "msi")
-LENT = RECIPES["robust"].fills
-ARMS: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, dict[str, Any]] = {  # of the recipe
     "robust": {},
-    "no donors": {"donors": 0.0},
-    "donors 0.6": {"donors": 0.6},
-    "no masked-out term": {"drop": 0.0},
-    "black alone": {"fills": ("black",)},
-    "black alone, no donors": {"fills": ("black",), "donors": 0.0},
-    "other images as well": {"fills": (*LENT, "other")},
-    "not pushed to 0 and 1": {"decide": 0.0},
-    "unbounded terms": {"power": 0.0, "size": 8.0, "drop": 1.0, "decide": 1.0},
-    "size 1": {"size": 1.0},
-    "size 3": {"size": 3.0},
-    "map of the features' size": {"upsample": 1},
-    "twice the features' size": {"upsample": 2},
-    "bias -2": {"bias": -2.0},
-    "bias 2": {"bias": 2.0},
+    "class-free": {"absent": 0.0},
+    "no-donors": {"donors": 0.0},
+    "no-masked-out": {"drop": 0.0},
+    "black-alone": {"fills": ("black",)},
+    "not-pushed": {"decide": 0.0},
+    "two-stages": {"stages": 2},
+    "large-at-first": {"bias": 0.0},
+    "pixel-shuffle": {"stages": 1, "absent": 0.0, "upsample": 4, "bias": 0.0},
+    "two-answers": {"answers": 2},
+    "twin-judged": {},
 }
-PAPER, EARLY = "paper", "paper, upsampled early"
+PAIRS, SHOWN = 1000, 8
 
 
-def arm_recipe(table: TablePipeline, arm: str, epochs: int) -> LaxRecipe:
-    """The recipe of an arm, with the values of the run's table."""
-    if arm in (PAPER, EARLY):
-        found = replace(table.plan.recipe("paper"), epochs=epochs)
-        return replace(found, upsample=1) if arm == EARLY else found
-    return replace(RECIPES["robust"], epochs=epochs, **ARMS[arm])
+def train(table: TablePipeline, arm: str, seed: int, epochs: int, folder: Path) -> Lax:
+    """The adapter of an arm in its folder, trained if it is not there."""
+    if arm == "robust":
+        name = f"lax-robust-{seed}"
+        if not (table.out / "adapters" / name / "trained.json").exists():
+            table.train_named(name)
+        return Lax.from_pretrained(table.out / "adapters" / name)
+    if arm in CHANGES:
+        recipe = replace(table.plan.recipe("robust"), epochs=epochs, **CHANGES[arm])
+    else:
+        recipe = replace(RECIPES[arm], epochs=epochs)
+    options: dict[str, Any] = {"recipe": recipe, "seed": seed, "progress": False}
+    if arm == "twin-judged":
+        options["twin"] = twin_of(table)
+    return table.train_adapter(table.loader, out=folder, **options)
 
 
-def upsampled_early(channels: int, times: int) -> nn.Module:
-    """An adapter whose map is upsampled after the first layer."""
-    return nn.Sequential(
-        nn.Conv2d(channels, 256, 1),
-        nn.ReLU(),
-        nn.Upsample(scale_factor=times, mode="bilinear"),
-        nn.Conv2d(256, 128, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(128, 64, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(64, 1, 3, padding=1),
-    )
+def twin_of(table: TablePipeline) -> Classifier | None:
+    """The twin in the run's folder, if there is one."""
+    if not (table.out / "twin" / "run.json").exists():
+        return None
+    found = Classifier.load(str(table.out / "twin"))
+    return found.to(table.device, table.classifier.dtype)
 
 
-def train_arm(table: TablePipeline, arm: str, seed: int, loader: Any, epochs: int) -> Lax:
-    """An adapter of this arm; images held out from the training set select the epoch."""
-    net = None
-    if arm == EARLY:
-        torch.manual_seed(seed)
-        channels = table.classifier.features(table.parts[1].part(slice(0, 1))[0])[0].shape[1]
-        net = upsampled_early(channels, table.plan.recipe("paper").upsample)
-    recipe = arm_recipe(table, arm, epochs)
-    return table.train_adapter(loader, recipe=recipe, seed=seed, net=net, progress=False)
-
-
-def scores_of(table: TablePipeline, test: Split, heatmaps: Tensor) -> dict[str, float]:
-    """MSI and leakage of heatmaps, and their overlap with the object where it is known."""
+def scores_of(table: TablePipeline, test: Split, lax: Lax) -> tuple[dict[str, float], Tensor]:
+    """MSI by model and twin with two fills, leakage, artefacts, overlap with the object."""
     images, labels = test.part(slice(None))
     classifier, alpha = table.classifier, table.plan.paper.alpha_min
-    options: dict[str, Any] = {"columns": MSI, "value_step": 0.02, "progress": False}
-    scores = evaluate(classifier, images, heatmaps, labels, alpha_min=alpha, **options)
-    leaked = leak(classifier, images, heatmaps, labels, alpha_min=alpha)
-    found = scores.mean() | leaked.mean() | {"leak_ratio": leaked.ratio}
+    heatmaps = explain(classifier, images, labels, lax, progress=False)
+    options: dict[str, Any] = {"value_step": 0.02, "progress": False, "alpha_min": alpha}
+    found = evaluate(classifier, images, heatmaps, labels, columns=MSI, **options).mean()
+    judges = {"": classifier, "_twin": twin_of(table)}
+    for fill, (name, judge) in product(("black", "blur"), judges.items()):
+        if judge is not None and (fill, name) != ("black", ""):
+            given = (judge, images, heatmaps, labels)
+            scores = evaluate(*given, columns=("msi",), fill=fill, **options)
+            found[f"msi_{fill}{name}"] = scores.mean()["msi"]
+    leaked = leak(classifier, images, heatmaps, labels, alpha_min=alpha, progress=False)
+    found |= leaked.mean() | {"leak_ratio": leaked.ratio}
+    found |= artefacts_of(classifier, images, heatmaps.cpu(), alpha)
     if test.masks is not None:
         overlap = region_overlap(heatmaps, test.masks.float(), alpha, empty=0.0)
         found["iou"] = float(overlap.mean())
         found["pointing"] = float(pointing(heatmaps, test.masks).mean())
+    return found, heatmaps
+
+
+def artefacts_of(
+    classifier: Classifier, images: Tensor, heatmaps: Tensor, alpha: float
+) -> dict[str, float]:
+    """Grid energy at the cell of the features, that of a smoothed copy, fragments."""
+    with torch.no_grad():
+        features, _ = classifier.features(images[:1])
+    h, w = (side / cells for side, cells in zip(images.shape[2:], features.shape[2:], strict=True))
+    while not fits((h, w), (images.shape[2], images.shape[3])):
+        h, w = h / 2, w / 2  # the last features have too few cells: those of an earlier stage
+    grids = [grid_energy(maps, (h, w)) for maps in (heatmaps, smoothed(heatmaps, (h, w)))]
+    parts = fragments(heatmaps, alpha)
+    return {
+        "cell": h,
+        "grid_energy": float(grids[0].nanmean()),
+        "grid_energy_smoothed": float(grids[1].nanmean()),
+        "fragments_median": float(parts.median()),
+        "fragments_mean": float(parts.mean()),
+    }
+
+
+def pair_scores(table: TablePipeline, lax: Lax, root: Path | None) -> dict[str, float]:
+    """On two digits side by side: whose map points to which; on twice the same: what suffices."""
+    strokes, labels = read_digits(None if root is None else find_mnist(root), "test")
+    known = strokes.to(table.device), labels.to(table.device), PAIRS, (table.plan.seed, "test")
+    found: dict[str, float] = {}
+    if lax.classes is not None:
+        pairs = compose_pairs(*known)
+        images = pairs.images.float() / 255
+        maps = [
+            explain(table.classifier, images, pairs.labels[:, k], lax, progress=False)
+            for k in range(2)
+        ]
+        hits = pointing_by_class(torch.stack(maps, 1), pairs.masks, box=True)
+        found["pointing_by_class"] = float(hits.mean())
+    if lax.answers > 1:
+        twice = compose_pairs(*known, same=True)
+        images, targets = twice.images.float() / 255, twice.labels[:, 0]
+        right, inside = [], []
+        for k in range(lax.answers):
+            maps = explain(table.classifier, images, targets, lax.answer(k), progress=False)
+            kept = (maps > table.plan.paper.alpha_min).float()
+            with torch.no_grad():
+                said = torch.cat(
+                    [
+                        table.classifier(some).argmax(1)
+                        for some in (images * kept[:, None]).split(250)
+                    ]
+                )
+            right.append(said == targets)
+            inside.append(torch.stack([(kept * m).sum((1, 2)) for m in twice.masks.unbind(1)], 1))
+        found["first_suffices"] = float(right[0].float().mean())
+        found["both_suffice_alone"] = float(torch.stack(right).all(0).float().mean())
+        sides = torch.stack([one.argmax(1) for one in inside])
+        both = torch.stack(right).all(0) & (sides[0] != sides[1])
+        found["both_suffice_on_two_digits"] = float(both.float().mean())
     return found
 
 
+def one(asked: argparse.Namespace, arm: str, seed: int) -> None:
+    """Train and score an adapter; its scores are the last file of its folder."""
+    folder = make_folder(asked.run / "arms" / f"{arm}-{seed}")
+    if (folder / "scores.json").exists():
+        return
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    plan = read_plan(asked.run)
+    table = TablePipeline(plan, asked.run, asked.data, device, say=lambda _: None, progress=False)
+    epochs = asked.epochs or plan.lax_epochs
+    test = table.sets.test.pick(evenly(table.sets.test.labels, asked.images, plan.seed))
+    with quiet():
+        start = time.monotonic()
+        lax = train(table, arm, seed, epochs, folder)
+        seconds = round(time.monotonic() - start, 1)
+        scores, heatmaps = scores_of(table, test, lax)
+        if plan.table == "synthetic-mnist":
+            scores |= pair_scores(table, lax, asked.data)
+    rows = evenly(test.labels, SHOWN, 1)
+    images, labels = test.part(rows.to(test.labels.device))
+    titles = [table.sets.classes[label] for label in labels.tolist()]
+    shown = plots.sheet_figure(
+        images.cpu(), {arm: heatmaps[rows.to(heatmaps.device)].cpu()}, titles
+    )
+    plots.save(shown, folder / "sheet.png")
+    trained = {key: lax.trained[key] for key in ("recipe", "target", "seed", "batches")}
+    row = {"table": plan.table, "arm": arm, "seed": seed, **scores, "seconds": seconds}
+    row |= {"history": lax.trained["history"], "trained": trained}
+    config = {"epochs": epochs, "images": len(test), "table": plan.table, "arm": arm}
+    save_json(folder / "scores.json", provenance(config, device, table.classifier.dtype) | row)
+    print(f"{plan.table}, {arm}, seed {seed}: MSI {row['msi']:.3f}, blur {row['msi_blur']:.3f},"
+          f" leak {row['leak_ratio']:.2f}, {seconds:.0f} s", flush=True)  # fmt: skip
+
+
 def main() -> None:
-    """Every arm with every seed, until all are done or time is up."""
+    """Every arm with every seed."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("run", type=Path)
     options.add_argument("--data", type=Path)
     options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--arms", default="robust")
     options.add_argument("--seeds", type=int, default=3)
-    options.add_argument("--first-seed", type=int, default=0)
-    options.add_argument("--epochs", type=int, default=4)
+    options.add_argument("--epochs", type=int, help="of other arms than robust; default: the run's")
     options.add_argument("--images", type=int, default=2000)
-    options.add_argument("--like", default="")
-    options.add_argument("--keep", type=Path, help="folder for the adapters of the paper's recipe")
-    options.add_argument("--minutes", type=float, default=float("inf"))
+    options.add_argument("--jobs", type=int, default=1)
+    options.add_argument("--only", nargs=2, metavar=("ARM", "SEED"), help=argparse.SUPPRESS)
     asked = options.parse_args()
-    start = time.monotonic()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    plan = read_plan(asked.run)
-    table = TablePipeline(plan, asked.run, asked.data, device, say=lambda _: None)
-    test = table.sets.test.pick(evenly(table.sets.test.labels, asked.images, plan.seed))
-    loader = loader_for(table.classifier, table.parts[0], plan.lax_batch)
-    config = {"epochs": asked.epochs, "images": len(test), "table": plan.table}
-    facts = provenance(config, device, table.classifier.dtype)
-    rows = json.loads(asked.out.read_text())["rows"] if asked.out.exists() else []
-    known = {(row["arm"], row["seed"]) for row in rows}
-    arms = [arm for arm in (*ARMS, PAPER, EARLY) if asked.like in arm]
-    seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
-    for seed, arm in product(seeds, arms):
-        if (arm, seed) in known or time.monotonic() - start > 60 * asked.minutes:
-            continue
-        with quiet():
-            before = time.monotonic()
-            lax = train_arm(table, arm, seed, loader, asked.epochs)
-            seconds = time.monotonic() - before
-            heatmaps = explain(table.classifier, *test.part(slice(None)), lax, progress=False)
-            row = {"task": plan.table, "arm": arm, "seed": seed}
-            row |= scores_of(table, test, heatmaps)
-        recipe = asdict(arm_recipe(table, arm, asked.epochs))
-        rows.append(row | {"seconds": seconds, "recipe": recipe})
-        print(f"{arm}, seed {seed}: MSI {row['msi']:.3f}, leak {row['leak_ratio']:.2f}", flush=True)
-        if asked.keep and arm in (PAPER, EARLY):
-            place = f"{plan.table}-{arm}-{seed}".replace(",", "").replace(" ", "-")
-            lax.save_pretrained(asked.keep / place)
-        with writing(asked.out) as part:
-            part.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+    if asked.only:
+        one(asked, asked.only[0], int(asked.only[1]))
+        return
+
+    def start(pair: tuple[int, str]) -> None:
+        subprocess.run([sys.executable, *sys.argv, "--only", pair[1], str(pair[0])], check=False)
+
+    pairs = [*product(range(asked.seeds), asked.arms.split(","))]
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        list(pool.map(start, pairs))
+    found = sorted((asked.run / "arms").glob("*/scores.json"))
+    make_folder(asked.out.parent)
+    with writing(asked.out) as part:
+        part.write_text(json.dumps([read_json(path) for path in found], indent=1) + "\n")
 
 
 if __name__ == "__main__":

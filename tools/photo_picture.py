@@ -13,8 +13,7 @@ from torchvision.models import ResNet50_Weights, resnet50
 
 from sufficit import Classifier, View, evaluate, explain_all
 from sufficit.classifier.checkpoint import read_state
-from sufficit.data.images import open_images
-from sufficit.data.photos import PHOTOS
+from sufficit.data.images import PHOTOS, open_images
 from sufficit.plots import Look, save, sheet_figure
 
 METHODS = ("gradcam", "layercam", "finer-cam", "kpca-cam", "center")

@@ -3,7 +3,8 @@
     python tools/results_tables.py             # results/TABLE/ -> docs/results.md
     python tools/results_tables.py FOLDER OUT  # FOLDER/TABLE/ -> OUT
 
-The prose is tools/results_template.md, where `{{cifar10 table}}` is the table of results/cifar10.
+The prose is tools/results_template.md, where `{{cifar10 table}}` is the table of results/cifar10
+and `{{cifar10 reference}}` that of results/reference/cifar10.json.
 """
 
 import json
@@ -13,6 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import measured_tables
+
+from sufficit import plots
 from sufficit.reproduce.paper_tables import TITLES, table_named
 from sufficit.reproduce.pipeline import SEARCH_STEP
 from sufficit.reproduce.table_results import number, table_lines
@@ -27,9 +31,11 @@ def page(results: Path, template: str, pictures: str = "../results") -> str:
 
     def fill(found: re.Match[str]) -> str:
         table, what = found.groups()
-        if what not in PLACES:
-            raise SystemExit(f"the template asks for {what!r}: known are {', '.join(PLACES)}")
+        if what not in (known := [*PLACES, *ELSEWHERE]):
+            raise SystemExit(f"the template asks for {what!r}: known are {', '.join(known)}")
         folder = results / table
+        if what in ELSEWHERE:
+            return ELSEWHERE[what](folder, f"{pictures}/reference/{table}.png")
         if not (folder / "summary.json").exists():
             return NOT_YET if what == "setup" else ""
         return PLACES[what](folder, f"{pictures}/{table}")
@@ -125,6 +131,42 @@ def figures(folder: Path, place: str) -> str:
     return "\n\n".join(f"![{w}]({place}/{n})" for n, w in told.items() if (folder / n).exists())
 
 
+def reference(folder: Path, place: str) -> str:
+    """All methods that fit the network, as a table and a figure, where they were compared."""
+    made = measured_tables.reference(folder.name, folder.parent)
+    if not made:
+        return ""
+    figure = measured_tables.reference_figure(folder.name, folder.parent)
+    assert figure is not None  # there is a table
+    plots.save(figure, folder.parent / "reference" / f"{folder.name}.png")
+    return f"### All methods\n\n{made}\n\n![MSI of all methods under three conditions]({place})"
+
+
+def twins(folder: Path, _: str) -> str:
+    """Model and twin of every table, where they were measured."""
+    made = measured_tables.twins(folder.parent)
+    if not made:
+        return ""
+    words = (
+        "Each model's twin (`sufficit train-twin`, [gaming](gaming.md#the-twin)): accuracy on all"
+        " whole test images, and on held-out images under random masks; the range of MSI over"
+        " black, blur, noise and mean colour, averaged over the five CAMs and LAX; the rank"
+        " correlation of the methods' order on the model and on the twin, with black; the best"
+        " method on each."
+    )
+    return f"## Twins\n\n{words}\n\n{made}"
+
+
+def orders(folder: Path, _: str) -> str:
+    """How alike the methods' orders are under the three conditions."""
+    return measured_tables.orders(folder.parent)
+
+
+ELSEWHERE: dict[str, Callable[[Path, str], str]] = {
+    "reference": reference,
+    "twins": twins,
+    "orders": orders,
+}
 PLACES: dict[str, Callable[[Path, str], str]] = {
     "table": table,
     "setup": setup,

@@ -3,10 +3,8 @@
     sufficit reproduce cifar10 --data ROOT --out runs/cifar10
     python tools/trust_figure.py runs/cifar10 docs/trust.png
 
-Shown are Grad-CAM and the run's first adapter of each recipe, and an adapter of the paper's recipe
-that upsamples early, if its folder is given with `--early` (tools/lax_arms.py --keep makes one),
-over five images of other classes, grey and noise. The images are those in which the paper's masks
-leak most, or `--rows`.
+Shown are Grad-CAM and the run's first adapter of each recipe, over five images of other classes,
+grey and noise. The images are those in which the paper's masks leak most, or `--rows`.
 """
 
 import argparse
@@ -14,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from lax_arms import upsampled_early
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -101,7 +98,6 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("run", type=Path)
     words.add_argument("out", type=Path)
-    words.add_argument("--early", type=Path)
     words.add_argument("--rows", type=int, nargs="+")
     words.add_argument("--images", type=int, default=200)
     asked = words.parse_args()
@@ -115,9 +111,6 @@ def main() -> None:
     for recipe in ("paper", "robust"):
         folder = min((asked.run / "adapters").glob(f"lax-{recipe}-*"))
         methods[f"LAX {recipe}"] = Lax.from_pretrained(folder)
-    if asked.early:
-        net = upsampled_early(512, 2)
-        methods["LAX paper, early"] = Lax.from_pretrained(asked.early, net=net)
     heatmaps = {name: explain(classifier, images, labels, m) for name, m in methods.items()}
     alpha = read_plan(asked.run).paper.alpha_min
     rows = asked.rows or worst(classifier, images, labels, heatmaps["LAX paper"], alpha)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sufficit.classifier.checkpoint import Recipe as Recipe
     from sufficit.classifier.checkpoint import View as View
     from sufficit.classifier.classifier import Classifier as Classifier
+    from sufficit.comparison import compare as compare
     from sufficit.errors import UserError as UserError
     from sufficit.explainers import explain as explain
     from sufficit.explainers import explain_all as explain_all
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from sufficit.perturbation.heatmaps import normalize as normalize
     from sufficit.perturbation.heatmaps import resize as resize
     from sufficit.plots import overlay as overlay
-    from sufficit.runs.comparison import compare as compare
     from sufficit.runs.config import Workers as Workers
     from sufficit.runs.results import RunResults as RunResults
     from sufficit.sanity import sanity_check as sanity_check
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "classifier.checkpoint": ("Recipe", "View"),
     "classifier.classifier": ("Classifier",),
+    "comparison": ("compare",),
     "errors": ("UserError",),
     "explainers": ("explain", "explain_all"),
     "explainers.lax": ("Lax",),
@@ -47,7 +48,6 @@ _HOMES = {
     "metrics.scores": ("Scores", "evaluate"),
     "perturbation.heatmaps": ("normalize", "resize"),
     "plots": ("overlay",),
-    "runs.comparison": ("compare",),
     "runs.config": ("Workers",),
     "runs.results": ("RunResults",),
     "sanity": ("sanity_check",),

@@ -170,7 +170,7 @@ def _command_of(record: Path) -> str | None:
         words = str(read_json(record).get("command"))
     except (UserError, AttributeError):
         return None
-    commands = "compare|evaluate|explain|sanity|train-lax"  # that write a run.json
+    commands = "compare|demo|evaluate|explain|sanity|train-lax|train-twin"  # that write a run.json
     found = re.match(rf"(?:sufficit|__main__\.py)\s+({commands})(?!\S)", words)  # also python -m
     return found and found[1]
 

@@ -64,24 +64,6 @@ def check_owned(folder: Path) -> None:
         )
 
 
-def owner_of(folder: Path) -> dict[str, Any] | None:
-    """Host, process and start of the run that owns a folder; None if no live run does."""
-    path = folder / LOCK
-    if is_remote(folder):
-        return _read(path)
-    import fcntl
-
-    with suppress(OSError):
-        file = os.open(path, os.O_RDONLY)
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _read(path)
-        finally:
-            os.close(file)
-    return None
-
-
 def _name(folder: Path) -> str:
     return str(folder if is_remote(folder) else folder.resolve())
 

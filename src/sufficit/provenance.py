@@ -40,16 +40,22 @@ def surroundings(device: "torch.device", dtype: "torch.dtype") -> dict[str, Any]
     import torch
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": _commit(),
-        "versions": versions,
+        "versions": dict(_versions()),
         "device": {"type": device.type, "name": name or platform.machine(), "dtype": str(dtype)},
     }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """The versions of the packages that decide numbers; reading them takes 60 ms."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def save_json(path: Path, content: Mapping[str, Any]) -> None:

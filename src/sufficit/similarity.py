@@ -108,9 +108,10 @@ def agreement(maps: Sequence[Tensor] | Tensor, alpha_min: float = 0.5) -> Agreem
 
 
 def estimate(values: Tensor, *, seed: int = 0, higher_is_better: bool = True) -> Estimate:
-    """Return the mean of one value per image with its 95 % interval: [N]."""
+    """Return the mean of one value in -1..1 per image with its 95 % interval: [N]."""
     column = np.asarray(values.double().cpu())
-    return estimates({"": column}, {"": higher_is_better}, seed=seed)[""]
+    given = {"": column}, {"": higher_is_better}
+    return estimates(*given, seed=seed, limits=lambda _: (-1.0, 1.0))[""]
 
 
 def _ranks(maps: Tensor) -> Tensor:

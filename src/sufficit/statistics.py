@@ -6,7 +6,7 @@ sign-flip test is written here, not taken from scipy.stats, because memory must 
 times draws, and images without a difference do not count towards the exact test.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 DRAWS = 10_000  # of a sign-flip test
 ENUMERATED = 20  # differences up to which the sign-flip test is exact
 ALIKE = "not significantly different"
+Limits = Callable[[Any], tuple[float, float]]
+"""From the name of a column to the lowest and highest value it can have."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +41,35 @@ class Estimate:
 
 
 def estimates(
-    columns: Mapping[str, Floats], directions: Mapping[str, bool | None], *, seed: int = 0
+    columns: Mapping[str, Floats],
+    directions: Mapping[str, bool | None],
+    *,
+    seed: int = 0,
+    limits: "Limits | None" = None,
 ) -> dict[str, Estimate]:
     """Return the mean and interval of every column [N]."""
-    return estimates_of(sums_of(columns, seed=seed), {name: directions[name] for name in columns})
+    known = {name: directions[name] for name in columns}
+    return estimates_of(sums_of(columns, seed=seed), known, limits=limits)
 
 
 def estimates_of(
-    sums: Sums, directions: Mapping[Any, bool | None], chance: "Chance | None" = None
+    sums: Sums,
+    directions: Mapping[Any, bool | None],
+    chance: "Chance | None" = None,
+    limits: "Limits | None" = None,
 ) -> dict[Any, Estimate]:
-    """Return the mean and interval of the columns that a direction is given for."""
+    """Return the mean and interval of the columns that a direction is given for.
+
+    `limits` are those of a column's values: no interval of a mean goes beyond them.
+    """
     names = [*directions]
     values, counts = sums.groups(names)
     low, high = moments(values, counts).interval((chance or Chance(sums.seed)).level)
+    if limits is not None and names:
+        means = sums.means(names)
+        ends = np.array([limits(name) for name in names]).T
+        low = np.maximum(low, np.minimum(ends[0], means))
+        high = np.minimum(high, np.maximum(ends[1], means))
     known = counts.sum(axis=0)
     parts = (sums.means(names), low, high, known, sums.n - known)
     found = zip(names, *(part.tolist() for part in parts), strict=True)

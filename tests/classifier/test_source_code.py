@@ -10,8 +10,13 @@ import pytest
 import torch
 from torchvision import models
 
-from sufficit.classifier.loading import python_function
-from sufficit.classifier.source_code import code_digest, code_of, is_installed, versions_of
+from sufficit.classifier.source_code import (
+    code_digest,
+    code_of,
+    is_installed,
+    python_function,
+    versions_of,
+)
 
 MAIN = """
 from parts import half

@@ -1,6 +1,7 @@
 """CLIP-like models of transformers as classifiers of prompts."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,15 @@ def test_methods_explain_and_evaluate_scores_them(folder: Path, method: str) -> 
     scores = evaluate(classifier, images, found, targets, value_step=0.25, percent_step=0.5)
     assert scores.msi.isfinite().all()
     traces.check()
+
+
+def test_attention_that_may_be_code_from_the_hub_is_refused(folder: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(folder, tmp_path / "copied"))
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"attn_implementation": "me/kernel"}))
+    for weights in ("default", None):
+        with pytest.raises(UserError, match="clip:.* asks for the attention 'me/kernel'"):
+            Classifier.load(f"clip:{copied}", prompts=PROMPTS, weights=weights)
 
 
 def test_prompts_belong_to_the_fingerprint_and_the_checkpoint(folder: Path, tmp_path: Path) -> None:

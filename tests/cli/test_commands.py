@@ -38,6 +38,10 @@ def test_options_of_a_run_are_those_of_run_config(sufficit, command: str) -> Non
 
 def test_methods_and_models_are_listed(sufficit) -> None:
     listed = sufficit("methods").out
+    assert max(map(len, listed.splitlines())) <= 80
+    assert "\u2026" not in listed, "no name is cut"
+    assert "attnlrp 3 pixels" in " ".join(listed.split())
+    assert "(transformer models only)" in " ".join(listed.split())
     assert "--methods takes its folder" in " ".join(listed.split())
     assert "kpca-cam" in listed
     assert "control" in listed

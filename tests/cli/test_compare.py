@@ -273,7 +273,7 @@ def test_a_comparison_without_msi_prints_means_and_has_no_report(sufficit, photo
 def test_a_comparison_by_msi_alone_is_reported(sufficit, photos: Path) -> None:
     run = sufficit(*words(photos, "--no-leak", "--columns", "msi"))
     assert run.code == 0, run.err
-    assert "layercam has the highest MSI: " in run.words
+    assert "Which method is best? layercam" in run.words
     assert (photos.parent / "out" / "report.html").exists()
 
 

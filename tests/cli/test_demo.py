@@ -16,7 +16,7 @@ from sufficit import Classifier, Lax, UserError, evaluate, explain
 from sufficit.cli import demo
 from sufficit.cli.demo import run_demo, train
 from sufficit.data.digits import synthetic_digits
-from sufficit.data.photos import PHOTOS
+from sufficit.data.images import PHOTOS
 from sufficit.runs.config import RunConfig
 from sufficit.runs.job import Job
 from sufficit.runs.results import RunResults

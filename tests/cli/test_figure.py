@@ -1,6 +1,7 @@
 """`sufficit figure`: figures for papers from a finished run; their numbers are the run's."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from PIL import Image
 
 from own_model import SIZED
 from small_runs import config_for, rows, run_small, write_photos
-from sufficit import Classifier, explain
+from sufficit import Classifier, RunResults, explain
 from sufficit.data.images import read_image
 from sufficit.plots import LINES, QUIET, blend
 
@@ -49,7 +50,7 @@ def draw(sufficit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_sheet_shows_the_images_their_maps_and_the_numbers_of_the_run(draw, place: Path) -> None:
     figure = draw(place / "run", "--images", "2,cat/02.png", "--methods", "layercam,random")
     axes = np.array(figure.axes).reshape(3, 3)
-    assert [axis.get_title() for axis in axes[0]] == ["image", "layercam", "random"]
+    assert [axis.get_title() for axis in axes[0]] == ["image", "layercam", "random\n(control)"]
     names = ["ant/00.png", "ant/03.png", "cat/02.png"]
     assert [axis.get_xlabel() for axis in axes[:, 0]] == ["ant", "ant", "cat"]
     scored = rows(place / "run", "layercam").set_index("image")["msi"]
@@ -85,19 +86,20 @@ def test_under_the_maps_is_what_the_model_saw(draw, place: Path) -> None:
 
 def test_curves_are_the_means_of_the_runs_rows(draw, place: Path) -> None:
     methods, names = ["layercam", "gradcam", "center"], ["show", "deletion_percent"]
+    labels = ["layercam", "gradcam", "center (control)"]
     figure = draw(
         place / "run", "--show", "curves", "--methods", ",".join(methods), "--curves",
         ",".join(names),
     )  # fmt: skip
     assert [axis.get_title() for axis in figure.axes] == ["Show(>\u03b1)", "Deletion (%)"]
     for axis, name in zip(figure.axes, names, strict=True):
-        assert [line.get_label() for line in axis.lines] == methods
+        assert [line.get_label() for line in axis.lines] == labels
         for line, method in zip(axis.lines, methods, strict=True):
             table = pandas.read_parquet(place / "run" / method / "curves.parquet")
             assert line.get_ydata() == pytest.approx(np.stack(table[f"{name}_accuracy"]).mean(0))
     assert list(figure.axes[1].lines[0].get_xdata()) == [0, 0.25, 0.5, 0.75, 1]
     assert [line.get_color() for line in figure.axes[0].lines] == [LINES[0], LINES[1], QUIET]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == methods
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == labels
 
 
 @pytest.mark.parametrize(("run", "key"), [("run", "search"), ("sampled", "alpha_curve")])
@@ -111,13 +113,28 @@ def test_msi_over_alpha_min_is_that_of_the_run(draw, place: Path, run: str, key:
     assert ("image" in axis.get_title()) == (run == "sampled")
 
 
+def test_methods_that_ignore_the_class_are_marked_in_every_legend(place: Path) -> None:
+    results = RunResults.read(place / "sampled")
+    sources = {n: one | {"class_agnostic": True} for n, one in results.record["sources"].items()}
+    marked = replace(results, record={**results.record, "sources": sources})
+    for found, end in ((results, ""), (marked, " (class-agnostic)")):
+        methods = [m for m in found.methods if m not in found.unranked]
+        wanted = [f"{method}{end}" for method in methods]
+        for show in ("curves", "alpha", "sizes"):
+            (legend,) = found.plot(show).legends
+            assert [text.get_text() for text in legend.get_texts()] == wanted, show
+        titles = [axis.get_title() for axis in found.plot("sheet").axes[: 1 + len(methods)]]
+        assert titles[1:] == [word.replace(" (", "\n(") for word in wanted]
+    assert "(class-agnostic)" not in str(results.record["alpha_curve"]), "the record is left alone"
+
+
 def test_sizes_are_drawn_against_base_scores(draw, place: Path) -> None:
     (axis,) = draw(place / "run", "--show", "sizes", "--methods", "gradcam,center").axes
     summary = json.loads((place / "run" / "summary.json").read_text())
     points = {line.get_label(): line for line in axis.lines if not line.get_label().startswith("_")}
-    assert list(points) == ["gradcam", "center"]
-    for method, line in points.items():
-        found = summary[method]
+    assert list(points) == ["gradcam", "center (control)"]
+    for label, line in points.items():
+        found = summary[label.split()[0]]
         point = (line.get_xdata()[0], line.get_ydata()[0])
         assert point == (found["mask_penalty"]["mean"], found["base_score"]["mean"])
     across, up = axis.lines[:2]

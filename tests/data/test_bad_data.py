@@ -18,8 +18,8 @@ from PIL import Image
 
 from sufficit.classifier.checkpoint import View
 from sufficit.data.heatmap_files import write_heatmaps
+from sufficit.data.image_files import FORMATS, BadImageError, ignore_image_warnings, read_image
 from sufficit.data.images import list_images
-from sufficit.data.pixels import FORMATS, BadImageError, ignore_image_warnings, read_image
 from sufficit.errors import UserError
 from sufficit.files import short_name
 from sufficit.outside import literal
@@ -226,33 +226,6 @@ def test_links_to_folders_are_followed_once_and_never_round(tmp_path: Path) -> N
     (other / "deep" / "back").symlink_to(other)
     (other / "across").symlink_to(data)
     assert [picture.name for picture in list_images(data)] == ["cat/a.png", "dog/deep/a.png"]
-
-
-def test_a_folder_that_can_not_be_opened_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("cat", "locked"):
-        (tmp_path / name).mkdir()
-        picture().save(tmp_path / name / "a.png")
-    usual = os.scandir
-
-    def scandir(path: str) -> object:
-        if str(path).endswith("locked"):  # root may open every folder, so it is simulated
-            raise PermissionError(13, "Permission denied", str(path))
-        return usual(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.warns(UserWarning, match=r"locked can't be opened \(Permission denied\)"):
-        found = list_images(tmp_path)
-    assert [picture.name for picture in found] == ["cat/a.png"]
-
-
-@pytest.mark.skipif(os.getuid() == 0, reason="root may read every file")
-def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
-    picture().save(tmp_path / "a.png")
-    (tmp_path / "a.png").chmod(0)
-    with pytest.raises(BadImageError, match="Permission denied"):
-        read_image(tmp_path / "a.png", None)
 
 
 def test_names_that_are_written_alike_are_refused(tmp_path: Path) -> None:

@@ -21,18 +21,19 @@ from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
 
 
-def pictures(*names: str) -> ImageSource:
+def pictures(root: Path, *names: str) -> ImageSource:
     """Images whose first folder is their class folder; the last of them can be read."""
-    last = ImageTensor("last.png", names[-1].rpartition("/")[0] or None, torch.zeros(3, 4, 4))
-    return ImageSource(
-        [*(ImageFile(name, name, name.rpartition("/")[0] or None) for name in names[:-1]), last]
-    )
+    words = [name.rpartition("/")[0] or None for name in names]
+    for word in words:
+        (root / (word or "")).mkdir(exist_ok=True)
+    files = [ImageFile(str(root / n), n, w) for n, w in zip(names, words, strict=True)]
+    return ImageSource([*files[:-1], ImageTensor("last.png", words[-1], torch.zeros(3, 4, 4))])
 
 
 def numbers_of(source: ImageSource, classes: list[str] | None, count: int) -> list[int | None]:
     model = nn.Sequential(nn.Conv2d(3, count, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     labels = labels_for(Classifier(model, classes=classes), source, "auto")
-    return [labels.number(image) for image in source]
+    return [None if labels is None else labels(image) for image in source]
 
 
 @pytest.mark.parametrize(
@@ -48,9 +49,13 @@ def numbers_of(source: ImageSource, classes: list[str] | None, count: int) -> li
     ],
 )
 def test_labels_come_from_class_names_or_numbers_or_the_order(
-    names: list[str], classes: list[str] | None, count: int, wanted: list[int | None]
+    names: list[str],
+    classes: list[str] | None,
+    count: int,
+    wanted: list[int | None],
+    tmp_path: Path,
 ) -> None:
-    assert numbers_of(pictures(*names), classes, count) == wanted
+    assert numbers_of(pictures(tmp_path, *names), classes, count) == wanted
 
 
 @pytest.mark.parametrize(
@@ -66,10 +71,10 @@ def test_labels_come_from_class_names_or_numbers_or_the_order(
     ],
 )
 def test_folders_that_fit_no_class_are_an_error(
-    names: list[str], classes: list[str] | None, count: int, words: str
+    names: list[str], classes: list[str] | None, count: int, words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=words):
-        numbers_of(pictures(*names), classes, count)
+        numbers_of(pictures(tmp_path, *names), classes, count)
 
 
 def test_class_folders_are_found_behind_links_once(tmp_path: Path) -> None:
@@ -97,7 +102,7 @@ def test_a_folder_that_can_not_be_opened_is_warned_of_once(
 
     def scandir(folder: str) -> Any:
         if str(folder).endswith("shut"):
-            raise PermissionError(13, "Permission denied")
+            raise OSError(36, "File name too long")
         return whole(folder)
 
     monkeypatch.setattr(os, "scandir", scandir)
@@ -123,7 +128,7 @@ def test_images_in_memory_are_read_as_files_are() -> None:
     assert torch.stack([item.pixels for item in items]).equal(pixels)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     labels = labels_for(Classifier(model), source, "auto")
-    assert [labels.number(image) for image in source] == [2, 0, 2]
+    assert [labels(image) for image in source] == [2, 0, 2]
 
 
 def test_an_image_in_memory_is_pickled_without_its_neighbours() -> None:
@@ -183,7 +188,7 @@ def test_data_without_permission_for_a_while_stop_the_run_and_skip_nothing(
     interrupted(lambda: run_small(config, out))
     job = make_job(config, unit=4)
     with monkeypatch.context() as patched:
-        patched.setattr("sufficit.data.pixels.os.scandir", denied)
+        patched.setattr("sufficit.data.image_files.os.scandir", denied)
         patched.setattr("sufficit.data.image_files.read_image", denied)
         with pytest.raises(GoneError, match="Permission denied.*resume"):
             run(job, out, progress=False)

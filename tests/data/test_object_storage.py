@@ -2,7 +2,7 @@
 
 import io
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +16,11 @@ from object_server import ObjectServer, busy, denied
 from shard_files import png, write_shard
 from small_runs import config_for
 from sufficit import UserError
-from sufficit.data import downloads, shards
-from sufficit.data.downloads import Download, download, runs
+from sufficit.data import loader as loading
+from sufficit.data import shards
 from sufficit.data.image_files import ImageFile
-from sufficit.data.images import BadImageError, ImageTensor, list_images, open_images
-from sufficit.data.loader import Entry, ImageLoader, Item, decode_entry
+from sufficit.data.images import BadImageError, ImageTensor, SourceImage, list_images, open_images
+from sufficit.data.loader import Download, Entry, ImageLoader, Item, decode_entry, downloaded, runs
 from sufficit.data.shards import ShardImage
 from sufficit.errors import GoneError
 from sufficit.runs.engine import run
@@ -45,6 +45,11 @@ def loader() -> ImageLoader[Item]:
 
 def entries_of(root: str) -> list[Entry]:
     return [Entry(number, image) for number, image in enumerate(open_images(root))]
+
+
+def download(images: Sequence[SourceImage]) -> list[SourceImage]:
+    entries = [Entry(number, image) for number, image in enumerate(images)]
+    return [entry.image for entry in downloaded(entries)]
 
 
 def test_a_folder_of_more_than_a_page_is_that_on_disk(bucket: str, tmp_path: Path) -> None:
@@ -210,8 +215,8 @@ def test_one_request_reads_neighbours_only() -> None:
     def image(file: str, start: int, size: int = 10) -> ShardImage:
         return ShardImage(file, f"{file}/{start}", None, "", size, "", start)
 
-    near, far = image("a", 10 + downloads.GAP), image("a", 31 + 2 * downloads.GAP)
-    large = image("b", 10, downloads.MOST_RUN)
+    near, far = image("a", 10 + loading.GAP), image("a", 31 + 2 * loading.GAP)
+    large = image("b", 10, loading.MOST_RUN)
     files = [ImageFile("c", "c", None), ImageFile("d", "d", None)]
     found = runs([far, *files, large, near, image("b", 0), image("a", 0)])
     assert found == [[image("a", 0), near], [far], [image("b", 0)], [large], *([f] for f in files)]

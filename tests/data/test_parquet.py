@@ -23,6 +23,7 @@ from sufficit.data.loader import Entry, ImageLoader, decode_entry, labels_for
 from sufficit.data.parquet import ParquetImage
 from sufficit.data.splits import read_folder
 from sufficit.errors import GoneError
+from sufficit.runs.config import RunConfig
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
 from sufficit.sanity import checks
@@ -159,7 +160,7 @@ def test_labels_are_matched_to_the_classes_of_the_model(
 ) -> None:
     source = open_images(write(tmp_path / "a.parquet", [png(0)] * 3, labels, metadata=metadata))
     known = labels_for(model(classes), source, "auto")
-    assert [known.number(image) for image in source] == wanted
+    assert [known(image) for image in source] == wanted
 
 
 def test_numbers_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
@@ -346,7 +347,7 @@ def test_training_and_sanity_number_classes_as_the_files_do(
         assert part.labels == tuple(CLASSES.index(image.folder or "") for image in part.images)
     seen: list[int] = []
     monkeypatch.setattr(checks, "sanity_check", lambda *given, **_: seen.extend(given[2].tolist()))
-    checks.check_folder(classifier, path, checks.SanityOptions(images=12))
+    checks.check_folder(RunConfig("", str(path), ("center",), images=12), classifier)
     assert seen == labels
 
 

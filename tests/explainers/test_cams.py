@@ -174,9 +174,9 @@ def test_finer_scores_by_hand() -> None:
     targets = torch.tensor([0])
     p = [float(v) for v in logits.detach().softmax(1)[0]]
     wanted = (p[1] * 1 + p[2] * 2 + p[3] * 3) / (p[1] + p[2] + p[3])
-    assert cams.weighted_contrast(logits, targets).item() == pytest.approx(wanted, rel=1e-5)
-    assert cams.mean_contrast(logits, targets).item() == pytest.approx(2.0)
-    (gradient,) = torch.autograd.grad(cams.mean_contrast(logits, targets).sum(), logits)
+    assert cams.contrast(logits, targets).item() == pytest.approx(wanted, rel=1e-5)
+    assert cams.contrast(logits, targets, "mean").item() == pytest.approx(2.0)
+    (gradient,) = torch.autograd.grad(cams.contrast(logits, targets, "mean").sum(), logits)
     assert torch.allclose(gradient, torch.tensor([[1.0, -0.2, -0.2, -0.2, 0.0]]))
 
 

@@ -497,3 +497,12 @@ def test_a_thousand_calls_do_not_grow_memory() -> None:
         explain_all(classifier, images)
     assert tensors() <= count
     assert resident() - size < 16 * 2**20
+
+
+def test_methods_that_draw_maps_of_several_sizes_go_together() -> None:
+    words = ("integrated-gradients:steps=3", "occlusion:grid=4", "scorecam", "lrp", "gradcam")
+    classifier, images = small(), random_images(2)
+    together = explain_all(classifier, images, torch.tensor([0, 1]), methods=words)
+    for word in words:
+        alone = explain(classifier, images, torch.tensor([0, 1]), word)
+        assert torch.allclose(together[word], alone, atol=1e-5), word

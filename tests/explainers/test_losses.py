@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from sufficit import Classifier, UserError
 from sufficit.explainers import losses
 from sufficit.explainers.recipes import TRAINING_FILLS, random_fills
-from sufficit.explainers.step import Batch, take_step, upsampled
+from sufficit.explainers.step import Batch, asked_classes, take_step, upsampled
 from sufficit.training import RECIPES, LaxRecipe
 
 TEMPERATURES = {0.25: 0.0574, 0.3: 0.0909, 0.4: 0.1541, 0.5: 0.2055, 0.8: 0.3019}
@@ -236,11 +236,47 @@ def plain_logits(classifier: Classifier, picture: list[float]) -> list[float]:
 def batch_of(classifier: Classifier, n: int = 5) -> Batch:
     images = rand(n, 1, 4, 4, seed=9)
     targets = torch.tensor([0, 1, 1, 2, 0])[:n]
-    return Batch(images, targets, rand(n, 2, 4, 4, seed=8))
+    first = torch.tensor([[0, 2], [1, 0], [2, 1], [2, 0], [0, 1]])[:n]
+    return Batch(images, targets, (rand(n, 2, 4, 4, seed=8),), first)
 
 
-def adapter(features: Tensor) -> Tensor:
-    return (features[:, 0] - features[:, 1]).sigmoid()
+def adapter(features: tuple[Tensor], targets: Tensor | None = None, **_: object) -> Tensor:
+    return (features[0][:, :1] - features[0][:, 1:]).sigmoid()
+
+
+def plain_excess(rows: list[list[float]], targets: list[int], shown: list[int]) -> float:
+    """Twice r^4 / (1 + r^4), r the mean own probability over the mean of the same elsewhere."""
+    known = [[math.exp(v) / sum(map(math.exp, row)) for v in row] for row in rows]
+    own, chance = [], []
+    for i, y in enumerate(targets):
+        others = [k for k in range(len(rows)) if y not in (targets[k], shown[k])]
+        if y != shown[i] and others:
+            own.append(known[i][y])
+            chance.append(sum(known[k][y] for k in others) / len(others))
+    if not own:
+        return 1.0
+    ratio = (sum(own) / len(own) + 1e-4) / (sum(chance) / len(chance) + 1e-4)
+    return 2 * ratio**4 / (1 + ratio**4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_push_of_donors_follows_the_leakage_ratio(seed: int) -> None:
+    generator = Generator().manual_seed(seed)
+    logits = 3 * torch.randn(12, 4, generator=generator)
+    targets, shown = (torch.randint(4, (12,), generator=generator) for _ in range(2))
+    wanted = plain_excess(logits.tolist(), targets.tolist(), shown.tolist())
+    assert losses.excess(logits, targets, shown).item() == pytest.approx(wanted, rel=1e-4)
+
+
+def test_masks_that_say_their_class_are_pushed_and_masks_that_never_do_are_not() -> None:
+    targets, shown = torch.arange(12) % 3, (torch.arange(12) // 3 + 1) % 3
+    says_target = 20 * nn.functional.one_hot(targets, 3).double()
+    assert losses.excess(says_target, targets, shown).item() == pytest.approx(2, abs=1e-3)
+    assert losses.excess(-says_target, targets, shown).item() == pytest.approx(0, abs=1e-3)
+    assert losses.excess(torch.zeros(12, 3), targets, shown).item() == pytest.approx(1)
+    # With one class there is no other mask to compare with.
+    one = torch.zeros(4, dtype=torch.long)
+    assert losses.excess(torch.rand(4, 3), one, one).item() == 1
 
 
 EVERYTHING = LaxRecipe(
@@ -271,7 +307,10 @@ def test_the_loss_is_the_sum_of_weights_times_terms_on_a_linear_classifier(done,
     pairs = [i for i in range(5) if targets[i] != targets[i - 1]]  # image 0's donor is the last
     donated = say([pictures[i - 1] for i in pairs], [masks[i] for i in pairs])
     assert pairs == [1, 3, 4]
-    wanted += 0.3 * plain_unlike(donated, [targets[i] for i in pairs])
+    views = say([pictures[i - 1] for i in range(5)], masks)
+    push = plain_excess(views, targets, [targets[i - 1] for i in range(5)])
+    assert push != pytest.approx(1, abs=0.01)
+    wanted += 0.3 * push * plain_unlike(donated, [targets[i] for i in pairs])
     wanted += 0.2 * plain_entropy(masks, 0.4)
     every = [m for mask in masks for m in mask]
     mean = sum(every) / 80
@@ -308,7 +347,7 @@ def test_masked_images_are_image_times_mask_and_fill_times_the_rest(fills) -> No
     handle.remove()
     keep, drop, donors = (seen[0] * 0.3 + 0.4).split(5)
     generator = Generator().manual_seed(4)
-    weights, images = adapter(batch.features)[:, None], batch.images
+    weights, images = adapter(batch.features), batch.images
     for view, pictures, shown in (
         (keep, images, weights),
         (drop, images, 1 - weights),
@@ -323,10 +362,10 @@ def test_a_step_is_differentiable_all_the_way_to_the_adapter() -> None:
     batch = batch_of(classifier, 3)
 
     def loss(weight: Tensor) -> Tensor:
-        def lax(features: Tensor) -> Tensor:
-            return (features * weight[:, None, None]).sum(1).sigmoid()
+        def lax(features: tuple[Tensor], *_: object, **__: object) -> Tensor:
+            return (features[0] * weight[:, None, None]).sum(1, keepdim=True).sigmoid()
 
-        recipe = replace(EVERYTHING, fills=("other",))
+        recipe = replace(EVERYTHING, fills=("other",), donors=0.0)  # whose push has no gradient
         return take_step(classifier, lax, batch, recipe, Generator().manual_seed(0)).loss
 
     weight = torch.tensor([0.7, -0.4], dtype=torch.float64, requires_grad=True)
@@ -339,6 +378,77 @@ def test_a_step_is_differentiable_all_the_way_to_the_adapter() -> None:
 
 
 def test_maps_grow_as_bilinear_weights_say() -> None:
-    cells = torch.tensor([[[0.0, 1.0]]])
+    cells = torch.tensor([[[[0.0, 1.0]]]])
     found = upsampled(cells, torch.zeros(1, 3, 2, 4))
-    assert found.tolist() == [[[0.0, 0.25, 0.75, 1.0]] * 2]
+    assert found.tolist() == [[[[0.0, 0.25, 0.75, 1.0]] * 2]]
+
+
+# A class as input
+
+
+def test_maps_are_asked_for_the_target_or_the_prediction_and_for_a_class_that_is_not_there() -> (
+    None
+):
+    batch = Batch(*(torch.zeros(4000, *shape) for shape in ((1, 1, 1), ())), (), torch.zeros(0))
+    targets = torch.full((4000,), 3)
+    first = torch.tensor([[3, 1], [5, 3]]).repeat(2000, 1)  # half of them are wrong
+    batch = batch._replace(targets=targets, first=first)
+    asked, absent = asked_classes(batch, 8, Generator().manual_seed(0))
+    assert (asked[::2] == 3).all()
+    wrong = asked[1::2]
+    assert {*wrong.tolist()} == {3, 5}
+    assert (wrong == 5).float().mean().item() == pytest.approx(0.5, abs=0.05)
+    # Half the second class, half any of the eight.
+    share = (absent[::2] == 1).float().mean().item()
+    assert share == pytest.approx(0.5 + 0.5 / 8, abs=0.05)
+    assert {*absent.tolist()} == {*range(8)}
+
+
+def test_the_map_of_an_absent_class_costs_its_mean_and_one_that_is_there_costs_nothing() -> None:
+    classifier, batch = linear_classifier(), batch_of(linear_classifier())
+    values = torch.tensor([0.1, 0.3, 0.6], dtype=torch.float64)
+    asked: list[Tensor] = []
+
+    def lax(features: object, targets: Tensor, **_: object) -> Tensor:
+        asked.append(targets)
+        return values[targets][:, None, None, None].expand(-1, 1, 4, 4)
+
+    recipe = LaxRecipe(absent=2.0, stages=3)
+    step = take_step(classifier, lax, batch, recipe, Generator().manual_seed(1), classes=3)
+    there, absent = asked
+    known = zip(absent.tolist(), batch.targets.tolist(), batch.first[:, 0].tolist(), strict=True)
+    counted = [values[one].item() if one not in pair else 0.0 for one, *pair in known]
+    assert any(counted)
+    assert not all(counted)
+    assert step.terms["absent"].item() == pytest.approx(sum(counted) / 5)
+    keep = step.terms["keep"].item()
+    assert step.loss.item() == pytest.approx(keep + 2 * sum(counted) / 5)
+    assert step.area.item() == pytest.approx(values[there].mean().item())
+
+
+# Several answers
+
+
+def test_each_answer_must_suffice_where_the_class_survives_without_the_earlier_ones() -> None:
+    classifier, batch = linear_classifier(), batch_of(linear_classifier())
+    drawn = rand(5, 2, 4, 4, seed=6)
+    recipe = LaxRecipe(drop=0.7, overlap=0.4, size=3, stages=3, answers=2)
+    step = take_step(classifier, lambda *_, **__: drawn, batch, recipe, Generator())
+    images, targets = batch.images[:, 0], batch.targets.tolist()
+    one, two = drawn.unbind(1)
+
+    def say(pictures: Tensor) -> list[list[float]]:
+        return [plain_logits(classifier, row) for row in pictures.flatten(1).tolist()]
+
+    without = [[math.exp(v) for v in row] for row in say(images * (1 - one))]
+    alive = [row[y] / sum(row) for row, y in zip(without, targets, strict=True)]
+    second = [
+        plain_cross_entropy([row], [y]) for row, y in zip(say(images * two), targets, strict=True)
+    ]
+    keep = plain_cross_entropy(say(images * one), targets)
+    keep += sum(a * c for a, c in zip(alive, second, strict=True)) / 5
+    assert step.terms["keep"].item() == pytest.approx(keep, rel=1e-5)
+    rest = say(images * (1 - one) * (1 - two))
+    assert step.terms["drop"].item() == pytest.approx(plain_unlike(rest, targets), rel=1e-5)
+    assert step.terms["overlap"].item() == pytest.approx((one * two).mean().item(), rel=1e-6)
+    assert step.terms["size"].item() == pytest.approx((one.mean() + two.mean()).item(), rel=1e-6)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from small_models import SmallMemory, Spy, Traces, cnn, linear, mixed_modes, rand, random_images
-from sufficit import Classifier, UserError, explain
+from sufficit import Classifier, UserError, explain, normalize
+from sufficit.explainers import explainer_named
 from sufficit.explainers.masking import coalitions, kernel_shap, occlusion, rise, rise_masks
 
 with warnings.catch_warnings():
@@ -155,6 +156,27 @@ def test_scorecam_equals_that_of_grad_cam(monkeypatch: pytest.MonkeyPatch) -> No
         theirs = torch.from_numpy(cam(images, [ClassifierOutputTarget(int(t)) for t in targets]))
     found = explain(Classifier(model, layer="4"), images, targets, "scorecam")
     assert (found - theirs).abs().max() < 1e-4
+
+
+def test_scorecam_of_few_channels_is_that_of_a_model_with_these_channels_alone() -> None:
+    # A model that reads three channels of the image; two of them have the higher means.
+    features = nn.Conv2d(3, 3, 1, bias=False)
+    features.weight.data.copy_(torch.eye(3)[:, :, None, None])
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+    model = nn.Sequential(features, *head).eval()
+    images = random_images(2, 8) * torch.tensor([1.0, 0.1, 0.8])[:, None, None]
+    targets = torch.tensor([0, 1])
+    found = explain(Classifier(model, layer="0"), images, targets, "scorecam:channels=2")
+    raw = []
+    for image, target in zip(images, targets, strict=True):
+        asked = [(one - one.min()) / (one.max() - one.min() + 1e-8) for one in image]
+        logits = torch.stack([model((image * asked[k])[None])[0, target] for k in (0, 2)])
+        weights = logits.softmax(0)
+        raw.append(weights[0] * image[0] + weights[1] * image[2])
+    assert torch.allclose(found, normalize(torch.stack(raw)), atol=1e-4)
+    every = explain(Classifier(model, layer="0"), images, targets, "scorecam:channels=3")
+    assert torch.allclose(every, explain(Classifier(model, layer="0"), images, targets, "scorecam"))
+    assert explainer_named("scorecam:channels=2").passes == 3
 
 
 @pytest.mark.parametrize("method", QUICK)

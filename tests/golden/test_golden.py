@@ -17,6 +17,7 @@ from make_inputs import write_all
 # Each case as today's command line spells it (record.py has the spelling of then); IN is the folder
 # of inputs.
 CAMS = "gradcam,gradcam++,layercam,kpca-cam,finer-cam"
+LAX = record.LAX  # an adapter of version 0.1
 DIGITS = ["--model", "sufficit:digits", "--device", "cpu"]
 COARSE = ["--value-step", "0.1", "--percent-step", "0.2"]
 TWO = [*DIGITS, *COARSE, "--methods", "gradcam,layercam", "--no-alpha-curve"]
@@ -29,7 +30,7 @@ CASES: dict[str, list[str]] = {
             "--data",
             "IN/images-8",
             "--methods",
-            f"{CAMS},sufficit:digits",
+            f"{CAMS},{LAX}",
         ),
     ],
     "default-steps": [
@@ -39,7 +40,7 @@ CASES: dict[str, list[str]] = {
             "--data",
             "IN/images-4",
             "--methods",
-            "gradcam,layercam,sufficit:digits",
+            f"gradcam,layercam,{LAX}",
         ),
         "--no-alpha-curve",
     ],
@@ -54,7 +55,7 @@ CASES: dict[str, list[str]] = {
     ],
     "search": [
         *("compare", *DIGITS, *COARSE, "--data", "IN/images-6"),
-        *("--methods", "gradcam,layercam,sufficit:digits", "--alpha-min", "search"),
+        *("--methods", f"gradcam,layercam,{LAX}", "--alpha-min", "search"),
     ],
     "many": [
         *("compare", *DIGITS, *COARSE, "--data", "IN/images-16"),
@@ -74,7 +75,7 @@ CASES: dict[str, list[str]] = {
         "--save-heatmaps",
     ],
     "explain": [
-        *("explain", "IN/images-4", *DIGITS, "--methods", "gradcam,finer-cam,sufficit:digits"),
+        *("explain", "IN/images-4", *DIGITS, "--methods", f"gradcam,finer-cam,{LAX}"),
     ],
     "demo": ["demo", "--images", "4", "--train-images", "128", "--no-open"],
     "reproduce": [

@@ -6,7 +6,7 @@ import torch
 
 from reference import heatmaps_like, small_net
 from sufficit import Classifier, evaluate
-from sufficit.metrics.scores import alpha_curves, coarse, spread
+from sufficit.metrics.alpha_curves import alpha_curves, coarse, spread
 
 SIZE = (8, 6)
 

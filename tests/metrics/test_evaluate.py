@@ -18,7 +18,10 @@ from reference import (
     reference_columns,
     small_net,
 )
+from small_models import small
 from sufficit import Classifier, evaluate
+from sufficit.metrics import Metric
+from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.fills import blur, noise
 
 COARSE = {"value_step": 0.05, "percent_step": 0.1}
@@ -741,3 +744,18 @@ def test_one_nan_image_does_not_touch_the_others():
     for name in COLUMNS:
         assert scores.nan_counts()[name] == (0 if name == "mask_penalty" else 1)
         torch.testing.assert_close(scores[name][[0, 2]], plain[name][[0, 2]], rtol=0, atol=1e-6)
+
+
+def test_intervals_of_few_images_stay_within_their_column() -> None:
+    images, heatmaps = random_images(4, 3, (16, 16)), random_images(4, 1, (16, 16), seed=1)[:, 0]
+    own = Metric(True, lambda _: [], lambda found, _: found.of([EVERYTHING], "confidence")[:, 0])
+    given = {"columns": ["all"], "metrics": {"own": own}, "value_step": 0.25, "percent_step": 0.25}
+    scores = evaluate(small(), images, heatmaps, truth=(heatmaps > 0.9).float(), **given)
+    summary, plan = scores.summary(), scores.plan
+    for name, column in scores.columns.items():
+        low, high = plan.limits(name)
+        assert low <= float(column.min()), name  # the limits are true ones
+        assert float(column.max()) <= high, name
+        assert summary[name].low >= low or name == "own"
+        assert summary[name].high <= high or name == "own"
+    assert plan.limits("own") == (-math.inf, math.inf)

@@ -238,6 +238,18 @@ def test_images_keep_their_donors_where_others_are_skipped(classifier) -> None:
         measure_methods({"a": heatmaps}, targets, probe, left)
 
 
+def test_few_donors_leave_the_mean_unbiased(classifier) -> None:
+    images, heatmaps, targets = leak_case()
+    every = leak(classifier, images, heatmaps, targets, donors=len(images)).mean()["leak"]
+    drawn = [
+        leak(classifier, images, heatmaps, targets, donors=2, seed=seed).mean()["leak"]
+        for seed in range(150)
+    ]
+    error = float(np.std(drawn) / math.sqrt(len(drawn)))
+    assert 0 < error < 0.02
+    assert abs(float(np.mean(drawn)) - every) < 4 * error
+
+
 def test_with_all_donors_the_order_of_images_does_not_matter(classifier) -> None:
     images, heatmaps, targets = leak_case()
     order = torch.randperm(10, generator=torch.Generator().manual_seed(1))

@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,20 @@ from torch import Tensor, nn
 
 from small_models import Traces, rand, random_images
 from small_runs import STEPS, write_photos
-from sufficit import Classifier, UserError, compare, evaluate, explain
+from sufficit import (
+    Classifier,
+    UserError,
+    compare,
+    evaluate,
+    explain,
+    leak,
+    train_lax,
+    train_twin,
+)
 from sufficit.explainers.gradients import input_x_gradient
+from sufficit.explainers.region_search import region_search
+from sufficit.perturbation.predict import predict_views
+from sufficit.perturbation.predictions import ViewPredictions
 
 QUICK = {"value_step": 0.25, "percent_step": 0.25}
 
@@ -71,6 +84,53 @@ def test_columns_are_made_of_shares_of_the_whole_images_value(sign: float, kind:
         assert torch.equal(same.msi, scores.msi)
 
 
+def test_a_search_asks_whole_images_once_not_at_every_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, images, asked, views = Brightness(), random_images(3, 8), [], []
+
+    def counted(*given: Any, **options: Any) -> ViewPredictions:
+        views.append(len(given[3][0]))
+        return predict_views(*given, **options)
+
+    def without_gradients(output: dict[str, Tensor]) -> Tensor:
+        assert not torch.is_grad_enabled()
+        return output["value"]
+
+    monkeypatch.setattr("sufficit.explainers.region_search.predict_views", counted)
+    model.register_forward_pre_hook(lambda _, given: asked.append(len(given[0])))
+    classifier = Classifier(model).with_score(without_gradients)
+    region_search(classifier, images, torch.zeros(3, dtype=torch.long), calls=300, fills=["black"])
+    assert len(views) > 2  # moves
+    assert sum(asked) == sum(views) + 3
+
+
+def test_known_values_of_whole_images_are_taken() -> None:
+    model, images = Brightness(), random_images(3, 8)
+    classifier, mask = Classifier(model).with_score(value), torch.ones(1, 8, 8, dtype=torch.bool)
+    known = value(model(images)).detach() * torch.tensor([2.0, 1.0, 4.0])
+    views = torch.tensor([2, 0]), torch.tensor([0, 0])
+    goals = torch.zeros(2, dtype=torch.long)
+    found = predict_views(classifier, images, mask, views, targets=goals, whole=known)
+    assert found.confidences.tolist() == pytest.approx([0.25, 0.5])
+    alone = predict_views(classifier, images, mask, views, targets=goals)
+    assert alone.confidences.tolist() == [1.0, 1.0]
+
+
+def test_training_and_leakage_refuse_a_model_without_classes() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    classifier, images = Classifier(model).with_score(lambda logits: logits[:, 1]), rand(8, 3, 8, 8)
+    traces = Traces(model)
+    for refused in (
+        lambda: train_lax(classifier, [images], epochs=1, target="prediction"),
+        lambda: train_twin(classifier, [images], epochs=1),
+        lambda: leak(classifier, images, rand(8, 8, 8)),
+    ):
+        with pytest.raises(UserError, match="need classes, .* without with_score"):
+            refused()
+    traces.check()
+
+
 def test_methods_explain_the_score() -> None:
     model, images = Brightness(), random_images(2, 8)
     classifier = Classifier(model).with_score(value)
@@ -99,6 +159,10 @@ def test_wrong_scores_are_refused() -> None:
             UserError, match="a score of your own has no classes: leave out targets"
         ):
             evaluate(*given, score=value, **QUICK, **more)
+    with pytest.raises(UserError, match=r"a score takes \(what the model returns\)"):
+        evaluate(*given, score=lambda images, output: output["value"], **QUICK)
+    with pytest.raises(UserError, match=r"the score <lambda> raised KeyError: 'logits' \(.*line"):
+        evaluate(*given, score=lambda output: output["logits"], **QUICK)
     with pytest.raises(UserError, match="score must be accuracy, confidence or a function"):
         given[0].with_score("accuracy")
     with pytest.raises(UserError, match="Unknown score 'acuracy'"):

@@ -1,16 +1,21 @@
 """The answer in five lines follows the tests."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import report_content
+from reference import three_methods
+from sufficit.perturbation.heatmaps import normalize
 from sufficit.rank_agreement import RankedCondition
-from sufficit.report.answer import answer, cost, orders, ranking_remarks
+from sufficit.report.answer import answer, cost, notes, orders, ranking_remarks, warnings_of
 from sufficit.report.content import Content
 from sufficit.report.html import render
+from sufficit.report.interpretation import sentences
 from sufficit.statistics import Estimate, Standing, compare_values
 
 
@@ -105,3 +110,95 @@ def test_a_fill_that_the_viewer_cannot_draw_is_named() -> None:
     made = report_content.make(fill="road")
     assert "the model saw them imputed from their neighbours" in render(made)
     assert "imputed" not in render(report_content.make())
+
+
+def test_the_words_follow_the_tests() -> None:
+    values = three_methods()
+    low, base = values["c"], report_content.make()
+
+    def said(values: Mapping[str, np.ndarray], *controls: str, agnostic: str = "") -> Content:
+        mean = {
+            name: {"msi": Estimate(float(found.mean()), -0.5, 0.5, len(found), 0, True)}
+            for name, found in values.items()
+        }
+        scores = dict.fromkeys(values, base.first)
+        found = {"summaries": mean, "standing": compare_values(values, controls=controls)}
+        return replace(base, **found, scores=scores, class_agnostic=[agnostic])
+
+    def best(*given: object, **more: str) -> str:
+        return str(answer(said(*given, **more))[0]).removeprefix("Which method is best? ")
+
+    mean = {name: f"{found.mean():.2f}" for name, found in values.items()}
+    highest = f"Its MSI is highest, {mean['a']} (95 % interval -0.50 to 0.50)"
+    assert best({"a": values["a"]}) == f"a. {highest}."
+    unsure = f"a, but not for sure. {highest}, but not significantly above b."
+    assert best(values) == unsure
+    # Above the control by its mean, and not significantly: nobody beats it.
+    assert best(values, "b") == unsure
+    (against,) = [one.text for one in warnings_of(said(values, "b")) if "control" in one.text]
+    third = f"{values['b'].mean():.3f}"
+    assert against == (
+        f"Not significantly different from the control b ({third}, n = 40): a. Significantly"
+        f" worse than the control b ({third}, n = 40): c."
+    )
+    assert best(values, "c") == unsure
+    third = f"{low.mean():.3f}"
+    beaten = f"All methods are significantly better than the controls (c {third}; n = 40)."
+    assert beaten in notes(said(values, "c"))
+    assert best(values, "a") == (
+        "None. No method is better than the control a, which has the highest MSI:"
+        f" {mean['a']} (95 % interval -0.50 to 0.50). The highest of the methods, b with"
+        f" {mean['b']}, is not significantly different."
+    )
+    worse = best({"low": low, "a": values["a"]}, "a")
+    assert worse.endswith("is significantly worse.")
+    for others, controls in (({"lower": low - 0.5}, ["lower"]), ({}, ["low"])):
+        clear = best({"a": values["a"], "low": low, **others}, *controls)
+        assert clear == f"a. {highest}, significantly so."
+    same = " It draws the same map for every class."
+    assert best(values, agnostic="a") == f"{unsure}{same}"
+    assert best({"a": values["a"]}, agnostic="a") == f"a. {highest}.{same}"
+
+
+def test_a_random_output_layer_is_a_warning_only_where_maps_stay() -> None:
+    check = {"layer": "fc", "n": 8, "rank_correlation": {"bright": {"mean": 0.95}}}
+    check["rank_correlation"]["coarse"] = {"mean": None}  # constant maps have none
+    start = "With random weights in the output layer (fc, 8 images) the maps of"
+    stay = f"{start} bright (rank correlation 0.95) stay: they do not show what this output rests"
+    found = replace(content(), head_check=check)
+    assert any(one.text.startswith(stay) for one in warnings_of(found))
+    assert not any(start in note for note in notes(found))
+    check = {**check, "rank_correlation": {"bright": {"mean": 0.2}, "coarse": {"mean": 0.5}}}
+    found = replace(content(), head_check=check)
+    assert not any(start in one.text for one in warnings_of(found))
+    assert f"{start} all methods change." in notes(found)
+
+
+def test_no_lead_and_no_order_by_rank_are_not_made_up() -> None:
+    alike = content(other(bright=0.3, coarse=0.301), bright=0.301, coarse=0.3)
+    line = answer(alike)[1]
+    assert (line.word, line.text[:49]) == (
+        "Unsure",
+        "There is no significant lead with the first fill.",
+    )
+    for ranks, said in (((0.1, 0.1), ""), ((0.2, 0.1), "the same way"), ((0.1, 0.2), "other way")):
+        own = {
+            name: {**alike.summaries[name], "msi_rank": Estimate(mean, 0, 1, 60, 0, True)}
+            for name, mean in zip(("bright", "coarse"), ranks, strict=True)
+        }
+        found = [one for one in notes(replace(alike, summaries=own)) if "by rank" in one]
+        assert said in found[0] if said else not found
+
+
+def test_answers_that_suffice_alone_are_counted() -> None:
+    images, _ = report_content.quarters(8)
+    bright, none = normalize(images.mean(1)), torch.zeros(8, 16, 16)
+    both = {"lax": bright, "lax-1": bright, "lax-2": bright.flip(0)}
+    for second, says in ((bright, "2 regions suffice, each alone"), (none, "One region suffices")):
+        content = replace(report_content.make(maps=both | {"lax-2": second}), answers={"lax": 2})
+        (line,) = (one for one in sentences(content) if "answers" in one)
+        alone = 100 if second is bright else 25  # of a black image the model says class 0
+        assert line == (
+            f"lax draws 2 answers. {says}: the model is right with lax-1 100%, lax-2 {alone}% of"
+            " the images."
+        )

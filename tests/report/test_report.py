@@ -20,14 +20,10 @@ from sufficit.errors import UserError
 from sufficit.metrics.metric import curves_of as curves_by_image
 from sufficit.perturbation.heatmaps import normalize, resize
 from sufficit.report import Content, Facts, MethodScores, Shown, choose, pick_shown, write_report
-from sufficit.report.interpretation import (
-    cautions,
-    readings,
-    results_table,
-    run_remarks,
-    sentences,
-    why,
-)
+from sufficit.report.answer import answer
+from sufficit.report.html import render, typeset
+from sufficit.report.interpretation import cautions, readings, run_remarks, sentences, why
+from sufficit.report.tables import results_table
 from sufficit.report.viewer_data import (
     curves_of,
     encode_fill,
@@ -89,7 +85,7 @@ def test_the_best_and_those_not_significantly_different_are_marked_and_controls_
     text = write_report(tmp_path / "r.html", alone).read_text()
     agnostic = '<span class="badge out" title="it draws the same map for every class">'
     assert text.count(f"{agnostic}class-agnostic</span>") == 1, "a control has its own mark"
-    assert "bright is best: MSI" in text
+    assert "<b>bright.</b> <span>Its MSI is highest" in text
     rows = re.findall(r'<tr class="([a-z]*)">\s*<th scope="row"><i[^>]*></i>([a-z]+)', text)
     assert sorted(rows) == [("best", "bright"), ("outside", "coarse")]
     assert '<span class="badge out" title="not in the ranking">control</span>' in text
@@ -99,7 +95,8 @@ def test_the_best_and_those_not_significantly_different_are_marked_and_controls_
     )
     text = write_report(tmp_path / "t.html", alike).read_text()
     assert re.search(r'<tr class="alike">\s*<th scope="row"><i[^>]*></i>coarse', text)
-    assert "Not significantly different from it (n = 8): coarse." in text
+    assert "but not significantly above coarse." in text
+    assert "n.s.: not significantly different from bright (n = 8)." in text
     assert '<span class="badge" title="best mean of the methods">top method</span>' in text
 
 
@@ -425,9 +422,14 @@ def test_the_terminal_says_what_the_report_says(content: Content) -> None:
     best = content.summaries["bright"]
     said = list(sentences(content))
     assert said[0] == "Targets: the labels. The model classifies 100.0% of whole images correctly."
-    assert said[1].startswith(f"bright is best: MSI {best['msi'].mean:.3f} (95 % interval ")
-    assert said[1].endswith("significantly better than every other method (n = 8).")
-    assert len(said) == 3
+    assert said[1:] == ["MSI is near +1 when a small region suffices and nothing else does."]
+    line = str(answer(content)[0])
+    first = f"Which method is best? bright. Its MSI is highest, {best['msi'].mean:.2f}"
+    assert line.startswith(f"{first} (95 % interval ")
+    assert line.endswith(", significantly so.")
+    page = render(content)
+    assert all(typeset(text) in page for text in said)
+    assert typeset(answer(content)[0].text) in page
     table = results_table(content)
     assert table.title == "Means over 8 images, alpha_min 0.5"
     assert [column.header.strip() for column in table.columns] == [
@@ -441,13 +443,13 @@ def test_methods_that_are_not_above_a_control_are_named(content: Content, tmp_pa
     mean = content.summaries["bright"]["msi"].mean
     sentence = f"Significantly worse than the control bright ({mean:.3f}, n = 8): coarse."
     assert sentence in texts(beaten)
-    assert "No method is better than the control bright" in " ".join(sentences(beaten))
+    assert "No method is better than the control bright" in str(answer(beaten)[0])
     page = write_report(tmp_path / "report.html", beaten).read_text()
     assert "No method is better than the control bright" in page
     assert page.count("Significantly worse than the control bright") == 1
     good = replace(content, standing=compare_values(values, controls=["coarse"]))
     assert "control" not in texts(good)
-    assert "bright is best" in " ".join(sentences(good))
+    assert answer(good)[0].word == "bright"
 
 
 def test_a_searched_alpha_min_is_compared_with_each_methods_own() -> None:

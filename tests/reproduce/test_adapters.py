@@ -19,13 +19,10 @@ from sufficit.data.splits import Split
 from sufficit.reproduce.adapters import train_on
 from sufficit.reproduce.pipeline import TablePipeline
 from sufficit.reproduce.table_plan import PLAN, read_plan
+from sufficit.runs import distributed
 from sufficit.runs.distributed import RayCluster, WorkerWarning
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:no worker has started yet"),  # on a busy machine
-]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 ray = pytest.importorskip("ray")
 TWO = Workers(count=2)
 
@@ -38,6 +35,12 @@ def two_cpus() -> Iterator[None]:
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
     yield
     ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No warning that workers have not started, however busy the machine is."""
+    monkeypatch.setattr(distributed, "PATIENCE", float("inf"))
 
 
 @dataclass(frozen=True)

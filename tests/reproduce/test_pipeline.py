@@ -219,7 +219,7 @@ def test_adapters_of_an_earlier_recipe_are_not_mixed_with_new_ones(
 ) -> None:
     out = copy_trained(table, tmp_path / "run")
     monkeypatch.setitem(RECIPES, "robust", replace(RECIPES["robust"], donors=0.6))
-    with pytest.raises(UserError, match=r"`robust.donors of the recipes` was 1\.0, now 0\.6"):
+    with pytest.raises(UserError, match=r"`robust.donors of the recipes` was 2\.0, now 0\.6"):
         small_table(out)
 
 

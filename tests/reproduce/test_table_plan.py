@@ -112,7 +112,7 @@ def test_other_data_or_recipes_are_refused(tmp_path: Path) -> None:
     check_same(tmp_path, "recipes", plan.recipe_values)
     with pytest.raises(UserError, match="`source of the data` was 'CIFAR-10', now 'MNIST'"):
         keep_plan(tmp_path, plan, DATA | {"source": "MNIST"})
-    with pytest.raises(UserError, match=r"`robust.donors of the recipes` was 1\.0, now 0\.6"):
+    with pytest.raises(UserError, match=r"`robust.donors of the recipes` was 2\.0, now 0\.6"):
         check_same(tmp_path, "recipes", plan.recipe_values | {"robust.donors": 0.6})
 
 

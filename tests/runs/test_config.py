@@ -28,6 +28,7 @@ OTHER = {  # of each option, another value than the default
     "data": "d",
     "images": 7,
     "quick": True,
+    "sanity": True,
     "methods": ("gradcam", "own=python:a.py:f"),
     "controls": False,
     "layer": "features.3",

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ import time
 import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,12 @@ import torch
 
 from faults import UNIT, calls, plant, processes, rows, small_classifier, small_job
 from sufficit import Classifier, UserError, Workers, compare
-from sufficit.classifier.loading import run_user_code
+from sufficit.classifier.source_code import run_user_code
 from sufficit.runs import actors, distributed, looks
 from sufficit.runs.engine import run
 from sufficit.runs.store import Store
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:no worker has started yet"),  # on a busy machine
-]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 ray = pytest.importorskip("ray")
 TWO = Workers(count=2)
 
@@ -50,6 +47,12 @@ def cluster() -> Iterator[Any]:
     yield found
     ray.shutdown()
     found.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No warning that workers have not started, however busy the machine is."""
+    monkeypatch.setattr(distributed, "PATIENCE", float("inf"))
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +202,35 @@ def test_compare_in_python_has_workers_that_get_lambdas_and_closures(
     assert rows(tmp_path / "one") == rows(tmp_path / "two") == rows(tmp_path / "three")
 
 
+def test_compare_in_python_with_a_twin_has_the_rows_of_one_process(
+    cluster: Any, tmp_path: Path
+) -> None:
+    classifier, twin = small_classifier(), small_classifier()
+    with torch.no_grad():
+        twin.model[-1].weight.mul_(-1)  # so that it says something else
+    images = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    options: dict[str, Any] = {"value_step": 0.25, "percent_step": 0.25, "unit_size": 2}
+    options |= {"twin": twin, "fills": ["black", "blur"], "leak": False, "progress": False}
+    found = [
+        compare(classifier, images, ["gradcam"], out=tmp_path / name, workers=workers, **options)
+        for name, workers in (("one", None), ("two", 2))
+    ]
+    assert rows(tmp_path / "one") == rows(tmp_path / "two")
+    for results in found:
+        scores = results.rows["gradcam"]
+        assert (scores["fid_minus_pixel"] != scores["fid_minus_pixel_twin"]).all()
+        assert results.record["twin"] == found[0].record["twin"]
+
+
+def test_a_cluster_without_room_for_a_worker_is_told_what_each_needs(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "PATIENCE", 0.0)
+    text = "no worker has started yet: each needs 2 CPUs and 0 GPUs, the cluster has 2 CPUs"
+    with pytest.raises(distributed.WorkerWarning, match=text):  # an error here, else it waits
+        survive(tmp_path, Workers(count=1, cpus=2))
+
+
 def test_what_cannot_be_sent_to_workers_is_named(cluster: Any, tmp_path: Path) -> None:
     lock, images = threading.Lock(), torch.rand(2, 3, 8, 8)
 
@@ -239,6 +271,76 @@ def test_a_worker_that_cannot_see_the_run_says_so(cluster: Any, tmp_path: Path) 
     found = actors.UnitActor(given).load()
     assert found.is_final
     assert "give --out a folder that all machines share" in found.error
+
+
+class NotedRay(types.ModuleType):
+    """Ray as far as a connection needs it; it notes how it was started."""
+
+    exceptions = ray.exceptions
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.given: dict[str, Any] = {}
+        self.environment: dict[str, str] = {}
+
+    def is_initialized(self) -> bool:
+        return bool(self.given)
+
+    def init(self, **given: Any) -> None:
+        self.given, self.environment = given, dict(os.environ)
+
+    def nodes(self) -> list[dict[str, str]]:
+        return [{"NodeManagerAddress": "127.0.0.1"}]
+
+    def shutdown(self) -> None:
+        self.given = {}
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> NotedRay:
+    found = NotedRay()
+    monkeypatch.setattr(distributed, "_import_ray", lambda *, here: found)
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(name, "")  # so that what a run sets is undone
+        monkeypatch.delenv(name)
+    return found
+
+
+def test_the_ray_of_a_run_has_a_token_of_its_own_and_a_folder_that_others_cannot_read(
+    noted: NotedRay,
+) -> None:
+    with distributed.RayCluster(TWO, torch.device("cpu")) as cluster:
+        cluster.connect()
+        folder = Path(noted.given["_temp_dir"])
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert (noted.given["address"], noted.given["include_dashboard"]) == ("local", False)
+        assert len(noted.environment["RAY_AUTH_TOKEN"]) == 64
+        assert "RAY_AUTH_MODE" not in noted.environment  # Ray then asks for the token by itself
+    assert not folder.exists()
+    assert not noted.given
+
+
+def test_usage_statistics_are_off_and_the_loopback_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    distributed._import_ray(here=True)
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+
+
+@pytest.mark.parametrize("mode", ["token", ""])
+def test_joining_a_cluster_without_a_token_says_what_that_means(
+    noted: NotedRay, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        cluster = distributed.RayCluster(Workers(address=address), torch.device("cpu"))
+        wanted = pytest.warns(distributed.WorkerWarning, match="anyone who reaches its ports can")
+        with nullcontext() if mode else wanted, cluster:
+            cluster.connect()
+            assert noted.given["address"] == address
 
 
 DRIVER = """

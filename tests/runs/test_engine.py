@@ -1,5 +1,6 @@
 """A run scores every source on every image, once, and its numbers are those of the library."""
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +31,8 @@ from sufficit import Classifier, Lax, UserError, evaluate, explain, leak
 from sufficit.data import image_files
 from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
 from sufficit.data.images import list_images, read_image
-from sufficit.runs import engine, job, maps, merge
+from sufficit.provenance import plain
+from sufficit.runs import engine, job, maps, shown
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
 from sufficit.runs.maps import noise
@@ -450,7 +452,7 @@ def every_source(photos: Path, **more: Any) -> Any:
 def test_each_image_is_decoded_once_and_explained_once_by_each_source(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: int, alpha_min: Any
 ) -> None:
-    for module in (job, merge):
+    for module in (job, shown):
         monkeypatch.setattr(module, "POOL", pool)
     config = every_source(photos, alpha_min=alpha_min)
     counts = Counts(photos, monkeypatch)
@@ -472,7 +474,7 @@ def test_a_resumed_run_decodes_and_explains_only_what_is_missing(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: int, stage: str,
     after: int, alpha_min: Any,
 ) -> None:  # fmt: skip
-    for module in (job, merge):
+    for module in (job, shown):
         monkeypatch.setattr(module, "POOL", pool)
     config, out = every_source(photos, alpha_min=alpha_min), tmp_path / "out"
     whole = run_small(config, tmp_path / "whole", unit=3)
@@ -487,6 +489,30 @@ def test_a_resumed_run_decodes_and_explains_only_what_is_missing(
 
 
 # What a run leaves
+
+
+def test_a_finished_run_is_read_and_not_computed_again(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out = config_for(photos), tmp_path / "out"
+    first = run_small(config, out)
+    with monkeypatch.context() as patched:
+        patched.setattr("sufficit.runs.engine.compute", None)
+        again = run_small(config, out)
+        assert again.record == plain(first.record)
+        pandas.testing.assert_frame_equal(again.rows["gradcam"], first.rows["gradcam"])
+        for other, unit in ((config_for(photos, seed=1), 4), (config, 3)):
+            with pytest.raises(TypeError, match="NoneType"):  # it would be computed
+                run_small(other, out, unit=unit)
+    run_small(config, out)  # those have cleared it
+    maps = run_small(config_for(photos, save_heatmaps=True), out)
+    assert (out / "gradcam" / "heatmaps.npz").exists()
+    assert maps.record["config"]["save_heatmaps"]
+    (out / "layercam" / "scores.parquet").unlink()
+    assert run_small(config_for(photos, save_heatmaps=True), out).rows.count("layercam") == 11
+    for text in ("[]", "{", json.dumps({"run": maps.record["run"]})):
+        (out / "run.json").write_text(text)
+        assert run_small(config_for(photos, save_heatmaps=True), out).n == 11
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -16,7 +16,7 @@ from small_runs import write_photos as photos_in
 from sufficit import Classifier, UserError, compare
 from sufficit.data.images import list_images
 from sufficit.intervals import intervals
-from sufficit.runs import engine, looks, merge
+from sufficit.runs import engine, looks
 from sufficit.runs.looks import half_width, look_sizes
 from sufficit.runs.results import RunResults
 from sufficit.runs.store import SCORES, Store
@@ -271,7 +271,7 @@ def test_another_precision_is_another_run(stopping: Callable[..., RunResults]) -
 def test_images_that_are_shown_have_their_own_pixels(
     stopping: Callable[..., RunResults], photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merge, "POOL", 4)  # pixels of few images are kept
+    monkeypatch.setattr("sufficit.runs.shown.POOL", 4)  # pixels of few images are kept
     found = stopping(score="accuracy")
     assert found.shown is not None
     view = Classifier.load(found.config.model).view

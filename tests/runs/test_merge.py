@@ -20,7 +20,7 @@ from sufficit.data.images import list_images
 from sufficit.metrics.scores import summarise
 from sufficit.provenance import plain
 from sufficit.report.content import choose
-from sufficit.runs import engine, merge, totals
+from sufficit.runs import engine, merge
 from sufficit.runs.config import write_toml
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
@@ -51,6 +51,33 @@ def test_means_and_tests_are_those_of_the_rows(photos: Path, tmp_path: Path) -> 
     assert results.record["controls"] == ["random", "center"]
 
 
+@pytest.mark.parametrize("alpha_min", [0.5, "search"])
+def test_units_merged_one_by_one_give_what_they_give_together(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alpha_min: Any
+) -> None:
+    config = config_for(photos, seed=4, alpha_min=alpha_min, save_heatmaps=True)
+    together = run_small(config, tmp_path / "together")
+    monkeypatch.setattr(merge, "TOGETHER", 1)
+    alone = run_small(config, tmp_path / "alone")
+    assert together.methods == alone.methods
+    for method in together.methods:
+        pandas.testing.assert_frame_equal(
+            rows(tmp_path / "together", method), rows(tmp_path / "alone", method), check_exact=True
+        )
+        for column, one in together.summaries[method].items():
+            other = alone.summaries[method][column]
+            assert (one.mean, one.low) == pytest.approx((other.mean, other.low), nan_ok=True)
+        with (
+            HeatmapFile(tmp_path / "together" / method / "heatmaps.npz") as one_file,
+            HeatmapFile(tmp_path / "alone" / method / "heatmaps.npz") as other_file,
+        ):
+            for name in together.names:
+                assert torch.equal(one_file.read(name), other_file.read(name))
+    assert together.standing == alone.standing
+    for key in ("shown", "alpha_curve", "own_alpha_min", "model_calls", "leak_ratio", "n"):
+        assert together.record.get(key) == alone.record.get(key), key
+
+
 def test_stored_curves_give_the_columns_again(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +91,8 @@ def test_stored_curves_give_the_columns_again(
     assert grids["hide"][0] == results.alpha_min
     mean = results.curves["gradcam"]["insertion_pixel"]
     assert mean.values.numpy() == pytest.approx(stored.mean(0), abs=1e-6)
-    monkeypatch.setattr(totals, "CURVES_GROUP", 1)  # bytes: a row group per unit
+    monkeypatch.setattr("sufficit.runs.rows.CURVES_GROUP", 1)  # bytes: a row group
+    monkeypatch.setattr(merge, "TOGETHER", 1)  # per unit
     run_small(config_for(photos, leak=False, score="confidence"), tmp_path / "small")
     again = parquet.read_table(tmp_path / "small" / "gradcam" / "curves.parquet")
     assert again.equals(table)
@@ -137,7 +165,7 @@ def test_the_best_the_worst_and_the_disputed_are_shown_also_of_many_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alpha_min: Any
 ) -> None:
     """Of more images than the pool only the pixels of candidates are kept."""
-    monkeypatch.setattr(merge, "POOL", 4)
+    monkeypatch.setattr("sufficit.runs.shown.POOL", 4)
     photos = write_photos(tmp_path, 40)
     config = config_for(photos, leak=False, alpha_min=alpha_min)
     results = run_small(config, tmp_path / "out", unit=9)
@@ -170,7 +198,7 @@ def test_each_file_of_a_unit_is_read_once(
 
     monkeypatch.setattr("sufficit.runs.engine.best_alpha", lambda *_: reads.clear() or 0.5)
     monkeypatch.setattr("sufficit.runs.engine.compute", compute_and_forget(engine.compute, reads))
-    monkeypatch.setattr(merge, "_write_shown", lambda *_: {})
+    monkeypatch.setattr(merge, "write_shown", lambda *_: {})
     monkeypatch.setattr(Store, "read", read)
     run(job, tmp_path / "out", progress=False)
     stages = ["scores", "heatmaps", *(["leak"] if alpha_min == "search" else [])]
@@ -258,7 +286,7 @@ def test_a_worker_may_keep_other_images_of_those_that_tie(
         values = exact(*given)
         return values + 1e-13 * (torch.arange(len(values)) * 37 % 97 - 48)
 
-    monkeypatch.setattr(merge, "POOL", 4)
+    monkeypatch.setattr("sufficit.runs.shown.POOL", 4)
     monkeypatch.setattr(engine, "msi", rounded)
     more: dict[str, Any] = {"methods": ["center"], "controls": False, "leak": False}
     config = config_for(write_photos(tmp_path, 99), **more)

@@ -1,6 +1,7 @@
 """What a run wrote is read again as it was returned, without the model and the images."""
 
 import json
+import math
 import shutil
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from small_runs import config_for, run_small
 from sufficit import Classifier, UserError, evaluate, explain_all
 from sufficit.data.images import read_image
 from sufficit.provenance import plain
+from sufficit.runs.figures import rows_named
 from sufficit.runs.maps import noise
 from sufficit.runs.results import RunResults
 
@@ -143,12 +145,12 @@ def test_rows_are_chosen_by_name_number_or_rank(photos: Path, tmp_path: Path) ->
     methods = ["gradcam", "layercam"]
     msi = np.stack([results.rows[m]["msi"] for m in methods])
     spread = np.ptp(msi, axis=0)
-    assert msi.mean(0)[results.chosen(["best"], methods)] == [msi.mean(0).max()]
-    assert msi.mean(0)[results.chosen(["worst"], methods)] == [msi.mean(0).min()]
-    disputed = spread[results.chosen(["disputed:3"], methods)].tolist()
+    assert msi.mean(0)[rows_named(results, ["best"], methods)] == [msi.mean(0).max()]
+    assert msi.mean(0)[rows_named(results, ["worst"], methods)] == [msi.mean(0).min()]
+    disputed = spread[rows_named(results, ["disputed:3"], methods)].tolist()
     assert disputed == sorted(spread)[::-1][:3]
-    assert results.chosen(["99"], methods) == list(range(11))
-    chosen = results.chosen(["06.png", "1", "ant/00.png"], methods)
+    assert rows_named(results, ["99"], methods) == list(range(11))
+    chosen = rows_named(results, ["06.png", "1", "ant/00.png"], methods)
     assert chosen == [results.names.index("ant/06.png"), 0]
 
 
@@ -197,3 +199,20 @@ def test_a_run_without_its_heatmaps_says_so(photos: Path, tmp_path: Path) -> Non
     assert torch.equal(shown, kept)
     with pytest.raises(UserError, match=r"has no heatmaps of ant/00\.png: run it again"):
         replace(results, shown=None).heatmaps([0], ["gradcam"])
+
+
+def test_an_interval_without_an_end_is_read_as_one(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run_small(config_for(photos, leak=False), out)
+    path = out / "summary.json"
+    summary = json.loads(path.read_text())
+    first = next(iter(summary))
+    summary[first]["leak_ratio"] = {
+        **{"mean": 1.1, "low": 0.2, "high": None, "n": 5, "n_nan": 0, "higher_is_better": False}
+    }
+    summary[first]["msi"] |= {"low": None, "high": None}
+    path.write_text(json.dumps(summary))
+    found = RunResults.read(out).summaries[first]
+    assert (found["leak_ratio"].low, found["leak_ratio"].high) == (0.2, math.inf)
+    assert math.isnan(found["msi"].low)
+    assert math.isnan(found["msi"].high), "of a single image"

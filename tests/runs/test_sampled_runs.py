@@ -1,5 +1,6 @@
 """Runs that ask some of the masks: the same draws as evaluate, marked as estimates everywhere."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sufficit import Classifier, UserError, evaluate, explain
 from sufficit.data.images import list_images
 from sufficit.perturbation.predictions import NO_CLASS
 from sufficit.runs import job
-from sufficit.runs.config import FEW, SAMPLED, SEARCHED, RunConfig
+from sufficit.runs.config import DONORS, FEW, FEW_DONORS, SAMPLED, SEARCHED, RunConfig
 from sufficit.runs.results import RunResults
 
 
@@ -30,6 +31,22 @@ def test_auto_samples_where_there_are_many_images(images: int, alpha_min: Any, c
 @pytest.mark.parametrize("calls", [9, "exact", "adaptive"])
 def test_a_given_number_of_calls_stays(calls: Any) -> None:
     assert RunConfig(model="m", data="d", calls=calls).for_images(10**6).calls == calls
+
+
+@pytest.mark.parametrize(
+    ("images", "calls", "donors"),
+    [
+        (FEW, SAMPLED, DONORS),
+        (FEW + 1, SAMPLED, FEW_DONORS),
+        (FEW + 1, "auto", FEW_DONORS),
+        (FEW + 1, "exact", DONORS),
+        (FEW + 1, "adaptive", DONORS),
+    ],
+)
+def test_a_sampled_run_of_many_images_has_few_donors(images: int, calls: Any, donors: int) -> None:
+    config = RunConfig(model="m", data="d", calls=calls)
+    assert config.for_images(images).donors == donors
+    assert replace(config, donors=7).for_images(images).donors == 7
 
 
 def test_only_masks_that_are_asked_make_compiling_pay(

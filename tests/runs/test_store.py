@@ -14,7 +14,6 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from torch import nn
 
 from own_model import MODEL
 from small_runs import assert_same_rows, config_for, interrupted, run_small
@@ -260,6 +259,23 @@ def test_an_image_of_the_same_size_that_was_written_again_is_read_again(
     assert run_small(config, out).names
 
 
+def test_equal_runs_have_equal_digests_but_for_the_times_of_their_files(
+    photos: Path, tmp_path: Path
+) -> None:
+    """A resume keeps the digest it finds: it asks whether contents are the same, not times."""
+    found = []
+    for number, time in enumerate((1, 1, 2)):
+        for path in photos.rglob("*.png"):
+            os.utime(path, ns=(time, time))
+        found.append(run_small(config_for(photos), tmp_path / str(number)).record["run"])
+    assert found[0] == found[1] != found[2]
+    out = tmp_path / "out"
+    interrupted(lambda: run_small(config_for(photos), out))
+    for path in photos.rglob("*.png"):
+        os.utime(path, ns=(1, 1))
+    assert run_small(config_for(photos), out).record["run"] == found[2]
+
+
 def test_verify_notices_other_contents_of_the_same_size_and_time(
     photos: Path, tmp_path: Path
 ) -> None:
@@ -433,14 +449,16 @@ def test_an_error_before_the_first_unit_leaves_no_folder(photos: Path, tmp_path:
 
 
 @pytest.mark.parametrize(("images", "unit"), [(1, 1), (8, 1), (11, 2), (255, 32), (300, 32)])
-def test_short_runs_have_units_too(photos: Path, images: int, unit: int) -> None:
+def test_short_runs_have_units_too(
+    photos: Path, images: int, unit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pixels = torch.zeros(images, 3, 4, 4)
     source = ImageSource.from_tensors(pixels)
-    large = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(48, 21_000)))
-    job = make_job(config_for(photos), images=source, classifier=large, sources={"a": "center"})
+    assert make_job(config_for(photos), images=source).entries.unit == 32  # a run of seconds
+    monkeypatch.setattr("sufficit.runs.job.LONG", 1)
+    job = make_job(config_for(photos), images=source)
     assert (job.entries.unit, len(job.entries)) == (unit, images)
     assert job.entries[images - 1].number == images - 1
-    assert make_job(config_for(photos), images=source).entries.unit == 32  # a run of seconds
 
 
 def test_overwriting_removes_the_earlier_run_and_nothing_else(photos: Path, tmp_path: Path) -> None:
@@ -492,7 +510,22 @@ def test_a_run_whose_images_vanish_stops_and_resumes(
 def test_images_per_unit_come_from_the_config_or_the_caller(photos: Path) -> None:
     config, images = config_for(photos, unit_size=4), len(list_images(photos))
     job = make_job(config)
-    assert [len(unit) for unit in job.units[:-1]] == [4] * ((images - 1) // 4)
+    assert [len(unit) for unit in [*job.units][:-1]] == [4] * ((images - 1) // 4)
     assert sum(len(unit) for unit in job.units) == images
     assert job.key()["images per unit"] == 4
     assert make_job(config, unit=3).config.unit_size == 3  # what RUN.toml will say
+
+
+def test_a_run_of_half_a_minute_has_eight_units_and_a_shorter_one_is_one(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, images = config_for(photos), len(list_images(photos))
+    job = make_job(config)
+    assert [len(unit) for unit in job.units] == [images]
+    weights = sum(one.numel() for one in job.classifier.bare.parameters())
+    work = images * len(job.sources) * job.masks * weights
+    monkeypatch.setattr("sufficit.runs.job.LONG", work + 1)
+    assert len(make_job(config).units) == 1
+    monkeypatch.setattr("sufficit.runs.job.LONG", work)
+    assert {len(unit) for unit in [*make_job(config).units][:-1]} == {-(-images // 8)}
+    assert len(make_job(config, unit=32).units) == 1, "as it was asked for"

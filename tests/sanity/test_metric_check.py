@@ -1,6 +1,7 @@
 """`check-metric`: known maps made worse, and which columns notice."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from torch import Tensor, nn
 
 from sufficit import Classifier, UserError
+from sufficit.cli.check_metric import check_table
 from sufficit.data.images import ImageSource
 from sufficit.data.truth import TruthMasks
 from sufficit.runs.config import RunConfig
@@ -128,7 +131,23 @@ def test_it_writes_a_table_and_a_figure_and_resumes(tmp_path: Path) -> None:
     changed = (out / "degraded" / "run.json").stat().st_mtime_ns
     again = checked(out, **options)
     assert again.frame().equals(first.frame())
-    assert (out / "degraded" / "run.json").stat().st_mtime_ns >= changed
+    assert (out / "degraded" / "run.json").stat().st_mtime_ns == changed  # it was read
+
+
+def test_the_terminals_table_of_all_columns_has_80_letters(tmp_path: Path) -> None:
+    found = checked(tmp_path / "out")
+    console = Console(width=80, color_system=None)
+    with console.capture() as capture:
+        console.print(check_table(found))
+    table = capture.get()
+    assert "\u2026" not in table, "nothing is cut"
+    frame = found.frame().set_index(["column", "degradation"])
+    assert "faithfulness_correlation" in table, "the longest name"
+    column = "insertion_percent"
+    (row,) = [line.split() for line in table.splitlines() if line.split()[:1] == [column]]
+    kinds = ["all", *DEGRADATIONS]
+    means = [frame.loc[(column, kind)].by_mean for kind in kinds]
+    assert [float(row[1]), *map(float, row[3:7])] == pytest.approx(means, abs=0.0051)
 
 
 def test_some_images_are_drawn_with_their_own_truth(tmp_path: Path) -> None:
@@ -147,10 +166,20 @@ def test_without_a_truth_the_best_method_is_made_worse(tmp_path: Path) -> None:
     found = checked(tmp_path / "out", methods=("gradcam", "layercam"), **given)
     assert found.base in ("gradcam", "layercam")
     assert {c.column for c in found.checks} == {"msi"}
-    assert (tmp_path / "out" / "methods" / found.base / "heatmaps.npz").exists()
+    drawn = tmp_path / "out" / "methods" / found.base / "heatmaps.npz"
+    written = drawn.stat().st_mtime_ns
+    shutil.rmtree(tmp_path / "out" / "degraded")  # as if it was killed after the first run
+    again = checked(tmp_path / "out", methods=("gradcam", "layercam"), **given)
+    assert drawn.stat().st_mtime_ns == written
+    assert again.frame().equals(found.frame())
 
 
 def test_an_unknown_column_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Unknown column 'mssi'"):
         checked(tmp_path / "out", columns=("mssi",))
     assert not (tmp_path / "out" / "degraded" / "run.json").exists()
+
+
+def test_values_that_are_equal_up_to_rounding_are_ties() -> None:
+    value = 0.1 + 0.2  # not 0.3
+    assert ordered(np.array([[value, 0.3], [0.3, value], [0.3001, 0.3]])).tolist() == [0.5, 0.5, 1]

@@ -3,6 +3,8 @@
 import importlib.metadata
 import random
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -354,13 +356,73 @@ def test_a_cache_holds_every_image_once_with_its_features_and_target() -> None:
     cached = cache_features(classifier, loader_of(batch=5, shuffle=False))
     assert (len(cached), cached.batch_size) == (5, 5)
     torch.manual_seed(0)
-    batch = Batch(*(torch.cat(parts) for parts in zip(*cached, strict=True)))
+    batch = Batch.joined([*cached])
     order = [int((images == image).flatten(1).all(1).nonzero()) for image in batch.images]
     assert sorted(order) == list(range(24)) != order
     assert torch.equal(batch.targets, labels[order])
     with torch.no_grad():
-        features, logits = classifier.features(images[order])
-    torch.testing.assert_close(batch.features, features)
+        stages, logits = classifier.stages(images[order], ("4",))
+    torch.testing.assert_close(batch.features, stages)
+    assert torch.equal(batch.first, logits.argsort(1, descending=True)[:, :2])
+    assert batch.layers == ("4",)
     torch.manual_seed(0)  # the same order
     said = cache_features(classifier, loader_of(batch=5, shuffle=False), "prediction")
     assert torch.equal(torch.cat([one.targets for one in said]), logits.argmax(1))
+
+
+def test_cached_features_of_other_layers_are_refused() -> None:
+    classifier, loader = classifier_of(), loader_of(batch=8, shuffle=False)
+    options = {"net": None, "recipe": replace(QUICK, stages=2), "epochs": 1}
+    named = cache_features(classifier, loader, layers=("0", "3"))
+    with pytest.raises(UserError, match=r"cached features are of 0, 3, but the adapter reads 4"):
+        train(named, classifier, **options)
+    lax = train(named, classifier, layers=("0", "3"), **options)
+    assert (lax.layers, lax.channels) == (("0", "3"), (6, 9))
+    # Of more layers than it reads it takes the last ones.
+    assert train(named, classifier, layers=("3",), **options).layers == ("3",)
+
+
+@pytest.mark.parametrize("class_free", [False, True])
+def test_the_default_adapter_is_top_down_and_takes_a_class(class_free: bool) -> None:
+    recipe = replace(QUICK, stages=3, absent=1.0, epochs=1)
+    lax = train(net=None, recipe=recipe, class_free=class_free)
+    assert (lax.layers, lax.channels) == (("4",), (9,))  # this net has one resolution
+    assert lax.classes == (None if class_free else 4)
+
+
+def test_a_twin_judges_every_other_step_and_stays_as_it_is() -> None:
+    classifier, twin = classifier_of(), classifier_of(seed=5)
+    twin.bare[8].weight.requires_grad_(False)
+    before = [Traces(one.model) for one in (classifier, twin)]
+    calls: dict[str, list[int]] = {"model": [], "twin": []}
+
+    def note(name: str, _: nn.Module, __: object, output: Tensor) -> None:
+        calls[name].append(output.requires_grad)
+
+    handles = [
+        one.model.register_forward_hook(partial(note, name))
+        for name, one in (("model", classifier), ("twin", twin))
+    ]
+    alone = train(classifier=classifier, epochs=2)
+    judged = {name: sum(seen) for name, seen in calls.items()}
+    assert judged == {"model": 6, "twin": 0}  # three batches in two epochs
+    both = train(classifier=classifier, twin=twin, epochs=2)
+    for handle in handles:
+        handle.remove()
+    more = {name: sum(seen) - judged[name] for name, seen in calls.items()}
+    assert more == {"model": 4, "twin": 2}
+    assert not torch.equal(weights(both), weights(alone))
+    for traces in before:
+        traces.check()
+
+
+def test_a_deterministic_training_leaves_torch_as_it_was() -> None:
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    one, two = (train(epochs=1, deterministic=True) for _ in range(2))
+    assert torch.equal(weights(one), weights(two))
+    assert (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark) == before
+
+
+def test_layers_that_name_none_are_refused() -> None:
+    with pytest.raises(UserError, match="layers must name one layer or more, got none"):
+        train(net=None, layers=[])

@@ -81,6 +81,13 @@ def test_a_trained_adapter_lies_in_its_folder_with_its_story(trained: Path, digi
     printed = " ".join((trained.parent / "printed.txt").read_text().split())
     assert f"{frame['msi'][0]:.3f}" in printed
     assert "On 8 held-out images: MSI" in printed
+    assert run["trust"]["verdict"] in printed
+    assert {*run["summary"]} == {"lax", "gradcam", "random", "center"}
+    names = ["MSI", "MSI with another fill", "leakage", "grid", "fragments"]
+    assert [check["name"] for check in run["trust"]["checks"]] == names
+    page = (trained / "trust.md").read_text()
+    assert all(check["words"] in page for check in run["trust"]["checks"])
+    assert frame["fragments"][0] == run["summary"]["lax"]["fragments"]["mean"]
     assert printed.endswith(
         f"Next: sufficit explain {digits} --model sufficit:digits --methods {trained}"
     )
@@ -323,7 +330,7 @@ def test_sanity_asks_an_adapter_about_copies_of_its_classifier(
     assert run.code == 0, run.err
     frame = pandas.read_csv(tmp_path / "sane" / "sanity.csv")
     record = json.loads((tmp_path / "sane" / "run.json").read_text())
-    assert record["config"]["options"]["methods"] == ["digits-lax", "center"]
+    assert list(record["verdicts"]) == ["digits-lax", "center"]
     classifier, lax = Classifier.load("sufficit:digits"), Lax.from_pretrained(trained)
     images = torch.stack([read_image(digits / name, None) for name in record["images"]])
     labels = torch.tensor([int(name.split("/")[0]) for name in record["images"]])

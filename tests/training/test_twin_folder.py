@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 
 import pandas
+import pytest
 import torch
 
 from digit_images import write_digits
+from small_runs import StopError
 from sufficit import Classifier
+from sufficit.data.batches import TrainingImages
 from sufficit.data.images import read_image
 
 MODEL = ["--model", "sufficit:digits"]
@@ -43,6 +46,27 @@ def test_a_twin_is_trained_on_a_folder_resumed_and_loaded(sufficit, tmp_path: Pa
     assert "Cannot resume" in other.err
 
 
+def test_a_twin_killed_before_its_first_checkpoint_is_not_taken_for_finished(
+    sufficit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digits = write_digits(tmp_path / "digits", 16)
+    words = ["train-twin", *MODEL, "--data", digits, *QUICK, "--epochs", "2", "--out"]
+    assert sufficit(*words, tmp_path / "whole").code == 0
+
+    def killed(*_: object) -> None:
+        raise StopError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sufficit.training.trainer.torch.save", killed)
+        with pytest.raises(StopError):
+            sufficit(*words, tmp_path / "twin")
+    assert (tmp_path / "twin" / "classifier.safetensors").exists()  # that of the first epoch
+    run = sufficit(*words, tmp_path / "twin")
+    assert run.code == 0, run.err
+    wanted = (tmp_path / "whole" / "classifier.safetensors").read_bytes()
+    assert (tmp_path / "twin" / "classifier.safetensors").read_bytes() == wanted
+
+
 def test_a_model_that_cannot_be_saved_is_refused(sufficit, tmp_path: Path) -> None:
     digits = write_digits(tmp_path / "digits", 16)
     (tmp_path / "mine.py").write_text(
@@ -56,3 +80,20 @@ def test_a_model_that_cannot_be_saved_is_refused(sufficit, tmp_path: Path) -> No
     assert run.code == 2
     assert "the architecture has no name to save" in run.words or "no name to save" in run.err
     assert not (tmp_path / "twin").exists()
+
+
+def test_ctrl_c_says_what_is_kept_of_a_twin(
+    sufficit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digits = write_digits(tmp_path / "digits", 16)
+    words = ["train-twin", *MODEL, "--data", digits, "--out", tmp_path / "twin", *QUICK]
+    real = TrainingImages.__iter__
+
+    def stopped(self):
+        yield next(real(self))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TrainingImages, "__iter__", stopped)
+    run = sufficit(*words)
+    assert run.code == 130
+    assert "Interrupted: no epoch is finished yet. Run the same command again" in run.err

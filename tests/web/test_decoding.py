@@ -2,8 +2,9 @@
 
 import asyncio
 import io
-import time
-from collections.abc import Callable
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,11 @@ from starlette.requests import ClientDisconnect
 
 import bombs
 from sufficit import View
-from sufficit.data.pixels import decode_image
+from sufficit.data.image_files import decode_image
 from sufficit.web import Limits
-from sufficit.web.decoding import Decoder
+from sufficit.web.decoding import Decoder, _Process
 
-SLOW = bombs.many_scans(90, 2500)  # as many scans as a JPEG may have
+USUAL = _Process.started
 
 
 @pytest.fixture(scope="module")
@@ -73,28 +74,58 @@ def test_what_is_wrong_is_said_in_plain_words(decoder: Decoder) -> None:
     assert decoded(decoder, small).shape == (1, 3, 64, 64)
 
 
-def test_an_image_that_takes_too_long_ends_its_process_and_no_more() -> None:
-    decoder = Decoder(Limits(pixels=10_000_000, decode_seconds=0.1))  # it takes half a second
+@pytest.fixture
+def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list["subprocess.Popen[bytes]"]]:
+    """Processes that never answer, whatever the machine does; the list has those started."""
+    usual, found = _Process.started, list["subprocess.Popen[bytes]"]()
+
+    def started(self: _Process) -> "subprocess.Popen[bytes]":
+        popen = usual(self)
+        popen.send_signal(signal.SIGSTOP)
+        found.append(popen)
+        return popen
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Process, "started", started)
+        yield found
+
+
+def small_picture(decoder: Decoder) -> torch.Size:
+    """The shape of a picture that is decoded as usual."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_Process, "started", USUAL)
+        decoder.limits = Limits(decode_seconds=600)
+        return decoded(decoder, as_file(Image.new("RGB", (9, 7)), "png")).shape
+
+
+def test_an_image_that_takes_too_long_ends_its_process_and_no_more(
+    frozen: list["subprocess.Popen[bytes]"],
+) -> None:
+    decoder = Decoder(Limits(decode_seconds=0.01))
     for _ in range(3):  # more than there are processes
-        started = time.monotonic()
-        status, text = refused(decoder, SLOW)
-        assert (status, text[:40]) == (413, "the image takes more than 0.1 seconds to")
-        assert time.monotonic() - started < 20
-    assert decoded(decoder, as_file(Image.new("RGB", (9, 7)), "png")).shape == (1, 3, 7, 9)
+        status, text = refused(decoder, b"any image")
+        assert (status, text[:41]) == (413, "the image takes more than 0.01 seconds to")
+    assert [process.wait() for process in frozen] == [-signal.SIGKILL] * 3
+    assert small_picture(decoder) == (1, 3, 7, 9)
 
 
-def test_nothing_is_decoded_for_a_client_that_is_gone() -> None:
-    decoder = Decoder(Limits(decode_seconds=60))
+def test_nothing_is_decoded_for_a_client_that_is_gone(
+    frozen: list["subprocess.Popen[bytes]"],
+) -> None:
+    decoder = Decoder(Limits(decode_seconds=600))
 
-    async def story() -> float:
-        started = time.monotonic()
+    async def leave(late: bool) -> None:
+        while late and not frozen:
+            await asyncio.sleep(0.01)
+
+    async def story(late: bool) -> None:
         with pytest.raises(ClientDisconnect):
-            await decoder.decode(SLOW, None, asyncio.ensure_future(asyncio.sleep(0.3)))
-        small = as_file(Image.new("RGB", (9, 7)), "png")
-        assert (await decoder.decode(small, None, asyncio.Event().wait())).shape == (1, 3, 7, 9)
-        return time.monotonic() - started
+            await decoder.decode(b"any image", None, leave(late))
 
-    assert asyncio.run(story()) < 20
+    for late in (True, False):  # while it is decoded, and before its process is there
+        asyncio.run(story(late))
+    assert small_picture(decoder) == (1, 3, 7, 9)
+    assert [process.wait(timeout=300) for process in frozen] == [-signal.SIGKILL] * len(frozen)
 
 
 def test_no_code_of_the_folder_it_runs_in_is_imported(

@@ -247,6 +247,7 @@ def test_half_open_connections_shut_nobody_out(page: Page, monkeypatch: pytest.M
 def test_a_client_that_reads_nothing_is_let_go(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sufficit.web.server.READ_SECONDS", 0.3)
     monkeypatch.setattr("sufficit.web.server.REQUEST_SECONDS", 60)
+    assert page.get()[0] == 200  # it is ready
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         deaf.connect(("127.0.0.1", page.port))

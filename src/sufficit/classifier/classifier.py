@@ -2,11 +2,10 @@
 
 import copy
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import lru_cache
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,12 @@ from sufficit.classifier.outputs import (
     PROBABILITIES,
     SUMS_TO_ONE,
     Sigmoids,
+    as_logit,
     kind_of,
+    output_of,
     to_logits,
 )
+from sufficit.classifier.source_code import check_arguments, run_user_code
 from sufficit.errors import UserError, unknown
 from sufficit.files import place
 from sufficit.notebook import html_table
@@ -98,6 +100,7 @@ class Classifier:
             raise UserError(
                 f"score must be accuracy, confidence or a function, got {type(score).__name__}"
             )
+        check_arguments(score, "score", "what the model returns")
         found = copy.copy(self)
         found.score, found.classes, found.recipe = score, None, None
         return found
@@ -156,20 +159,47 @@ class Classifier:
 
     def features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the layer and logits, in one pass: [N,C,H,W] -> [N,K,h,w], [N,classes]."""
-        seen: list[Any] = []
-
-        def record(_: nn.Module, __: object, output: Any) -> None:
-            output = layers.first(output)  # a copy, because later layers may overwrite it
-            seen.append(output.clone() if isinstance(output, Tensor) else output)
-
         with self.in_eval_mode():
+            layer = self.feature_layer(self.normalize(images[:1]))
+        (found,), logits = self.stages(images, (layer,))
+        return found, logits
+
+    def stages(self, images: Tensor, names: Sequence[str]) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Features of several layers and logits, in one pass: each [N,K,h,w], and [N,classes]."""
+        seen: dict[str, Any] = {}
+
+        def record(name: str, _: nn.Module, __: object, output: Any) -> None:
+            output = layers.first(output)  # a copy, because later layers may overwrite it
+            seen[name] = output.clone() if isinstance(output, Tensor) else output
+
+        with self.in_eval_mode(), ExitStack() as stack:
             inputs = self.normalize(images)
-            layer = self.feature_layer(inputs)
-            with layers.hooked(self.bare, layer, record):
-                logits = self.plain_logits_of(inputs)
-        if not seen:
-            raise UserError(f"layer {layer!r} is not used in the forward pass: choose another")
-        return self.as_grid(seen[-1], inputs), logits
+            for name in names:
+                stack.enter_context(layers.hooked(self.bare, name, partial(record, name)))
+            logits = self.plain_logits_of(inputs)
+        for name in names:
+            if name not in seen:
+                raise UserError(f"layer {name!r} is not used in the forward pass: choose another")
+        return tuple(self.as_grid(seen[name], inputs) for name in names), logits
+
+    def stage_layers(self, images: Tensor, most: int = 3) -> tuple[str, ...]:
+        """The feature layer, last, and up to `most` - 1 finer or earlier ones before it."""
+        with self.in_eval_mode(), torch.no_grad():
+            inputs = self.normalize(images[:1])
+            last = layers.resolve(self.model, self.feature_layer(inputs))
+            if most == 1 or self.reshape is not None:  # a reshape is for one layer
+                return (last,)
+            given = (self.bare, lambda: self.plain_logits_of(inputs), inputs)
+            return layers.find_stages(*given, last, most)
+
+    def cell(self, images: Tensor) -> tuple[float, float] | None:
+        """Height and width in pixels of a cell of the features, None if they are no grid."""
+        try:
+            with torch.no_grad():
+                h, w = self.features(images[:1])[0].shape[2:]
+        except UserError:
+            return None
+        return images.shape[2] / h, images.shape[3] / w
 
     def feature_layer(self, inputs: Tensor) -> str:
         """The layer that was given, else the last one with a grid at this input size."""
@@ -215,24 +245,15 @@ class Classifier:
 
     def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
         if self.score is not None:
-            return self._scored(self.score(model(inputs)), len(inputs))
+            output, score = model(inputs), self.score
+            name = f"the score {getattr(score, '__name__', type(score).__name__)}"
+            return as_logit(run_user_code(name, lambda: score(output)), len(inputs))
         if self._looked:
-            return self.as_logits(self._checked(_called(model, inputs), len(inputs)))
+            return self.as_logits(output_of(model, inputs, self.classes))
         with Sigmoids() if model is self.bare else nullcontext() as sigmoids:
-            output = self._checked(_called(model, inputs), len(inputs))
+            output = output_of(model, inputs, self.classes)
         self._look(output, sigmoid=sigmoids is not None and sigmoids.gave(output))
         return self.as_logits(output)
-
-    @staticmethod
-    def _scored(values: Any, n: int) -> Tensor:
-        """The numbers of a score as logits of one class: [N] -> [N,1]."""
-        if not isinstance(values, Tensor) or values.shape != (n,) or values.is_complex():
-            came = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise UserError(
-                f"a score must return one number per image, [N] = [{n}], got {came}: reduce the"
-                " model's output to that"
-            )
-        return values[:, None].float()
 
     def _look(self, output: Tensor, *, sigmoid: bool) -> None:
         """Find out, in the first call, whether the model gives probabilities."""
@@ -264,25 +285,6 @@ class Classifier:
             ' Classifier(..., output="probabilities") or --output probabilities.'
         )
 
-    def _checked(self, output: Any, n: int) -> Tensor:
-        """The logits in what a model returned: a tensor, its .logits, or the first of a tuple."""
-        if isinstance(output, dict):
-            output = output.get("logits", next(iter(output.values()), None))
-        output = layers.first(getattr(output, "logits", output))
-        tensor = isinstance(output, Tensor)
-        if not tensor or output.ndim != 2 or len(output) != n or output.shape[1] < 2:
-            came = list(output.shape) if tensor else type(output).__name__
-            raise UserError(
-                f"the model must give logits [N,C] = [{n},C] of two classes or more, got {came}: "
-                "wrap it in a module that returns them"
-            )
-        if self.classes is not None and len(self.classes) != output.shape[1]:
-            raise UserError(
-                f"the model gives {output.shape[1]} classes and {len(self.classes)} have names:"
-                " give Classifier(classes=...) a name for each, in the model's order, or None"
-            )
-        return output  # type: ignore[no-any-return]  # a Tensor by now
-
     def in_eval_mode(self) -> AbstractContextManager[None]:
         """Inside, every module is in eval mode; outside, each has its own mode again."""
         return layers.eval_mode(self.model)
@@ -295,46 +297,23 @@ class Classifier:
         return f"Classifier({name}, layer={self.layer!r}, mean={self.mean}, std={self.std})"
 
     def _repr_html_(self) -> str:
-        return html_table("Classifier", ("", ""), _facts(self))
-
-
-def _called(model: nn.Module, inputs: Tensor) -> Any:
-    """What the model returns; a wrong number of channels is the caller's error."""
-    try:
-        return model(inputs)
-    except RuntimeError as error:
-        found = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
-        if found is None or int(found[2]) != inputs.shape[1]:
-            raise
-        raise UserError(
-            f"images must have {found[1]} channels for this model, got {found[2]}: convert them,"
-            " as in images.expand(-1, 3, -1, -1)"
-        ) from error
-
-
-def _facts(classifier: Classifier) -> list[tuple[str, str]]:
-    """What a notebook shows of a classifier."""
-    view = classifier.view
-    sees = "images as they are"
-    if view is not None and view.crop is not None:
-        sees = f"{view.crop[0]} x {view.crop[1]} pixels, {view.channels} channels"
-    classes = classifier.classes
-    return [
-        (
-            "model",
-            classifier.recipe.source if classifier.recipe else type(classifier.bare).__name__,
-        ),
-        ("weights", f"{sum(one.numel() for one in classifier.model.parameters()):,}"),
-        ("feature layer", classifier.layer or "found in the first call"),
-        ("sees", sees),
-        ("mean, std", f"{classifier.mean}, {classifier.std}" if classifier.mean else "-"),
-        (
-            "classes",
-            "no names" if classes is None else f"{len(classes)}: {', '.join(classes[:3])}...",
-        ),
-        ("output", classifier.output),
-        ("device", f"{classifier.device}, {str(classifier.dtype).removeprefix('torch.')}"),
-    ]
+        sees, classes = "images as they are", "no names"
+        if self.view is not None and self.view.crop is not None:
+            h, w = self.view.crop
+            sees = f"{h} x {w} pixels, {self.view.channels} channels"
+        if self.classes is not None:
+            classes = f"{len(self.classes)}: {', '.join(self.classes[:3])}..."
+        facts = {
+            "model": self.recipe.source if self.recipe else type(self.bare).__name__,
+            "weights": f"{sum(one.numel() for one in self.model.parameters()):,}",
+            "feature layer": self.layer or "found in the first call",
+            "sees": sees,
+            "mean, std": f"{self.mean}, {self.std}" if self.mean else "-",
+            "classes": classes,
+            "output": self.output,
+            "device": f"{self.device}, {str(self.dtype).removeprefix('torch.')}",
+        }
+        return html_table("Classifier", ("", ""), [*facts.items()])
 
 
 class OutputWarning(UserWarning):
@@ -354,6 +333,16 @@ def check_classifier(classifier: Classifier) -> None:
         raise UserError("wrap the model first: Classifier(model, mean=(...), std=(...))")
     if not isinstance(classifier, Classifier):
         raise UserError(f"classifier must be a Classifier, got {type(classifier).__name__}")
+
+
+def check_has_classes(classifier: Classifier) -> None:
+    """Raise for anything but a Classifier with classes."""
+    check_classifier(classifier)
+    if classifier.score is not None:
+        raise UserError(
+            "training and leakage need classes, which a score of your own has not: give the"
+            " Classifier without with_score"
+        )
 
 
 def check_images(images: Tensor) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sufficit.errors import UserError, unknown
 
 _POOLS = (nn.Flatten, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+_LONG = 6  # blocks of one resolution that make a transformer, also after a stem of convolutions
 _NOT_FEATURES = (nn.Identity, nn.Dropout, nn.Dropout2d, *_POOLS)
 
 
@@ -79,17 +80,7 @@ def find(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> str
     In a transformer that is the LayerNorm before the last attention (what grad-cam's users choose);
     in a CNN the last module, pooling aside, whose output is a map of more than one cell.
     """
-    calls: list[tuple[str, nn.Module, tuple[int, ...]]] = []  # in the order in which they finish
-
-    def note(name: str, module: nn.Module, _: object, output: object) -> None:
-        found = first(output)
-        calls.append((name, module, tuple(found.shape) if isinstance(found, Tensor) else ()))
-
-    with ExitStack() as stack, torch.no_grad():
-        for name, module in model.named_modules():
-            if name:
-                stack.callback(module.register_forward_hook(partial(note, name)).remove)
-        forward()
+    calls = _calls(model, forward)
     kinds = [type(module).__name__.lower() for _, module, _ in calls]
     attentions = [i for i, kind in enumerate(kinds) if "attention" in kind]
     for i in reversed(range(attentions[-1] if attentions else 0)):
@@ -106,6 +97,68 @@ def find(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> str
         "no layer with a spatial output was found: name one with layer=..., and for an unusual"
         f" output give reshape=... too. Candidates: {listed or 'none (the model is one module)'}"
     )
+
+
+def find_stages(
+    model: nn.Module, forward: Callable[[], object], inputs: Tensor, last: str, most: int
+) -> tuple[str, ...]:
+    """The last layer and up to `most` - 1 before it that see other things, the coarsest last.
+
+    In a pyramid (CNN, Swin, ConvNeXt) that is the last block at each finer resolution, if there is
+    none the last layer there. In a transformer of one resolution it is a block at each equal share
+    of the depth: of three stages, at one and two thirds.
+    """
+    every = _calls(model, forward)
+    attends = any("attention" in type(module).__name__.lower() for _, module, _ in every)
+    calls = [
+        (name, module, _grid_size(shape, inputs))
+        for name, module, shape in every
+        if _has_grid(shape, inputs) and not isinstance(module, _NOT_FEATURES)
+    ]
+    end = max((i for i, (name, *_) in enumerate(calls) if name == last), default=None)
+    if end is None:  # a layer of an unusual output, which only its user's reshape can read
+        return (last,)
+    calls, size = calls[:end], calls[end][2]
+    blocks = _blocks([(name, module) for name, module, grid in calls if grid == size])
+    finer = sorted({grid for *_, grid in calls if math.prod(grid) > math.prod(size)})
+    found: list[str] = []
+    if attends and len(blocks) >= (_LONG if finer else most):
+        # One more, because the last layer is inside the last block.
+        found = [blocks[(len(blocks) + 1) * k // most - 1] for k in range(1, most)]
+    for grid in finer[: most - 1] if not found else ():
+        there = [(name, module) for name, module, its in calls if its == grid]
+        # A block, because its parts may be half-way to the next resolution.
+        whole = [name for name, module in there if any(module.children())]
+        found.insert(0, whole[-1] if whole else there[-1][0])
+    return (*found, last)
+
+
+def _blocks(calls: list[tuple[str, nn.Module]]) -> list[str]:
+    """The layers of the shallowest list of three or more alike that have parts."""
+    lists: dict[tuple[str, type], list[str]] = {}
+    for name, module in calls:
+        if any(module.children()):
+            lists.setdefault((name.rpartition(".")[0], type(module)), []).append(name)
+    long = [(parent.count("."), names) for (parent, _), names in lists.items() if len(names) > 2]
+    return min(long, default=(0, []))[1]
+
+
+def _calls(
+    model: nn.Module, forward: Callable[[], object]
+) -> list[tuple[str, nn.Module, tuple[int, ...]]]:
+    """Name, layer and shape of the output, in the order in which the layers finish."""
+    calls: list[tuple[str, nn.Module, tuple[int, ...]]] = []
+
+    def note(name: str, module: nn.Module, _: object, output: object) -> None:
+        found = first(output)
+        calls.append((name, module, tuple(found.shape) if isinstance(found, Tensor) else ()))
+
+    with ExitStack() as stack, torch.no_grad():
+        for name, module in model.named_modules():
+            if name:
+                stack.callback(module.register_forward_hook(partial(note, name)).remove)
+        forward()
+    return calls
 
 
 def first(output: Any) -> Any:
@@ -133,9 +186,14 @@ def to_grid(output: Any, inputs: Tensor) -> Tensor:
 
 
 def _has_grid(shape: tuple[int, ...], inputs: Tensor) -> bool:
+    return math.prod(_grid_size(shape, inputs)) > 1
+
+
+def _grid_size(shape: tuple[int, ...], inputs: Tensor) -> tuple[int, ...]:
+    """Height and width of an output's grid; 0 x 0 if it has none."""
     if len(shape) == 4:
-        return math.prod(shape[1:3] if _channels_last(shape, inputs) else shape[2:]) > 1
-    return len(shape) == 3 and _token_grid(shape[1], inputs) is not None
+        return shape[1:3] if _channels_last(shape, inputs) else shape[2:]
+    return (_token_grid(shape[1], inputs) if len(shape) == 3 else None) or (0, 0)
 
 
 def _channels_last(shape: tuple[int, ...], inputs: Tensor) -> bool:

@@ -1,17 +1,14 @@
 """Where models come from: torchvision, timm, transformers, this package, Python files, folders."""
 
 import re
-import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from PIL.Image import Resampling
@@ -21,7 +18,7 @@ from sufficit.classifier import checkpoint, layers
 from sufficit.classifier.checkpoint import DESCRIPTION, OUTPUTS, WEIGHTS, Recipe, View
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.digit_net import SMALL_NETS, SmallNet
-from sufficit.classifier.source_code import code_digest
+from sufficit.classifier.source_code import code_digest, python_function, run_user_code
 from sufficit.classifier.zero_shot import check_prompts, zero_shot
 from sufficit.errors import UserError, unknown
 from sufficit.files import place, read_json
@@ -30,10 +27,10 @@ from sufficit.seeds import seeded
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RANDOM_SEED = 0  # random weights are the same at every load
 EXTRAS = {"lrp": "zennit"}  # whose package has another name
+_SAFE = {"trust_remote_code": False}  # None would ask on standard input
 _CODE_OPTIONS = {"trust_remote_code", "code_revision"}
 _HUB_OPTIONS = {"cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token"}
 _OWN_ATTENTION = (None, "eager", "sdpa", "flex_attention")  # parts of transformers and torch
-Result = TypeVar("Result")
 
 
 def load_classifier(
@@ -222,26 +219,10 @@ def _from_transformers(name: str, published: bool, options: dict[str, Any]) -> C
         raise UserError(f"the code of transformers:{name} is not run: {remedy}")
     _refuse_random(name, published, options)
     given = {"num_labels" if key == "num_classes" else key: v for key, v in options.items()}
-    auto, processing = transformers.AutoModelForImageClassification, transformers.AutoImageProcessor
-    safe = {"trust_remote_code": False}  # None would ask on standard input
-    where = safe | {key: given.pop(key) for key in _HUB_OPTIONS & given.keys()}
-    read_config = partial(transformers.AutoConfig.from_pretrained, return_unused_kwargs=True)
-    config, rest = _fetch(name, lambda: read_config(name, **given, **where))
-    kernel = getattr(config, "_attn_implementation", None)
-    if kernel not in _OWN_ATTENTION and "attn_implementation" not in options:
-        raise UserError(
-            f"transformers:{name} asks for the attention {kernel!r:.100}, which may be code from"
-            f" the hub and is not run: set attn_implementation in its config.json to eager"
-        )
-    if published:
-        load = partial(auto.from_pretrained, config=config, use_safetensors=True)
-        model = _fetch(name, lambda: load(name, **rest, **where))
-    else:
-        model = _fetch(name, lambda: auto.from_config(config, **safe))
-    processor = _fetch(name, lambda: processing.from_pretrained(name, **where))
+    auto = transformers.AutoModelForImageClassification
+    model, seen = _from_hub(auto, f"transformers:{name}", published, given)
     labels = [str(model.config.id2label[i]) for i in range(model.config.num_labels)]
-    mean, std = processor.image_mean, processor.image_std
-    return Classifier(model, mean=mean, std=std, classes=labels, view=_processor_view(processor))
+    return Classifier(model, classes=labels, **seen)
 
 
 def _from_clip(name: str, published: bool, options: dict[str, Any]) -> Classifier:
@@ -250,18 +231,35 @@ def _from_clip(name: str, published: bool, options: dict[str, Any]) -> Classifie
         given = ", ".join(sorted(unknown_options))
         raise UserError(f"clip:{name} takes prompts, got {given}: leave the others out")
     prompts = check_prompts(options.get("prompts"))
-    safe = {"trust_remote_code": False}
-    auto, processing = transformers.AutoModel, transformers.AutoImageProcessor
-    if published:
-        model = _fetch(name, lambda: auto.from_pretrained(name, use_safetensors=True, **safe))
-    else:
-        config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, **safe))
-        model = auto.from_config(config, **safe)
-    tokenizer = _fetch(name, lambda: transformers.AutoTokenizer.from_pretrained(name, **safe))
-    processor = _fetch(name, lambda: processing.from_pretrained(name, **safe))
+    model, seen = _from_hub(transformers.AutoModel, f"clip:{name}", published, {})
+    tokenizer = _fetch(name, lambda: transformers.AutoTokenizer.from_pretrained(name, **_SAFE))
     found = _fetch(name, lambda: zero_shot(model, tokenizer, prompts))
+    return Classifier(found, classes=prompts, **seen)
+
+
+def _from_hub(
+    auto: Any, source: str, published: bool, given: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """A model of transformers, and mean, std and view of its images; no code of the hub is run."""
+    transformers, name = extra("transformers", source), source.partition(":")[2]
+    where = _SAFE | {key: given.pop(key) for key in _HUB_OPTIONS & given.keys()}
+    read_config = partial(transformers.AutoConfig.from_pretrained, return_unused_kwargs=True)
+    config, rest = _fetch(name, lambda: read_config(name, **given, **where))
+    kernel = getattr(config, "_attn_implementation", None)
+    if kernel not in _OWN_ATTENTION and "attn_implementation" not in given:
+        raise UserError(
+            f"{source} asks for the attention {kernel!r:.100}, which may be code from the hub and"
+            " is not run: set attn_implementation in its config.json to eager"
+        )
+    if published:
+        load = partial(auto.from_pretrained, config=config, use_safetensors=True)
+        model = _fetch(name, lambda: load(name, **rest, **where))
+    else:
+        model = _fetch(name, lambda: auto.from_config(config, **_SAFE))
+    processing = transformers.AutoImageProcessor
+    processor = _fetch(name, lambda: processing.from_pretrained(name, **where))
     mean, std = processor.image_mean, processor.image_std
-    return Classifier(found, mean=mean, std=std, classes=prompts, view=_processor_view(processor))
+    return model, {"mean": mean, "std": std, "view": _processor_view(processor)}
 
 
 def _processor_view(processor: Any) -> View:
@@ -305,49 +303,6 @@ def _from_python(name: str, published: bool, options: dict[str, Any]) -> Classif
     classifier = made if isinstance(made, Classifier) else Classifier(made)
     classifier.code = code_digest(function)
     return classifier
-
-
-def python_function(name: str) -> Callable[..., Any]:
-    """The user's function FILE.py:FUNCTION or MODULE:FUNCTION. Its file is run."""
-    place, _, function = name.rpartition(":")
-    if not place:
-        raise UserError(f"python:{name} names no function: write python:FILE.py:FUNCTION")
-    if place.endswith(".py") and not Path(place).is_file():
-        raise UserError(f"no Python file at {place}: check the path")
-    found = getattr(run_user_code(place, lambda: _python_module(place)), function, None)
-    if found is None:
-        raise UserError(f"{place} has no function {function!r}: check the name")
-    if not callable(found):
-        raise UserError(f"{function!r} in {place} must be a function, got {type(found).__name__}")
-    return found  # type: ignore[no-any-return]  # getattr has no type
-
-
-def _python_module(place: str) -> ModuleType:
-    """The user's module, which may import its neighbours."""
-    path = Path(place)
-    spec = spec_from_file_location(path.stem, path) if path.suffix == ".py" else None
-    if spec is None or spec.loader is None:
-        return import_module(place)
-    module = module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    sys.path.insert(0, str(path.parent.resolve()))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.pop(0)
-    return module
-
-
-def run_user_code(name: str, run: Callable[[], Result]) -> Result:
-    """What the user's code returns; what it raises becomes one line that says where."""
-    try:
-        return run()
-    except torch.OutOfMemoryError:
-        raise  # the caller may retry with a smaller batch
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{last.filename}, line {last.lineno}"
-        raise UserError(f"{name} raised {type(error).__name__}: {error} ({place})") from error
 
 
 SOURCES: dict[str, Callable[[str, bool, dict[str, Any]], Classifier]] = {

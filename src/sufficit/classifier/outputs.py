@@ -1,10 +1,15 @@
-"""What a model ends in: logits, or probabilities, which are turned back into logits."""
+"""What a model gives: logits, a score, or probabilities, which are turned back into logits."""
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from sufficit.classifier.layers import first
+from sufficit.errors import UserError
 
 PROBABILITIES = "probabilities"
 SIGMOIDS = {torch.sigmoid, Tensor.sigmoid, torch.special.expit}
@@ -25,6 +30,47 @@ class Sigmoids(TorchFunctionMode):
     def gave(self, output: Tensor) -> bool:
         """Whether the last sigmoid gave this very tensor."""
         return self.last is output
+
+
+def output_of(model: nn.Module, inputs: Tensor, classes: Sequence[str] | None) -> Tensor:
+    """What a model gives for each class: a tensor, its .logits, or the first of a tuple: [N,C]."""
+    try:
+        output = model(inputs)
+    except RuntimeError as error:
+        found = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
+        if found is None or int(found[2]) != inputs.shape[1]:
+            raise
+        raise UserError(
+            f"images must have {found[1]} channels for this model, got {found[2]}: convert them,"
+            " as in images.expand(-1, 3, -1, -1)"
+        ) from error
+    if isinstance(output, dict):
+        output = output.get("logits", next(iter(output.values()), None))
+    output, n = first(getattr(output, "logits", output)), len(inputs)
+    tensor = isinstance(output, Tensor)
+    if not tensor or output.ndim != 2 or len(output) != n or output.shape[1] < 2:
+        came = list(output.shape) if tensor else type(output).__name__
+        raise UserError(
+            f"the model must give logits [N,C] = [{n},C] of two classes or more, got {came}: "
+            "wrap it in a module that returns them"
+        )
+    if classes is not None and len(classes) != output.shape[1]:
+        raise UserError(
+            f"the model gives {output.shape[1]} classes and {len(classes)} have names:"
+            " give Classifier(classes=...) a name for each, in the model's order, or None"
+        )
+    return output  # type: ignore[no-any-return]  # a Tensor by now
+
+
+def as_logit(values: Any, n: int) -> Tensor:
+    """The numbers of a score as logits of one class: [N] -> [N,1]."""
+    if not isinstance(values, Tensor) or values.shape != (n,) or values.is_complex():
+        came = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise UserError(
+            f"a score must return one number per image, [N] = [{n}], got {came}: reduce the"
+            " model's output to that"
+        )
+    return values[:, None].float()
 
 
 def kind_of(output: Tensor, *, sigmoid: bool = False) -> str | None:

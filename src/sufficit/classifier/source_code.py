@@ -1,20 +1,28 @@
-"""The user's code behind models and methods, as a digest: changed code is another run."""
+"""The user's code behind models, methods and scores: imported, checked, run, and as a digest."""
 
 import inspect
 import os
 import sys
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from importlib import invalidate_caches
+from importlib import import_module, invalidate_caches
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import module_from_spec, spec_from_file_location
 from modulefinder import ModuleFinder
 from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
+from sufficit.errors import UserError
+
 OURS = Path(__file__).parents[1]
+Result = TypeVar("Result")
 
 
 def code_digest(*made: object) -> str:
@@ -83,3 +91,64 @@ def _with_imports(files: Iterable[Path]) -> set[Path]:
         named = (getattr(module, "__file__", None) for module in finder.modules.values())
         found |= {Path(path).resolve() for path in named if path and Path(path).is_file()}
     return found
+
+
+def python_function(name: str) -> Callable[..., Any]:
+    """The user's function FILE.py:FUNCTION or MODULE:FUNCTION. Its file is run."""
+    place, _, function = name.rpartition(":")
+    if not place:
+        raise UserError(f"python:{name} names no function: write python:FILE.py:FUNCTION")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise UserError(f"no Python file at {place}: check the path")
+    found = getattr(run_user_code(place, lambda: _python_module(place)), function, None)
+    if found is None:
+        raise UserError(f"{place} has no function {function!r}: check the name")
+    if not callable(found):
+        raise UserError(f"{function!r} in {place} must be a function, got {type(found).__name__}")
+    return found  # type: ignore[no-any-return]  # getattr has no type
+
+
+def _python_module(place: str) -> ModuleType:
+    """The user's module, which may import its neighbours."""
+    path = Path(place)
+    spec = spec_from_file_location(path.stem, path) if path.suffix == ".py" else None
+    if spec is None or spec.loader is None:
+        return import_module(place)
+    module = module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def run_user_code(name: str, run: Callable[[], Result]) -> Result:
+    """What the user's code returns; what it raises becomes one line that says where."""
+    try:
+        return run()
+    except torch.OutOfMemoryError:
+        raise  # the caller may retry with a smaller batch
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{last.filename}, line {last.lineno}"
+        raise UserError(f"{name} raised {type(error).__name__}: {error} ({place})") from error
+
+
+def check_arguments(function: Callable[..., Any], what: str, *wanted: str) -> None:
+    """Raise for a function that cannot be called with so many arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # a few built-in functions have none
+    try:
+        signature.bind(*wanted)
+    except TypeError as error:
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        where = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
+        name = getattr(function, "__name__", type(function).__name__)
+        raise UserError(
+            f"a {what} takes ({', '.join(wanted)}), {name} takes {signature}{where}: change its"
+            " arguments"
+        ) from error

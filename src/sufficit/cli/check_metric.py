@@ -5,6 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich import box
 from rich.table import Table
 
 from sufficit.cli.console import app, out, print_skipped, resumable
@@ -76,10 +77,10 @@ def check_metric(
 def check_table(found: "MetricCheck") -> Table:
     """One row per column, best first: all degradations, then each."""
     title = f"{found.base} made worse in five levels, {found.n} images"
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     frame = found.frame().set_index(["column", "degradation"])
     kinds = [kind for kind in dict.fromkeys(frame.index.get_level_values(1)) if kind != "all"]
-    table.add_column("column", no_wrap=True)
+    table.add_column("column", no_wrap=True)  # all fit into 80 letters
     for head in ("by means", "95 %", *kinds, "by image"):
         table.add_column(head, justify="right", no_wrap=True)
     for column in dict.fromkeys(frame.index.get_level_values(0)):

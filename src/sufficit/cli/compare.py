@@ -2,11 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sufficit.cli.console import app, err, out, print_forecast, print_skipped, resumable
+from sufficit.cli.console import app, out, print_forecast, print_skipped, resumable, warn
 from sufficit.cli.options import (
     ConfigOption,
     JsonOption,
@@ -21,12 +21,21 @@ from sufficit.outside import literal
 from sufficit.runs.config import Workers
 
 if TYPE_CHECKING:
-    from sufficit.runs.job import Job
     from sufficit.runs.results import RunResults
 
-CHECKED = 8  # images of --sanity
 OPTIONS = (
-    *("model", "data", "images", "quick", "methods", "controls", "alpha_min", "score", "fill"),
+    *(
+        "model",
+        "data",
+        "images",
+        "quick",
+        "methods",
+        "sanity",
+        "controls",
+        "alpha_min",
+        "score",
+        "fill",
+    ),
     *("fills", "held_out_fill", "twin", "targets", "truth", "leak", "donors", "alpha_curve"),
     *("ceiling", "columns", "calls", "within", "value_step", "percent_step"),
     *("layer", "normalize", "compile", "batch_size", "unit_size", "device", "precision"),
@@ -44,13 +53,6 @@ def compare(
     to: OutOption = "sufficit-compare",
     as_json: JsonOption = False,
     overwrite: OverwriteOption = False,
-    sanity: Annotated[
-        bool,
-        typer.Option(
-            help="Also make the output layer random: do the maps change? On up to 8 images.",
-            rich_help_panel="Methods",
-        ),
-    ] = False,
 ) -> None:
     """Which method explains your model best? Score every method on every image.
 
@@ -78,6 +80,7 @@ def compare(
     check_log(settings.log, out_folder)
     from sufficit.runs.engine import run
     from sufficit.runs.job import make_job
+    from sufficit.sanity.checks import with_head_check
 
     progress = False if as_json else None
     with resumable(out_folder):
@@ -85,8 +88,7 @@ def compare(
         if not as_json:
             print_forecast(job, None if overwrite else out_folder, workers)
         results = run(job, out_folder, overwrite=overwrite, progress=progress, workers=workers)
-        if sanity and results.shown is not None:
-            results = with_head_check(results, job)
+        results = with_head_check(results, job)
         results.log()
         if results.shown is not None:
             write_pictures(results, out_folder)
@@ -112,44 +114,22 @@ def compare(
     )
 
 
-def with_head_check(results: "RunResults", job: "Job") -> "RunResults":
-    """The results with what becomes of the maps when the output layer is random, also on disk."""
-    from sufficit.provenance import plain, save_json
-    from sufficit.runs.maps import GivenMaps
-    from sufficit.runs.results import RunResults
-    from sufficit.sanity.checks import head_check
-
-    shown = results.shown
-    assert shown is not None  # the caller asked
-    methods = {
-        name: source
-        for name, source in job.sources.items()
-        if name in job.ranked and not isinstance(source, GivenMaps)
-    }
-    if not methods:
-        return results
-    targets = shown.predictions[job.ranked[0]].targets
-    given = (shown.images[:CHECKED].to(job.classifier.device), targets[:CHECKED], methods)
-    found = plain(head_check(job.classifier, *given, seed=job.config.seed))
-    record = {**results.record, "head_check": found}
-    save_json(results.folder / "run.json", record)
-    return RunResults.read(results.folder, record)
-
-
 def print_results(results: "RunResults") -> None:
     """The table, what it means, and what to know before trusting it."""
-    from sufficit.report.answer import answer, cost, orders, ranking_remarks
-    from sufficit.report.interpretation import Caution, cautions, results_table, sentences
+    from sufficit.report.answer import answer, notes, warnings_of
+    from sufficit.report.tables import further_tables, results_table
 
     content = results.content()
-    out.print(results_table(content))
-    said = [*map(str, answer(content)), *results.answers(), *sentences(content)]
-    said += [*orders(content), *filter(None, [cost(content)])]
-    for sentence in said:
+    for table in (results_table(content), *further_tables(content)):
+        out.print(table)
+    for line in answer(content):
+        said = literal(f"{line.word}. {line.text}")
+        out.print(f"[bold]{line.question}[/]", said, highlight=False)
+    known = [*results.answers(), *notes(content)]
+    for sentence in known:
         out.print(literal(sentence), highlight=False)
-    against = [*map(Caution, ranking_remarks(content)), *cautions(content)]
-    for caution in (one for one in against if one.text not in said):
-        err.print("[yellow]Warning:[/]", literal(" ".join((caution.text, *caution.details))))
+    for caution in (one for one in warnings_of(content) if one.text not in known):
+        warn(caution.text)
 
 
 def write_pictures(results: "RunResults", folder: Path) -> None:
@@ -157,18 +137,18 @@ def write_pictures(results: "RunResults", folder: Path) -> None:
     from sufficit import plots
 
     results.report(folder / "report.html")
-    content, shown = results.content(), results.shown
+    content, shown, labels = results.content(), results.shown, results.labels()
     assert shown is not None  # the caller asked
-    methods = list(results.methods)
     names = content.shown.names
     targets = [content.class_name(target) for target in content.first.targets.tolist()]
     titles = [
         f"{name if len(name) <= 28 else f'...{name[-25:]}'}\n{target}\n{reason}"
         for name, target, reason in zip(names, targets, shown.reasons, strict=True)
     ]
-    values = {method: content.scores[method]["msi"].tolist() for method in methods}
-    captions = {method: [f"MSI {v:+.2f}" for v in values[method]] for method in methods}
-    maps = {method: shown.heatmaps[method] for method in methods}
+    heads = {method: label.replace(" (", "\n(") for method, label in labels.items()}
+    values = {heads[m]: {"msi": content.scores[m]["msi"].tolist()} for m in results.methods}
+    captions = {head: plots.score_captions(columns) for head, columns in values.items()}
+    maps = {heads[method]: shown.heatmaps[method] for method in results.methods}
     plots.save(plots.sheet_figure(shown.images, maps, titles, captions), folder / "sheet.png")
-    lines = plots.methods_figure(results.scores, results.unranked)
+    lines = results.plot("curves", results.methods, curves=None, look=plots.Look())
     plots.save(lines, folder / "curves.png")

@@ -100,8 +100,8 @@ def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":
     from sufficit.data.truth import TruthMasks
     from sufficit.explainers import CAMS
     from sufficit.runs.engine import run
-    from sufficit.runs.job import make_job, with_controls
-    from sufficit.runs.maps import MapTensor, Source
+    from sufficit.runs.job import make_job
+    from sufficit.runs.maps import MapTensor, Source, with_controls
 
     out.print("This takes about two minutes on two cores; a bar shows the time left.")
     out.print(f"[bold]1[/] Drawing {n} images: a digit somewhere in noise, among random boxes.")
@@ -138,8 +138,7 @@ def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":
 def run_photos(folder: Path, model: str, weights: str, seed: int) -> "RunResults":
     """Score five CAMs and the controls on the photographs that ship with the package."""
     from sufficit.classifier.loading import load_classifier
-    from sufficit.data.images import open_images
-    from sufficit.data.photos import PHOTOS
+    from sufficit.data.images import PHOTOS, open_images
     from sufficit.explainers import CAMS
     from sufficit.runs.engine import run
     from sufficit.runs.job import make_job

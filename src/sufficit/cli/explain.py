@@ -58,7 +58,8 @@ def explain(
     out_folder, given_images = place(to), [place(word) for word in images]
     check_output(out_folder, given_images, overwrite=overwrite, command="explain")
     from sufficit.report.interpretation import run_remarks
-    from sufficit.runs.job import load_model, make_job, sources_named
+    from sufficit.runs.job import load_model, make_job
+    from sufficit.runs.maps import sources_named
     from sufficit.runs.overlays import SHEET_ROWS, class_number, explain_run, images_in
 
     sources, source = sources_named(config), images_in(given_images)

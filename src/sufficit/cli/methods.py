@@ -17,7 +17,7 @@ def methods(
     name: Annotated[str, typer.Argument(help="A method, to see all about it.")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List the explanation methods: cost, purpose, options.
+    """List the explanation methods with cost and purpose; of one method also its options.
 
     Cost is in forward passes per image; a backward pass counts as two. Give options after the
     name: --methods finer-cam:nearest=5.
@@ -31,7 +31,7 @@ def methods(
     sufficit methods --json
     """
     from sufficit.explainers.registry import EXPLAINERS, explainer_named, method_facts
-    from sufficit.report.interpretation import AGNOSTIC
+    from sufficit.report.tables import AGNOSTIC
 
     chosen = {name: explainer_named(name)} if name else EXPLAINERS
     facts = {one: method_facts(explainer) for one, explainer in chosen.items()}
@@ -45,19 +45,21 @@ def methods(
             for option, about in value.items() if isinstance(value, dict) else ():
                 out.print(literal(f"  {option}={about['default']}: {about['about']}"))
         return
-    table = Table("method", "cost", "for", "nets", "options", box=None)
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for head in ("method", "cost", "for"):
+        table.add_column(head, no_wrap=head != "for")
     for one, explainer in EXPLAINERS.items():
-        options = ", ".join(f"{key}={value}" for key, value in explainer.settings.items())
         needs = f" (extra {explainer.extra})" if explainer.extra else ""
+        needs += f" ({explainer.nets} models only)" if explainer.nets != "any" else ""
         mark = f" {AGNOSTIC}" if explainer.class_agnostic else ""
-        about = literal(explainer.what_for + needs)
-        table.add_row(one + mark, str(explainer.passes), about, explainer.nets, options)
-    table.add_row(f"lax {AGNOSTIC}", "1", "learned for one model by sufficit train-lax; --methods"
-                  " takes its folder", "any", "")  # fmt: skip
+        table.add_row(one + mark, str(explainer.passes), literal(explainer.what_for + needs))
+    learned = "learned for one model by sufficit train-lax; --methods takes its folder"
+    table.add_row(f"lax {AGNOSTIC}", "1", learned)
     out.print(table)
     out.print(
         "cost: forward passes per image, a backward pass counted as two;"
-        f" {AGNOSTIC} class-agnostic: the same map for every class.",
+        f" {AGNOSTIC} class-agnostic: the same map for every class. Options of a method, as in"
+        " finer-cam:nearest=5: sufficit methods NAME.",
         highlight=False,
     )
 

@@ -43,22 +43,6 @@ ConfigOption = Annotated[
     ),
 ]  # fmt: skip
 
-# Of commands that train.
-BatchSizeOption = Annotated[int, typer.Option(help="Images per step and process.", min=1)]
-PatienceOption = Annotated[
-    int, typer.Option(help="Epochs without improvement that end training; 0: no limit.", min=0)
-]
-ValidationShareOption = Annotated[
-    float, typer.Option(help="Share of images held out for validation; at most 256 images.")
-]
-ReadersOption = Annotated[int, typer.Option("--workers", help="Workers that read images.", min=0)]
-DevicesOption = Annotated[int, typer.Option(help="Number of GPUs, or of CPU processes.", min=1)]
-NodesOption = Annotated[int, typer.Option(help="Number of machines.", min=1)]
-MixedPrecisionOption = Annotated[
-    Literal["fp32", "bf16"], typer.Option(help="bf16 is mixed precision: weights stay fp32.")
-]
-StartAgainOption = Annotated[bool, typer.Option(help="Start again in --out.")]
-
 
 def _worker_option(kind: Any, default: Any, flag: str, text: str) -> inspect.Parameter:
     annotation = Annotated[kind, typer.Option(flag, help=text, rich_help_panel="Compute")]

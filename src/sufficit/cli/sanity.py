@@ -1,6 +1,6 @@
 """`sufficit sanity`."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -15,17 +15,8 @@ if TYPE_CHECKING:
     from sufficit.sanity import SanityReport
 
 OPTIONS = (
-    *(
-        *MODEL,
-        "data",
-        "images",
-        "methods",
-        "targets",
-        "image_column",
-        "label_column",
-        "on_error",
-        "seed",
-    ),
+    *(*MODEL, "data", "images", "methods", "targets", "image_column", "label_column"),
+    *("on_error", "seed"),
 )
 
 NOTHING_KEPT = (
@@ -61,21 +52,14 @@ def sanity(
     """
     out_folder, data = place(to), place(config.data)
     check_output(out_folder, [data], overwrite=overwrite, command="sanity")
-    from sufficit.explainers.sources import methods_from
     from sufficit.sanity import SanityOptions, check_folder, save_sanity
 
-    own: dict[str, Any] = {"images": config.images, "steps": steps, "random_labels": random_labels}
-    own |= {"epochs": epochs, "train_images": train_images}
-    own |= {name: getattr(config, name) for name in ("targets", "layer", "on_error", "seed")}
-    own |= config.column_options()
-    options = SanityOptions(methods_from(config.methods), **own)
+    options = SanityOptions(steps, random_labels, epochs, train_images)
     classifier = load(config, layer=None)  # check_folder looks for the layer in each copy
     with resumable(out_folder, lambda _: NOTHING_KEPT):
-        result = check_folder(classifier, data, options)
-        names = ["model", "weights", "data", "methods", "size", "precision"]
-        names += ["num_classes", "prompts", "output"]
-        named = {name: getattr(config, name) for name in names}
-        save_sanity(out_folder, result, classifier, named, options)
+        result = check_folder(config, classifier, options)
+        known = {name: getattr(config, name) for name in OPTIONS}
+        save_sanity(out_folder, result, classifier, known, options)
     print_skipped(result.skipped)
     _print_report(result.report)
     written = f"Written to {out_folder}: report.html, sanity.csv, sanity.png, run.json"

@@ -1,24 +1,14 @@
 """`sufficit train-lax`."""
 
-import shlex
-from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
-from sufficit.cli.console import (
-    MODEL,
-    app,
-    config_options,
-    load,
-    out,
-    print_skipped,
-    resumable,
-    warn,
-)
-from sufficit.cli.options import (
+from sufficit.cli.console import app, config_options, out, print_skipped, warn
+from sufficit.cli.training_run import (
+    OPTIONS,
     BatchSizeOption,
     DevicesOption,
     MixedPrecisionOption,
@@ -27,20 +17,16 @@ from sufficit.cli.options import (
     ReadersOption,
     StartAgainOption,
     ValidationShareOption,
+    print_written,
+    reading_options,
+    train_on_folder,
 )
-from sufficit.errors import UserError
-from sufficit.files import CHECKPOINT, check_output, place
-from sufficit.loggers import check_log, close_logger, logger_named
-from sufficit.outside import literal
+from sufficit.files import place
 from sufficit.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from sufficit.training.train_folder import TrainingOutcome
 
-OPTIONS = (
-    *(name for name in MODEL if name != "precision"),
-    *("data", "targets", "image_column", "label_column", "on_error", "log", "seed"),
-)
 ROWS = 10  # epochs in the table
 HEADINGS = {
     "loss": "loss",
@@ -50,29 +36,54 @@ HEADINGS = {
     "msi": "MSI",
     "leak": "leak",
     "leak_chance": "chance",
+    "grid_energy": "grid",
+    "fragments": "parts",
 }
 TARGETS = {"label": "labels of their folders", "prediction": "model's own predictions"}
 
 
 @app.command("train-lax")
-@config_options(*OPTIONS)
+@config_options(*OPTIONS, "targets")
 def train_lax(
     config: RunConfig,
     to: Annotated[str, typer.Option("--out", help="Folder for the adapter.")],
     recipe: Annotated[
-        str, typer.Option(help="robust, paper, l1, or a recipe of one of the paper's tables.")
+        str,
+        typer.Option(
+            help="robust, paper, l1, one of the paper's tables (paper-cub200), or another work's"
+            " losses (rt-saliency, masked-in-out, learn-to-rank)."
+        ),
     ] = "robust",
     target: Annotated[
         Literal["auto", "label", "prediction"] | None,
         typer.Option(help="Same as --targets.", hidden=True),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Default: those of the recipe.", min=1)] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(help="Default: 1,500 steps, but at least the epochs of the recipe.", min=1),
+    ] = None,
     area: Annotated[
         float | None, typer.Option(help="Wanted mean of a heatmap, such as 0.1.")
     ] = None,
     alpha_min: Annotated[
         float | None, typer.Option(help="Value above which a heatmap marks; default 0.5.")
     ] = None,
+    class_free: Annotated[
+        bool,
+        typer.Option("--class-free", help="Explain the prediction only, not a class asked for."),
+    ] = False,
+    answers: Annotated[
+        int | None, typer.Option(help="Maps to draw, each of which suffices alone.", min=1)
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Layers to read, as A,B,C, the coarsest last; else found.")
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="Folder of a twin, which judges every other step.")
+    ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Same adapter twice on a GPU; half the speed.")
+    ] = False,
     batch_size: BatchSizeOption = 32,
     patience: PatienceOption = 5,
     validation_share: ValidationShareOption = 0.1,
@@ -98,56 +109,40 @@ def train_lax(
 
     sufficit train-lax --model saved/birds --data birds --out small --area 0.1 --epochs 20
 
+    sufficit train-lax --model saved/birds --data birds --out two --answers 2
+
     sufficit train-lax --model saved/birds --data birds --out lax --devices 4 --precision bf16
 
     sufficit train-lax --model saved/birds --data birds --out lax --num-nodes 2 --devices 8
     """
-    from sufficit.training import processes
-
-    data, out_folder = place(config.data), place(to)
-    first = processes.leads(devices, num_nodes)
-    if first:
-        started = (out_folder / CHECKPOINT).exists()
-        check_output(out_folder, [data], overwrite=overwrite or started, command="train-lax")
-    check_log(config.log, out_folder)
-    from sufficit.classifier.loading import device_named
     from sufficit.explainers.recipes import recipe_of
     from sufficit.training import FolderOptions, train_folder
 
-    recipe_of(recipe, epochs, area, alpha_min)  # raises before a model is loaded
-    own: dict[str, Any] = {"recipe": recipe, "epochs": epochs, "area": area, "alpha_min": alpha_min}
-    own |= {"target": target or config.targets, "on_error": config.on_error, "seed": config.seed}
-    own |= {"batch_size": batch_size, "patience": patience or None, "workers": readers}
-    own |= {"validation_share": validation_share, "cache": cache_features, "overwrite": overwrite}
-    own |= config.column_options()
-    devices, num_nodes = processes.places(devices, num_nodes)
-    named = {name: getattr(config, name) for name in MODEL if name != "device"}
-    named |= {"precision": precision, "devices": devices, "num_nodes": num_nodes}
-    owned = resumable(out_folder, _epochs_kept) if first else nullcontext()
-    try:
-        with owned, processes.only_first_prints(first, processes.own_rank(devices)):
-            device = device_named(config.device)
-            log, settings = config.log, named | own
-            logger = None if log is None else logger_named(log, out_folder, settings)
-            fabric = processes.fabric_for(device, devices, precision, num_nodes, logger)
-            where = str(fabric.device) if devices * num_nodes == 1 else "cpu"
-            classifier = load(config, device=where, precision="fp32")
-            outcome = train_folder(
-                classifier, data, out_folder, FolderOptions(**own), fabric=fabric, config=named
-            )
-            close_logger(logger)
-            processes.leave()
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    # Raises before a model is loaded.
+    recipe_of(recipe, epochs, area, alpha_min, answers, class_free)
+    options = FolderOptions(
+        recipe=recipe,
+        target=target or config.targets,
+        epochs=epochs,
+        area=area,
+        alpha_min=alpha_min,
+        answers=answers,
+        class_free=class_free,
+        layers=None if layers is None else tuple(one.strip() for one in layers.split(",")),
+        twin=judge,
+        deterministic=deterministic,
+        cache=cache_features,
+        batch_size=batch_size,
+        patience=patience or None,
+        validation_share=validation_share,
+        workers=readers,
+        overwrite=overwrite,
+        **reading_options(config),
+    )
+    where: Any = {"devices": devices, "num_nodes": num_nodes, "precision": precision}
+    outcome = train_on_folder("train-lax", config, place(to), train_folder, options, **where)
     if outcome is not None:
-        _print_outcome(outcome, out_folder, config)
-
-
-def _epochs_kept(folder: Path) -> str:
-    with suppress(UserError):
-        if (folder / CHECKPOINT).exists():
-            return "finished epochs are kept. Run the same command again to resume after them."
-    return "no epoch is finished yet. Run the same command again to start."
+        _print_outcome(outcome, place(to), config)
 
 
 def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) -> None:
@@ -156,13 +151,14 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
     history, best = outcome.history, outcome.best_epoch
     number = f"{len(history)} epoch{'s' if len(history) > 1 else ''}"
     title = f"{number}, scored on {len(outcome.names)} held-out images; * selected"
-    table = Table(title=title, title_justify="left", title_style="bold")
+    look: Any = {"box": None, "pad_edge": False}  # so that it fits 80 columns
+    table = Table(title=title, title_justify="left", title_style="bold", **look)
     for heading in ("epoch", *HEADINGS.values()):
         table.add_column(heading, justify="right")
     for row in history:
         if row["epoch"] == best or row["epoch"] > len(history) - ROWS:
             mark, style = ("*", "bold") if row["epoch"] == best else (" ", None)
-            cells = (f"{row[name]:.3f}" for name in HEADINGS)
+            cells = (f"{row[name]:.3f}" if name in row else "-" for name in HEADINGS)
             table.add_row(f"{row['epoch']} {mark}", *cells, style=style)
     out.print(table)
     weights = config.weights if config.weights != RunConfig.weights else None
@@ -171,14 +167,14 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
     known |= {"--prompts": ",".join(config.prompts or ())}
     words = ["sufficit", "explain", config.data, "--model", config.model]
     words += [str(part) for name, value in known.items() if value for part in (name, value)]
-    words += ["--methods", str(folder)]
-    for text in (
+    print_written(
+        folder,
+        "config.json, model.safetensors, README.md, checkpoint.pt, history.csv, training.png,"
+        " sheet.png, trust.md, run.json",
         f"Trained on {outcome.trained_on} images for the {TARGETS[outcome.target]}.",
         outcome.in_words(),
-        f"Written to {folder}: config.json, model.safetensors, README.md, checkpoint.pt,"
-        " history.csv, training.png, sheet.png, run.json",
-        f"Next: {shlex.join(words)}",
-    ):
-        out.print(literal(text), highlight=False, soft_wrap=text.startswith("Next"))
+        *outcome.trust.lines(),
+        following=[*words, "--methods", str(folder)],
+    )
     if outcome.warning:
         warn(outcome.warning)

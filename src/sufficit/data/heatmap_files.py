@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sufficit.data.pixels import check_there
+from sufficit.data.image_files import check_there
 from sufficit.errors import GoneError, UserError
 from sufficit.files import local_file, writing
 

@@ -1,27 +1,39 @@
-"""Image files: one file per image, below a folder, with its class folder."""
+"""Image files: found below a folder, one per image, and decoded as the model sees them.
 
+Every file that cannot be read is a BadImageError.
+"""
+
+import errno
 import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from os.path import join, splitext
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from stat import S_ISREG
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
-from sufficit.data import pixels
-from sufficit.data.pixels import BadImageError, decode_image, read_image, while_there
-from sufficit.errors import UserError
+from sufficit.data.pictures import FORMATS, BadImageError, read_picture
+from sufficit.errors import GoneError, UserError
 from sufficit.files import is_remote, is_unfinished, place
 
 if TYPE_CHECKING:
     from sufficit.storage import RemotePath
 
+__all__ = ["FORMATS", "BadImageError", "ImageFile", "decode_image", "read_image"]  # for others
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+# Errors of a disk or mount that no longer responds, as against those of one bad file.
+BROKEN = ("EHOSTDOWN", "EIO", "ENODEV", "ENOTCONN", "ENXIO", "ESTALE", "ETIMEDOUT")
 MOST_IMAGE = 2**26  # bytes of an image that is read whole
 REQUESTS = 16  # to object storage, at a time
 _Folder = tuple[str, str, str | None]  # its path, the start of its images' names, their class
@@ -65,7 +77,7 @@ class ImageFile:
         """Decode it as the model sees it: [C,H,W] in 0..1."""
         if is_remote(self.file):
             return decode_image(BytesIO(self.content()), view)
-        with while_there(self.root):
+        with while_there(self.root, self.path.parent):
             return read_image(self.path, view)
 
     def content(self) -> bytes:
@@ -86,6 +98,22 @@ class ImageFile:
         return f"a file of {self.size} bytes, the limit is {MOST_IMAGE}"
 
 
+@dataclass(frozen=True, slots=True)
+class ContainedImage(ImageFile):
+    """An image inside a larger file, without which none of its images can be read."""
+
+    start: int = 0  # its first byte or its row
+
+    @property
+    def root(self) -> Path:
+        """The file that contains it."""
+        return self.path
+
+    def read(self, view: View | None) -> Tensor:
+        """Decode it as the model sees it: [C,H,W] in 0..1."""
+        return decode_image(BytesIO(self.content()), view)
+
+
 def is_image(name: str) -> bool:
     """Whether a file of this name is taken for an image.
 
@@ -93,14 +121,16 @@ def is_image(name: str) -> bool:
     (True, False)
     """
     if name.startswith("."):
-        return splitext(name)[1].lower() in pixels.SUFFIXES and not is_unfinished(name)  # noqa: PTH122
-    return name.lower().endswith(pixels.SUFFIXES)  # fast, as there may be millions
+        return splitext(name)[1].lower() in SUFFIXES and not is_unfinished(name)  # noqa: PTH122
+    return name.lower().endswith(SUFFIXES)  # fast, as there may be millions
 
 
 def images_below(root: Path, warned: set[str]) -> Iterator[ImageFile]:
     """Every image below a folder, in the order of the paths; first-level folders are classes.
 
-    A folder that can't be opened is skipped, with a warning unless it is in `warned`. A link to a
+    A folder without read permission is an error, because its images, maybe a whole class, would be
+    missing. One that can't be opened for another reason is skipped, with a warning unless it is in
+    `warned`; so is lost+found, which systems keep for themselves, without one. A link to a
     folder elsewhere is followed once; one to a folder around or inside the root is not, because it
     would give the same images again, or never end.
     """
@@ -115,14 +145,19 @@ def images_below(root: Path, warned: set[str]) -> Iterator[ImageFile]:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     if _is_folder(entry, root):
-                        folders.add(entry.name)
+                        folders |= {entry.name} - {"lost+found"}
                     elif is_image(entry.name):
                         files[entry.name] = _facts(entry)
         except OSError as error:
-            pixels.check_there(root, error)
+            check_there(root, error)
+            reason = f"{folder} can't be opened ({error.strerror})"
+            if isinstance(error, PermissionError):
+                raise UserError(
+                    f"{reason}, so its images would be missing: give permission to read and enter"
+                    " it, or move it out of the data"
+                ) from error
             if folder not in warned:
                 warned.add(folder)
-                reason = f"{folder} can't be opened ({error.strerror})"
                 warnings.warn(f"{reason}: its images are skipped", stacklevel=2)
             return
         start = join(folder, "")  # noqa: PTH118  # a Path for each of millions would take long
@@ -214,7 +249,7 @@ def _is_folder(entry: os.DirEntry[str], root: Path) -> bool:
     try:
         return entry.is_dir()
     except OSError as error:  # a link to itself
-        pixels.check_there(root, error)
+        check_there(root, error)
         return False
 
 
@@ -223,5 +258,84 @@ def _facts(entry: os.DirEntry[str]) -> tuple[int, str]:
     try:
         known = entry.stat()
         return known.st_size, str(known.st_mtime_ns)
-    except OSError:  # a broken link: what is wrong with it is said when it is read
+    except OSError as error:  # a broken link: what is wrong with it is said when it is read
+        if isinstance(error, PermissionError) and not entry.is_symlink():
+            raise  # of the folder, which is listed and may not be entered
         return -1, ""
+
+
+def read_image(path: Path, view: View | None) -> Tensor:
+    """Decode a file as the model sees it: [C,H,W] in 0..1."""
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise BadImageError(f"can't be opened ({error.strerror})") from error
+    if not S_ISREG(facts.st_mode):  # opening a pipe would block for ever
+        raise BadImageError("a pipe, socket, device or folder, not a file")
+    if facts.st_size == 0:
+        raise BadImageError("the file is empty")
+    return decode_image(path, view)
+
+
+def decode_image(
+    file: Path | BinaryIO,
+    view: View | None,
+    kinds: tuple[str, ...] | None = None,
+    most_pixels: int | None = None,
+) -> Tensor:
+    """Decode a file or its bytes as the model sees it: [C,H,W] in 0..1.
+
+    Options are those of `read_picture`.
+    """
+    seen = read_picture(file, view or View(), kinds, most_pixels)
+    from torchvision.transforms.v2 import functional as V  # slow to import
+
+    pixels: Tensor = V.to_dtype(V.to_image(seen), torch.float32, scale=True)
+    return pixels.as_subclass(Tensor)
+
+
+@contextmanager
+def ignore_image_warnings() -> Iterator[None]:
+    """Silence Pillow's warnings about odd metadata and large images: what matters is an error."""
+    with warnings.catch_warnings():  # of the whole process, so around a run, not around each file
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
+
+
+@contextmanager
+def while_there(root: Path, folder: Path | None = None) -> Iterator[None]:
+    """Raise GoneError for a read error inside if the cause is that root or folder are gone."""
+    try:
+        yield
+    except (BadImageError, OSError) as error:
+        check_there(root, error)
+        if folder is not None:
+            check_there(folder, error, may_be_empty=True)
+        raise
+
+
+def check_there(root: Path, error: BaseException, *, may_be_empty: bool = False) -> None:
+    """Raise GoneError if a read error means that the folder or shard is gone, not one bad file."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    known = cause if isinstance(cause, OSError) else None
+    broken = known is not None and errno.errorcode.get(known.errno or 0) in BROKEN
+    if not broken and _is_there(root, may_be_empty):
+        return
+    reason = (known and known.strerror) or "it does not exist"
+    lost = f"{root} can't be read any more ({reason})"
+    raise GoneError(f"{lost}: bring it back and give the same command to resume") from error
+
+
+def _is_there(root: Path, may_be_empty: bool) -> bool:
+    """Whether a file or folder can be read; a lost mount is an empty folder."""
+    if is_remote(root):
+        return root.exists()
+    try:
+        if root.is_file():
+            root.open("rb").close()
+            return True
+        os.stat(f"{root}/.")  # noqa: PTH116  # needs permission to enter; a Path drops the dot
+        with os.scandir(root) as entries:
+            return may_be_empty or next(entries, None) is not None
+    except OSError:
+        return False

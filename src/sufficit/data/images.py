@@ -14,10 +14,16 @@ from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import check_images
-from sufficit.data.image_files import ImageFile, images_below
+from sufficit.data.image_files import (
+    SUFFIXES,
+    BadImageError,
+    ImageFile,
+    ignore_image_warnings,
+    images_below,
+    read_image,
+)
 from sufficit.data.parquet import ParquetImage, images_of_tables, tables_below
 from sufficit.data.patterns import files_named
-from sufficit.data.pixels import SUFFIXES, BadImageError, ignore_image_warnings, read_image
 from sufficit.data.shards import ShardImage, images_of_shards
 from sufficit.errors import UserError
 from sufficit.files import is_remote, place
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BadImageError", "ImageFile", "ignore_image_warnings", "read_image"]  # for others
 
+PHOTOS = Path(__file__).parents[1] / "assets" / "photos"
+"""Four photographs that ship with the package; SOURCES.md there names their licences."""
 KINDS = {kind.__name__: kind for kind in (ImageFile, ShardImage, ParquetImage)}  # of stored images
 
 
@@ -85,11 +93,6 @@ class ImageSource:
     def classes(self) -> list[str]:
         """The names of all classes in order, if files name them; known once it is listed."""
         return list(getattr(self.images, "classes", self.named))
-
-    @staticmethod
-    def of(images: Sequence[SourceImage], classes: Sequence[str] = ()) -> "ImageSource":
-        """A source of images that are listed already, with the classes of their source."""
-        return ImageSource(images, classes)
 
     @staticmethod
     def from_tensors(

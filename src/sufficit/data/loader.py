@@ -5,19 +5,26 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.downloads import download
 from sufficit.data.heatmap_files import HeatmapError
-from sufficit.data.images import BadImageError, ImageSource, SourceImage, class_forms, class_named
+from sufficit.data.image_files import BadImageError, ContainedImage, ImageFile, ahead, while_there
+from sufficit.data.images import ImageSource, SourceImage, class_forms, class_named
+from sufficit.data.shards import ShardImage
 from sufficit.errors import UserError
+from sufficit.files import is_remote
+
+if TYPE_CHECKING:
+    from sufficit.storage import RemotePath
 
 THREADS = min(8, os.cpu_count() or 1)  # that decode images, at most
+GAP = 2**16  # bytes between two images of a shard that a request may read in vain
+MOST_RUN = 2**24  # bytes of a request for several images
 
 OnError = Literal["skip", "stop"]
 
@@ -90,7 +97,7 @@ class ImageLoader(Generic[T]):
     def items(self, entries: Iterable[Entry], threads: int | None = None) -> list[T]:
         """The entries that can be read, in order; raise if their sizes differ."""
         with ThreadPoolExecutor(threads or self.threads or THREADS) as pool:
-            found = list(pool.map(self._try, downloaded(entries)))
+            found = list(pool.map(self._try, downloaded(list(entries))))
         self.skipped += [one for one in found if isinstance(one, Skipped)]
         items = [one for one in found if not isinstance(one, Skipped)]
         if not self.one_size:
@@ -139,13 +146,6 @@ class ImageLoader(Generic[T]):
             return Skipped(name, str(error))
 
 
-def downloaded(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries, with the bytes of images on object storage at hand."""
-    entries = list(entries)
-    images = download([entry.image for entry in entries])
-    return [replace(e, image=i) for e, i in zip(entries, images, strict=True)]
-
-
 def check_sizes(sizes: Mapping[tuple[int, ...], str]) -> None:
     """Raise if there is more than one image size; `sizes` names one image of each."""
     if len(sizes) > 1:
@@ -161,18 +161,10 @@ def check_any(scored: int, n_skipped: int, skipped: Sequence[Skipped]) -> None:
         raise UserError(f"all {n_skipped} images were skipped; the first, {first}: {remedy}")
 
 
-@dataclass(frozen=True)
-class Labels:
-    """Where targets come from, and the class number of an image."""
-
-    kind: Literal["label", "prediction"]
-    number: Callable[[SourceImage], int | None]
-
-
 def labels_for(
     classifier: Classifier, source: ImageSource, wanted: Literal["auto", "label", "prediction"]
-) -> Labels:
-    """Class numbers from class folders, or labels in files, unless predictions are wanted."""
+) -> Callable[[SourceImage], int] | None:
+    """The class number of an image, from its folder or label; None to take predictions."""
     folders, loose, first = set[str](), 0, ""
     for image in source:  # once: it may be long
         if image.folder is not None:
@@ -182,9 +174,9 @@ def labels_for(
     words = sorted(folders)
     numbers = numbers_for(classifier, words, (loose, first), source, wanted)
     if numbers is None:
-        return Labels("prediction", lambda _: None)
+        return None
     # A file of a shard that is never read may have no label: any number will do.
-    return Labels("label", lambda image: numbers[image.folder or words[0]])
+    return lambda image: numbers[image.folder or words[0]]
 
 
 def numbers_for(
@@ -250,3 +242,78 @@ def num_classes(classifier: Classifier, images: Iterable[SourceImage]) -> int:
         with torch.no_grad():
             return classifier(pixels[None]).shape[1]
     raise UserError("none of the images can be read: check the files")
+
+
+# Images on object storage, downloaded a unit at a time with few requests
+
+
+@dataclass(frozen=True, slots=True)
+class Download(ContainedImage):
+    """An image whose bytes are in memory, or with the problem that kept them away."""
+
+    held: bytes = b""
+
+    def content(self) -> bytes:
+        """The bytes of its file."""
+        if self.problem:
+            raise BadImageError(self.problem)
+        return self.held
+
+
+def downloaded(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries, with the bytes of images on object storage in memory."""
+    images = [entry.image for entry in entries]
+    remote = [image for image in images if isinstance(image, ImageFile) and _can_be_fetched(image)]
+    # Each thread that makes a path of hf:// connects and lists again, so that it is made here.
+    groups = [(cast("RemotePath", run[0].path), run) for run in runs(remote)]
+    known: dict[SourceImage, Download] = {}
+    if groups:
+        for (_, run), found in zip(groups, ahead(_fetch, groups), strict=True):
+            known |= zip(run, found, strict=True)
+    return [replace(e, image=known[e.image]) if e.image in known else e for e in entries]
+
+
+def runs(images: Sequence[ImageFile]) -> list[list[ImageFile]]:
+    """The images in groups of one request each: a file, or neighbours in a shard."""
+    found: list[list[ImageFile]] = []
+    for image in sorted(images, key=lambda image: (image.file, getattr(image, "start", 0))):
+        if not (found and _follows(found[-1][0], found[-1][-1], image)):
+            found.append([])
+        found[-1].append(image)
+    return found
+
+
+def _follows(first: ImageFile, last: ImageFile, image: ImageFile) -> bool:
+    """Whether the request for the images from first to last may read this one too."""
+    if not (isinstance(first, ShardImage) and isinstance(last, ShardImage)):
+        return False
+    if not isinstance(image, ShardImage) or image.file != last.file:
+        return False
+    near = image.start - (last.start + last.size) <= GAP
+    return near and image.start + image.size - first.start <= MOST_RUN
+
+
+def _can_be_fetched(image: ImageFile) -> bool:
+    return type(image) in (ImageFile, ShardImage) and is_remote(image.file) and not image.fault
+
+
+def _fetch(asked: tuple["RemotePath", Sequence[ImageFile]]) -> list[Download]:
+    """The images of one request."""
+    path, run = asked
+    first, last = run[0], run[-1]
+    try:
+        with while_there(first.root):
+            if isinstance(first, ShardImage) and isinstance(last, ShardImage):
+                whole = path.read_range(first.start, last.start + last.size)
+                starts = [one.start - first.start for one in cast(Sequence[ShardImage], run)]
+                contents = [whole[at : at + one.size] for at, one in zip(starts, run, strict=True)]
+            else:
+                contents = [path.read_bytes()]
+    except OSError as error:
+        return [_download(one, f"can't be opened ({error.strerror})") for one in run]
+    return [_download(one, "", held) for one, held in zip(run, contents, strict=True)]
+
+
+def _download(image: ImageFile, problem: str, held: bytes = b"") -> Download:
+    known = (image.file, image.name, image.folder, problem, image.size, image.version)
+    return Download(*known, held=held)

@@ -6,6 +6,7 @@ import os
 import shutil
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
 from importlib.util import find_spec
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sufficit.data.images import KINDS, ImageTensor, SourceImage
-from sufficit.data.loader import Entry
+from sufficit.data.loader import Entry, Unit
 from sufficit.errors import GoneError, UserError
 from sufficit.files import is_remote, writing
 
@@ -153,6 +154,33 @@ class Manifest(Sequence[Entry]):
             with self._lock:
                 found = self._file.read_row_group(group, columns=[name])
             yield from found.column(name).to_pylist()
+
+
+@dataclass(frozen=True)
+class Units:
+    """The images of a run in numbered batches, read from the manifest as they are needed."""
+
+    entries: Manifest
+    order: npt.NDArray[np.int64] | None = None  # of the images' numbers
+    part: int | None = None  # only so many units, the first ones
+
+    def __len__(self) -> int:
+        return self.part or math.ceil(len(self.entries) / self.entries.unit)
+
+    def __iter__(self) -> Iterator[Unit]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> Unit:
+        rows = slice(number * self.entries.unit, (number + 1) * self.entries.unit)
+        if self.order is None:
+            return Unit(number, self.entries[rows])
+        # Sorted, because the manifest and the data are read by neighbours.
+        return Unit(number, tuple(self.entries[k] for k in sorted(self.order[rows].tolist())))
+
+    def images_in(self, some: Iterable[int]) -> int:
+        """The number of images of some units."""
+        unit, n = self.entries.unit, len(self.entries)
+        return sum(min(unit, n - number * unit) for number in some)
 
 
 def listed(images: Iterable[SourceImage], unit: int) -> Manifest:

@@ -11,20 +11,15 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from itertools import accumulate
 from os.path import commonprefix
 from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import Any
 
-from torch import Tensor
-
-from sufficit.classifier.checkpoint import View
 from sufficit.data import image_files
-from sufficit.data.image_files import ImageFile, ahead
+from sufficit.data.image_files import BadImageError, ContainedImage, ahead, check_there, while_there
 from sufficit.data.patterns import names_in_common
-from sufficit.data.pixels import BadImageError, check_there, decode_image, while_there
 from sufficit.errors import UserError
 from sufficit.files import is_remote, place, version_of
 
@@ -40,20 +35,10 @@ _reading = Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetImage(ImageFile):
+class ParquetImage(ContainedImage):
     """An image in a row: `file` is the parquet file, `size` the mean of its row group."""
 
-    start: int = 0  # its row in the file
     column: str = ""  # that holds the bytes; image.bytes is a field of a struct
-
-    @property
-    def root(self) -> Path:
-        """The file, without which none of its images can be read."""
-        return self.path
-
-    def read(self, view: View | None) -> Tensor:
-        """Decode it as the model sees it: [C,H,W] in 0..1."""
-        return decode_image(BytesIO(self.content()), view)
 
     def content(self) -> bytes:
         """The bytes in its row."""

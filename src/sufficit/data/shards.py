@@ -11,17 +11,19 @@ import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from os import SEEK_END
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from torch import Tensor
-
-from sufficit.classifier.checkpoint import View
-from sufficit.data.image_files import ImageFile, ahead, as_text
+from sufficit.data.image_files import (
+    SUFFIXES,
+    BadImageError,
+    ContainedImage,
+    ahead,
+    as_text,
+    while_there,
+)
 from sufficit.data.patterns import names_in_common
-from sufficit.data.pixels import SUFFIXES, BadImageError, decode_image, while_there
 from sufficit.errors import UserError
 from sufficit.files import is_remote, version_of
 
@@ -37,19 +39,8 @@ _RECORD = re.compile(rb"(\d{1,7}) ([^=]{1,255})=")  # bounded, so that none take
 
 
 @dataclass(frozen=True, slots=True)
-class ShardImage(ImageFile):
+class ShardImage(ContainedImage):
     """An image inside a shard: `file` is the shard, `folder` the label's word."""
-
-    start: int = 0  # its first byte in the shard
-
-    @property
-    def root(self) -> Path:
-        """The shard, without which none of its images can be read."""
-        return self.path
-
-    def read(self, view: View | None) -> Tensor:
-        """Decode it as the model sees it: [C,H,W] in 0..1."""
-        return decode_image(BytesIO(self.content()), view)
 
     def content(self) -> bytes:
         """The bytes of its file inside the shard."""

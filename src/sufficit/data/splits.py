@@ -98,14 +98,14 @@ def read_folder(
     source = open_images(data, **columns)
     images = list(source)
     if len(images) < FEWEST:
-        enough = f"an adapter needs {FEWEST} or more, hundreds to be of use"
+        enough = f"training needs {FEWEST} or more, hundreds to be of use"
         raise UserError(f"{len(images)} images in {data}: {enough}")
-    known = labels_for(classifier, ImageSource.of(images, source.classes), target)
-    labels = [k for image in images if (k := known.number(image)) is not None] or None
+    number = labels_for(classifier, ImageSource(images, source.classes), target)
+    labels = None if number is None else [number(image) for image in images]
     if labels is not None and len(set(labels)) < 2:
         raise UserError(
-            f"{data} is a folder with one class ({images[0].folder}): an adapter needs two classes"
-            " or more. Add images of others, or explain the predictions with --target prediction"
+            f"{data} is a folder with one class ({images[0].folder}): training needs two classes"
+            " or more. Add images of other classes"
         )
     n = how_many(len(images), share)
     held = set(evenly(labels or [0] * len(images), n, seed, spare_half=True).tolist())
@@ -115,7 +115,7 @@ def read_folder(
         numbers = None if labels is None else tuple(labels[row] for row in rows)
         return Part(tuple(images[row] for row in rows), numbers)
 
-    return Folder(part(False), part(True), known.kind)
+    return Folder(part(False), part(True), "prediction" if labels is None else "label")
 
 
 def how_many(n: int, share: float) -> int:

@@ -16,11 +16,10 @@ from torch import Tensor
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.fingerprint import digest
 from sufficit.data.annotations import Box, boxes_at
-from sufficit.data.image_files import ImageFile, images_below
+from sufficit.data.image_files import SUFFIXES, BadImageError, ImageFile, images_below
 from sufficit.data.images import ImageTensor, SourceImage, plain_name
 from sufficit.data.loader import Entry
 from sufficit.data.pictures import read_mask, seen, upright_size
-from sufficit.data.pixels import SUFFIXES, BadImageError
 from sufficit.errors import UserError
 from sufficit.files import place
 

@@ -64,28 +64,6 @@ def target_logits(logits: Tensor, targets: Tensor) -> Tensor:
     return logits.gather(1, targets[:, None])[:, 0]
 
 
-def weighted_contrast(
-    logits: Tensor, targets: Tensor, strength: float = 1.0, nearest: int = 3
-) -> Tensor:
-    """Mean of y - strength * y_j, weighted by the softmax of class j: [N,C], [N] -> [N]."""
-    others = nearest_classes(logits, targets, nearest)
-    weights = logits.softmax(1).gather(1, others)
-    gaps = target_logits(logits, targets)[:, None] - strength * logits.gather(1, others)
-    return (weights * gaps).sum(1) / (weights.sum(1) + 1e-9)  # grad-cam's epsilon
-
-
-def mean_contrast(
-    logits: Tensor, targets: Tensor, strength: float = 0.6, nearest: int = 3
-) -> Tensor:
-    """The target's logit minus strength times the mean of y_j: [N,C], [N] -> [N].
-
-    >>> mean_contrast(torch.tensor([[5.0, 1.0, 2.0, 3.0, -9.0]]), torch.tensor([0]))  # 5 - 0.6 * 2
-    tensor([3.8000])
-    """
-    others = logits.gather(1, nearest_classes(logits, targets, nearest))
-    return target_logits(logits, targets) - strength * others.mean(1)
-
-
 def contrast(
     logits: Tensor,
     targets: Tensor,
@@ -93,10 +71,21 @@ def contrast(
     nearest: int = 3,
     strength: float | None = None,
 ) -> Tensor:
-    """Finer-CAM's score in one of its two readings: [N,C], [N] -> [N]."""
-    formula = weighted_contrast if reading == "weighted" else mean_contrast
-    given = {} if strength is None else {"strength": strength}
-    return formula(logits, targets, nearest=nearest, **given)
+    """Finer-CAM's score: the target's logit y against those of the nearest classes: [N,C] -> [N].
+
+    "weighted": the mean of y - 1.0 * y_j, weighted by the softmax of class j. "mean": y - 0.6 * the
+    mean of y_j. `strength` replaces the 1.0 or 0.6.
+
+    >>> contrast(torch.tensor([[5.0, 1.0, 2.0, 3.0, -9.0]]), torch.tensor([0]), "mean")  # 5 - 1.2
+    tensor([3.8000])
+    """
+    others = nearest_classes(logits, targets, nearest)
+    own, near = target_logits(logits, targets), logits.gather(1, others)
+    if reading == "mean":
+        return own - (0.6 if strength is None else strength) * near.mean(1)
+    weights = logits.softmax(1).gather(1, others)
+    gaps = own[:, None] - (1.0 if strength is None else strength) * near
+    return (weights * gaps).sum(1) / (weights.sum(1) + 1e-9)  # grad-cam's epsilon
 
 
 def nearest_classes(logits: Tensor, targets: Tensor, count: int = 3) -> Tensor:

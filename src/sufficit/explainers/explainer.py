@@ -59,6 +59,7 @@ class Explainer:
     - gradients: draw(features [N,K,h,w], gradients of `score` [N,K,h,w]) -> maps [N,h,w], where
       score(logits [N,C], targets [N], **options) -> [N]
     - features: draw(features [N,K,h,w]) -> maps [N,h,w]
+    - stages: draw([features of each of `reads`], targets [N]) -> maps [N,h,w]
     - attention: draw(map so far or None, a block's attention), both [N,T,T] -> map so far [N,T,T]
     - model: draw(classifier, images [N,C,H,W] in 0..1, targets [N], *, layer, seed, **options) ->
       maps [N,h,w] of any size; it calls the model itself
@@ -70,10 +71,11 @@ class Explainer:
     """
 
     description: str  # what it draws
-    needs: Literal["gradients", "features", "attention", "model", "images"]
+    needs: Literal["gradients", "features", "stages", "attention", "model", "images"]
     draw: Callable[..., Tensor]
     score: Callable[..., Tensor] = cams.target_logits
     layer: str | None = None  # the layer it reads, if that is always the same
+    reads: tuple[str, ...] = ()  # the layers whose features `stages` gets, the last one `layer`
     final: bool = False  # it draws values in 0..1, which are only resized
     check: Callable[[], None] = lambda: None  # raises if it does not fit the classifier
     class_agnostic: bool = False  # it draws one map for every class
@@ -81,7 +83,7 @@ class Explainer:
     reference: str = ""  # the paper
     # Forward passes per image, a backward pass counted as two; a function of the options, or a
     # formula if it depends on the model.
-    cost: int | str | Callable[..., int] = 1
+    cost: int | str | Callable[..., int | str] = 1
     nets: Literal["any", "convolutional", "transformer"] = "any"
     extra: str | None = None  # the extra of the package that it needs
     sign: Sign = "positive"  # the part of the map that is kept; none: the map has no sign

@@ -1,6 +1,5 @@
 """`explain`: images in, heatmaps out. Several methods share their forward and backward passes."""
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from sufficit.classifier import classifier as checks
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.layers import eval_mode
 from sufficit.classifier.loading import extra
+from sufficit.classifier.source_code import check_arguments
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
 from sufficit.explainers.explainer import Explainer
 from sufficit.explainers.forward_pass import Pass, look
@@ -214,7 +214,9 @@ def _draw(
                 raise UserError("only one method may fold attention at a time: explain with each")
             differentiate = any(m.needs == "gradients" for m in some.values())
             fold = next(iter(folds), None)
-            seen = look(classifier, here, name, differentiate=differentiate, fold=fold)
+            earlier = dict.fromkeys(one for m in some.values() for one in m.reads[:-1])
+            options: Any = {"differentiate": differentiate, "fold": fold, "earlier": [*earlier]}
+            seen = look(classifier, here, name, **options)
             if targets is not None:  # they are on the CPU: no wait for a GPU
                 checks.check_range(targets, seen.logits.shape[1])
             goals = seen.logits.detach().argmax(1) if goals is None else goals
@@ -301,26 +303,8 @@ def _known(method: Method, classifier: Classifier) -> Explainer | OwnMethod:
     if not isinstance(method, Explainer) and not callable(method):
         raise UserError(f"a method is a name or a function, got {type(method).__name__}")
     if not isinstance(method, Explainer):
-        _check_arguments(method)
+        check_arguments(method, "method", "classifier", "images", "targets")
     return method
-
-
-def _check_arguments(method: OwnMethod) -> None:
-    """Raise for a function that cannot be called as a method is."""
-    try:
-        signature = inspect.signature(method)
-    except (TypeError, ValueError):
-        return  # a few built-in functions have none
-    try:
-        signature.bind(None, None, None)
-    except TypeError as error:
-        code = getattr(inspect.unwrap(method), "__code__", None)
-        where = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
-        name = getattr(method, "__name__", type(method).__name__)
-        raise UserError(
-            f"a method takes (classifier, images, targets), {name} takes {signature}{where}: change"
-            " its arguments"
-        ) from error
 
 
 def learned(lax: Lax, classifier: Classifier) -> Explainer:
@@ -328,15 +312,16 @@ def learned(lax: Lax, classifier: Classifier) -> Explainer:
     checks.check_classifier(classifier)
     low = classifier.dtype in (torch.bfloat16, torch.float16)  # the adapter's precision follows
 
-    def draw(features: Tensor) -> Tensor:
-        casting = torch.autocast(features.device.type, classifier.dtype, enabled=low)
+    def draw(stages: Sequence[Tensor], targets: Tensor) -> Tensor:
+        device = stages[0].device
+        casting = torch.autocast(device.type, classifier.dtype, enabled=low)
         with eval_mode(lax), casting:
-            drawn: Tensor = lax.to(features.device)(features)
+            drawn: Tensor = lax.to(device)(stages, targets)
             return drawn
 
     line, check = "trained for this classifier", partial(lax.check, classifier)
-    given = {"layer": lax.layer, "final": True, "check": check, "class_agnostic": True}
-    return Explainer(line, "features", draw, sign="none", **given)  # type: ignore[arg-type]  # as named
+    given: Any = {"layer": lax.layer, "reads": lax.layers, "final": True, "check": check}
+    return Explainer(line, "stages", draw, sign="none", class_agnostic=lax.classes is None, **given)
 
 
 def usual_batch(images: Tensor, device: torch.device) -> int:
@@ -347,13 +332,16 @@ def usual_batch(images: Tensor, device: torch.device) -> int:
 
 
 def _finished(drawn: Mapping[str, DrawnMaps], images: Tensor) -> Drawn:
-    """The maps as drawn and finished; those to stretch are finished all at once."""
+    """The maps as drawn and finished; those to stretch are finished together, by their size."""
     h, w = images.shape[2:]
     found = {name: (one, one.at((h, w))) for name, one in drawn.items() if one.final}
-    raw = [name for name in drawn if name not in found]
-    if raw:
-        finished = _stretched(torch.cat([drawn[name].maps for name in raw]), (h, w))
-        for name, heatmaps in zip(raw, finished.split(len(images)), strict=True):
+    by_size: dict[torch.Size, list[str]] = {}
+    for name in drawn:
+        if name not in found:
+            by_size.setdefault(drawn[name].maps.shape, []).append(name)
+    for some in by_size.values():
+        finished = _stretched(torch.cat([drawn[name].maps for name in some]), (h, w))
+        for name, heatmaps in zip(some, finished.split(len(images)), strict=True):
             found[name] = drawn[name], heatmaps
     return found
 
@@ -377,10 +365,11 @@ def _maps(seen: Pass, targets: Tensor, methods: Mapping[str, Explainer]) -> dict
                 if method.needs == "attention":
                     assert seen.tokens is not None
                     maps = seen.tokens
-                else:  # an adapter, which is final, chooses its own precision
-                    features = seen.features if method.final else seen.features.float()
+                elif method.needs == "stages":  # an adapter, which chooses its own precision
+                    maps = method.draw(seen.stages(method.reads), targets)
+                else:
                     scored = (gradients[method.score],) if method.needs == "gradients" else ()
-                    maps = method.draw(features, *scored)
+                    maps = method.draw(seen.features.float(), *scored)
                 found[name] = DrawnMaps(maps, method.final)
     return found
 

@@ -1,15 +1,14 @@
 """Extremal perturbation: the smooth mask of a given area that keeps the target's logit highest."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sufficit.classifier.classifier import Classifier, check_range
-from sufficit.errors import UserError
-from sufficit.explainers.cams import target_logits
-from sufficit.explainers.forward_pass import logits_with_graph
+from sufficit.classifier.classifier import Classifier
+from sufficit.explainers.forward_pass import target_logits_with_graph
 from sufficit.perturbation.fills import blur_matrix
 
 CELLS = 32  # per side of the mask: 7 pixels at 224
@@ -21,14 +20,7 @@ LEVELS = 8  # of blur between the image and its most blurred copy
 
 
 def extremal_perturbation(
-    classifier: Classifier,
-    images: Tensor,
-    targets: Tensor,
-    *,
-    layer: str | None,
-    seed: int,
-    area: float,
-    steps: int,
+    classifier: Classifier, images: Tensor, targets: Tensor, *, area: float, steps: int, **__: Any
 ) -> Tensor:
     """The mask of each image after gradient steps, smoothed: [N,H,W] in 0..1.
 
@@ -45,14 +37,8 @@ def extremal_perturbation(
         for _ in range(steps):
             masks = smooth_masks(cells, (h, w), cell)
             inputs = classifier.normalize(perturbed(pyramid, masks))
-            logits = logits_with_graph(classifier, inputs)
-            check_range(targets, logits.shape[1])
-            loss = pull * area_loss(masks, area).sum() - target_logits(logits, targets).sum()
-            if not logits.requires_grad:
-                raise UserError(
-                    "no gradient goes from the logits to the image: use a method without gradients,"
-                    " such as rise"
-                )
+            kept = target_logits_with_graph(classifier, inputs, targets)
+            loss = pull * area_loss(masks, area).sum() - kept.sum()
             (gradient,) = torch.autograd.grad(loss, cells)
             with torch.no_grad():
                 speed = MOMENTUM * speed + gradient

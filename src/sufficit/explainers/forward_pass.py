@@ -1,17 +1,25 @@
 """One forward pass, read at one layer, and the gradients that arrive at that layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sufficit.classifier import layers
-from sufficit.classifier.classifier import Classifier
+from sufficit.classifier.classifier import Classifier, check_range
 from sufficit.errors import UserError
-from sufficit.explainers.rollout import AttentionFold, Fold, class_row, torch_attention
+from sufficit.explainers.cams import target_logits
+from sufficit.explainers.rollout import (
+    AttentionFold,
+    Fold,
+    class_row,
+    no_attention,
+    torch_attention,
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,11 @@ class Pass:
     leaf: Tensor  # the layer's output, where gradients end
     grid: Callable[[Tensor], Tensor]  # a tensor like the leaf -> [N,K,h,w]
     tokens: Tensor | None  # [N,h,w] how much the prediction attends to each cell
+    earlier: dict[str, Tensor]  # features of further layers, each [N,K,h,w]
+
+    def stages(self, names: Sequence[str]) -> list[Tensor]:
+        """The features of these layers, of which the last is that of the pass."""
+        return [*(self.earlier[name] for name in names[:-1]), self.features]
 
     def gradients(self, scores: Tensor, *, last: bool) -> Tensor:
         """Gradients of each image's score: [N] -> [N,K,h,w]. The `last` call frees the graph."""
@@ -37,7 +50,13 @@ class Pass:
 
 
 def look(
-    classifier: Classifier, images: Tensor, layer: str, *, differentiate: bool, fold: Fold | None
+    classifier: Classifier,
+    images: Tensor,
+    layer: str,
+    *,
+    differentiate: bool = False,
+    fold: Fold | None = None,
+    earlier: Sequence[str] = (),
 ) -> Pass:
     """One forward pass over images in 0..1: [N,C,H,W]. It records no graph before the layer."""
     with torch.inference_mode(False), classifier.in_eval_mode():
@@ -46,7 +65,7 @@ def look(
         # If the model switches gradients off and on itself, they must be on before it does.
         for recording in (torch.no_grad, torch.enable_grad):
             with recording():
-                seen = _run(classifier, inputs, layer, differentiate, fold)
+                seen = _run(classifier, inputs, layer, differentiate, fold, earlier)
             if not differentiate or seen.logits.requires_grad:
                 return seen
     raise UserError(
@@ -56,9 +75,17 @@ def look(
 
 
 def _run(
-    classifier: Classifier, inputs: Tensor, layer: str, differentiate: bool, fold: Fold | None
+    classifier: Classifier,
+    inputs: Tensor,
+    layer: str,
+    differentiate: bool,
+    fold: Fold | None,
+    earlier: Sequence[str],
+    *,
+    copy: bool = False,
 ) -> Pass:
     output: Any = None
+    seen: dict[str, tuple[Any, int]] = {}  # output of an earlier layer, and its version
     leaf = torch.empty(0)
 
     def cut(_: nn.Module, __: object, found: Any) -> Any:
@@ -74,6 +101,12 @@ def _run(
             torch.set_grad_enabled(True)  # until the end of the pass
         return like_output(leaf.clone())
 
+    def keep(name: str, _: nn.Module, __: object, found: Any) -> None:
+        found = layers.first(found)
+        if isinstance(found, Tensor):
+            found = found.clone() if copy else found
+            seen[name] = found, found._version
+
     def like_output(tensor: Tensor) -> Any:
         if isinstance(output, Tensor):
             return tensor
@@ -87,27 +120,33 @@ def _run(
     attention = AttentionFold(len(inputs), fold) if fold else None
     with ExitStack() as stack:
         stack.enter_context(layers.hooked(classifier.bare, layer, cut))
+        for name in earlier:
+            stack.enter_context(layers.hooked(classifier.bare, name, partial(keep, name)))
         if attention:
             stack.enter_context(torch_attention(classifier.bare))
             stack.enter_context(attention)
         logits = logits_with_graph(classifier, inputs)
     if output is None:
         raise UserError(f"layer {layer!r} is not used in the forward pass: choose another layer")
+    for name in earlier:
+        if name not in seen:
+            raise UserError(f"layer {name!r} is not used in the forward pass: choose another layer")
+    if any(found._version != version for found, version in seen.values()):
+        # A later layer has written over them: once more, with copies, which cost time.
+        return _run(classifier, inputs, layer, differentiate, fold, earlier, copy=True)
     features = grid(leaf.detach())
+    stages = {name: classifier.as_grid(found.detach(), inputs) for name, (found, _) in seen.items()}
     cells = None
     if attention:
         if attention.tokens is None:
-            raise UserError(
-                "rollout needs a transformer that attends with torch's own functions, and this"
-                ' model called none: use another method, for example "gradcam"'
-            )
+            raise no_attention("rollout")
         cells = cells_of(classifier, inputs, attention.tokens, attention.pool)
         if cells.shape[1:] != features.shape[2:]:
             raise UserError(
                 f"the attention is over {cells.shape[1]} x {cells.shape[2]} cells, the layer has"
                 f" {list(features.shape[2:])}: give the layer of a block that attends to all cells"
             )
-    return Pass(layer, logits, features, leaf, grid, cells)
+    return Pass(layer, logits, features, leaf, grid, cells, stages)
 
 
 def cells_of(classifier: Classifier, inputs: Tensor, tokens: Tensor, pool: Tensor | None) -> Tensor:
@@ -119,6 +158,23 @@ def cells_of(classifier: Classifier, inputs: Tensor, tokens: Tensor, pool: Tenso
     pooled = pooled or bool(getattr(config, "use_mean_pooling", False))
     row = class_row(tokens, tokens.shape[1] - h * w, pool, pooled)
     return classifier.as_grid(row[:, :, None], inputs)[:, 0]
+
+
+def target_logits_with_graph(classifier: Classifier, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The targets' logits of normalised inputs; raise if no gradient goes to the inputs: [N]."""
+    logits = logits_with_graph(classifier, inputs)
+    check_range(targets, logits.shape[1])
+    if not logits.requires_grad:
+        raise no_gradient()
+    return target_logits(logits, targets)
+
+
+def no_gradient() -> UserError:
+    """The error for a model whose logits do not depend on its input, as far as torch knows."""
+    return UserError(
+        "no gradient goes from the logits to the image: the model detaches what is between, or runs"
+        " under torch.no_grad; use a method without gradients, such as rise"
+    )
 
 
 def logits_with_graph(classifier: Classifier, inputs: Tensor) -> Tensor:

@@ -6,17 +6,17 @@ and std are part of the model. What is drawn by lot depends on the seed alone, n
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sufficit.classifier.checkpoint import View
-from sufficit.classifier.classifier import Classifier, check_range
+from sufficit.classifier.classifier import Classifier
 from sufficit.data.images import open_images
 from sufficit.errors import UserError
-from sufficit.explainers.cams import target_logits
-from sufficit.explainers.forward_pass import logits_with_graph
+from sufficit.explainers.forward_pass import no_gradient, target_logits_with_graph
 from sufficit.files import place
 from sufficit.perturbation.fills import fill_for
 from sufficit.perturbation.predict import halved, usual_batch
@@ -30,17 +30,11 @@ def image_gradients(classifier: Classifier, images: Tensor, targets: Tensor) -> 
     with torch.enable_grad(), classifier.in_eval_mode():
         leaf = images.detach().float().requires_grad_()
         # A copy, because a model may overwrite its input.
-        logits = logits_with_graph(classifier, classifier.normalize(leaf.clone()))
-        check_range(targets, logits.shape[1])
-        found = None
-        if logits.requires_grad:
-            total = target_logits(logits, targets).sum()
-            (found,) = torch.autograd.grad(total, leaf, allow_unused=True)
+        inputs = classifier.normalize(leaf.clone())
+        total = target_logits_with_graph(classifier, inputs, targets).sum()
+        (found,) = torch.autograd.grad(total, leaf, allow_unused=True)
     if found is None:
-        raise UserError(
-            "no gradient goes from the logits to the image: the model detaches what is between, or"
-            " runs under torch.no_grad; use a method without gradients, such as rise"
-        )
+        raise no_gradient()
     return found
 
 
@@ -71,22 +65,13 @@ def mean_gradient(
     return (total / samples).sum(1)
 
 
-def input_x_gradient(
-    classifier: Classifier, images: Tensor, targets: Tensor, *, layer: str | None, seed: int
-) -> Tensor:
+def input_x_gradient(classifier: Classifier, images: Tensor, targets: Tensor, **_: Any) -> Tensor:
     """The image times its gradient (Shrikumar et al. 2016): [N,C,H,W] -> [N,H,W]."""
     return (images * image_gradients(classifier, images, targets)).sum(1)
 
 
 def integrated_gradients(
-    classifier: Classifier,
-    images: Tensor,
-    targets: Tensor,
-    *,
-    layer: str | None,
-    seed: int,
-    steps: int,
-    baseline: str,
+    classifier: Classifier, images: Tensor, targets: Tensor, *, steps: int, baseline: str, **_: Any
 ) -> Tensor:
     """Gradients along the line from a baseline, times image minus baseline: [N,H,W].
 
@@ -106,10 +91,10 @@ def expected_gradients(
     images: Tensor,
     targets: Tensor,
     *,
-    layer: str | None,
     seed: int,
     samples: int,
     baselines: str,
+    **_: Any,
 ) -> Tensor:
     """Integrated gradients with a random baseline and a random point for each sample: [N,H,W].
 
@@ -118,7 +103,10 @@ def expected_gradients(
     generator = torch.Generator(device="cpu").manual_seed(seed)
     shares = torch.rand(samples, 1, 1, 1, 1, generator=generator, device="cpu").to(images.device)
     given = (classifier.view, samples, tuple(images.shape[1:]), seed)
-    drawn = _noise(samples, images, generator) if baselines == "noise" else _read(baselines, *given)
+    if baselines == "noise":
+        drawn = torch.rand(samples, *images.shape[1:], generator=generator, device="cpu")
+    else:
+        drawn = _read(baselines, *given)
 
     def variant(some: slice) -> tuple[Tensor, Tensor | float]:
         away = images - drawn[some, None].to(images)
@@ -132,10 +120,10 @@ def smoothgrad(
     images: Tensor,
     targets: Tensor,
     *,
-    layer: str | None,
     seed: int,
     samples: int,
     noise: float,
+    **_: Any,
 ) -> Tensor:
     """The mean gradient at noisy copies of the image (Smilkov et al. 2017): [N,H,W].
 
@@ -150,10 +138,6 @@ def smoothgrad(
         return images + width * drawn[some].to(images), 1.0
 
     return mean_gradient(classifier, images, targets, samples, variant)
-
-
-def _noise(samples: int, images: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.rand(samples, *images.shape[1:], generator=generator, device="cpu")
 
 
 @lru_cache(maxsize=2)  # every batch asks for the same

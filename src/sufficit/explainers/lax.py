@@ -1,9 +1,10 @@
 """LAX: a small adapter that draws the heatmap from the features of a frozen classifier."""
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,81 +19,158 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.digit_net import SMALL_NETS
 from sufficit.classifier.fingerprint import Fingerprint
 from sufficit.errors import GoneError, UserError, unknown
+from sufficit.explainers.adapter_nets import WIDTHS, TopDown, convnet
 from sufficit.files import check_output, make_folder, place, read_json, writing
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 OURS = "sufficit:"  # prefix of an adapter that ships with the package
-WIDTHS = (256, 128, 64)
 _MAX_CHANNELS, _MAX_UPSAMPLE = 2**16, 32  # more than any classifier has or needs
 _MAX_WEIGHTS, _MAX_LAYERS = 2**27, 64  # half a gigabyte
+_MAX_STAGES, _MAX_ANSWERS, _MAX_CLASSES = 8, 8, 10**6
 _CARD = """---
 library_name: sufficit
 tags: [explainability, saliency]
 ---
 # A LAX adapter
 
-It draws the heatmaps of one classifier from the features of its layer `{layer}`:
+It draws the heatmaps of one classifier from the features of `{layer}`:
 `sufficit.explain(classifier, images, method=sufficit.Lax.from_pretrained("this folder"))`.
 `config.json` says under `trained` how it was trained.
 """
 
 
 class Lax(nn.Module, PyTorchModelHubMixin):
-    """Features [N,K,h,w] of one layer of one classifier -> heatmaps [N,h,w] in 0..1.
+    """Features [N,K,h,w] of one classifier's layers -> heatmaps [N,h,w] in 0..1.
 
-    A convnet K-256-128-64-1, or a module of your own (`net`) that gives one channel. `upsample`
-    multiplies the height and width of the features.
+    With the channels of several layers, the coarsest last, it is a top-down net: with `classes` it
+    draws for the class that is asked for, and with several `answers` as many maps, each of which
+    is to suffice alone. `steps` doubles the side of its map so often. With one number of channels
+    it is the paper's convnet K-256-128-64-1, whose map has `upsample` times the features' side, or
+    a module of your own (`net`) that gives one channel.
 
     >>> import torch
-    >>> lax = Lax(512, upsample=2)
-    >>> lax(torch.rand(2, 512, 4, 4)).shape
+    >>> lax = Lax([128, 256, 512], classes=10)
+    >>> stages = [torch.rand(2, k, side, side) for k, side in ((128, 16), (256, 8), (512, 4))]
+    >>> lax(stages, torch.tensor([3, 7])).shape
+    torch.Size([2, 32, 32])
+    >>> Lax(512, upsample=2)(torch.rand(2, 512, 4, 4)).shape
     torch.Size([2, 8, 8])
     """
 
     def __init__(
         self,
-        channels: int,
+        channels: int | Sequence[int],
         *,
         upsample: int = 1,
         widths: Sequence[int] = WIDTHS,
+        steps: int = 0,
+        classes: int | None = None,
+        answers: int = 1,
         bias: float = 0.0,
         net: nn.Module | None = None,
-        layer: str | None = None,
+        layer: str | Sequence[str] | None = None,
         fingerprint: dict[str, Any] | Fingerprint | None = None,
         trained: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        _check_sizes(channels, upsample, widths)
-        self.channels, self.upsample, self.widths = channels, upsample, tuple(widths)
-        self.own_net, self.layer = net is not None, layer
-        self.net = _convnet(channels, self.widths, upsample, bias) if net is None else net
+        self.channels = channels if isinstance(channels, int) else tuple(channels)
+        self.upsample, self.widths, self.steps = upsample, tuple(widths), steps
+        self.classes, self.answers, self.own_net = classes, answers, net is not None
+        _check_sizes(self)
+        self.layers: tuple[str, ...] = ()
+        if layer:
+            self.layers = (layer,) if isinstance(layer, str) else tuple(layer)
+            n = 1 if isinstance(self.channels, int) else len(self.channels)
+            if len(self.layers) != n:
+                raise UserError(
+                    f"channels of {n} layers need as many names, got {self.layers}: name each layer"
+                )
+        if net is not None:
+            self.net = net
+        elif isinstance(self.channels, int):
+            self.net = convnet(self.channels, self.widths, upsample, bias)
+        else:
+            options: Any = {"steps": steps, "classes": classes, "answers": answers, "bias": bias}
+            self.net = TopDown(self.channels, **options)
         if fingerprint is not None and not isinstance(fingerprint, Fingerprint):
             fingerprint = fingerprints.read(fingerprint)
         self.fingerprint = fingerprint
         self.trained: dict[str, Any] = dict(trained or {})
 
-    def forward(self, features: Tensor) -> Tensor:
-        """The heatmaps: [N,K,h,w] -> [N,h,w] in 0..1."""
-        return self.logits(features).sigmoid()
+    @property
+    def layer(self) -> str | None:
+        """The last, coarsest layer that it reads."""
+        return self.layers[-1] if self.layers else None
 
-    def logits(self, features: Tensor) -> Tensor:
-        """The heatmaps before the sigmoid: [N,K,h,w] -> [N,h,w]."""
-        if features.ndim != 4 or features.shape[1] != self.channels:
-            wrong = f"K = {self.channels}, got {list(features.shape)}: check layer and classifier"
-            raise UserError(f"this adapter reads features [N,K,h,w] with {wrong}")
-        if not torch.is_autocast_enabled(features.device.type):  # autocast chooses the dtype itself
-            features = features.to(next(self.net.parameters(), features).dtype)
-        found: Tensor = self.net(features)
-        if found.ndim == 4 and found.shape[1] == 1:
-            found = found[:, 0]
-        if found.ndim != 3 or len(found) != len(features):
-            came = list(found.shape)
+    def forward(
+        self,
+        features: Tensor | Sequence[Tensor],
+        targets: Tensor | None = None,
+        *,
+        every: bool = False,
+    ) -> Tensor:
+        """The heatmaps in 0..1: [N,h,w], the highest of all answers, or `every` answer [N,A,h,w].
+
+        An adapter that takes a class needs the targets [N].
+        """
+        found = self.logits(features, targets).sigmoid()
+        return found if every else found.amax(1)
+
+    def logits(self, features: Tensor | Sequence[Tensor], targets: Tensor | None = None) -> Tensor:
+        """The heatmaps of all answers before the sigmoid: each [N,K,h,w] -> [N,A,h,w]."""
+        given = (features,) if isinstance(features, Tensor) else tuple(features)
+        if isinstance(self.channels, int):
+            given = given[-1:]  # of several stages it reads the last
+        wanted = [self.channels] if isinstance(self.channels, int) else [*self.channels]
+        if [one.shape[1] if one.ndim == 4 else None for one in given] != wanted:
+            came = ", ".join(str(list(one.shape)) for one in given)
+            ks = ", ".join(map(str, wanted))
+            raise UserError(
+                f"this adapter reads features [N,K,h,w] with K = {ks}, got {came}: check layer and"
+                " classifier"
+            )
+        if self.classes is not None and targets is None:
+            raise UserError("this adapter draws for a class: give the targets [N]")
+        if not torch.is_autocast_enabled(given[0].device.type):  # autocast chooses the dtype itself
+            dtype = next(self.net.parameters(), given[0]).dtype
+            given = tuple(one.to(dtype) for one in given)
+        found: Tensor
+        if isinstance(self.net, TopDown):
+            return self.net(given, targets).float()  # type: ignore[no-any-return]  # a Tensor
+        found = self.net(given[0])
+        if found.ndim == 3:
+            found = found[:, None]
+        if found.ndim != 4 or found.shape[1] != 1 or len(found) != len(given[0]):
+            came = str(list(found.shape))
             raise UserError(f"an adapter's net must give one channel, [N,1,h,w], got {came}")
         if self.own_net and self.upsample > 1:
-            size = [side * self.upsample for side in features.shape[2:]]
-            found = F.interpolate(found[:, None], size=size, mode="bilinear")[:, 0]
+            size = [side * self.upsample for side in given[0].shape[2:]]
+            found = F.interpolate(found, size=size, mode="bilinear")
         return found.float()
+
+    def answer(self, number: int) -> "Lax":
+        """The adapter that draws one of the answers, from 0 on, alone."""
+        if not 0 <= number < self.answers:
+            last = self.answers - 1
+            raise UserError(
+                f"the adapter has {self.answers} answers, 0 to {last}, got {number}: ask for one of"
+                " them"
+            )
+        found = copy.deepcopy(self)
+        if isinstance(found.net, TopDown):
+            head, found.answers = found.net.head, 1
+            head.out_channels = 1
+            for part in (head.weight, head.bias):
+                assert part is not None
+                part.data = part.data[number : number + 1].clone()
+        return found
+
+    @torch.no_grad()
+    def standardize(self, stages: Sequence[Tensor]) -> None:
+        """Scale what a top-down net reads by the features of some images: each [N,K,h,w]."""
+        if isinstance(self.net, TopDown):
+            self.net.standardize([stage.to(self.net.head.weight.device) for stage in stages])
 
     def check(self, classifier: Classifier) -> None:
         """Raise unless this is the classifier the adapter was trained on."""
@@ -103,19 +181,21 @@ class Lax(nn.Module, PyTorchModelHubMixin):
                 " (weights, mean and std must be the same), or train one for this classifier"
             )
 
-    def belong_to(self, classifier: Classifier, layer: str) -> None:
-        """Record the classifier and the layer whose features the adapter reads."""
-        self.layer, self.fingerprint = layer, fingerprints.fingerprint(classifier)
+    def belong_to(self, classifier: Classifier, *layers: str) -> None:
+        """Record the classifier and the layers whose features the adapter reads."""
+        self.layers, self.fingerprint = layers, fingerprints.fingerprint(classifier)
 
     @property
     def config(self) -> dict[str, Any]:
         """Everything but the weights that is needed to build the adapter again."""
-        return {
-            "channels": self.channels,
-            "upsample": self.upsample,
-            "widths": list(self.widths),
+        one = isinstance(self.channels, int)
+        shape: dict[str, Any] = {"channels": self.channels, "upsample": self.upsample}
+        shape |= {"widths": list(self.widths), "layer": self.layer}
+        if not one:
+            shape = {"channels": list(self.channels), "layer": list(self.layers)}  # type: ignore[arg-type]  # not one
+            shape |= {name: getattr(self, name) for name in ("steps", "classes", "answers")}
+        return shape | {
             "own_net": type(self.net).__name__ if self.own_net else None,
-            "layer": self.layer,
             "fingerprint": asdict(self.fingerprint) if self.fingerprint else None,
             "trained": self.trained,
         }
@@ -130,7 +210,10 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         with writing(folder / WEIGHTS) as path:
             path.write_bytes(weights_as_bytes(self))
         config = json.dumps(self.config, indent=2) + "\n"
-        for name, text in ((CONFIG, config), ("README.md", _CARD.format(layer=self.layer))):
+        for name, text in (
+            (CONFIG, config),
+            ("README.md", _CARD.format(layer=", ".join(self.layers))),
+        ):
             with writing(folder / name) as path:
                 path.write_text(text)
         repository = push.pop("repo_id", folder.name)
@@ -149,7 +232,9 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         if not (folder / CONFIG).is_file():
             raise UserError(f"no adapter in {folder}: it has no {CONFIG}")
         config = read_json(folder / CONFIG)
-        if not isinstance(config, dict) or not isinstance(config.get("layer"), str | None):
+        layers = config.get("layer") if isinstance(config, dict) else 0
+        several = isinstance(layers, list) and all(isinstance(one, str) for one in layers)
+        if not several and not isinstance(layers, str | None):
             raise UserError(f"{folder / CONFIG} does not describe an adapter")
         own = config.pop("own_net", None)
         if (own is None) != (net is None):
@@ -166,89 +251,42 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         return lax.eval()
 
     def __repr__(self) -> str:
-        kind = type(self.net).__name__ if self.own_net else "convnet"
-        return f"Lax({kind}, K={self.channels}, layer={self.layer!r}, upsample={self.upsample})"
+        kind = "top-down" if isinstance(self.net, TopDown) else "convnet"
+        kind = type(self.net).__name__ if self.own_net else kind
+        asked = "" if self.classes is None else f", classes={self.classes}"
+        asked += f", answers={self.answers}" if self.answers > 1 else ""
+        return f"Lax({kind}, K={self.channels}, layers={list(self.layers)}{asked})"
 
 
-def _convnet(channels: int, widths: Sequence[int], upsample: int, bias: float) -> nn.Sequential:
-    """K-256-128-64-1: the first layer mixes channels, the others read neighbouring cells too.
+def _check_sizes(lax: Lax) -> None:
+    """Raise for sizes that no adapter has, before anything of that size is made."""
+    channels = [lax.channels] if isinstance(lax.channels, int) else [*lax.channels]
+    sizes, several = [*channels, *lax.widths], not isinstance(lax.channels, int)
 
-    To upsample, the layer before the last mixes channels to several cells from each.
-    """
-    layers: list[nn.Module] = []
-    for number, (k, m) in enumerate(pairwise([channels, *widths])):
-        grows = upsample > 1 and number == len(widths) - 1
-        wide = m * upsample**2 if grows else m
-        layer = Mix(k, wide) if number == 0 or grows else nn.Conv2d(k, wide, 3, padding=1)
-        layers += [layer, nn.ReLU(inplace=True)]
-    last = Finer(widths[-1], upsample) if upsample > 1 else nn.Conv2d(widths[-1], 1, 3, padding=1)
-    nn.init.constant_(last.bias, bias)  # type: ignore[arg-type]  # it has one
-    return nn.Sequential(*layers, last)
+    def whole(value: object, least: int, most: int) -> bool:  # a bool is an int, but no size
+        return type(value) is int and least <= value <= most
 
-
-class Mix(nn.Conv2d):
-    """A 1x1 convolution; channels-last, a matrix product, which halves its time on a GPU."""
-
-    def __init__(self, channels: int, wide: int) -> None:
-        super().__init__(channels, wide, 1)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """The mixed channels."""
-        if not features.is_contiguous(memory_format=torch.channels_last):
-            return super().forward(features)
-        cells = F.linear(features.permute(0, 2, 3, 1), self.weight[:, :, 0, 0], self.bias)
-        return cells.permute(0, 3, 1, 2)
-
-
-class Finer(nn.Conv2d):
-    """A pixel shuffle and a 3x3 convolution to one channel: [N,c t t,h,w] -> [N,1,t h,t w].
-
-    Up to t = 4 the shuffled map is never made: each of its cells is a channel of the coarse map,
-    so a 3x3 convolution of the coarse map, with the weights rearranged, gives the same values.
-    That saves a GPU most of the work. Beyond, the rearranged kernels would be mostly zeros.
-    """
-
-    taps: Tensor | None
-
-    def __init__(self, channels: int, times: int) -> None:
-        super().__init__(channels, 1, 3, padding=1)
-        self.times = times
-        self.register_buffer("taps", _taps(times) if times <= 4 else None, persistent=False)
-
-    def forward(self, coarse: Tensor) -> Tensor:
-        """The heatmaps before the sigmoid, with their channel axis."""
-        if self.taps is None:
-            return super().forward(F.pixel_shuffle(coarse, self.times))
-        cells = self.times**2
-        known = F.pad(self.weight.flatten(2)[0], (0, 1))  # [c,10], the last is 0
-        kernels = known[:, self.taps].transpose(0, 1).reshape(cells, -1, 3, 3)
-        assert self.bias is not None
-        found = F.conv2d(coarse, kernels, self.bias.expand(cells), padding=1)
-        return F.pixel_shuffle(found, self.times)
-
-
-def _taps(times: int) -> Tensor:
-    """Which of the nine weights connects a fine cell to a cell of a neighbour: [t t,t t,3,3]."""
-    # Axes: the cell that is computed, the one that is read, the coarse step; 9: no neighbours.
-    found = torch.full((times**2, times**2, 3, 3), 9)
-    for y, x, down, right in product(range(times), range(times), range(3), range(3)):
-        row, column = y + down - 1, x + right - 1
-        seen = row % times * times + column % times
-        found[y * times + x, seen, row // times + 1, column // times + 1] = 3 * down + right
-    return found
-
-
-def _check_sizes(channels: int, upsample: int, widths: Sequence[int]) -> None:
-    # A bool is an int, but no size.
-    sizes = [channels, *widths]
-    if not widths or not all(type(k) is int and 0 < k <= _MAX_CHANNELS for k in sizes):
+    if not channels or not lax.widths or not all(whole(k, 1, _MAX_CHANNELS) for k in sizes):
         shown = f"{sizes[:8]}" + (", ..." if len(sizes) > 8 else "")
         wanted = f"whole numbers in 1..{_MAX_CHANNELS}"
         raise UserError(f"channels and widths must be {wanted}, got {shown}")
-    if type(upsample) is not int or not 1 <= upsample <= _MAX_UPSAMPLE:
-        raise UserError(f"upsample must be a whole number in 1..{_MAX_UPSAMPLE}, got {upsample!r}")
-    weights = sum(k * m * max(9, upsample**2) for k, m in pairwise(sizes))
-    if weights > _MAX_WEIGHTS or len(sizes) > _MAX_LAYERS:
+    if len(channels) > _MAX_STAGES:
+        raise UserError(
+            f"an adapter reads at most {_MAX_STAGES} layers, got {len(channels)}: name fewer"
+        )
+    for name, least, most in (
+        *(("upsample", 1, _MAX_UPSAMPLE), ("steps", 0, 5), ("answers", 1, _MAX_ANSWERS)),
+        *([] if lax.classes is None else [("classes", 2, _MAX_CLASSES)]),
+    ):
+        if not whole(value := getattr(lax, name), least, most):
+            raise UserError(f"{name} must be a whole number in {least}..{most}, got {value!r}")
+    if not several and (lax.classes is not None or lax.answers > 1 or lax.steps):
+        raise UserError(
+            "classes, answers and steps need a top-down adapter: give the channels of its layers"
+            " as a list"
+        )
+    weights = sum(k * m * max(9, lax.upsample**2) for k, m in pairwise(sizes))
+    if not several and (weights > _MAX_WEIGHTS or len(sizes) > _MAX_LAYERS):
         limit = f"at most {_MAX_LAYERS} of {_MAX_WEIGHTS} are allowed"
         raise UserError(f"widths make {len(sizes)} layers of {weights} weights: {limit}")
 

@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 from sufficit.errors import UserError
 
+_NEVER = 1e-4  # a probability that counts as none
+
 
 def entropy(masks: Tensor, temperature: float) -> Tensor:
     """Entropy of softmax(M / t) over the cells, mean over images: [N,h,w] -> scalar.
@@ -53,17 +55,21 @@ def temperature_for(area: float) -> float:
     return math.sqrt(low * high)
 
 
-def kept(logits: Tensor, targets: Tensor, power: float = 0.0) -> Tensor:
+def kept(
+    logits: Tensor, targets: Tensor, power: float = 0.0, counted: Tensor | None = None
+) -> Tensor:
     """(1 - p_y^q) / q, cross-entropy at q = 0, mean over images: [N,C], [N] -> scalar.
 
     At q > 0 it is bounded, so images that no mask can save do not outweigh the others (Zhang and
-    Sabuncu 2018, generalised cross-entropy).
+    Sabuncu 2018, generalised cross-entropy). `counted` weights the images [N]: their share of the
+    mean, so that images that do not count leave less of it.
 
     >>> kept(torch.zeros(1, 4), torch.tensor([0])), kept(torch.zeros(1, 4), torch.tensor([0]), 0.5)
     (tensor(1.3863), tensor(1.))
     """
     logs = logits.log_softmax(1).gather(1, targets[:, None])[:, 0]
-    return _bounded(logs, power).mean()
+    values = _bounded(logs, power)
+    return values.mean() if counted is None else (values * counted).mean()
 
 
 def unlike(
@@ -80,6 +86,33 @@ def unlike(
     if counted is None:
         return values.mean()
     return (values * counted).sum() / counted.sum().clamp(min=1)
+
+
+@torch.no_grad()
+def excess(logits: Tensor, targets: Tensor, shown: Tensor) -> Tensor:
+    """How hard to push masks off their class: 1 at chance, up to 2 above it, 0 far below: scalar.
+
+    `logits` [N,C] are of images of the classes `shown` [N] under masks for the `targets` [N]. The
+    leakage ratio r is the mean probability of a mask's class over that of the same class under
+    masks for others; where the mask's or the other mask's class is shown, nothing counts. The
+    result is 2 r^4 / (1 + r^4), so that a term with this weight comes to rest near r = 1 instead of
+    pushing on: a mask that its class never comes from tells as much as one that it always does.
+
+    >>> every = torch.eye(2)[[0, 0, 1, 1]].repeat(2, 1)  # what the model says: what is shown
+    >>> excess(50 * every, torch.tensor([0, 1] * 4), torch.tensor([0, 0, 1, 1] * 2))
+    tensor(1.)
+    """
+    known = logits.softmax(1)
+    own = known.gather(1, targets[:, None])[:, 0]
+    apart = targets != shown
+    # [N,N]: the class of mask i in view k, which shows another class under a mask for another.
+    other = (targets[:, None] != targets) & (targets[:, None] != shown)
+    said = known[:, targets].T
+    chance = (said * other).sum(1) / other.sum(1).clamp(min=1)
+    counted = apart & other.any(1)
+    means = [(values * counted).sum() / counted.sum().clamp(min=1) for values in (own, chance)]
+    fourth = ((means[0] + _NEVER) / (means[1] + _NEVER)) ** 4
+    return 2 * fourth / (1 + fourth)
 
 
 def _bounded(logs: Tensor, power: float) -> Tensor:

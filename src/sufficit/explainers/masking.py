@@ -17,7 +17,8 @@ from sufficit.errors import UserError
 from sufficit.explainers.cams import target_logits
 from sufficit.explainers.forward_pass import look
 from sufficit.perturbation.heatmaps import resize
-from sufficit.perturbation.predict import Score, confidence, predict_views
+from sufficit.perturbation.predict import predict_views, whole_values
+from sufficit.perturbation.predictions import Score, confidence
 
 _CHUNK_ELEMENTS = 2**26  # of masks at a time
 
@@ -185,19 +186,29 @@ def constrained_values(shown: Tensor, weights: Tensor, values: Tensor, total: Te
 
 
 def scorecam(
-    classifier: Classifier, images: Tensor, targets: Tensor, *, layer: str | None, seed: int
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    layer: str | None,
+    seed: int,
+    channels: int = 0,
 ) -> Tensor:
     """Channels weighted by the softmax of the logits that they leave as masks: [N,h,w].
 
-    Wang et al. 2020, algorithm 1: each channel is enlarged to the image and stretched to 0..1.
+    Wang et al. 2020, algorithm 1: each channel is enlarged to the image and stretched to 0..1. Only
+    the `channels` with the highest mean in an image are asked, or all with 0.
     """
     n, _, h, w = images.shape
     if layer is None:
         with torch.no_grad(), classifier.in_eval_mode():
             layer = classifier.feature_layer(classifier.normalize(images[:1]))
     features = look(classifier, images, layer, differentiate=False, fold=None).features.float()
+    if 0 < channels < features.shape[1]:
+        strongest = features.mean((2, 3)).topk(channels).indices
+        features = features.take_along_dim(strongest[:, :, None, None], 1)
     step = max(1, _CHUNK_ELEMENTS // (n * h * w))
-    found = []
+    found, whole = [], whole_values(classifier, images)
     for some in features.split(step, dim=1):
         masks = resize(some.flatten(0, 1), (h, w))  # [N*k,H,W], image after image
         low, high = (edge[:, None, None] for edge in masks.flatten(1).aminmax(dim=1))
@@ -205,7 +216,8 @@ def scorecam(
         through = torch.arange(len(masks))
         seen = through // some.shape[1]
         given = (classifier, images, masks, (seen, through))
-        asked = predict_views(*given, targets=targets.cpu()[seen], score=target_logits)
+        goals = targets.cpu()[seen]
+        asked = predict_views(*given, targets=goals, score=target_logits, whole=whole)
         found.append(asked.confidences.view(n, -1))
     weights = torch.cat(found, 1).softmax(1).to(features)
     return (features * weights[:, :, None, None]).sum(1)

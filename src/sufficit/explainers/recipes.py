@@ -13,6 +13,7 @@ from sufficit.explainers.losses import temperature_for
 from sufficit.perturbation.fills import blur, mean
 
 WARM_UP = 0.1  # share of the training
+RIVAL_TERMS = ("preserve", "destroy", "sparse", "smooth", "blank", "earned", "ranking")
 
 
 @dataclass(frozen=True)
@@ -21,16 +22,28 @@ class LaxRecipe:
 
     keep: float = 1.0  # cross-entropy of the image inside the mask
     drop: float = 0.0  # -log(1 - p_y) of the image outside the mask
-    donors: float = 0.0  # -log(1 - p_y) of another class's image inside the same mask
+    donors: float = 0.0  # -log(1 - p_y) of another class's image inside the same mask; its weight
+    # falls to 0 where masks tell their class less often than chance, see losses.excess
+    absent: float = 0.0  # mean mask for a class that is not there; 0: the adapter takes no class
+    overlap: float = 0.0  # mean of what several answers share
     power: float = 0.0  # q > 0 replaces -log p by (1 - p^q) / q in these three
     entropy: float = 0.0  # of softmax(M / temperature)
     temperature: float = 0.5
     size: float = 0.0  # mean mask, the l1 norm
     area: float | None = None  # wanted mean mask: `size` then weights the distance to it
     decide: float = 0.0  # 4 M (1 - M); the weight grows from 0 to this
+    preserve: float = 0.0  # margin of the class inside the mask; these four: RT-saliency
+    destroy: float = 0.0  # margin of the other classes outside it
+    sparse: float = 0.0  # (M + 0.0005)^0.3
+    smooth: float = 0.0  # squared differences of neighbours, and of the border to 0
+    blank: float = 0.0  # minus the entropy of the classes outside the mask; masked-in/masked-out
+    earned: float = 0.0  # minus the room around masks that work
+    ranking: float = 0.0  # deletion minus insertion, by soft ranks; Learn to Rank
     fills: tuple[str, ...] = ("black",)
     alpha_min: float = 0.5
-    upsample: int = 1  # times the features' height and width
+    stages: int = 1  # layers that the adapter reads; 1: the paper's convnet
+    upsample: int = 1  # times the features' height and width, of the paper's convnet
+    answers: int = 1  # maps, each of which is to suffice alone
     bias: float = 0.0  # of the last layer, before training
     lr: float = 1e-3
     schedule: Literal["constant", "one-cycle"] = "one-cycle"
@@ -69,7 +82,18 @@ TRAINING_FILLS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
 blurred image, the image itself. These stay close to what the classifier knows."""
 
 _FILLS = ("black", "colour", "noise", "blurred")
-_ROBUST = LaxRecipe(drop=0.5, donors=1.0, power=0.5, size=2, decide=0.5, fills=_FILLS, upsample=4)
+_ROBUST = LaxRecipe(
+    drop=0.5,
+    donors=2.0,
+    power=0.5,
+    size=2,
+    decide=0.5,
+    absent=1,
+    overlap=2,
+    fills=_FILLS,
+    stages=3,
+)
+_RIVAL = LaxRecipe(keep=0, stages=3)  # the adapter of `robust`, losses of others
 _PAPER = LaxRecipe(entropy=5, schedule="constant", epochs=500)
 RECIPES: dict[str, LaxRecipe] = {
     "robust": _ROBUST,
@@ -79,13 +103,23 @@ RECIPES: dict[str, LaxRecipe] = {
     "paper-cifar10": replace(_PAPER, entropy=2, upsample=2),
     "paper-cifar10-vit": replace(_PAPER, entropy=2, epochs=350),
     "l1": LaxRecipe(size=5),
+    "rt-saliency": replace(
+        _RIVAL, preserve=0.3, destroy=1, sparse=8, smooth=0.5, fills=("colour", "blurred")
+    ),
+    "masked-in-out": replace(_RIVAL, keep=1, blank=1, earned=10),
+    "learn-to-rank": replace(_RIVAL, ranking=1),
 }
 
 
 def recipe_of(
-    recipe: str | LaxRecipe, epochs: int | None, area: float | None, alpha_min: float | None
+    recipe: str | LaxRecipe,
+    epochs: int | None = None,
+    area: float | None = None,
+    alpha_min: float | None = None,
+    answers: int | None = None,
+    class_free: bool = False,
 ) -> LaxRecipe:
-    """A recipe, by name or as given, with the caller's epochs, area and alpha_min; checked.
+    """A recipe, by name or as given, with what the caller wants of it; checked.
 
     The entropy term gets the area through its temperature, the size term as a target.
     """
@@ -94,7 +128,8 @@ def recipe_of(
     chosen = RECIPES[recipe] if isinstance(recipe, str) else recipe
     if not isinstance(chosen, LaxRecipe):
         raise UserError(f"recipe must be a name or a LaxRecipe, got {type(recipe).__name__}")
-    changes: dict[str, Any] = {"epochs": epochs, "alpha_min": alpha_min}
+    changes: dict[str, Any] = {"epochs": epochs, "alpha_min": alpha_min, "answers": answers}
+    changes |= {"absent": 0.0} if class_free else {}
     if area is not None:
         if not (chosen.entropy or chosen.size):
             raise UserError("area needs a weight for `entropy` or `size`: use another recipe")
@@ -110,16 +145,29 @@ def _check(recipe: LaxRecipe) -> None:
     for kind in recipe.fills:
         if kind not in TRAINING_FILLS:
             raise unknown("fill", kind, TRAINING_FILLS)
-    for name in ("keep", "drop", "donors", "power", "entropy", "size", "decide"):
+    terms = ("keep", "drop", "donors", "absent", "overlap", "entropy", "size", "decide")
+    for name in (*terms, *RIVAL_TERMS, "power"):
         value = getattr(recipe, name)
         if not 0 <= value < math.inf:
             raise UserError(f"the recipe's {name} must be a number, 0 or more, got {value!r}")
     if recipe.schedule not in ("constant", "one-cycle"):
         raise unknown("schedule", recipe.schedule, ("constant", "one-cycle"))
+    _check_numbers(recipe)
+
+
+def _check_numbers(recipe: LaxRecipe) -> None:
     if (area := recipe.area) is not None and not 0 < area < 1:
         raise UserError(f"area must be between 0 and 1, got {area:g}: it is a mean heatmap value")
-    if not isinstance(recipe.epochs, int) or recipe.epochs < 1:
-        raise UserError(f"epochs must be a whole number, 1 or more, got {recipe.epochs!r}")
+    for name in ("epochs", "stages", "answers"):
+        if type(value := getattr(recipe, name)) is not int or value < 1:
+            raise UserError(f"{name} must be a whole number, 1 or more, got {value!r}")
+    if recipe.stages == 1 and (recipe.absent or recipe.answers > 1):
+        raise UserError(
+            "a class as input (absent) and several answers need an adapter of several stages: set"
+            " stages to 3, or use the recipe robust"
+        )
+    if recipe.answers > 1 and any(getattr(recipe, name) for name in RIVAL_TERMS):
+        raise UserError(f"{', '.join(RIVAL_TERMS)} know one answer: set answers to 1")
     if not 0 <= recipe.alpha_min < 1:
         raise UserError(f"alpha_min must be in 0..1, 1 excluded, got {recipe.alpha_min:g}")
     for name, value in (("temperature", recipe.temperature), ("lr", recipe.lr)):

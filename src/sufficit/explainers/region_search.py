@@ -6,6 +6,7 @@ MSI can be made to say (docs/gaming.md).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations, product
 from typing import Any
 
@@ -20,7 +21,7 @@ from sufficit.explainers.lax import Lax
 from sufficit.explainers.recipes import RECIPES
 from sufficit.explainers.step import Batch, take_step
 from sufficit.perturbation.fills import check_fill_name
-from sufficit.perturbation.predict import predict_views
+from sufficit.perturbation.predict import predict_views, whole_values
 from sufficit.perturbation.predictions import ScoreKind, hits
 
 FILLS = ("black", "mean", "noise")  # blur is left for the held-out score
@@ -79,6 +80,11 @@ class BoxSearch:
     score: ScoreKind
     batch_size: int | None = None
 
+    @cached_property
+    def whole(self) -> Tensor:
+        """The values of the whole images by a score of the user's: [N]."""
+        return whole_values(self.classifier, self.images, self.batch_size)
+
     def best(self, budget: int) -> Tensor:
         """The best box of each image after at most so many boxes were asked: [N,4]."""
         n, (h, w) = len(self.images), self.images.shape[2:]
@@ -124,7 +130,7 @@ class BoxSearch:
         masks = torch.cat([inside, ~inside])
         views = owners.repeat(2), torch.cat([through, through + len(distinct)])
         targets = self.targets[views[0]]
-        options: Any = {"targets": targets, "batch_size": self.batch_size}
+        options: Any = {"targets": targets, "batch_size": self.batch_size, "whole": self.whole}
         total = torch.zeros(2 * len(boxes), dtype=torch.float64)
         for fill in self.fills:
             found = predict_views(self.classifier, self.images, masks, views, fill=fill, **options)
@@ -199,16 +205,21 @@ def refine(
     lax.check(classifier)
     recipe, device = RECIPES["robust"], classifier.device
     images, targets = images.to(device), targets.to(device)
-    seen = look(classifier, images, str(lax.layer), differentiate=False, fold=None)
+    layers = lax.layers or (classifier.feature_layer(classifier.normalize(images[:1])),)
+    seen = look(classifier, images, layers[-1], earlier=layers[:-1])
+    stages = tuple(seen.stages(layers))
     with torch.inference_mode(False), torch.enable_grad(), classifier.in_eval_mode():
         with torch.no_grad(), eval_mode(lax):
-            logits = lax.to(device).logits(seen.features).clamp(-_LARGEST, _LARGEST).clone()
+            drawn = lax.to(device).logits(stages, targets).amax(1, keepdim=True)
+            logits = drawn.clamp(-_LARGEST, _LARGEST).clone()
         logits.requires_grad_()
         adam, generator = torch.optim.Adam([logits], lr=lr), Generator(device).manual_seed(seed)
-        batch = Batch(images, targets, seen.features)
+        batch = Batch(images, targets, stages, targets[:, None].expand(-1, 2))
         for _ in range(steps):
-            found = take_step(classifier, lambda _: logits.sigmoid(), batch, recipe, generator)
+            found = take_step(
+                classifier, lambda *_, **__: logits.sigmoid(), batch, recipe, generator
+            )
             # Not backward(), which would leave gradients on the model.
             (logits.grad,) = torch.autograd.grad(found.loss, logits)
             adam.step()
-        return logits.detach().sigmoid()
+        return logits.detach().sigmoid()[:, 0]

@@ -281,7 +281,10 @@ EXPLAINERS: dict[str, Explainer] = {
         masking.scorecam,
         what_for="a CAM without gradients",
         reference="Wang et al. 2020",
-        cost="K + 1",
+        cost=lambda channels, **_: channels + 1 if channels else "K + 1",
+        options={
+            "channels": Option(0, "ask those with the highest mean only; 0: all", least=0)
+        },
     ),
     "occlusion": Explainer(
         "how much the confidence falls when a square is hidden",

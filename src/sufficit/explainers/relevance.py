@@ -6,7 +6,6 @@ on the model. Each rule is written as a gradient, so that input times gradient i
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,15 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from sufficit.classifier.classifier import Classifier, check_range
+from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
-from sufficit.explainers.cams import target_logits
-from sufficit.explainers.forward_pass import cells_of, logits_with_graph
-from sufficit.explainers.rollout import torch_attention, whole_attention
+from sufficit.explainers.forward_pass import cells_of, target_logits_with_graph
+from sufficit.explainers.rollout import no_attention, torch_attention, whole_attention
+
+Layer = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""A linear layer or convolution of inputs, weights and a bias."""
 
 
 def generic_attribution(
-    classifier: Classifier, images: Tensor, targets: Tensor, *, layer: str | None, seed: int
+    classifier: Classifier, images: Tensor, targets: Tensor, **_: Any
 ) -> Tensor:
     """Attention times its gradient, positive part, rolled over the blocks: [N,h,w].
 
@@ -33,7 +34,7 @@ def generic_attribution(
         inputs = classifier.normalize(images).requires_grad_()
         goal = _target(classifier, inputs, targets, mode)
         if not mode.weights:
-            raise _no_attention("generic-attribution")
+            raise no_attention("generic-attribution")
         gradients = torch.autograd.grad(goal, mode.weights, allow_unused=True)
     relevance, pool = None, None
     for weights, gradient in zip(mode.weights, gradients, strict=True):
@@ -53,13 +54,7 @@ def generic_attribution(
 
 
 def attnlrp(
-    classifier: Classifier,
-    images: Tensor,
-    targets: Tensor,
-    *,
-    layer: str | None,
-    seed: int,
-    gamma: float,
+    classifier: Classifier, images: Tensor, targets: Tensor, *, gamma: float, **_: Any
 ) -> Tensor:
     """Relevance of the target's logit, brought back by AttnLRP's rules: [N,H,W], signed.
 
@@ -68,18 +63,12 @@ def attnlrp(
     mode = RelevanceRules({"linear": gamma, "conv2d": gamma})
     found = _relevance(classifier, images, targets, mode)
     if not mode.weights:
-        raise _no_attention("attnlrp")
+        raise no_attention("attnlrp")
     return found
 
 
 def lrp(
-    classifier: Classifier,
-    images: Tensor,
-    targets: Tensor,
-    *,
-    layer: str | None,
-    seed: int,
-    gamma: float,
+    classifier: Classifier, images: Tensor, targets: Tensor, *, gamma: float, **_: Any
 ) -> Tensor:
     """Relevance of the target's logit by the rules epsilon, gamma and box: [N,H,W], signed.
 
@@ -115,21 +104,8 @@ def _target(
     if isinstance(mode, RelevanceRules):
         mode.image = inputs.detach()
     with torch_attention(classifier.bare), mode:
-        logits = logits_with_graph(classifier, inputs)
-    check_range(targets, logits.shape[1])
-    if not logits.requires_grad:
-        raise UserError(
-            "no gradient goes from the logits to the image: the model detaches what is between, or"
-            " runs under torch.no_grad; use a method without gradients, such as rollout"
-        )
-    return target_logits(logits, targets).sum()
-
-
-def _no_attention(name: str) -> UserError:
-    return UserError(
-        f"{name} needs a transformer that attends with torch's own functions, and this model called"
-        ' none: use another method, for example "gradcam"'
-    )
+        logits = target_logits_with_graph(classifier, inputs, targets)
+    return logits.sum()
 
 
 class WrittenAttention(TorchFunctionMode):
@@ -243,7 +219,7 @@ class RelevanceRules(WrittenAttention):
         super().__init__()
         self.gammas, self.image = gammas, torch.empty(0)
         self.ends = ends and (ends[0].requires_grad_(), ends[1].requires_grad_())
-        self.last: tuple[Any, ...] = (None,)  # a convolution: output, function, arguments, options
+        self.last: tuple[Any, ...] = (None,)  # a convolution: output, layer, x, weight, bias
 
     def product(self, one: Tensor, other: Tensor) -> Tensor:
         """Each factor gets half of the relevance (equation 13)."""
@@ -253,40 +229,34 @@ class RelevanceRules(WrittenAttention):
         """The rule for a function, or the function itself where its gradient is the rule."""
         if not args or not _live(args[0]):
             return func(*args, **options)
-        rule = RULES.get(name)
-        if rule is None and name == "linear" and self.gammas.get(name):
-            rule = partial(_gamma, gamma=self.gammas[name])
-        elif rule is None and len(args) > 1 and _live(args[1]):
-            rule = partial(_of_two, name=name)
-        elif name == "conv2d":
-            result = self.convolution(func, *args, **options)
-            self.last = (result, func, args, options)
+        if name in RULES:
+            return RULES[name](func, *args, **options)
+        if len(args) > 1 and _live(args[1]) and not (name == "linear" and self.gammas.get(name)):
+            return _of_two(func, *args, name=name, **options)
+        if name in ("linear", "conv2d"):
+            given = dict(zip(_LAYER, args, strict=False)) | options
+            x, weight, bias = (given.pop(key, None) for key in _LAYER)
+            layer = lambda x, weight, bias: func(x, weight, bias, *args[3:], **given)  # noqa: E731
+            result = self.weighted(name, layer, x, weight, bias)
+            self.last = (result, layer, x, weight, bias) if name == "conv2d" else self.last
             return result
-        elif name == "batch_norm" and args[0] is self.last[0] and args[1] is not None:
-            _, inner, (x, weight, *given), known = self.last
-            known = dict(known)
-            bias = given.pop(0) if given else known.pop("bias", None)
-            return self.convolution(inner, x, *_merged(weight, bias, *args[1:]), *given, **known)
-        return rule(func, *args, **options) if rule else func(*args, **options)
+        if name == "batch_norm" and args[0] is self.last[0] and args[1] is not None:
+            _, layer, x, weight, bias = self.last
+            return self.weighted("conv2d", layer, x, *_merged(weight, bias, *args[1:]))
+        return func(*args, **options)
 
-    def convolution(
-        self,
-        func: Callable[..., Tensor],
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *args: Any,
-        **options: Any,
+    def weighted(
+        self, name: str, layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
-        """A convolution with its rule: box for the image, else gamma."""
-        if self.ends and x.shape == self.image.shape and torch.equal(x.detach(), self.image):
-            return _box(func, self.ends, x, weight, bias, *args, **options)
-        gamma = self.gammas.get("conv2d", 0.0)
-        if not gamma:
-            return func(x, weight, bias, *args, **options)
-        return _gamma(func, x, weight, bias, *args, gamma=gamma, **options)
+        """A linear layer or convolution with its rule: box for the image, gamma, or epsilon."""
+        ends = self.ends if name == "conv2d" and x.shape == self.image.shape else None
+        if ends and torch.equal(x.detach(), self.image):
+            return _box(layer, ends, x, weight, bias)
+        gamma = self.gammas.get(name)
+        return _gamma(layer, x, weight, bias, gamma) if gamma else layer(x, weight, bias)
 
 
+_LAYER = ("input", "weight", "bias")  # what a linear layer or convolution is called with first
 _GATES = ("mul", "__mul__", "multiply", "mul_", "__imul__")
 _PRODUCTS = ("matmul", "bmm", "mul", "__mul__", "__matmul__", "multiply", "einsum")
 _QUOTIENTS = ("div", "__truediv__", "true_divide", "divide")
@@ -382,21 +352,10 @@ RULES: Mapping[str, Callable[..., Tensor]] = {
 }
 
 
-def _gamma(
-    func: Callable[..., Tensor],
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *args: Any,
-    gamma: float,
-    **options: Any,
-) -> Tensor:
+def _gamma(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None, gamma: float) -> Tensor:
     """A linear layer whose contributions of the output's sign count 1 + gamma times as much."""
     plus, minus = weight.clamp(min=0), weight.clamp(max=0)
     high, low = x.clamp(min=0), x.clamp(max=0)
-
-    def layer(inputs: Tensor, kernel: Tensor, shift: Tensor | None) -> Tensor:
-        return func(inputs, kernel, shift, *args, **options)
 
     def bound(low: float | None, high: float | None) -> Tensor | None:
         return None if bias is None else bias.clamp(low, high)
@@ -411,19 +370,12 @@ def _gamma(
 
 
 def _box(
-    func: Callable[..., Tensor],
-    ends: tuple[Tensor, Tensor],
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *args: Any,
-    **options: Any,
+    layer: Layer, ends: tuple[Tensor, Tensor], x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
     """A convolution of pixels between two ends: contributions are counted from the ends."""
     low, high = ends
-    value = func(x, weight, bias, *args, **options).detach()
-    above = func(low, weight.clamp(min=0), None, *args, **options)
-    below = func(high, weight.clamp(max=0), None, *args, **options)
-    spread = func(x, weight, None, *args, **options) - above - below
+    value = layer(x, weight, bias).detach()
+    above, below = layer(low, weight.clamp(min=0), None), layer(high, weight.clamp(max=0), None)
+    spread = layer(x, weight, None) - above - below
     safe = spread.detach().clamp(min=1e-6)  # it is no less than zero
     return value + (spread - spread.detach()) * (value / safe)

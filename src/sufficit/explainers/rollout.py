@@ -85,6 +85,14 @@ class AttentionFold(TorchFunctionMode):
                 self.tokens = self.fold(self.tokens, attention)
 
 
+def no_attention(method: str) -> UserError:
+    """The error for a model without attention that can be read."""
+    return UserError(
+        f"{method} needs a transformer that attends with torch's own functions, and this model"
+        ' called none: use another method, for example "gradcam"'
+    )
+
+
 def whole_attention(weights: Tensor, images: int, tokens: int | None, method: str) -> Tensor:
     """Attention as [N,heads,T,T], or [N,heads,1,T] of a pool; raise unless it is over all tokens.
 

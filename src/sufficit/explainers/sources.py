@@ -1,15 +1,16 @@
 """Heatmap sources by word: a method's name, an adapter, a Python function, a heatmap file."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
-from sufficit.classifier.loading import python_function, run_user_code
+from sufficit.classifier.source_code import python_function, run_user_code
 from sufficit.errors import UserError, unknown
 from sufficit.explainers.explainer import split_word
 from sufficit.explainers.explanation import Method, OwnMethod
@@ -36,6 +37,7 @@ def sources_from(words: str | Iterable[str]) -> dict[str, Source]:
     A word is the name of a method, with options as in `finer-cam:nearest=5`; the folder of a LAX
     adapter, or `sufficit:digits`; `python:FILE.py:FUNCTION`, a function (classifier, images,
     targets) -> [N,H,W]; or a heatmap file. Each has its own name, and `NAME=WORD` gives it another.
+    An adapter of several answers is followed by each of them alone.
 
     >>> sources_from("gradcam, old=maps/gradcam.npz")
     {'gradcam': 'gradcam', 'old': HeatmapFileSource(path=PosixPath('maps/gradcam.npz'))}
@@ -51,7 +53,7 @@ def sources_from(words: str | Iterable[str]) -> dict[str, Source]:
             wrong = f"two methods are called {name} ({given[name]}, {word})"
             raise UserError(f"{wrong}: write NAME={word} to give one of them another name")
         given[name], found[name] = word, source
-    return found
+    return with_answers(found)
 
 
 def methods_from(words: str | Iterable[str]) -> dict[str, Method]:
@@ -66,6 +68,21 @@ def methods_from(words: str | Iterable[str]) -> dict[str, Method]:
             wrong = f"{source.path} holds finished heatmaps, where a method that draws them must be"
             raise UserError(f"{wrong}: score the file with sufficit evaluate or sufficit compare")
         found[name] = source
+    return found
+
+
+def with_answers(sources: Mapping[str, Any]) -> dict[str, Any]:
+    """The sources; after an adapter of several answers each of them alone, as NAME-1, ..."""
+    found: dict[str, Any] = {}
+    for name, source in sources.items():
+        found[name] = source
+        if isinstance(source, Lax) and source.answers > 1:
+            alone = {f"{name}-{k + 1}": source.answer(k) for k in range(source.answers)}
+            if taken := alone.keys() & sources.keys():
+                raise UserError(
+                    f"{min(taken)} is the name of an answer of {name}: give one another name"
+                )
+            found |= alone
     return found
 
 

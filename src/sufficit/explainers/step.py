@@ -1,6 +1,6 @@
-"""One step of training an adapter: features -> mask -> masked images -> loss."""
+"""One step of training an adapter: features -> masks -> masked images -> loss."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,20 +9,56 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from sufficit.classifier.classifier import Classifier
-from sufficit.explainers import losses
+from sufficit.errors import UserError
+from sufficit.explainers import losses, rival_losses
 from sufficit.explainers.recipes import LaxRecipe, random_fills
+
+LEVELS = 2  # points of the insertion and deletion curves that a step of `ranking` draws
+Draw = Callable[..., Tensor]
+"""(features, targets [N], every=True) -> maps of every answer [N,A,h,w]."""
 
 
 class Batch(NamedTuple):
-    """Images in 0..1, the classes to explain, and the features the adapter reads."""
+    """Images in 0..1, the classes to explain, and what the classifier makes of the images."""
 
     images: Tensor  # [N,C,H,W]
     targets: Tensor  # [N]
-    features: Tensor  # [N,K,h,w]
+    features: tuple[Tensor, ...]  # of each stage, the last one the coarsest: [N,K,h,w]
+    first: Tensor  # [N,2] the two classes that the classifier finds most likely
+    layers: tuple[str, ...] = ()  # whose features they are, where that is known
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same on another device."""
-        return Batch(*(part.to(device, non_blocking=True) for part in self))
+        return self.each(lambda part: part.to(device, non_blocking=True))
+
+    def rows(self, some: Tensor) -> "Batch":
+        """Some of the images."""
+        return self.each(lambda part: part[some])
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """Every tensor changed in the same way."""
+        tensors = [change(one) for one in (self.images, self.targets, self.first)]
+        stages = tuple(map(change, self.features))
+        return Batch(tensors[0], tensors[1], stages, tensors[2], self.layers)
+
+    def reading(self, layers: tuple[str, ...]) -> "Batch":
+        """With the features of these layers alone, the last ones that it has."""
+        kept = self.layers[-len(layers) :] if layers else ()
+        if not kept:
+            return self
+        if kept != layers:
+            raise UserError(
+                f"the cached features are of {', '.join(self.layers)}, but the adapter reads"
+                f" {', '.join(layers)}: cache the features of these, cache_features(layers=...)"
+            )
+        return self._replace(features=self.features[-len(layers) :], layers=layers)
+
+    @classmethod
+    def joined(cls, batches: "Sequence[Batch]") -> "Batch":
+        """All the images of several batches."""
+        images, targets, features, first, layers = zip(*batches, strict=True)
+        stages = tuple(torch.cat(stage) for stage in zip(*features, strict=True))
+        return cls(torch.cat(images), torch.cat(targets), stages, torch.cat(first), layers[0])
 
 
 @dataclass(frozen=True)
@@ -38,54 +74,142 @@ class Step:
 
 def take_step(
     classifier: Classifier,
-    lax: Callable[[Tensor], Tensor],
+    lax: Draw,
     batch: Batch,
     recipe: LaxRecipe,
     generator: Generator,
     done: float = 1.0,
+    classes: int | None = None,
 ) -> Step:
     """The loss of a batch by a recipe; the classifier must be frozen and in eval mode.
 
     `done` is the finished share of the training: the push of masks to 0 and 1 grows with it.
+    `classes` is how many there are, for an adapter that takes a class.
     """
     images, targets, power = batch.images, batch.targets, recipe.power
-    cells = lax(batch.features)
-    masks = upsampled(cells, images)
-    inside = masks[:, None]
+    absent = None
+    if classes is not None:
+        targets, absent = asked_classes(batch, classes, generator)
+    every = lax(batch.features, targets, every=True)
+    masks = upsampled(every, images)  # [N,A,H,W]
+    left = (1 - masks).cumprod(1)  # outside the first, outside the first two, ...
 
     def mixed(shown: Tensor, weights: Tensor) -> Tensor:
         if recipe.fills == ("black",):
-            return shown * weights
-        return torch.lerp(random_fills(shown, recipe.fills, generator), shown, weights)
+            return shown * weights[:, None]
+        return torch.lerp(random_fills(shown, recipe.fills, generator), shown, weights[:, None])
 
-    views = {"keep": mixed(images, inside)}
-    if recipe.drop:
-        views["drop"] = mixed(images, 1 - inside)
+    views = {("keep", k): mixed(images, mask) for k, mask in enumerate(masks.unbind(1))}
+    last = recipe.answers - 1
+    outside = recipe.drop or recipe.destroy or recipe.blank or recipe.earned
+    for k in range(recipe.answers if outside else last):
+        views["drop", k] = mixed(images, left[:, k])
     if recipe.donors:
-        views["donors"] = mixed(images.roll(1, 0), inside)
-    every = classifier.logits_of(classifier.normalize(torch.cat(list(views.values())))).float()
-    logits = dict(zip(views, every.split(len(images)), strict=True))
-    terms = {"keep": losses.kept(logits["keep"], targets, power)}
-    if recipe.drop:
-        terms["drop"] = losses.unlike(logits["drop"], targets, power=power)
+        views["donors", last] = mixed(images.roll(1, 0), 1 - left[:, last])
+    if recipe.ranking:
+        tops = upsampled(rival_losses.soft_tops(every[:, 0], LEVELS, generator), images)
+        for k, top in enumerate(tops.unbind(1)):
+            views["insert", k], views["remove", k] = mixed(images, top), mixed(images, 1 - top)
+    inputs = classifier.normalize(torch.cat(list(views.values())))
+    said = classifier.logits_of(inputs).float().split(len(images))
+    logits = dict(zip(views, said, strict=True))
+    terms = _answer_terms(logits, targets, masks, left, recipe)
+    terms |= _rival_terms(logits, targets, batch.first[:, 0], masks[:, 0], recipe)
     if recipe.donors:
-        other_class = targets != targets.roll(1, 0)
-        terms["donors"] = losses.unlike(logits["donors"], targets, other_class, power)
+        shown = batch.targets.roll(1, 0)
+        push = losses.excess(logits["donors", last], targets, shown)
+        unlike = losses.unlike(logits["donors", last], targets, targets != shown, power)
+        terms["donors"] = push * unlike
+    if absent is not None:
+        counted = (absent != batch.targets) & (absent != batch.first[:, 0])
+        means = lax(batch.features, absent, every=True).mean((1, 2, 3))
+        terms["absent"] = (means * counted).mean()
+    cells = every.flatten(0, 1)
     if recipe.entropy:
         terms["entropy"] = losses.entropy(cells, recipe.temperature)
     if recipe.size:
-        terms["size"] = losses.size(cells, recipe.area)
+        terms["size"] = losses.size(cells, recipe.area) * recipe.answers
     if recipe.decide:
-        terms["decide"] = losses.undecided(cells)
+        terms["decide"] = losses.undecided(cells) * recipe.answers
     weights = {name: getattr(recipe, name) for name in terms} | {"decide": recipe.decide * done}
     loss = torch.as_tensor(sum(weights[name] * value for name, value in terms.items()))
     with torch.no_grad():
-        right = (logits["keep"].argmax(1) == targets).float().mean()
-        share = (masks > recipe.alpha_min).float().mean()
-    return Step(loss, terms, right, masks.detach().mean(), share)
+        right = (logits["keep", 0].argmax(1) == targets).float().mean()
+        share = (masks.amax(1) > recipe.alpha_min).float().mean()
+    return Step(loss, terms, right, masks.detach().amax(1).mean(), share)
+
+
+def _answer_terms(
+    logits: Mapping[tuple[str, int], Tensor],
+    targets: Tensor,
+    masks: Tensor,
+    left: Tensor,
+    recipe: LaxRecipe,
+) -> dict[str, Tensor]:
+    """The terms of the answers: each must suffice alone, nothing outside all of them may.
+
+    A further answer counts as far as the class is still there without the earlier ones: where it is
+    gone there is no other answer, and the size term empties the map.
+    """
+    keep, overlap = losses.kept(logits["keep", 0], targets, recipe.power), masks.new_zeros(())
+    for k in range(1, recipe.answers):
+        with torch.no_grad():
+            alive = logits["drop", k - 1].softmax(1).gather(1, targets[:, None])[:, 0]
+        keep = keep + losses.kept(logits["keep", k], targets, recipe.power, alive)
+        overlap = overlap + (masks[:, k] * (1 - left[:, k - 1])).mean()
+    terms = {"keep": keep}
+    if recipe.drop:
+        last = recipe.answers - 1
+        terms["drop"] = losses.unlike(logits["drop", last], targets, power=recipe.power)
+    return terms | ({"overlap": overlap} if recipe.answers > 1 else {})
+
+
+def _rival_terms(
+    logits: Mapping[tuple[str, int], Tensor],
+    targets: Tensor,
+    predicted: Tensor,
+    masks: Tensor,
+    recipe: LaxRecipe,
+) -> dict[str, Tensor]:
+    """The terms of other methods that have a weight; they know one answer: masks [N,H,W]."""
+    terms: dict[str, Tensor] = {}
+    inside, outside = logits["keep", 0], logits.get(("drop", 0), logits["keep", 0])
+    if recipe.preserve:
+        terms["preserve"] = rival_losses.margin(inside, targets, rival_losses.PRESERVED)
+    if recipe.destroy:
+        terms["destroy"] = rival_losses.destroyed(outside, targets, rival_losses.DESTROYED)
+    if recipe.sparse:
+        terms["sparse"] = rival_losses.sparse(masks)
+    if recipe.smooth:
+        terms["smooth"] = rival_losses.smooth(masks)
+    known = predicted == targets  # without a mask
+    if recipe.blank:
+        terms["blank"] = rival_losses.blank(outside, known)
+    if recipe.earned:
+        right, wrong = inside.argmax(1) == targets, known & (outside.argmax(1) != targets)
+        terms["earned"] = rival_losses.earned(masks, right, wrong)
+    if recipe.ranking:
+        kinds = ("insert", "remove")
+        pairs = [torch.cat([logits[kind, k] for k in range(LEVELS)]) for kind in kinds]
+        terms["ranking"] = rival_losses.ranking(pairs[0], pairs[1], targets.repeat(LEVELS))
+    return terms
+
+
+def asked_classes(batch: Batch, classes: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    """The classes that maps are drawn for, and for each image another one: [N], [N].
+
+    The first is the target or, for half of the images, the classifier's own prediction. The other
+    is, for half of the images, the class that comes second, else any.
+    """
+    n, device = len(batch.targets), batch.targets.device
+    coin = torch.rand(3, n, generator=generator, device=device)
+    first, second = batch.first.unbind(1)
+    asked = torch.where(coin[0] < 0.5, batch.targets, first)
+    drawn = (coin[1] * classes).long()
+    return asked, torch.where(coin[2] < 0.5, second, drawn)
 
 
 def upsampled(cells: Tensor, images: Tensor) -> Tensor:
-    """Maps at the images' size, bilinear, corners not aligned: [N,h,w] -> [N,H,W]."""
+    """Maps at the images' size, bilinear, corners not aligned: [N,A,h,w] -> [N,A,H,W]."""
     h, w = images.shape[2:]
-    return F.interpolate(cells[:, None], size=(h, w), mode="bilinear", align_corners=False)[:, 0]
+    return F.interpolate(cells, size=(h, w), mode="bilinear", align_corners=False)

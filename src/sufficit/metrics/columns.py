@@ -4,10 +4,12 @@ To add a metric, add a line to METRICS, or pass your own to `evaluate(metrics={n
 """
 
 from collections.abc import Iterable
+from math import inf
 
 from torch import Tensor
 
 from sufficit.errors import UserError
+from sufficit.metrics.artefacts import ARTEFACTS
 from sufficit.metrics.further_columns import FURTHER
 from sufficit.metrics.localization import LOCALIZATION
 from sufficit.metrics.metric import (
@@ -39,6 +41,15 @@ def higher_is_better(column: str) -> bool | None:
     if column in OTHER_COLUMNS:
         return OTHER_COLUMNS[column][0]
     return METRICS[repeated(column) or column].higher_is_better
+
+
+def limits(column: str) -> tuple[float, float]:
+    """Return the lowest and highest value that a column can have.
+
+    >>> limits("deletion_pixel_blur"), limits("msi_mean"), limits("fill_drop")
+    ((0.0, 1.0), (-2.0, 1.0), (-inf, inf))
+    """
+    return LIMITS.get(repeated(column) or column, (-inf, inf))
 
 
 def repeated(column: str, known: Iterable[str] | None = None) -> str | None:
@@ -168,7 +179,7 @@ _PAPER: dict[str, Metric] = {
     "mask_penalty": Metric(False, no_bands, mask_penalty, _penalty_bands, _PENALTY),
     "msi": Metric(True, no_bands, msi, _penalty_bands, _MSI, base_weights),
 }
-METRICS: dict[str, Metric] = {**_PAPER, "msi_rank": RANK, **FURTHER, **LOCALIZATION}
+METRICS: dict[str, Metric] = {**_PAPER, "msi_rank": RANK, **FURTHER, **ARTEFACTS, **LOCALIZATION}
 COLUMNS: tuple[str, ...] = tuple(_PAPER)  # those of the paper's tables, the default
 
 _OTHERS = "The same through the masks of other classes."
@@ -195,6 +206,18 @@ OTHER_COLUMNS: dict[str, tuple[bool | None, Heading]] = {
     "leak_noise": (False, Heading("noise", "Leak on noise", _NOISE)),
     "leak_noise_chance": (None, Heading("chance", "Leak on noise, chance", _OTHERS)),
 }  # columns that need more than the plan's predictions: whether higher is better, and the heading
+LIMITS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(
+        (*COLUMNS, *LOCALIZATION, "sufficient_share", "sparseness", "infidelity"), (0.0, 1.0)
+    ),
+    **dict.fromkeys([name for name in OTHER_COLUMNS if name.startswith("leak")], (0.0, 1.0)),
+    **dict.fromkeys(("base_score", "srg", "aopc", "single_deletion"), (-1.0, 1.0)),
+    **dict.fromkeys(("msi", "msi_rank"), (-2.0, 1.0)),
+    "faithfulness_correlation": (-1.0, 1.0),
+    "leak_ratio": (0.0, inf),
+    "complexity": (0.0, inf),
+    **dict.fromkeys(ARTEFACTS, (0.0, inf)),
+}  # of columns that have some: scores of masked images are in 0..1
 
 _OWN_BEST = "MSI at the alpha_min that is best for this method alone."
 _SHOW = f"Score of the image where only values above {ALPHA} are kept."

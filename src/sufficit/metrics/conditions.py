@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier, check_classifier
 from sufficit.errors import UserError
+from sufficit.metrics.artefacts import Cell
 from sufficit.metrics.columns import METRICS, OTHER_COLUMNS
 from sufficit.metrics.plan import Plan, ask
 from sufficit.perturbation.fills import FILLS, check_fill
@@ -187,6 +188,7 @@ def ask_all(
     tick: Progress | None = None,
     stages: int | None = None,
     truth: Tensor | None = None,
+    cell: Cell | None = None,
 ) -> dict[str, Predictions]:
     """Return what `ask` returns under every condition, by key; `models` are the model and its twin.
 
@@ -203,6 +205,8 @@ def ask_all(
         given = (model, images, heatmaps, goals, condition.plan(plan), condition.fill, batch_size)
         part = stage(tick, k, stages or len(conditions))
         known = whole.get(condition.twin)
-        found[condition.key] = ask(*given, names=names, tick=part, known=known, truth=truth)
+        found[condition.key] = ask(
+            *given, names=names, tick=part, known=known, truth=truth, cell=cell
+        )
         whole.setdefault(condition.twin, found[condition.key])
     return found

@@ -11,9 +11,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
+from sufficit.classifier.classifier import (
+    Classifier,
+    check_has_classes,
+    check_images,
+    check_targets,
+)
 from sufficit.errors import UserError
-from sufficit.metrics.columns import alpha_from, higher_is_better
+from sufficit.metrics.columns import alpha_from, higher_is_better, limits
 from sufficit.perturbation.bands import masks_of, show
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
@@ -73,7 +78,8 @@ class Leak:
     def estimates(self, seed: int = 0) -> dict[str, Estimate]:
         """Return every mean, and `leak_ratio`, with a 95 % interval over the images."""
         values = {name: column.numpy() for name, column in self.columns.items()}
-        found = estimates(values, {name: higher_is_better(name) for name in values}, seed=seed)
+        directions = {name: higher_is_better(name) for name in values}
+        found = estimates(values, directions, seed=seed, limits=limits)
         ratios = ratio_estimate(values["leak"], values["leak_chance"], seed=seed)
         return found | {"leak_ratio": ratios}
 
@@ -229,7 +235,7 @@ def leak(
     >>> leak(Classifier(model), images, heatmaps, torch.tensor([0, 1])).mean()["leak"]
     1.0
     """
-    check_classifier(classifier)
+    check_has_classes(classifier)
     settings = LeakSettings(alpha_from(alpha_min), donors, seed, noises, fill, batch_size)
     probe = None if pool is None else checked_probe(classifier, pool, settings)
     with bar("measuring the leak", progress) as tick:

@@ -165,7 +165,7 @@ def curves_of(predictions: Predictions, schedule: Schedule) -> dict[str, Curve]:
     found = {}
     for name, (asks, axis) in CURVES.items():
         asked = asks(schedule)
-        if set(asked) <= set(predictions.bands):
+        if predictions.asked(asked):
             scores = (predictions.of(asked, kind) for kind in ("accuracy", "confidence"))
             found[name] = Curve(getattr(schedule, axis), *scores)
     return found

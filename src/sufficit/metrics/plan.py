@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import inf
 from typing import Any, Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError, unknown
 from sufficit.metrics import columns as registry
+from sufficit.metrics.artefacts import Cell, GridEnergy
 from sufficit.metrics.columns import COLUMNS, METRICS, OTHER_COLUMNS
 from sufficit.metrics.further_columns import WHOLE_CURVES
 from sufficit.metrics.localization import LOCALIZATION
@@ -19,15 +21,9 @@ from sufficit.metrics.rank_msi import halves_of
 from sufficit.perturbation.bands import EVERYTHING, Band, grid
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.halving import predict_by_halving
-from sufficit.perturbation.image_masks import HiddenPredictions, ImageMask, predict_hidden
+from sufficit.perturbation.image_masks import ImageMask, predict_hidden
 from sufficit.perturbation.predict import predict
-from sufficit.perturbation.predictions import (
-    HIDDEN_ROWS,
-    ROWS,
-    Measure,
-    Predictions,
-    ScoreKind,
-)
+from sufficit.perturbation.predictions import HIDDEN_ROWS, ROWS, Measure, Predictions, ScoreKind
 from sufficit.perturbation.sampling import Sampling, make_sampling
 from sufficit.perturbation.tokens import drops, token_model
 from sufficit.progress import Progress
@@ -67,6 +63,10 @@ class Plan:
             return self.own[own].higher_is_better
         return registry.higher_is_better(name)
 
+    def limits(self, name: str) -> tuple[float, float]:
+        """Return the lowest and highest value that a column can have."""
+        return (-inf, inf) if registry.repeated(name, self.own) else registry.limits(name)
+
     @cached_property
     def asks(self) -> tuple[Band, ...]:
         """Every band the model may be called for, once; the whole image first."""
@@ -98,6 +98,10 @@ class Plan:
         """Everything that is read from the heatmaps alone, once."""
         wanted = (self.metric(name).measures(s) for s in self.schedules for name in self.columns)
         return tuple(dict.fromkeys(measure for found in wanted for measure in found))
+
+    def cell(self, classifier: Classifier, images: Tensor) -> Cell | None:
+        """Return the size of a feature cell if a column needs it and the model has a grid."""
+        return classifier.cell(images) if GridEnergy() in self.measures else None
 
     @cached_property
     def hides(self) -> tuple[ImageMask, ...]:
@@ -264,6 +268,7 @@ def ask(
     tick: Progress | None = None,
     known: Predictions | None = None,
     truth: Tensor | None = None,
+    cell: Cell | None = None,
 ) -> Predictions:
     """Return the predictions a plan needs, of one classifier with one fill.
 
@@ -271,7 +276,7 @@ def ask(
     method, so that a GPU never waits in between. If the plan limits calls, the masks are drawn by
     its seed and the images' names, 0, 1, ... by default: the same for all methods and fills.
     `known` are predictions of the same classifier with another fill: the whole images are taken
-    from there. `truth` is that of the images: [N,H,W].
+    from there. `truth` is that of the images: [N,H,W]; `cell` is `plan.cell(...)`.
     """
     check_fill(fill, images)
     if drops(fill):
@@ -289,7 +294,7 @@ def ask(
         found = _with_whole(found, known, plan.asks)
     found = replace(found, counts=counts)
     if plan.measures:
-        found = _with_measures(found, plan, heatmaps, truth)
+        found = _with_measures(found, plan, heatmaps, truth, cell)
     called = names or [str(i) for i in range(len(images))]
     if plan.ranks:
         methods = len(heatmaps) // len(images)
@@ -297,20 +302,17 @@ def ask(
     if plan.hides:
         goals = found.targets[: len(images)]
         how = {"names": called, "seed": plan.seed, "fill": fill, "batch_size": batch_size}
-        hidden = predict_hidden(classifier, images, heatmaps, goals, plan.hides, **how)
-        found = _with_hidden(found, plan, hidden)
+        hidden: Any = predict_hidden(classifier, images, heatmaps, goals, plan.hides, **how)
+        calls = found.calls.clone()
+        calls[: len(images)] += len(plan.hides)  # they count for the first method
+        found = replace(found, calls=calls, hides=plan.hides, **hidden)
     return found
 
 
 def _with_whole(found: Predictions, known: Predictions, bands: tuple[Band, ...]) -> Predictions:
     """Return predictions with those of the whole images, which are the first of `known`."""
-    named, confidences = (
-        torch.cat([whole[:, :1], rest], dim=1)
-        for whole, rest in (
-            (known.named, found.named),
-            (known.confidences, found.confidences),
-        )
-    )
+    named = torch.cat([known.named[:, :1], found.named], dim=1)
+    confidences = torch.cat([known.confidences[:, :1], found.confidences], dim=1)
     drawn = found.drawn
     if drawn is not None:
         drawn = torch.cat([torch.zeros_like(drawn[:, :1]), drawn + 1], dim=1)
@@ -318,29 +320,14 @@ def _with_whole(found: Predictions, known: Predictions, bands: tuple[Band, ...])
 
 
 def _with_measures(
-    found: Predictions, plan: Plan, heatmaps: Tensor, truth: Tensor | None
+    found: Predictions, plan: Plan, heatmaps: Tensor, truth: Tensor | None, cell: Cell | None
 ) -> Predictions:
     """Return predictions with what is read from the heatmaps, and a truth: [MN,H,W], [N,H,W]."""
     step, parts = max(1, _MEASURED_PIXELS // heatmaps[0].numel()), []
+    measures = [GridEnergy(cell) if one == GridEnergy() else one for one in plan.measures]
     for rows in torch.arange(len(heatmaps), device="cpu").split(step):
         maps = heatmaps[rows.to(heatmaps.device)]
         maps = maps.cpu() if maps.device.type == "mps" else maps  # which has no float64
         own = None if truth is None else truth[rows.to(truth.device) % len(truth)].to(maps.device)
-        parts.append(torch.stack([one(maps, own).double().cpu() for one in plan.measures], 1))
+        parts.append(torch.stack([one(maps, own).double().cpu() for one in measures], 1))
     return replace(found, measures=plan.measures, measured=torch.cat(parts))
-
-
-def _with_hidden(found: Predictions, plan: Plan, hidden: HiddenPredictions) -> Predictions:
-    """Return predictions with those of image masks, whose calls count for the first method."""
-    n, width = hidden.named.shape
-    calls = found.calls.clone()
-    calls[:n] += width
-    methods = len(calls) // n
-    return replace(
-        found,
-        calls=calls,
-        hides=plan.hides,
-        hidden_named=hidden.named.repeat(methods, 1),
-        hidden_confidences=hidden.confidences.repeat(methods, 1),
-        hidden_sums=hidden.sums,
-    )

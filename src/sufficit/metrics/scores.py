@@ -27,7 +27,7 @@ from sufficit.metrics.conditions import (
 from sufficit.metrics.leakage import Leak, LeakSettings, check_classes, checked, measure
 from sufficit.metrics.localization import checked_truth
 from sufficit.metrics.metric import Curve, MeanCurve, Metric, Schedule, curves_of
-from sufficit.metrics.plan import ALPHA_GRID, Plan, ask, check_names, make_plan
+from sufficit.metrics.plan import ALPHA_GRID, Plan, check_names, make_plan
 from sufficit.metrics.rank_msi import best_shares, half_sums
 from sufficit.notebook import html_table
 from sufficit.perturbation.bands import EVERYTHING
@@ -257,6 +257,7 @@ def evaluate(
     with bar("scoring", progress) as tick:
         models, given = (classifier, twin), (images, heatmaps, targets, plan, conditions)
         how: Any = {"names": names, "tick": tick, "stages": stages, "truth": where}
+        how["cell"] = plan.cell(classifier, images)
         found = ask_all(models, *given, batch_size, **how)
         scores = with_worst(read(found, plan, conditions))
         if not leak_donors:
@@ -335,53 +336,13 @@ def summary_of(
 ) -> dict[str, Estimate]:
     """Return the same from the sums of the columns, and of `both` columns of the leak."""
     directions = {name: plan.higher_is_better(name) for name in columns.columns}
-    summary = estimates_of(columns, directions, chance)
+    summary = estimates_of(columns, directions, chance, plan.limits)
     return summary if leaked is None else summary | {"leak_ratio": ratio_of(leaked, chance)}
 
 
 def with_leak(scores: Scores, leaked: Leak) -> Scores:
     """Return scores with the columns of the leak added."""
     return replace(scores, columns={**scores.columns, **leaked.columns}, leaked=leaked)
-
-
-def spread(n: int, most: int = 16) -> tuple[int, ...]:
-    """Return up to `most` of n rows, evenly spaced.
-
-    >>> spread(3), spread(10, 4)
-    ((0, 1, 2), (0, 2, 5, 7))
-    """
-    count = min(n, most)
-    return tuple(i * n // count for i in range(count))
-
-
-def coarse(value_step: float) -> float:
-    """Return the step of a sample's curves: 0.05, or the run's step where it is larger."""
-    return max(0.05, value_step)
-
-
-def alpha_curves(
-    classifier: Classifier,
-    images: Tensor,
-    heatmaps: Mapping[str, Tensor],
-    targets: Tensor,
-    *,
-    step: float,
-    score: ScoreKind = "accuracy",
-    **options: Any,
-) -> tuple[dict[str, AlphaSearch], int]:
-    """Return MSI of each method at every alpha_min, and the model calls they took.
-
-    [n,C,H,W], each [n,H,W], [n]. `options` are those of `ask`: fill, batch_size, tick.
-    """
-    plan = make_plan("search", score, step, columns=["msi"])
-    maps, n = torch.cat(list(heatmaps.values())), len(images)
-    found = ask(classifier, images, maps, targets, plan, **options)
-    searches: dict[str, AlphaSearch] = {}
-    for k, method in enumerate(heatmaps):
-        search = read({"": found.rows(slice(k * n, (k + 1) * n))}, plan).search
-        assert search is not None  # the plan searches
-        searches[method] = search
-    return searches, int(found.calls.sum())
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,9 @@ class Evaluation(_RowMetric):
         if truth is None and {*self.plan.columns} & {*LOCALIZATION}:
             raise UserError("the metric compares with a truth: give update(..., truth=masks)")
         where = checked_truth(truth, heatmaps)
-        found = ask(*given, batch_size=self.batch_size, names=names, truth=where)
+        cell = self.plan.cell(self.classifier, images)
+        how: Any = {"batch_size": self.batch_size, "names": names, "truth": where, "cell": cell}
+        found = ask(*given, **how)
         self._add_rows(self.plan.parts, found)
 
     def _rank(self) -> str:

@@ -11,8 +11,8 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
 from sufficit.perturbation.fills import rows_of
 from sufficit.perturbation.predict import predict_views
+from sufficit.perturbation.predictions import HIDDEN_ROWS
 from sufficit.perturbation.sampling import uniforms
-from sufficit.progress import Progress
 
 _GROUP = 32  # images whose masks are in memory at once
 MOST_CELLS = 256  # per side of a grid
@@ -51,18 +51,6 @@ class ImageMask:
         return order[: self.drawn]
 
 
-@dataclass(frozen=True)
-class HiddenPredictions:
-    """What the model says of images with masks of their own hidden, and what heatmaps have there.
-
-    Heatmaps of M methods come one after the other, as everywhere.
-    """
-
-    named: Tensor  # [N,V] int32
-    confidences: Tensor  # [N,V] softmax of the target
-    sums: Tensor  # [MN,V] sum of the heatmap over the hidden pixels
-
-
 def predict_hidden(
     classifier: Classifier,
     images: Tensor,
@@ -74,9 +62,11 @@ def predict_hidden(
     seed: int,
     fill: str | Tensor = "black",
     batch_size: int | None = None,
-    progress: Progress | None = None,
-) -> HiddenPredictions:
-    """Hide each mask in each image and ask the model: [N,C,H,W], [MN,H,W], [N] -> [N,V], [MN,V]."""
+) -> dict[str, Tensor]:
+    """Hide each mask in each image and ask the model: [N,C,H,W], [MN,H,W], [N] -> each [MN,V].
+
+    By their names in `Predictions`. Heatmaps of M methods come one after the other, as everywhere.
+    """
     size, width = (images.shape[2], images.shape[3]), len(masks)
     cells = {grid: cells_of(size, grid) for grid in {mask.grid for mask in masks}}
     named = torch.empty(len(images), width, dtype=torch.int32, device="cpu")
@@ -103,9 +93,8 @@ def predict_hidden(
         )
         named[rows] = found.named.view(-1, width).to(named)
         confidences[rows] = found.confidences.view(-1, width)
-        if progress is not None:
-            progress(start + len(rows), len(images))
-    return HiddenPredictions(named, confidences, sums)
+    asked = (one.repeat(len(heatmaps) // len(images), 1) for one in (named, confidences))
+    return dict(zip(HIDDEN_ROWS, (*asked, sums), strict=True))
 
 
 def cells_of(size: tuple[int, int], grid: int) -> Tensor:

@@ -4,8 +4,6 @@ import math
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,14 +15,21 @@ from sufficit.errors import UserError
 from sufficit.perturbation import tokens
 from sufficit.perturbation.bands import Band, distinct_masks, ranks, runs
 from sufficit.perturbation.fills import fill_for
-from sufficit.perturbation.imputation import ROAD, impute
-from sufficit.perturbation.predictions import ANOTHER, NO_CLASS, Predictions, ViewPredictions
+from sufficit.perturbation.imputation import ROAD
+from sufficit.perturbation.maskers import Masker, ViewMasker
+from sufficit.perturbation.predictions import (
+    Predictions,
+    Score,
+    ViewPredictions,
+    confidence,
+    judge,
+    only_logit,
+    relative,
+)
 from sufficit.progress import Progress
 
-Score = Callable[[Tensor, Tensor], Tensor]
-"""Logits [N,C] and targets [N] -> one number per image [N]."""
+AnyMasker = Masker | ViewMasker | tokens.TokenMasker
 
-HALF = 0.5  # of the whole image's value counts as right, by a score of the user's
 _GROUP_ELEMENTS = {"cuda": 2**26}  # of images on the device at once; masks are never stored
 _GROUP_IMAGES = {"cuda": 256}
 _BATCH_ELEMENTS = {"cuda": 2**27, "cpu": 2**19}
@@ -81,12 +86,14 @@ def predict_views(
     batch_size: int | None = None,
     progress: Progress | None = None,
     score: Score | None = None,
+    whole: Tensor | None = None,
 ) -> ViewPredictions:
     """Return the prediction for each view, on the CPU.
 
     `views` are the numbers of the image and of the mask of each view: any of the images [N,C,H,W]
     is seen through any of the masks [M,H,W], bool or the share of the image in 0..1. Targets are
-    the class of each view: [T]. `score` takes the place of the confidence.
+    the class of each view: [T]. `score` takes the place of the confidence. `whole` are the
+    `whole_values` of the images, where they are known: [N].
     """
     loop = _Loop(classifier, images, fill, batch_size)
     loop.score = score or loop.score
@@ -107,13 +114,25 @@ def predict_views(
             loop.reports = (progress, done, len(here), len(order))
             goals = None if targets is None else targets[here]
             found = loop.views(*inputs, masks, place[here] - start, views[1][here], goals)
-            named[here] = found.named
-            confidences[here] = found.confidences
+            named[here], confidences[here] = found[0].cpu().long(), found[1].cpu()
             start, done = start + count, done + len(here)
     if classifier.score is not None:
-        whole = classifier(images[used.tolist()])[:, 0].float().cpu()
-        named, confidences = _relative(confidences, whole[place])
+        if whole is None:
+            whole = torch.zeros(len(images), device="cpu")
+            whole[used] = whole_values(classifier, images[used.tolist()], batch_size)
+        named, confidences = relative(confidences, whole[views[0]])
     return ViewPredictions(named, confidences)
+
+
+def whole_values(classifier: Classifier, images: Tensor, batch_size: int | None = None) -> Tensor:
+    """Return the value of whole images by a score of the user's, NaN without one: [N]."""
+    if classifier.score is None:
+        return torch.full((len(images),), torch.nan, device="cpu")
+    loop = _Loop(classifier, images, "black", batch_size)
+    with torch.no_grad(), classifier.in_eval_mode():
+        parts = images.split(_groups(len(images), images, classifier.device))
+        found = [loop._each(loop.normalized(some, "black")[0], loop._answer) for some in parts]
+    return torch.cat(found)[:, 0].cpu()
 
 
 def check_batch_size(batch_size: int | None) -> None:
@@ -162,11 +181,7 @@ class _Loop:
     """Sends inputs to the model in batches, in smaller ones once memory ran out."""
 
     def __init__(
-        self,
-        classifier: Classifier,
-        images: Tensor,
-        fill: str | Tensor,
-        batch_size: int | None,
+        self, classifier: Classifier, images: Tensor, fill: str | Tensor, batch_size: int | None
     ) -> None:
         self.classifier = classifier
         # With the fill `drop`, the model in two parts; masks are then unions of patches.
@@ -224,13 +239,8 @@ class _Loop:
         whole = owners[~hides]
         self.highest = -1 if targets is None else int(targets.max())
         logits, goals, values = self._whole(inputs, targets, whole)
-        wanted = goals[owners]
-        confidences = torch.empty(len(wanted), dtype=torch.float32, device=inputs.device)
-        named = torch.empty_like(confidences, dtype=torch.int32)
-        if len(whole):
-            named[~hides], confidences[~hides] = _judge(logits, wanted[~hides], self.score)
-        asked = hides.nonzero()[:, 0]
-        masker: Masker | tokens.TokenMasker
+        wanted, asked = goals[owners], hides.nonzero()[:, 0]
+        masker: AnyMasker
         if self.vit:
             asked = asked[kept[asked].sum(1).argsort(stable=True)]
             masker = tokens.TokenMasker(self._tokens(inputs), owners[asked], kept[asked])
@@ -240,16 +250,11 @@ class _Loop:
             runs_asked = (starts[asked], stops[asked])
             given = (inputs, hidden, ranks(maps), those, *runs_asked, layout)
             masker = Masker(*given, imputes=self.imputes)
-
-        def one(start: int, stop: int) -> None:
-            rows = asked[start:stop]
-            logits = self._answer(masker.batch(start, stop))
-            named[rows], confidences[rows] = _judge(logits, wanted[rows], self.score)
-            self.tick(stop / len(asked))
-
-        self._in_batches(len(asked), one, masker)
+        named, confidences = self._masked(masker, wanted, asked)
+        if len(whole):
+            named[~hides], confidences[~hides] = judge(logits, wanted[~hides], self.score)
         if values is not None:
-            named, confidences = _relative(confidences, values[owners])
+            named, confidences = relative(confidences, values[owners])
         first, last = spans[:, len(bands) :].cpu().unbind(-1)
         place = place.cpu()
         return Predictions(
@@ -282,40 +287,35 @@ class _Loop:
         seen: Tensor,
         through: Tensor,
         targets: Tensor | None,
-    ) -> ViewPredictions:
-        """Return the prediction for each view of a group on the device, on the CPU."""
-        named = torch.empty(len(seen), dtype=torch.int32, device=inputs.device)
-        confidences = torch.empty(len(seen), dtype=torch.float32, device=inputs.device)
-        goals = torch.zeros_like(named, dtype=torch.long)
-        goals = goals if targets is None else targets.to(goals)
-        masker, order = None, torch.arange(len(seen), device=inputs.device)
+    ) -> tuple[Tensor, Tensor]:
+        """Return class and score of each view of a group on the device: twice [T]."""
+        order = torch.arange(len(seen), device=inputs.device)
+        goals = torch.zeros_like(order) if targets is None else targets.to(order)
+        layout = self.classifier.memory_format
+        given = (inputs, hidden, masks, seen, through, layout, self.imputes)
+        masker: AnyMasker = ViewMasker(*given)
         if self.vit:
             kept = masks[through.to(masks.device)].to(inputs.device)
             order = kept.sum(1).argsort(stable=True)
             masker = tokens.TokenMasker(
                 self._tokens(inputs), seen.to(order.device)[order], kept[order]
             )
+        named, confidences = self._masked(masker, goals, order)
+        return named, confidences.fill_(torch.nan) if targets is None else confidences
 
-        def pixels(start: int, stop: int) -> Tensor:
-            rows = seen[start:stop].to(inputs.device)
-            mask = masks[through[start:stop].to(masks.device)].to(inputs)[:, None]
-            # At weights 0 and 1 lerp returns its ends to the bit.
-            if self.imputes:
-                batch = impute(inputs[rows], mask[:, 0], hidden)
-                return batch.contiguous(memory_format=self.classifier.memory_format)
-            batch = torch.lerp(hidden[rows] if len(hidden) > 1 else hidden, inputs[rows], mask)
-            return batch.contiguous(memory_format=self.classifier.memory_format)
+    def _masked(self, masker: AnyMasker, goals: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+        """Return class and score of a masker's inputs, the i-th in row order[i]: twice [T]."""
+        confidences = torch.empty(len(goals), dtype=torch.float32, device=goals.device)
+        named = torch.empty_like(confidences, dtype=torch.int32)
 
         def one(start: int, stop: int) -> None:
             rows = order[start:stop]
-            logits = self._answer((masker.batch if masker else pixels)(start, stop))
-            named[rows], confidences[rows] = _judge(logits, goals[rows], self.score)
-            self.tick(stop / len(named))
+            logits = self._answer(masker.batch(start, stop))
+            named[rows], confidences[rows] = judge(logits, goals[rows], self.score)
+            self.tick(stop / len(order))
 
-        self._in_batches(len(named), one, masker)
-        if targets is None:
-            confidences.fill_(torch.nan)
-        return ViewPredictions(named.cpu().long(), confidences.cpu())
+        self._in_batches(len(order), one, masker)
+        return named, confidences
 
     def _answer(self, batch: Tensor) -> Tensor:
         """Return the logits of images [N,C,H,W] or tokens [N,T,K]; raise for a missing class."""
@@ -364,10 +364,7 @@ class _Loop:
         return torch.cat(parts[1:] or parts)
 
     def _in_batches(
-        self,
-        total: int,
-        one: Callable[[int, int], None],
-        masker: "Masker | tokens.TokenMasker | None" = None,
+        self, total: int, one: Callable[[int, int], None], masker: AnyMasker | None = None
     ) -> None:
         """Call `one(start, stop)` per batch; out of memory, free buffers and halve the batch."""
         start, counts = 0, masker.counts if isinstance(masker, tokens.TokenMasker) else ()
@@ -385,76 +382,3 @@ class _Loop:
                 masker.drop_buffers()
             size = halved(self._room(stop - start), stacklevel=6)
             self.batch_size = self.known[self.case] = size
-
-
-def confidence(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the softmax of the target: [N,C], [N] -> [N]."""
-    return logits.softmax(1).gather(1, targets[:, None])[:, 0]
-
-
-def only_logit(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the number that a score of the user's gives: [N,1], [N] -> [N]."""
-    return logits[:, 0]
-
-
-def _relative(values: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the class and the share of the whole image's value, in 0..1: [T], [T] -> [T], [T].
-
-    A share of HALF or more counts as the target, 0. It is NaN where the whole image has the value 0
-    or either is not finite.
-    """
-    shares = (values / whole).clamp(0, 1)
-    shares = shares.masked_fill(~(values.isfinite() & whole.isfinite()) | (whole == 0), torch.nan)
-    named = torch.where(shares >= HALF, 0, ANOTHER).masked_fill(shares.isnan(), NO_CLASS)
-    return named.to(torch.int32), shares
-
-
-def _judge(logits: Tensor, targets: Tensor, score: Score) -> tuple[Tensor, Tensor]:
-    """Return the predicted class and the score of the target: [N,C] -> [N], [N]."""
-    scores = score(logits, targets)
-    return logits.argmax(1).masked_fill(scores.isnan(), NO_CLASS).to(torch.int32), scores
-
-
-@dataclass
-class Masker:
-    """Makes masked inputs in its own buffers, from inputs that are already normalised.
-
-    Masking after normalising gives the same numbers as normalising after masking, and reads the
-    memory once per mask.
-    """
-
-    inputs: Tensor  # [N,C,H,W]
-    hidden: Tensor  # [N,C,H,W], or [1,...] where all images have one fill
-    ranks: Tensor  # [N,H,W]
-    owners: list[int]  # which image each mask is of, in order
-    starts: Tensor  # [T] the first rank that is kept
-    stops: Tensor  # [T] the first rank after it that is hidden
-    layout: torch.memory_format
-    imputes: bool = False  # hidden pixels from their neighbours
-    buffers: tuple[Tensor, Tensor, Tensor] | None = None
-
-    def batch(self, start: int, stop: int) -> Tensor:
-        """Keep each mask's run of ranks, fill the rest: masks start..stop -> [T,C,H,W]."""
-        if self.buffers is None or len(self.buffers[0]) < stop - start:
-            self.buffers = None
-            c, h, w = self.inputs.shape[1:]
-            size, empty = stop - start, self.inputs.new_empty
-            batch = torch.empty_like(empty(size, c, h, w), memory_format=self.layout)
-            self.buffers = (batch, empty(size, h, w), empty(size, h, w))
-        batch, keep, below = (buffer[: stop - start] for buffer in self.buffers)
-        cuts = [i for i in range(start + 1, stop) if self.owners[i] != self.owners[i - 1]]
-        for first, last in pairwise([start, *cuts, stop]):  # the masks of one image
-            image, here = self.owners[first], slice(first - start, last - start)
-            torch.ge(self.ranks[image], self.starts[first:last, None, None], out=keep[here])
-            torch.lt(self.ranks[image], self.stops[first:last, None, None], out=below[here])
-            mask = keep[here].mul_(below[here])[:, None]
-            hidden = self.hidden[image if len(self.hidden) > 1 else 0]
-            # At weights 0 and 1 lerp returns its ends to the bit, and is far faster than where.
-            torch.lerp(hidden, self.inputs[image], mask, out=batch[here])
-        if self.imputes:
-            return impute(batch, keep, self.hidden).contiguous(memory_format=self.layout)
-        return batch
-
-    def drop_buffers(self) -> None:
-        """Free the buffers, so that smaller ones can be allocated."""
-        self.buffers = None

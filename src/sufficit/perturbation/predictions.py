@@ -6,6 +6,7 @@ curve, A values of alpha_min, H W image, h w features.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -21,6 +22,9 @@ NO_CLASS, ANOTHER = -1, -2  # the model returned NaN; some class that is not the
 ROWS = ("named", "confidences", "shares", "targets", "calls")  # tensors with a row per image
 HIDDEN_ROWS = ("hidden_named", "hidden_confidences", "hidden_sums")
 OTHER_ROWS = ("drawn", "measured", "halves", *HIDDEN_ROWS)  # those that a plan may not need
+HALF = 0.5  # of the whole image's value counts as right, by a score of the user's
+Score = Callable[[Tensor, Tensor], Tensor]
+"""Logits [N,C] and targets [N] -> one number per image [N]."""
 ScoreKind = Literal["accuracy", "confidence"]
 Measure = Callable[[Tensor, Tensor | None], Tensor]
 """One number per heatmap, from heatmaps and the truth, if there is one: twice [N,H,W] -> [N]."""
@@ -92,9 +96,16 @@ class Predictions:
         parts = (asked * (value(scores) - middle)).where(asked != 0, 0)
         return parts.sum(1) + middle[:, 0] * factors.sum()
 
+    def asked(self, bands: Sequence[Band]) -> bool:
+        """Return whether all of these bands are among those that were asked."""
+        return all(band in self._place for band in bands)
+
+    @cached_property
+    def _place(self) -> dict[Band, int]:
+        return {band: i for i, band in enumerate(self.bands)}
+
     def _places(self, bands: Sequence[Band]) -> list[int]:
-        place = {band: i for i, band in enumerate(self.bands)}
-        return [place[band] for band in bands]
+        return [self._place[band] for band in bands]
 
     def _spread(self, values: Tensor, missing: float) -> Tensor:
         """Return the values of the bands drawn at their numbers among all: [N,K] -> [N,B]."""
@@ -184,3 +195,31 @@ def hits(named: Tensor, targets: Tensor) -> Tensor:
     """
     hit = (named == targets.to(named)).double()
     return hit.masked_fill((named == NO_CLASS) | (targets == NO_CLASS), torch.nan)
+
+
+def confidence(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the softmax of the target: [N,C], [N] -> [N]."""
+    return logits.softmax(1).gather(1, targets[:, None])[:, 0]
+
+
+def only_logit(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the number that a score of the user's gives: [N,1], [N] -> [N]."""
+    return logits[:, 0]
+
+
+def relative(values: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the class and the share of the whole image's value, in 0..1: [T], [T] -> [T], [T].
+
+    A share of HALF or more counts as the target, 0. It is NaN where the whole image has the value 0
+    or either is not finite.
+    """
+    shares = (values / whole).clamp(0, 1)
+    shares = shares.masked_fill(~(values.isfinite() & whole.isfinite()) | (whole == 0), torch.nan)
+    named = torch.where(shares >= HALF, 0, ANOTHER).masked_fill(shares.isnan(), NO_CLASS)
+    return named.to(torch.int32), shares
+
+
+def judge(logits: Tensor, targets: Tensor, score: Score) -> tuple[Tensor, Tensor]:
+    """Return the predicted class and the score of the target: [N,C] -> [N], [N]."""
+    scores = score(logits, targets)
+    return logits.argmax(1).masked_fill(scores.isnan(), NO_CLASS).to(torch.int32), scores

@@ -4,10 +4,11 @@ import math
 from dataclasses import dataclass
 
 from sufficit.intervals import FEW
+from sufficit.metrics.columns import heading
 from sufficit.metrics.leakage import LIMIT
 from sufficit.rank_agreement import RankedCondition, best_changes, correlations, lost_leads
 from sufficit.report.content import Content
-from sufficit.report.interpretation import joined, leaks, verdict
+from sufficit.report.interpretation import Caution, cautions, joined, leaks, sentences
 
 YES, NO, UNSURE, UNKNOWN = "Yes", "No", "Unsure", "Not measured"
 
@@ -35,17 +36,39 @@ def answer(content: Content) -> list[Answer]:
     ]
 
 
+def notes(content: Content) -> list[str]:
+    """What to know besides the answer and the warnings."""
+    return [*sentences(content), *orders(content), *filter(None, [cost(content)])]
+
+
+def warnings_of(content: Content) -> list[Caution]:
+    """All that speaks against trusting the numbers."""
+    return [*map(Caution, ranking_remarks(content)), *cautions(content)]
+
+
 def _best(content: Content) -> Answer:
     question, standing = "Which method is best?", content.standing
-    best = standing.best
-    if standing.leader != best:
-        return Answer(question, "None", verdict(content)[0])
-    found = content.summaries[best][standing.column]
+    best, top, column = standing.best, standing.leader, heading(standing.column).long
+    most = "highest" if standing.higher_is_better else "lowest"
+    found = content.summaries[top][standing.column]
     ends = f" (95 % interval {found.low:.2f} to {found.high:.2f})"
-    text = f"Its MSI is highest, {found.mean:.2f}{'' if math.isnan(found.low) else ends}"
-    unsure = [one for one in standing.rivals if not standing.beats(best, one)]
-    than = f", but not significantly above {joined(unsure)}" if unsure else ", significantly so"
-    return Answer(question, best, f"{text}{than if standing.rivals else ''}.")
+    value = f"{found.mean:.2f}{'' if math.isnan(found.low) else ends}"
+    if top != best:
+        beaten = standing.beats(top, best)
+        words = "significantly worse" if beaten else "not significantly different"
+        text = (
+            f"No method is better than the control {top}, which has the {most} {column}: {value}."
+        )
+        text += f" The {most} of the methods, {best} with {content.mean(best):.2f}, is {words}."
+        return Answer(question, "None", text)
+    text, rivals = f"Its {column} is {most}, {value}", standing.rivals
+    agnostic = " It draws the same map for every class." * (best in content.class_agnostic)
+    if standing.is_clear or not rivals:
+        words = f"{text}{', significantly so' if rivals else ''}.{agnostic}"
+        return Answer(question, best, words)
+    unsure = [one for one in rivals if not standing.beats(best, one)]
+    words = f"{text}, but not significantly {'above' if standing.higher_is_better else 'below'}"
+    return Answer(question, f"{best}, but not for sure", f"{words} {joined(unsure)}.{agnostic}")
 
 
 def ranking_remarks(content: Content) -> list[str]:
@@ -100,7 +123,7 @@ def _holds(content: Content) -> Answer:
     question = "Does that hold with another fill, and for a model used to masks (twin)?"
     others, best = content.conditions[1:], content.standing.best
     if not others:
-        text = "Score with several --fills or a --twin: hidden pixels may mislead the model."
+        text = "Add several --fills or a --twin: hidden pixels may mislead the model."
         return Answer(question, UNKNOWN, text)
     turned = [one for one in others if best_changes(content.standing, one.standing)]
     lost = [one for one in others if _lost(content, one)]
@@ -114,7 +137,7 @@ def _holds(content: Content) -> Answer:
     elif content.standing.is_clear:
         word, text = YES, f"The lead of {best} stays significant"
     else:
-        word, text = UNSURE, f"The lead of {best} is not significant with the first fill either"
+        word, text = UNSURE, "There is no significant lead with the first fill"
     twin = "" if any(one.twin for one in others) else " No twin was asked."
     return Answer(question, word, f"{text}. {' '.join(places)}{twin}")
 
@@ -132,7 +155,7 @@ def _place(content: Content, other: RankedCondition) -> str:
     place = standing.ranking.index(best) + 1
     mean = standing.means[best]
     words = f"{other.words[0].upper()}{other.words[1:]}"
-    return f"{words} {best} is {place} of {len(standing.ranking)}, MSI {mean:.2f}."
+    return f"{words} {best} ranks {place} of {len(standing.ranking)}, MSI {mean:.2f}."
 
 
 def _leaking(content: Content) -> Answer:
@@ -140,21 +163,24 @@ def _leaking(content: Content) -> Answer:
     best = content.standing.best
     ratio = content.summaries[best].get("leak_ratio")
     if ratio is None:
-        return Answer(question, UNKNOWN, "Score with --leak on images of two classes or more.")
+        return Answer(question, UNKNOWN, "Add --leak, with images of two classes or more.")
     if not math.isfinite(ratio.mean):
         return Answer(question, UNSURE, "On these images it never happens by chance: score more.")
-    times = f"On images of other classes its masks say their class {ratio.mean:.2f} times as often"
+    times = (
+        "Laid over images of other classes, its masks make the model name their class"
+        f" {ratio.mean:.2f} times as often as chance"
+    )
     if leaks(content, best):
-        return Answer(question, YES, f"{times} as by chance: its score is too high.")
+        return Answer(question, YES, f"{times}: its score is too high.")
     word = NO if ratio.high <= 2 * LIMIT else UNSURE
-    return Answer(question, word, f"{times} as by chance; 1 is no leakage.")
+    return Answer(question, word, f"{times}; 1 is no leakage.")
 
 
 def _ceiling(content: Content) -> Answer:
     question = "How much of what is possible does it reach?"
     found, best = content.ceiling, content.standing.best
     if found is None or best not in found.get("msi", {}):
-        return Answer(question, UNKNOWN, "Score with --ceiling to search what a region can reach.")
+        return Answer(question, UNKNOWN, "Add --ceiling to search each image for the best box.")
     own, most = found["msi"][best], found["searched"]["mean"]
     text = (
         f"MSI with the fill {found['fill']} on {found['n']} images, against boxes searched for"

@@ -85,6 +85,7 @@ class Content:
     remarks: Sequence[str] = ()  # what a reader must know first and the scores do not say
     alpha_curve: Mapping[str, Any] | None = None  # MSI over alpha_min on a sample, as in run.json
     class_agnostic: Sequence[str] = ()  # methods that draw the same map for every class
+    answers: Mapping[str, int] = field(default_factory=dict)  # of adapters with more than one
     head_check: Mapping[str, Any] | None = None  # rank correlations with a random output layer
     conditions: Sequence[RankedCondition] = ()  # how methods rank with other fills, and for a twin
     ceiling: Mapping[str, Any] | None = None  # what a search reaches, as in run.json

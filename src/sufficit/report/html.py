@@ -17,7 +17,7 @@ from sufficit.metrics.columns import HEADINGS, heading
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.provenance import plain
 from sufficit.report import interpretation as words
-from sufficit.report.answer import answer, cost, orders, ranking_remarks
+from sufficit.report.answer import answer, cost, orders, warnings_of
 from sufficit.report.content import Content
 from sufficit.report.viewer_data import NOT_DRAWN, SIDES, downloads, encode_images, viewer_data
 from sufficit.statistics import Estimate
@@ -29,8 +29,7 @@ CHART, SMALL_CHART = plots.Look(4.2, 10, legend=False), plots.Look(2.4, 9.5, leg
 
 def render(content: Content) -> str:
     """The page as text."""
-    lines, remarks = answer(content), ranking_remarks(content)
-    readings, standing, verdict = words.readings(content), content.standing, words.verdict(content)
+    readings, standing = words.readings(content), content.standing
     main = (standing.column, *MAIN)
     known = dict.fromkeys(name for found in content.summaries.values() for name in found)
     order = dict.fromkeys((*main, *HEADINGS, *known))
@@ -44,16 +43,13 @@ def render(content: Content) -> str:
         heading=heading,
         alphas=_alphas(content),
         leaks=lambda method: words.leaks(content, method),
-        verdict=verdict,
-        lines=lines,
+        lines=answer(content),
+        notes=[*words.sentences(content)],
         orders=[*orders(content), *filter(None, [cost(content)])],
         styles=dict.fromkeys(content.methods, "grey") | colours,  # as the charts have them
         readings=readings,
         longest=max([1.0, *(1 - r.msi for r in readings if not math.isnan(r.msi))]),
-        cautions=[
-            *map(words.Caution, remarks),
-            *(one for one in words.cautions(content) if one.text not in verdict),
-        ],
+        cautions=warnings_of(content),
         place=_scale(content),
         charts=charts_of(content),
         method_charts=method_charts(content),

@@ -7,24 +7,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-
-from rich import box
-from rich.table import Table
+from typing import Any
 
 from sufficit.intervals import few_images
 from sufficit.metrics.columns import COLUMNS, heading
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.metrics.scores import MethodScores
-from sufficit.notebook import html_table
-from sufficit.outside import literal
 from sufficit.report.content import Content
 from sufficit.statistics import Estimate, Standing
 
 NEAR = 0.25  # how far from +1, 0 or -1 is still close to it
 LOW_ACCURACY = 0.7
 MANY_NAN = 0.05
+SUFFICES = 0.5  # share of images that a region alone must be enough for
 UNMOVED = 0.9  # rank correlation with the maps of a random output layer
-BEST, SAME, CONTROL, AGNOSTIC = "*", "=", "(c)", "(a)"  # marks of the terminal's table
 
 
 @dataclass(frozen=True)
@@ -128,90 +124,19 @@ def why(
     return f"{poor} it marks does not suffice: {found}."
 
 
-def results_table(content: Content) -> Table:
-    """The terminal's table: one row per method, best first in the ranked column, which has marks
-    and an interval. Controls, and methods that draw the same map for every class, are marked.
-    """
-    searched, standing = bool(own_alphas(content)), content.standing
-    images = f"{content.n} image{'s' if content.n > 1 else ''}"
-    title = f"Means over {images}, alpha_min {content.first.alpha_min:g}"
-    title += " (best for the mean of the methods)" if searched else ""
-    known = next(iter(content.summaries.values()))
-    main = ["insertion_percent", "deletion_percent", "base_score", "mask_penalty", "msi"]
-    if "msi_rank" in known:  # 80 columns have no room for more
-        main[:2] = ["msi_rank"]
-    last = "msi_own_best" if searched else "leak_ratio"  # 80 columns have room for one more
-    shown = [c for c in dict.fromkeys((*main, last, standing.column)) if c in known]
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
-    table.caption, table.caption_justify = literal(legend(content)), "left"
-    table.add_column("method", no_wrap=True)
-    for column in shown:
-        arrow = "↑" if known[column].higher_is_better else "↓"
-        room = "  " if column == standing.column else ""
-        table.add_column(f"{heading(column).short} {arrow}{room}", justify="right", no_wrap=True)
-    table.add_column("95 % interval", justify="right", no_wrap=True)
-    marks = {standing.best: BEST} | dict.fromkeys(standing.not_different, SAME)
-    for method in content.methods:
-        summary = content.summaries[method]
-        cells = {c: "-" if math.isnan(m := summary[c].mean) else f"{m:.3f}" for c in shown}
-        cells[standing.column] += f" {marks.get(method, ' ')}"
-        found = summary[standing.column]
-        interval = "-" if math.isnan(found.low) else f"{found.low:.2f} .. {found.high:.2f}"
-        style = "bold" if method == standing.best else None
-        style = style if method in standing.ranking else "dim"
-        table.add_row(literal(marked(content, method)), *cells.values(), interval, style=style)
-    return table
-
-
-def notebook_table(content: Content) -> str:
-    """The same table as HTML, with what it means and what to know before trusting it."""
-    table = results_table(content)
-    cells = [[str(cell) for cell in one.cells] for one in table.columns]
-    heads = [str(one.header) for one in table.columns]
-    said = [legend(content), *sentences(content)]
-    said += [one.text for one in cautions(content) if one.text not in said]
-    return html_table(str(table.title), heads, zip(*cells, strict=True), said)
-
-
-def marked(content: Content, method: str) -> str:
-    """A method's name with the marks of a control or of a method that ignores the class."""
-    if method in content.controls:
-        return f"{method} {CONTROL}"
-    return f"{method} {AGNOSTIC}" if method in content.class_agnostic else method
-
-
-def legend(content: Content) -> str:
-    """What the marks mean, and how they and the interval were computed."""
-    standing = content.standing
-    chance, pairs = standing.chance, len(standing.pairs)
-    count = len(standing.ranking)
-    most = f"{BEST} {_most(standing)} {heading(standing.column).short}"
-    most += f" of {count} method{'s' if count > 1 else ''}"
-    signs = [f"{CONTROL} control"] if content.controls else []
-    agnostic = [m for m in content.class_agnostic if m not in content.controls]
-    signs += [f"{AGNOSTIC} class-agnostic: the same map for every class"] if agnostic else []
-    interval = "Interval: Student's t, corrected for skewness."
-    if not pairs:
-        return f"{'; '.join([most, *signs])}. {interval}"
-    found = f"{SAME} not significantly different from it" if standing.not_different else ""
-    exact = all(pair.exact for pair in standing.pairs)
-    drawn = "exact" if exact else f"{chance.draws:,} draws"
-    return (
-        f"{'; '.join(filter(None, [most, found, *signs]))}. Paired tests (n ="
-        f" {standing.n}): sign flips ({drawn}) and the interval, level {chance.level:g}, Holm"
-        f" correction for {pairs} pair{'s' if pairs > 1 else ''}. {interval}"
-    )
-
-
 def sentences(content: Content) -> Iterator[str]:
-    """What the table means."""
-    clean = content.first.clean
+    """What to know of the scores besides the answer."""
+    clean, standing = content.first.clean, content.standing
     if content.facts.targets == "label":
         yield f"Targets: the labels. The model classifies {clean:.1%} of whole images correctly."
     elif content.facts.targets:
         yield "Targets: the model's own predictions."
-    yield from verdict(content)
+    if standing.controls and not _unbeaten(standing):
+        yield control_words(content)
+    if content.head_check is not None and not _unmoved(content):
+        yield f"{_random_head(content.head_check)} the maps of all methods change."
     yield "MSI is near +1 when a small region suffices and nothing else does."
+    yield from _answers(content)
     yield from _by_rank(content)
     if own := own_alphas(content):
         listed = ", ".join(f"{m} {own[m]:g}" for m in content.methods if m in own)
@@ -222,13 +147,30 @@ def sentences(content: Content) -> Iterator[str]:
         )
 
 
+def _answers(content: Content) -> Iterator[str]:
+    """Whether the answers of an adapter suffice, each alone."""
+    for name, count in content.answers.items():
+        alone = [one for k in range(count) if (one := f"{name}-{k + 1}") in content.scores]
+        shares = [content.scores[one].curves["show"].values[0].item() for one in alone]
+        if content.first.schedule.score != "accuracy" or not shares or any(map(math.isnan, shares)):
+            continue
+        found = ", ".join(f"{one} {share:.0%}" for one, share in zip(alone, shares, strict=True))
+        several = sum(share >= SUFFICES for share in shares)
+        says = f"{several} regions suffice, each alone" if several > 1 else "One region suffices"
+        says = says if several else "No region suffices alone"
+        right = f"the model is right with {found} of the images."
+        yield f"{name} draws {count} answers. {says}: {right}"
+
+
 def _by_rank(content: Content) -> Iterator[str]:
     """Where MSI by rank orders the methods otherwise than MSI does."""
     order = content.standing.ranking
     means = {
         m: found.mean for m in order if (found := content.summaries[m].get("msi_rank")) is not None
     }
-    if content.standing.column != "msi" or len(means) < 2 or any(map(math.isnan, means.values())):
+    if content.standing.column != "msi" or any(map(math.isnan, means.values())):
+        return
+    if len({*means.values()}) < 2:  # one method, or no order
         return
     turned = [(a, b) for a, b in combinations(order, 2) if means[b] > means[a]]
     if not turned:
@@ -244,56 +186,16 @@ def _by_rank(content: Content) -> Iterator[str]:
     )
 
 
-def verdict(content: Content) -> list[str]:
-    """Which method leads, in words that follow the tests: one sentence or more."""
-    found, best = _leader(content), content.standing.best
-    if best in content.class_agnostic:
-        found.append(
-            f"{best} is class-agnostic: it draws the same map whichever class is asked for."
-        )
-    return [*found, *filter(None, [head_words(content)])]
+def _random_head(check: Mapping[str, Any]) -> str:
+    return f"With random weights in the output layer ({check['layer']}, {check['n']} images)"
 
 
-def head_words(content: Content) -> str:
-    """Whose maps do not change when the output layer is made random; empty if not checked."""
-    check = content.head_check
-    if check is None:
-        return ""
-    means = {name: one["mean"] for name, one in check["rank_correlation"].items()}
-    same = [m for m in content.standing.ranking if (means.get(m) or 0) >= UNMOVED]
-    start = f"With random weights in the output layer ({check['layer']}, {check['n']} images)"
-    if not same:
-        return f"{start} the maps of all methods change."
-    listed = joined([f"{m} (rank correlation {means[m]:.2f})" for m in same])
-    return f"{start} the maps of {listed} stay: they do not show what this output rests on."
-
-
-def _leader(content: Content) -> list[str]:
-    standing, column = content.standing, heading(content.standing.column).long
-    best, top, most, n = standing.best, standing.leader, _most(standing), f"(n = {standing.n})"
-    found = f"{top} has the {most} {column}: {_with_interval(content, top)}."
-    if top != best:
-        beaten = standing.beats(top, best)
-        words = "significantly worse than it" if beaten else "not significantly different from it"
-        return [
-            f"No method is better than the control {top}, which has the {most} {column}:"
-            f" {_with_interval(content, top)}.",
-            f"The {most} of the methods, {best} with {content.mean(best):.3f}, is {words} {n}.",
-        ]
-    if not any(standing.pair(best, rival) for rival in standing.rivals):
-        return [found]
-    others = ["every other method"] if len(standing.ranking) > 1 else []
-    if standing.is_clear:
-        than = " and ".join(others + ["the controls"] * bool(standing.controls))
-        found = f"{best} is best: {column} {_with_interval(content, best)}"
-        return [f"{found}, significantly better than {than} {n}."]
-    said = [found]
-    if standing.not_different:
-        alike = joined(standing.not_different)
-        said.append(f"Not significantly different from it {n}: {alike}.")
-    elif others:
-        said.append(f"It is significantly better than every other method {n}.")
-    return [*said, *filter(None, [control_words(content)])]
+def _unmoved(content: Content) -> list[str]:
+    """Whose maps do not change when the output layer is made random, in words."""
+    found = (content.head_check or {"rank_correlation": {}})["rank_correlation"]
+    means = {name: one["mean"] or 0 for name, one in found.items()}  # None: constant maps
+    same = [m for m in content.standing.ranking if means.get(m, 0) >= UNMOVED]
+    return [f"{method} (rank correlation {means[method]:.2f})" for method in same]
 
 
 def control_words(content: Content) -> str:
@@ -316,16 +218,6 @@ def control_words(content: Content) -> str:
         listed = ", ".join(f"{one} {content.mean(one):.3f}" for one in standing.controls)
         return f"All methods are significantly better than the controls ({listed}; n = {n})."
     return " ".join(found)
-
-
-def _most(standing: Standing) -> str:
-    return "highest" if standing.higher_is_better else "lowest"
-
-
-def _with_interval(content: Content, method: str) -> str:
-    found = content.summaries[method][content.standing.column]
-    ends = f" (95 % interval {found.low:.3f} to {found.high:.3f})"
-    return f"{found.mean:.3f}{'' if math.isnan(found.low) else ends}"
 
 
 def own_alphas(content: Content) -> dict[str, float]:
@@ -390,17 +282,24 @@ def _remarks(content: Content) -> Iterator[str]:
     for method in content.methods:
         summary = content.summaries[method]
         # Others lack a value for reasons of their own, such as an empty heatmap or no truth.
-        counts = {c: summary[c].n_nan for c in content.scores[method].columns if c in COLUMNS} or {
-            "msi": 0
-        }
+        counts = {c: one.n_nan for c, one in summary.items() if c in COLUMNS} or {"msi": 0}
         worst = max(counts, key=lambda column: counts[column])
         if counts[worst] > MANY_NAN * n:
             yield (
                 f"{method}: {counts[worst]} of {n} images have no {heading(worst).long}, because"
                 " the model answered NaN. Means leave them out."
             )
-    if any(not standing.beats(m, c) for m in standing.ranking for c in standing.controls):
+    if _unbeaten(standing):
         yield control_words(content)
+    if content.head_check is not None and (same := _unmoved(content)):
+        start = _random_head(content.head_check)
+        stay = "stay: they do not show what this output rests on."
+        yield f"{start} the maps of {joined(same)} {stay}"
+
+
+def _unbeaten(standing: Standing) -> bool:
+    """Whether a method is not significantly better than a control."""
+    return any(not standing.beats(m, c) for m in standing.ranking for c in standing.controls)
 
 
 def leaks(content: Content, method: str) -> bool:

@@ -17,9 +17,9 @@ from torch import Tensor
 from sufficit.classifier.checkpoint import View
 from sufficit.data import digits
 from sufficit.data.annotations import CUB_BOXES
+from sufficit.data.image_files import FORMATS, BadImageError, ignore_image_warnings, read_image
 from sufficit.data.images import ImageFile, class_forms, class_named, list_images
 from sufficit.data.loader import Entry
-from sufficit.data.pixels import FORMATS, BadImageError, ignore_image_warnings, read_image
 from sufficit.data.splits import Sets, Split, evenly, held_out
 from sufficit.data.truth import TruthFiles
 from sufficit.errors import UserError, unknown

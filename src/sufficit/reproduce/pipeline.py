@@ -246,7 +246,7 @@ class TablePipeline:
             **{name: getattr(plan, name) for name in ("precision", "batch_size", "seed")},
             "on_error": "stop",
         }
-        config, source = config_from(values | changed), ImageSource.of(images)
+        config, source = config_from(values | changed), ImageSource(images)
         with self._timed(title):
             job = make_job(config, classifier=classifier, images=source, unit=plan.group)
             run(job, out / stage, progress=self.progress, workers=self.workers)

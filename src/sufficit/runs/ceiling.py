@@ -8,8 +8,9 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.explainers.region_search import FILLS, region_search
+from sufficit.metrics.alpha_curves import coarse
 from sufficit.metrics.plan import ask, make_plan
-from sufficit.metrics.scores import coarse, read
+from sufficit.metrics.scores import read
 from sufficit.runs.explanations import MapBatch
 from sufficit.runs.job import Job, fill_named
 from sufficit.statistics import estimates
@@ -52,7 +53,8 @@ def ceiling_record(
 ) -> dict[str, Any]:
     """What run.json says: each method's MSI with the held-out fill, and its share of the boxes'."""
     whole = {name: torch.cat([*parts]).numpy() for name, parts in scores.items()}
-    found = estimates(whole, dict.fromkeys(whole, True), seed=job.config.seed)
+    given: Any = {"seed": job.config.seed, "limits": lambda _: job.plan.limits("msi")}
+    found = estimates(whole, dict.fromkeys(whole, True), **given)
     searched = found.pop(SEARCHED)
     return {
         "fill": ceiling_fill(job),

@@ -16,12 +16,14 @@ METHODS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
 KINDS = ("accuracy", "confidence")
 CONTROLS = ("random", "center")
 MOST_BYTES = 2**20  # of a RUN.toml
-UNIT, FEWEST_UNITS, LARGE = 32, 8, 10**6
-"""Images per unit; units of a run with fewer images, if the model has so many weights."""
+UNIT, FEWEST_UNITS, LONG = 32, 8, 2 * 10**9
+"""Images per unit; units of a run with fewer images, if forward passes times weights are so many:
+half a minute on a CPU. Shorter runs are faster in one unit."""
 FEW = 200  # images up to which every mask is asked by default
 RANKED = 24  # masks per image from which msi_rank is scored by default
 SAMPLED, SEARCHED = 26, 100
 """Masks per image beyond: a tenth of the work, MSI's interval 1 to 5 % wider."""
+DONORS, FEW_DONORS = 16, 4  # per image, for leakage; few where masks are sampled on many images
 QUICK = {"images": 32, "calls": SAMPLED, "leak": False, "alpha_curve": False}
 QUICK_WORDS = f"32 images, {SAMPLED} masks per image, no leakage, no curve over alpha_min"
 
@@ -64,6 +66,11 @@ class RunConfig:
     )
     quick: bool = _option(
         False, INPUT, f"A first look: {QUICK_WORDS}, where you do not say otherwise."
+    )
+    sanity: bool = _option(
+        False,
+        METHOD,
+        "Also make the output layer random: do the maps change? On up to 8 images.",
     )
     controls: bool = _option(True, METHOD, "Also score the controls random and center.")
     layer: str | None = _option(
@@ -114,9 +121,10 @@ class RunConfig:
         "Also score with this classifier of the same classes, made by train-twin: msi_twin, ...",
     )
     leak: bool = _option(True, SCORING, "Measure leakage: does the mask shape reveal the class?")
-    donors: int = _option(
-        16, SCORING, "Images of other classes under each mask, for leakage.", least=1, most=10**6
-    )
+    donors: int | None = _option(
+        None, SCORING, f"Images of other classes under each mask, for leakage. Default: {DONORS};"
+        f" {FEW_DONORS} with sampled masks on more than {FEW} images.", least=1, most=10**6,
+    )  # fmt: skip
     alpha_curve: bool = _option(
         True,
         SCORING,
@@ -189,7 +197,7 @@ class RunConfig:
         None,
         COMPUTE,
         "Images per unit of work: what a crash loses, and a file. Default:"
-        f" {UNIT}; an eighth of fewer images for models of a million weights.",
+        f" {UNIT}; an eighth of fewer images if the run takes more than half a minute.",
         least=1,
         most=10**5,
     )
@@ -237,11 +245,14 @@ class RunConfig:
         return found
 
     def for_images(self, n: int) -> "RunConfig":
-        """The config for n images: a number of calls, or exact, in place of auto."""
-        if self.calls != "auto":
-            return self
-        few = SEARCHED if self.alpha_min == "search" else SAMPLED
-        return replace(self, calls="exact" if n <= FEW else few)
+        """The config for n images: calls and donors that were left to it."""
+        calls = self.calls
+        if calls == "auto":
+            few = SEARCHED if self.alpha_min == "search" else SAMPLED
+            calls = "exact" if n <= FEW else few
+        sampled = isinstance(calls, int) and n > FEW
+        donors = self.donors or (FEW_DONORS if sampled else DONORS)
+        return replace(self, calls=calls, donors=donors)
 
 
 @dataclass(frozen=True)

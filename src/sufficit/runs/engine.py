@@ -6,7 +6,7 @@ Read this file first. `run` starts or resumes a run; `Worker.score` computes one
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,9 @@ from torch import Tensor
 from sufficit.classifier.acceleration import accelerated
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.loader import Unit
+from sufficit.errors import GoneError, UserError
 from sufficit.lock import check_owned
+from sufficit.metrics.alpha_curves import alpha_curves, coarse
 from sufficit.metrics.columns import msi
 from sufficit.metrics.conditions import ask_all
 from sufficit.metrics.leakage import (
@@ -29,20 +31,21 @@ from sufficit.metrics.leakage import (
     prepare,
 )
 from sufficit.metrics.rank_msi import half_sums
-from sufficit.metrics.scores import alpha_curves, coarse
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predict import usual_batch
 from sufficit.perturbation.predictions import NO_CLASS, Predictions
 from sufficit.progress import Progress, bar
+from sufficit.provenance import plain
 from sufficit.report.content import Choice
 from sufficit.runs.ceiling import ceiling_scores
-from sufficit.runs.config import Workers
+from sufficit.runs.config import DONORS, Workers
 from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, check_contents, quiet
 from sufficit.runs.job import Job
 from sufficit.runs.looks import looks
 from sufficit.runs.maps import maps_from_file, pack
-from sufficit.runs.merge import best_alpha, is_precise, keeps_all, stem_of, write_results
+from sufficit.runs.merge import best_alpha, is_precise, stem_of, write_results
 from sufficit.runs.results import RunResults
+from sufficit.runs.shown import keeps_all
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, StageFile, Store, store_in
 
 if TYPE_CHECKING:
@@ -62,7 +65,8 @@ def run(
 ) -> RunResults:
     """Score every heatmap source on every image, a unit at a time, and write the results.
 
-    Run again with the same job and folder, it computes only the units that are missing. `flat`
+    Run again with the same job and folder, it computes only the units that are missing, and reads
+    the results of a run that is finished. `flat`
     writes the files of a single source into the folder itself. With `workers` Ray computes the
     units; the numbers are the same. With `within` in the config it stops when MSI is that precise.
     """
@@ -72,6 +76,8 @@ def run(
             owned.clear()
         stages = (SCORES, LEAK) if searching else (SCORES,)
         job = placed(job, cluster)
+        if (found := _finished(job, owned, stages, flat=flat)) is not None:
+            return found
         store = start(job, owned, stages)
         whole = len(job.units)
         for part in looks(job):  # without --within one, at all images
@@ -83,6 +89,22 @@ def run(
         if searching:
             compute(job, store, LEAK, progress, alpha_min, cluster=cluster)
         return write_results(job, store, alpha_min, flat=flat, temporary=out is None)
+
+
+def _finished(job: Job, owned: Store, stages: Sequence[str], *, flat: bool) -> RunResults | None:
+    """The results of the same job that are in its folder already, if they are complete."""
+    record = owned.finished(job.key(), job.entries, stages)
+    same = {"flat": flat, "config": plain(asdict(job.config))}
+    if record is None or any(record.get(name) != one for name, one in same.items()):
+        return None
+    try:
+        found = RunResults.read(owned.folder, record)
+    except GoneError:
+        raise
+    except UserError:  # it is not complete
+        return None
+    owned.remove_units()  # a kill may have left some
+    return found
 
 
 def start(job: Job, owned: Store, stages: Sequence[str]) -> Store:
@@ -244,7 +266,9 @@ class Worker(ImageWorker):
         maps = torch.cat(list(batch.heatmaps.values()))
         given = (batch.images, maps, batch.targets, job.plan, job.conditions)
         size, models = job.config.batch_size, self.scorers(batch.images)
-        found = ask_all(models, *given, size, names=batch.names, tick=tick, truth=batch.truth)
+        how: Any = {"names": batch.names, "tick": tick, "truth": batch.truth}
+        how["cell"] = job.plan.cell(job.classifier, batch.images)
+        found = ask_all(models, *given, size, **how)
         return {
             stem_of(name, key): one.rows(slice(k * n, (k + 1) * n))
             for key, one in found.items()
@@ -326,7 +350,7 @@ class Worker(ImageWorker):
         assert donors is not None  # `leaks` was asked
         setting = LeakSettings(
             self.alpha_min,
-            config.donors,
+            config.donors or DONORS,
             config.seed,
             fill=self.job.fill,
             batch_size=config.batch_size,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from sufficit.data.pixels import BadImageError
+from sufficit.data.image_files import BadImageError
 from sufficit.errors import UserError
 from sufficit.perturbation.predict import usual_batch
 from sufficit.runs.ceiling import CALLS
-from sufficit.runs.config import FEW, SAMPLED, Workers
+from sufficit.runs.config import DONORS, FEW, SAMPLED, Workers
 from sufficit.runs.job import Job
 from sufficit.runs.maps import source_facts
 from sufficit.runs.store import Store
@@ -44,7 +44,7 @@ def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) 
         images -= 0 if out is None else Store(out).state().done_images
     known = [source_facts(source).get("passes", 1) for source in job.sources.values()]
     drawn = sum(one for one in known if isinstance(one, int))  # a formula, as K + 1, is not counted
-    leaks = 2 * config.donors + 5 if config.leak else 0
+    leaks = 2 * (config.donors or DONORS) + 5 if config.leak else 0
     calls = images * (drawn + len(job.sources) * (job.masks + leaks))
     calls += len(job.alpha_sample) * len(job.sources) * job.curve_plan.width
     calls += len(job.ceiling_sample) * (CALLS + 25 * len(job.sources))
@@ -90,6 +90,7 @@ def _shorter(job: Job) -> str:
     ways += [f"--calls {SAMPLED}"] if config.calls == "exact" and n <= FEW else []
     ways += ["fewer --methods"] if len(job.ranked) > 1 else []
     ways += ["--no-leak"] if config.leak else []
+    ways += ["no --ceiling"] if config.ceiling else []
     gpu = job.classifier.device.type == "cpu" and torch.cuda.is_available()
     ways += ["--device cuda"] if gpu else []
     return f"Shorter: {', '.join(ways)}." if ways else ""

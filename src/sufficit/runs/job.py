@@ -2,54 +2,49 @@
 
 import hashlib
 import json
-import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.metadata import version
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sufficit.classifier.acceleration import pays
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest
-from sufficit.classifier.loading import load_classifier, python_function
-from sufficit.classifier.source_code import code_digest, code_of, versions_of
-from sufficit.data.images import (
-    BadImageError,
-    ImageSource,
-    drawn,
-    open_images,
-    read_image,
-)
-from sufficit.data.loader import Unit, num_classes, numbers_for
-from sufficit.data.manifest import Manifest, listed
+from sufficit.classifier.loading import load_classifier
+from sufficit.classifier.source_code import code_digest, code_of, python_function, versions_of
+from sufficit.data.images import BadImageError, ImageSource, drawn, open_images, read_image
+from sufficit.data.loader import num_classes, numbers_for
+from sufficit.data.manifest import Manifest, Units, listed
 from sufficit.data.truth import Truth, TruthMasks, truth_from
 from sufficit.errors import UserError, unknown
-from sufficit.explainers import EXPLAINERS, methods_for
-from sufficit.explainers.lax import Lax
-from sufficit.explainers.registry import explainer_named, full_word
-from sufficit.explainers.sources import HeatmapFileSource, sources_from
-from sufficit.files import local_file, place, safe_name
+from sufficit.explainers import methods_for
+from sufficit.files import local_file, place
+from sufficit.metrics.alpha_curves import coarse, spread
 from sufficit.metrics.conditions import FIRST, Condition, check_twin, make_conditions
 from sufficit.metrics.leakage import POOL, draw_pool
 from sufficit.metrics.plan import Plan, make_plan
-from sufficit.metrics.scores import coarse, spread
 from sufficit.perturbation.fills import FILLS
 from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.tokens import drops, token_model
 from sufficit.provenance import plain
 from sufficit.report.content import MOST_SHOWN
-from sufficit.runs.config import CONTROLS, FEWEST_UNITS, LARGE, UNIT, RunConfig
-from sufficit.runs.maps import GivenMaps, MapFile, MapTensor, Source
-from sufficit.runs.store import UNIT_SIZE, UNITS
-
-RESERVED = ("overlays", UNITS)  # folders of a run
+from sufficit.runs.config import CONTROLS, FEWEST_UNITS, LONG, UNIT, RunConfig
+from sufficit.runs.maps import (
+    GivenMaps,
+    MapTensor,
+    Source,
+    check_name,
+    identity,
+    sources_named,
+)
+from sufficit.runs.store import UNIT_SIZE
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ class Job:
         return self.conditions[0].fill
 
     @cached_property
-    def units(self) -> "Units":
+    def units(self) -> Units:
         """The images in numbered batches."""
         return Units(self.entries, None if self.config.within is None else self.order, self.part)
 
@@ -182,12 +177,12 @@ class Job:
         """All that must be the same to resume. Model, data and sources count by their content."""
         other = ["model", "data", "methods", "controls", "save_heatmaps", "weights", "unit_size"]
         # What comes of the last four is below.
-        other += ["verify", "log", "compile", "quick", "twin", "truth"]
+        other += ["verify", "log", "sanity", "compile", "quick", "twin", "truth"]
         config = {name: one for name, one in asdict(self.config).items() if name not in other}
         fills = [one.fill for one in self.conditions if isinstance(one.fill, Tensor)]
         classifier = self.classifier
         return config | {
-            "methods": {name: _identity(source) for name, source in self.sources.items()},
+            "methods": {name: identity(source) for name, source in self.sources.items()},
             "device": self.device,
             "compiled": self.compiles,
             "model": _model_digest(classifier),
@@ -204,39 +199,6 @@ class Job:
             "torch": version("torch"),
             "versions": versions_of(classifier.bare) | {"sufficit": version("sufficit")},
         }
-
-
-@dataclass(frozen=True)
-class Units(Sequence[Unit]):
-    """The images of a run in numbered batches, read from the manifest as they are needed."""
-
-    entries: Manifest
-    order: npt.NDArray[np.int64] | None = None  # of the images' numbers
-    part: int | None = None  # only so many units, the first ones
-
-    def __len__(self) -> int:
-        return self.part or math.ceil(len(self.entries) / self.entries.unit)
-
-    @overload
-    def __getitem__(self, index: int) -> Unit: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Unit]: ...
-    def __getitem__(self, index: int | slice) -> Unit | list[Unit]:
-        if isinstance(index, slice):
-            return [self[k] for k in range(*index.indices(len(self)))]
-        start = range(len(self))[index] * self.entries.unit
-        rows = slice(start, start + self.entries.unit)
-        if self.order is None:
-            return Unit(index, self.entries[rows])
-        # Sorted, because the manifest and the data are read by neighbours.
-        return Unit(
-            index, tuple(self.entries[number] for number in sorted(self.order[rows].tolist()))
-        )
-
-    def images_in(self, some: Iterable[int]) -> int:
-        """The number of images of some units."""
-        unit, n = self.entries.unit, len(self.entries)
-        return sum(min(unit, n - number * unit) for number in some)
 
 
 def make_job(
@@ -285,7 +247,8 @@ def make_job(
             f"the twin has {own} classes and the model {num_classes(classifier, images)}: give a"
             " twin of this model"
         )
-    entries = _in_units(images, config.unit_size, classifier)
+    masks = len(named) * sum(condition.plan(plan).width for condition in conditions)
+    entries = _in_units(images, config.unit_size, classifier, masks)
     numbers = numbers_for(classifier, entries.words, entries.loose, images, config.targets)
     if config.images is not None and config.images < len(entries):
         given_in_memory = (*named.values(), truth)
@@ -295,7 +258,7 @@ def make_job(
                 " fewer of both"
             )
         some = drawn(images, config.images, config.seed)
-        entries = _in_units(ImageSource.of(some), config.unit_size, classifier)
+        entries = _in_units(ImageSource(some), config.unit_size, classifier, masks)
     config = config.for_images(len(entries))
     entries = entries.labelled(numbers)
     methods = {name: s for name, s in named.items() if not isinstance(s, GivenMaps)}
@@ -345,15 +308,17 @@ def conditions_of(
     return make_conditions(*given, names=config.fill_names, twin=twin is not None, few=few)
 
 
-def _in_units(images: ImageSource, size: int | None, classifier: Classifier) -> Manifest:
+def _in_units(
+    images: ImageSource, size: int | None, classifier: Classifier, masks: int
+) -> Manifest:
     """The images in units of this size; by default so small that a short run keeps some.
 
-    With a small model a short run takes seconds, and larger units are faster.
+    `masks` are the forward passes per image.
     """
     entries = listed(images, size or UNIT)
     few = -(-len(entries) // FEWEST_UNITS)
-    slow = sum(weights.numel() for weights in classifier.bare.parameters()) >= LARGE
-    if size is None and slow and few < UNIT:
+    weights = sum(one.numel() for one in classifier.bare.parameters())
+    if size is None and few < UNIT and len(entries) * masks * weights >= LONG:
         return listed([entry.image for entry in entries], few)
     return entries
 
@@ -385,53 +350,6 @@ def fill_named(word: str, models: Sequence[Classifier]) -> str | Tensor:
             return read_image(file, models[0].view)
     except BadImageError as error:
         raise UserError(f"--fill {word}: {error}. Give a readable image") from error
-
-
-def sources_named(config: RunConfig) -> dict[str, Source]:
-    """The heatmap sources of a config by name, the controls last."""
-    found = sources_from(config.methods)
-    if not found:
-        raise UserError(f"no method given: name one or more of {', '.join(EXPLAINERS)}")
-    sources: dict[str, Source] = {}
-    for name, source in found.items():
-        if isinstance(source, HeatmapFileSource):
-            sources[name] = MapFile(source.path, config.normalize)
-        else:
-            sources[name] = source
-    return with_controls(sources, wanted=config.controls)
-
-
-def with_controls(sources: Mapping[str, Source], *, wanted: bool) -> dict[str, Source]:
-    """The sources with the controls, which come last."""
-    for name in CONTROLS:
-        if sources.get(name, name) != name:
-            raise UserError(f"{name!r} is the name of a control: give the source another name")
-    last = {name: name for name in CONTROLS if wanted or name in sources}
-    return {name: one for name, one in sources.items() if name not in last} | last
-
-
-def check_name(name: str) -> None:
-    """Raise for a name of the run's own files."""
-    if safe_name(name) in RESERVED or name.endswith((".json", ".csv", ".html", ".png", ".toml")):
-        raise UserError(f"{name!r} is a file of every run: give the source another name")
-
-
-def _identity(source: Source) -> str:
-    """What tells a source from another of the same name: weights, contents or code."""
-    if isinstance(source, str):
-        adapter = explainer_named(source).settings.get("adapter")  # refine reads its folder
-        weights = Lax.from_pretrained(str(adapter)).state_dict().values() if adapter else ()
-        return "/".join(filter(None, [full_word(source), digest(*weights) if weights else ""]))
-    if isinstance(source, GivenMaps):
-        return source.digest()
-    # All of the code: a function may call others beside it.
-    known = [code_digest(source) or getattr(source, "__qualname__", type(source).__name__)]
-    if isinstance(source, partial):
-        values = (*source.args, *(value for _, value in sorted(source.keywords.items())))
-        known += [repr(one) for one in values if isinstance(one, str | float | int)]
-    if isinstance(source, nn.Module):
-        known += [code_of(source), digest(*source.state_dict().values())]
-    return "/".join(filter(None, known))
 
 
 def _model_digest(classifier: Classifier) -> str:

@@ -3,17 +3,19 @@
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as V
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest
+from sufficit.classifier.source_code import code_digest, code_of
 from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import BadImageError
 from sufficit.data.loader import Entry
@@ -21,10 +23,14 @@ from sufficit.errors import UserError
 from sufficit.explainers import EXPLAINERS, Explainer, Method, explainer_named
 from sufficit.explainers.explanation import DrawnMaps, draw_all
 from sufficit.explainers.lax import Lax
-from sufficit.explainers.registry import word_of
+from sufficit.explainers.registry import full_word, word_of
+from sufficit.explainers.sources import HeatmapFileSource, sources_from
+from sufficit.files import safe_name
 from sufficit.perturbation.heatmaps import check_range, normalize, resize
-from sufficit.runs.store import UnitFile
+from sufficit.runs.config import CONTROLS, RunConfig
+from sufficit.runs.store import UNITS, UnitFile
 
+RESERVED = ("overlays", UNITS)  # folders of a run
 _opening = Lock()
 
 
@@ -147,7 +153,8 @@ def source_facts(source: Source) -> dict[str, Any]:
     if isinstance(source, Explainer):
         return {"kind": "method", "method": source.description, **source.facts()}
     if isinstance(source, Lax):
-        return {"kind": "adapter", "class_agnostic": True, "sign": "none", "passes": 1}
+        known = {"class_agnostic": source.classes is None, "answers": source.answers}
+        return {"kind": "adapter", "sign": "none", "passes": 1, **known}
     kind = "heatmaps" if isinstance(source, GivenMaps) else "function"
     return {"kind": kind, "class_agnostic": getattr(source, "class_agnostic", False) is True}
 
@@ -242,3 +249,50 @@ def maps_from_file(
         drawn = noise(blank, seed, facts["numbers"]) if random else EXPLAINERS[control].draw(blank)
         found[name] = DrawnMaps(drawn, final=True)
     return found
+
+
+def sources_named(config: RunConfig) -> dict[str, Source]:
+    """The heatmap sources of a config by name, the controls last."""
+    found = sources_from(config.methods)
+    if not found:
+        raise UserError(f"no method given: name one or more of {', '.join(EXPLAINERS)}")
+    sources: dict[str, Source] = {}
+    for name, source in found.items():
+        if isinstance(source, HeatmapFileSource):
+            sources[name] = MapFile(source.path, config.normalize)
+        else:
+            sources[name] = source
+    return with_controls(sources, wanted=config.controls)
+
+
+def with_controls(sources: Mapping[str, Source], *, wanted: bool) -> dict[str, Source]:
+    """The sources with the controls, which come last."""
+    for name in CONTROLS:
+        if sources.get(name, name) != name:
+            raise UserError(f"{name!r} is the name of a control: give the source another name")
+    last = {name: name for name in CONTROLS if wanted or name in sources}
+    return {name: one for name, one in sources.items() if name not in last} | last
+
+
+def check_name(name: str) -> None:
+    """Raise for a name of the run's own files."""
+    if safe_name(name) in RESERVED or name.endswith((".json", ".csv", ".html", ".png", ".toml")):
+        raise UserError(f"{name!r} is a file of every run: give the source another name")
+
+
+def identity(source: Source) -> str:
+    """What tells a source from another of the same name: weights, contents or code."""
+    if isinstance(source, str):
+        adapter = explainer_named(source).settings.get("adapter")  # refine reads its folder
+        weights = Lax.from_pretrained(str(adapter)).state_dict().values() if adapter else ()
+        return "/".join(filter(None, [full_word(source), digest(*weights) if weights else ""]))
+    if isinstance(source, GivenMaps):
+        return source.digest()
+    # All of the code: a function may call others beside it.
+    known = [code_digest(source) or getattr(source, "__qualname__", type(source).__name__)]
+    if isinstance(source, partial):
+        values = (*source.args, *(value for _, value in sorted(source.keywords.items())))
+        known += [repr(one) for one in values if isinstance(one, str | float | int)]
+    if isinstance(source, nn.Module):
+        known += [code_of(source), digest(*source.state_dict().values())]
+    return "/".join(filter(None, known))

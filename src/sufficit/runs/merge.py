@@ -4,11 +4,9 @@ One pass over the units, each file read once. A search for alpha_min needs a pas
 few images to show are read again. Memory does not grow with the number of images.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from itertools import count, repeat
 from typing import Any
 
 import numpy as np
@@ -17,16 +15,16 @@ from torch import Tensor
 
 from sufficit.classifier.fingerprint import fingerprint
 from sufficit.data.loader import Skipped, check_any
-from sufficit.files import writing
 from sufficit.intervals import few_images
+from sufficit.metrics.alpha_curves import coarse
 from sufficit.metrics.columns import msi
 from sufficit.metrics.further_columns import WHOLE_CURVES
-from sufficit.metrics.leakage import POOL, TENSORS, Leak, leak_warning
+from sufficit.metrics.leakage import TENSORS, Leak, leak_warning
 from sufficit.metrics.localization import LOCALIZATION
-from sufficit.metrics.plan import ALPHA_GRID, Plan, ask
+from sufficit.metrics.plan import ALPHA_GRID, Plan
 from sufficit.metrics.rank_msi import Shares, best_shares
-from sufficit.metrics.scores import AlphaSearch, Scores, coarse, read, summary_of, with_leak
-from sufficit.perturbation.predictions import ROWS, Predictions
+from sufficit.metrics.scores import AlphaSearch, Scores, read, summary_of, with_leak
+from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.rank_agreement import correlations
 from sufficit.report.content import Choice
@@ -34,20 +32,18 @@ from sufficit.runs.ceiling import SEARCHED, ceiling_record
 from sufficit.runs.config import write_toml
 from sufficit.runs.job import Job
 from sufficit.runs.looks import chance_of, half_width, outcome
-from sufficit.runs.maps import maps_from_file, source_facts, unpack
+from sufficit.runs.maps import maps_from_file, source_facts
 from sufficit.runs.rankings import Rankings, add_worst, write_pairs
 from sufficit.runs.results import OWN_BEST, RunResults
-from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, Store, UnitFile
-from sufficit.runs.totals import SourceTotals, csv_writer
+from sufficit.runs.rows import SourceTotals, csv_writer
+from sufficit.runs.shown import places_of, write_shown
+from sufficit.runs.store import HEATMAPS, LEAK, SCORES, Store, UnitFile, grouped, joined
 from sufficit.statistics import Estimate, estimates_of
 from sufficit.sums import Sums
 
+TOGETHER = 512  # images that are merged at a time, at least, where there are so many
+OF_SOME = ("/alphas", "/ceiling")  # tensors of some images of a unit
 NAMED = 1000  # skipped and stretched images, at most, that run.json names
-
-
-def keeps_all(job: Job) -> bool:
-    """Whether the pixels of all images are kept, because they are few."""
-    return len(job.entries) <= POOL
 
 
 def best_alpha(job: Job, store: Store) -> float:
@@ -55,11 +51,9 @@ def best_alpha(job: Job, store: Store) -> float:
     if not job.plan.searching:
         return job.plan.schedules[0].alpha_min
     tried = {name: _search_sums(job) for name in job.ranked}
-    for unit in range(len(job.units)):
-        kept = store.read(SCORES, unit)
-        if kept.facts["names"]:
-            for name, sums in tried.items():
-                sums.add(kept.facts["numbers"], _tried(job, kept, name))
+    for kept in _scored(job, store):
+        for name, sums in tried.items():
+            sums.add(kept.facts["numbers"], _tried(job, kept, name))
     return _search([*tried.values()]).best
 
 
@@ -75,14 +69,18 @@ def _rank_shares(job: Job, store: Store) -> dict[str, Shares]:
 def is_precise(job: Job, store: Store) -> bool:
     """Whether the intervals of all ranked sources' MSI are as narrow as `within` asks."""
     sums = Sums(job.ranked, seed=job.config.seed)
-    for unit in range(len(job.units)):
-        kept = store.read(SCORES, unit)
-        if kept.facts["names"]:
-            tried = {name: _tried(job, kept, name) for name in job.ranked}
-            values = {name: next(iter(found.values())) for name, found in tried.items()}
-            sums.add(kept.facts["numbers"], values)
+    for kept in _scored(job, store):
+        tried = {name: _tried(job, kept, name) for name in job.ranked}
+        values = {name: next(iter(found.values())) for name, found in tried.items()}
+        sums.add(kept.facts["numbers"], values)
     found = estimates_of(sums, dict.fromkeys(job.ranked), chance_of(job))
     return half_width([*found.values()]) <= (job.config.within or 0)
+
+
+def _scored(job: Job, store: Store) -> Iterator[UnitFile]:
+    """The files of the units in which an image was scored."""
+    kept = (store.read(SCORES, unit) for unit in range(len(job.units)))
+    return (one for one in kept if one.facts["names"])
 
 
 def _search_sums(job: Job) -> Sums:
@@ -114,7 +112,8 @@ def write_results(
     }
     searches = {name: _search([sums]) for name, sums in merged.tried.items()}
     for name, search in searches.items():
-        own = estimates_of(merged.tried[name], {search.best: True})
+        limits = lambda _: job.plan.limits("msi")  # noqa: E731  # of every alpha_min
+        own = estimates_of(merged.tried[name], {search.best: True}, limits=limits)
         summaries[name][OWN_BEST] = own[search.best]
     worst = add_worst(job, summaries)
     ranked = merged.rankings.ranked()
@@ -123,7 +122,7 @@ def write_results(
     order += [name for name in job.sources if name not in order]
     shown: dict[str, str] = {}
     if standing is not None and len(merged.shapes) == 1:
-        shown = _write_shown(job, store, merged)
+        shown = write_shown(job, store, merged.choice, merged.places)
     summary: dict[str, Any] = plain({name: dict(summaries[name]) for name in order})
     if flat:
         summary = summary[order[0]]
@@ -187,24 +186,10 @@ def _merged(job: Job, store: Store, alpha_min: float, *, flat: bool) -> Merged:
     found = Merged(Rankings(job), rank_shares=_rank_shares(job, store))
     plans = {name: _at_shares(fixed, found.rank_shares.get(name)) for name in job.sources}
     with ExitStack() as closing:
-        skip = None
-        for unit in range(len(job.units)):
-            kept = store.read(SCORES, unit)
-            skipped, names = kept.facts["skipped"], kept.facts["names"]
-            if skipped and skip is None:
-                heads = ["image", "reason"]
-                skip = closing.enter_context(csv_writer(store.folder / "skipped.csv", heads))
-            for name, reason in skipped.items():
-                assert skip is not None  # one was skipped
-                skip([name, reason])
-                found.skipped += [Skipped(name, reason)] * (found.n_skipped < NAMED)
-                found.n_skipped += 1
-            if not names:
-                continue
-            leaks = kept.tensors
-            if job.config.leak and job.plan.searching:
-                leaks = store.read(LEAK, unit).tensors
-            scores = {name: _unit_scores(job, kept, leaks, name, plans[name]) for name in plans}
+        for units in grouped(_units(job, store, found, closing), TOGETHER):
+            whole = joined([kept for _, kept in units], without=OF_SOME)
+            names, numbers = whole.facts["names"], whole.facts["numbers"]
+            scores = {name: _scores(job, whole, name, plans[name]) for name in plans}
             if not found.sources:
                 found.sources = {
                     name: SourceTotals(
@@ -214,27 +199,55 @@ def _merged(job: Job, store: Store, alpha_min: float, *, flat: bool) -> Merged:
                     for name, one in scores.items()
                 }  # fmt: skip
             for name, one in scores.items():
-                found.sources[name].add(names, kept.facts["numbers"], one)
-            if job.config.save_heatmaps:
-                _, h, w = kept.facts["shape"]
-                drawn = maps_from_file(store.read(HEATMAPS, unit), job.config.seed)
-                for name, source in found.sources.items():
-                    source.add_maps(names, drawn[name].at((h, w)))
-            _add_unit(job, found, unit, kept, scores)
+                found.sources[name].add(names, numbers, one)
+                if job.plan.searching:
+                    tried = found.tried.setdefault(name, _search_sums(job))
+                    tried.add(numbers, _tried(job, whole, name))
+            found.rankings.add(numbers, scores)
+            if "msi" in job.plan.columns:
+                ranked = {name: scores[name].columns["msi"].numpy() for name in job.ranked}
+                found.places = places_of(job, found.choice, found.places, found.n, units, ranked)
+            for unit, kept in units:
+                if job.config.save_heatmaps:
+                    _, h, w = kept.facts["shape"]
+                    drawn = maps_from_file(store.read(HEATMAPS, unit), job.config.seed)
+                    for name, source in found.sources.items():
+                        source.add_maps(kept.facts["names"], drawn[name].at((h, w)))
+                _add_facts(job, found, kept)
             found.n += len(names)
         check_any(found.n, found.n_skipped, found.skipped)
     return found
+
+
+def _units(
+    job: Job, store: Store, found: Merged, closing: ExitStack
+) -> Iterator[tuple[int, UnitFile]]:
+    """Every unit that has scores, leakage included; skipped images are written down."""
+    skip = None
+    for unit in range(len(job.units)):
+        kept = store.read(SCORES, unit)
+        skipped = kept.facts["skipped"]
+        if skipped and skip is None:
+            heads = ["image", "reason"]
+            skip = closing.enter_context(csv_writer(store.folder / "skipped.csv", heads))
+        for name, reason in skipped.items():
+            assert skip is not None  # one was skipped
+            skip([name, reason])
+            found.skipped += [Skipped(name, reason)] * (found.n_skipped < NAMED)
+            found.n_skipped += 1
+        if kept.facts["names"]:
+            if job.config.leak and job.plan.searching:
+                kept.tensors.update(store.read(LEAK, unit).tensors)
+            yield unit, kept
 
 
 def _at_shares(plan: Plan, shares: Shares | None) -> Plan:
     return replace(plan, schedules=(replace(plan.schedules[0], best_shares=shares),))
 
 
-def _add_unit(
-    job: Job, found: Merged, unit: int, kept: UnitFile, scores: Mapping[str, Scores]
-) -> None:
+def _add_facts(job: Job, found: Merged, kept: UnitFile) -> None:
     """Add what a unit says besides the rows."""
-    facts, numbers = kept.facts, kept.facts["numbers"]
+    facts = kept.facts
     found.n_stretched += len(facts["stretched"])
     found.stretched += facts["stretched"][: NAMED - len(found.stretched)]
     found.n_bad_truths += len(facts["bad_truths"])
@@ -244,8 +257,6 @@ def _add_unit(
         found.shapes.add(tuple(facts["shape"]))
     for name in job.sources:
         found.empty[name] = found.empty.get(name, 0) + facts["empty"][name]
-        if job.plan.searching:
-            found.tried.setdefault(name, _search_sums(job)).add(numbers, _tried(job, kept, name))
         if "alpha_images" in facts:
             found.sample_msi.setdefault(name, []).append(kept.tensors[f"{name}/alphas"])
     for name in (*job.sources, SEARCHED) if "ceiling_images" in facts else ():
@@ -254,18 +265,7 @@ def _add_unit(
     found.ceiling_calls += facts.get("ceiling_calls", 0)
     found.output = found.output or facts.get("output", "")
     found.sample += facts.get("alpha_images", [])
-    found.rankings.add(numbers, scores)
     found.sample_calls += facts.get("alpha_calls", 0)
-    if "msi" not in job.plan.columns:
-        return
-    ranked = {name: scores[name].columns["msi"].numpy() for name in job.ranked}
-    best = found.choice.add(numbers, ranked) | {*job.shown_by_seed}
-    images = zip(count(found.n), repeat(unit), facts["names"])
-    found.places = {
-        number: place
-        for number, place in (found.places | dict(zip(numbers, images, strict=False))).items()
-        if keeps_all(job) or number in best
-    }
 
 
 def stem_of(name: str, key: str) -> str:
@@ -279,81 +279,15 @@ def _predictions(job: Job, kept: UnitFile, name: str, key: str = "") -> Predicti
     return plan.predictions({part: kept.tensors[f"{stem}/{part}"] for part in plan.parts})
 
 
-def _unit_scores(
-    job: Job, kept: UnitFile, leaks: Mapping[str, Tensor], name: str, fixed: Plan
-) -> Scores:
-    """A source's scores of a unit at the run's alpha_min."""
+def _scores(job: Job, kept: UnitFile, name: str, fixed: Plan) -> Scores:
+    """A source's scores at the run's alpha_min."""
     found = {key: _predictions(job, kept, name, key) for key in job.plans}
     scores = read(found, fixed, job.conditions)
     parts = {part: f"{name}/leak/{part}" for part in TENSORS}
-    if not all(tensor in leaks for tensor in parts.values()):
+    if not all(tensor in kept.tensors for tensor in parts.values()):
         return scores  # not asked for, or donors of one class only: nothing was measured
-    leaked = {part: leaks[tensor] for part, tensor in parts.items()}
+    leaked = {part: kept.tensors[tensor] for part, tensor in parts.items()}
     return with_leak(scores, Leak(**leaked, alpha_min=scores.alpha_min))
-
-
-def heatmaps_of(
-    job: Job, store: Store, name: str, units: Sequence[int]
-) -> Iterator[tuple[str, Tensor]]:
-    """Every image's heatmap at the image's size, a unit at a time."""
-    for unit in units:
-        kept = store.read(HEATMAPS, unit)
-        _, h, w = kept.facts["shape"]
-        maps = maps_from_file(kept, job.config.seed)[name]
-        yield from zip(kept.facts["names"], maps.at((h, w)), strict=True)
-
-
-def _write_shown(job: Job, store: Store, merged: Merged) -> dict[str, str]:
-    """Write the pixels, maps and predictions of the images to show; return them with reasons."""
-    from safetensors.torch import save
-
-    drawn = [number for number in job.shown_by_seed if number in merged.places]
-    if keeps_all(job):
-        known = [*merged.places]
-        drawn = [known[k] for k in np.random.default_rng(job.config.seed).permutation(len(known))]
-    chosen = merged.choice.chosen(drawn)
-    # A worker whose processor rounds otherwise may have kept another of two images that tie.
-    kept = {number: store.read(PIXELS, merged.places[number][1]) for number in chosen}
-    chosen = {n: w for n, w in chosen.items() if n in kept[n].facts["numbers"]}
-    places = [merged.places[number] for number in chosen]
-    rows: dict[str, list[Tensor]] = {}
-    for number, (_, unit, _) in zip(chosen, places, strict=True):
-        pixels, maps = kept[number], store.read(HEATMAPS, unit)
-        scores = store.read(SCORES, unit, names=[f"{n}/{p}" for n in job.sources for p in ROWS])
-        rows.setdefault("pixels", []).append(
-            pixels.tensors["pixels"][pixels.facts["numbers"].index(number)]
-        )
-        place = maps.facts["numbers"].index(number)
-        for name, tensor in {**maps.tensors, **scores.tensors}.items():
-            rows.setdefault(name, []).append(tensor[place])
-    tensors = {name: torch.stack(parts) for name, parts in rows.items()}
-    if isinstance(job.fill, Tensor):
-        tensors["fill"] = job.fill
-    shown, names = [row for row, _, _ in places], [name for _, _, name in places]
-    facts: dict[str, Any] = {name: maps.facts[name] for name in ("final", "controls", "shape")}
-    facts |= {"rows": shown, "reasons": list(chosen.values()), "numbers": list(chosen)}
-    if job.plan.sampling is not None:
-        tensors |= _curves_of_shown(job, UnitFile(tensors, facts))
-    whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    with writing(store.folder / "shown.safetensors") as path:
-        path.write_bytes(save(whole, metadata={"facts": json.dumps(facts)}))
-    return dict(zip(names, chosen.values(), strict=True))
-
-
-def _curves_of_shown(job: Job, kept: UnitFile) -> dict[str, Tensor]:
-    """Predictions for the whole curves of images that were asked a few masks, by halving."""
-    images, device = unpack(kept.tensors["pixels"]), job.classifier.device
-    maps = maps_from_file(kept, job.config.seed)
-    drawn = torch.cat([maps[name].at((images.shape[2], images.shape[3])) for name in job.sources])
-    targets = kept.tensors[f"{job.ranked[0]}/targets"]
-    plan = replace(job.plan.of_bands(), calls="adaptive")
-    given = (job.classifier, images.to(device), drawn.to(device), targets, plan)
-    found = ask(*given, job.fill, batch_size=job.config.batch_size)
-    return {
-        f"{name}/{part}": getattr(found, part)[k * len(images) : (k + 1) * len(images)]
-        for k, name in enumerate(job.sources)
-        for part in ROWS
-    }
 
 
 def _record(

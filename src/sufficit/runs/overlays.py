@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -23,9 +23,8 @@ from sufficit.runs.config import Workers
 from sufficit.runs.engine import Worker, cluster_of, compute, placed, start
 from sufficit.runs.explanations import Sample, quiet
 from sufficit.runs.job import Job
-from sufficit.runs.maps import source_facts
-from sufficit.runs.merge import heatmaps_of
-from sufficit.runs.store import HEATMAPS, StageFile, store_in
+from sufficit.runs.maps import maps_from_file, source_facts
+from sufficit.runs.store import HEATMAPS, StageFile, Store, store_in
 
 SHEET_ROWS = 24  # images of a sheet, and of a unit
 
@@ -45,7 +44,7 @@ def images_in(paths: Sequence[Path]) -> ImageSource:
     twice = [name for name, count in Counter(i.name for i in found).items() if count > 1]
     if twice:
         raise UserError(f"two images are called {twice[0]}: give the folder above them instead")
-    return ImageSource.of(found)
+    return ImageSource(found)
 
 
 def class_number(target: str, classes: Sequence[str] | None) -> int:
@@ -85,10 +84,7 @@ def explain_run(
         skipped = [Skipped(*pair) for one in facts for pair in one["skipped"].items()]
         check_any(sum(len(one["names"]) for one in facts), len(skipped), skipped)
         for name in job.sources:
-            units = [
-                unit.number for unit, one in zip(job.units, facts, strict=True) if one["names"]
-            ]
-            write_heatmaps(out / f"{name}.npz", heatmaps_of(job, store, name, units))
+            write_heatmaps(out / f"{name}.npz", _heatmaps(store, facts, name, job.config.seed))
         place = job.classifier
         record = provenance(asdict(job.config), place.device, place.dtype) | {
             "n": sum(len(one["names"]) for one in facts),
@@ -105,6 +101,17 @@ def explain_run(
         save_json(out / "run.json", record)
         store.clear_units()
     return record
+
+
+def _heatmaps(
+    store: Store, facts: Sequence[Mapping[str, Any]], source: str, seed: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Every image's heatmap at the image's size, a unit at a time."""
+    for unit, one in enumerate(facts):
+        if one["names"]:
+            _, h, w = one["shape"]
+            maps = maps_from_file(store.read(HEATMAPS, unit), seed)[source]
+            yield from zip(one["names"], maps.at((h, w)), strict=True)
 
 
 class OverlayWorker(Worker):

@@ -1,9 +1,9 @@
 """The results of a run as they are on disk: the one reader for tables, reports and figures."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sufficit.classifier.checkpoint import View
 from sufficit.data.images import open_images
-from sufficit.errors import GoneError, UserError, unknown
+from sufficit.errors import GoneError, UserError
 from sufficit.files import read_json, safe_name
 from sufficit.loggers import close_logger, log_numbers, logger_named
 from sufficit.metrics.metric import MeanCurve
@@ -25,18 +26,10 @@ from sufficit.report.content import MOST_ROWS, Content, Facts, Shown
 from sufficit.report.interpretation import run_remarks
 from sufficit.runs.config import RunConfig, check_values
 from sufficit.runs.maps import maps_from_file
-from sufficit.runs.result_files import (
-    MOST_RECORD,
-    ShownImages,
-    read_curves,
-    read_estimates,
-    read_record,
-    read_shown,
-    read_standing,
-)
 from sufficit.runs.rows import StoredRows
-from sufficit.runs.store import HEATMAPS, Store
-from sufficit.statistics import Estimate, Standing
+from sufficit.runs.shown import ShownImages, read_shown
+from sufficit.runs.store import HEATMAPS, MOST_RECORD, UNITS, Store
+from sufficit.statistics import Chance, Estimate, Pair, Standing
 
 if TYPE_CHECKING:
     import pandas
@@ -45,8 +38,6 @@ if TYPE_CHECKING:
 OWN_BEST = "msi_own_best"  # MSI of a source at the alpha_min that is best for it alone
 _EMPTY = torch.zeros(0, 0)
 NONE_SHOWN = Predictions((), _EMPTY, _EMPTY, (), _EMPTY, _EMPTY.flatten(), _EMPTY.flatten())
-ORDERS = ("best", "worst", "disputed")
-NAMES = 1000  # of images, at most, that a message suggests
 
 
 @dataclass(frozen=True)
@@ -70,7 +61,7 @@ class RunResults:
         """What a run wrote into a folder; `record` is given where run.json is not written yet."""
         from safetensors import SafetensorError
 
-        record = read_record(folder) if record is None else record
+        record = _read_record(folder) if record is None else record
         try:
             methods = [safe_name(name) for name in record["methods"]]
             place = {name: folder if record["flat"] else folder / name for name in methods}
@@ -80,13 +71,13 @@ class RunResults:
                     raise ValueError(f"{rows.count(name)} of {record['n']} rows of {name}")
             config = RunConfig(**check_values(record["config"]))
             known = read_json(folder / "curves.json", MOST_RECORD)
-            curves = {name: read_curves(known[name], config.score_kind) for name in methods}
+            curves = {name: _read_curves(known[name], config.score_kind) for name in methods}
             summary = read_json(folder / "summary.json", MOST_RECORD)
-            standing = read_standing(summary.pop("standing", record.get("standing")))
+            standing = _read_standing(summary.pop("standing", record.get("standing")))
             if record["flat"]:
                 summary = {methods[0]: summary}
-            summaries = {name: read_estimates(summary[name]) for name in methods}
-            shown = read_shown(folder / "shown.safetensors", config, record)
+            summaries = {name: _read_estimates(summary[name]) for name in methods}
+            shown = read_shown(folder, config, methods)
         except GoneError:
             raise
         except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
@@ -107,6 +98,13 @@ class RunResults:
     def unranked(self) -> tuple[str, ...]:
         """Controls and references."""
         return (*self.controls, *self.record["references"])
+
+    def labels(self) -> dict[str, str]:
+        """What figures call the sources: a control, or one that ignores the class, says so."""
+        agnostic = [n for n, one in self.record["sources"].items() if one["class_agnostic"]]
+        kinds = dict.fromkeys(agnostic, " (class-agnostic)")
+        kinds |= dict.fromkeys(self.controls, " (control)")
+        return {name: f"{name}{kinds.get(name, '')}" for name in self.methods}
 
     @property
     def alpha_min(self) -> float:
@@ -137,7 +135,7 @@ class RunResults:
     def conditions(self) -> list[RankedCondition]:
         """How the sources rank with every fill, and for the twin; the first one first."""
         known = self.record.get("conditions", [])
-        found = [(one, read_standing(one["standing"])) for one in known]
+        found = [(one, _read_standing(one["standing"])) for one in known]
         return [RankedCondition.read(one, standing) for one, standing in found if standing]
 
     @cached_property
@@ -164,13 +162,9 @@ class RunResults:
         return found
 
     def __repr__(self) -> str:
-        means = {
-            name: found["msi"].mean for name, found in self.summaries.items() if "msi" in found
-        }
-        values = ", ".join(f"{name}={mean:.4f}" for name, mean in means.items())
-        return (
-            f"RunResults(n={self.n}, alpha_min={self.alpha_min:g}, msi: {values or 'not scored'})"
-        )
+        known = {name: found["msi"] for name, found in self.summaries.items() if "msi" in found}
+        msi = ", ".join(f"{name}={one.mean:.4f}" for name, one in known.items()) or "not scored"
+        return f"RunResults(n={self.n}, alpha_min={self.alpha_min:g}, msi: {msi})"
 
     def log(self) -> None:
         """Log the mean of every column, if the run's config names a log."""
@@ -184,7 +178,7 @@ class RunResults:
         close_logger(logger)
 
     def _repr_html_(self) -> str:
-        from sufficit.report.interpretation import notebook_table
+        from sufficit.report.tables import notebook_table
 
         if self.standing is None or self.shown is None:
             return str(self.table().round(3).to_html())
@@ -245,9 +239,10 @@ class RunResults:
             conditions=self.conditions,
             ceiling=record.get("ceiling"),
             head_check=record.get("head_check"),
-            class_agnostic=[
-                n for n, one in self.record["sources"].items() if one["class_agnostic"]
-            ],
+            class_agnostic=[n for n, one in record["sources"].items() if one["class_agnostic"]],
+            answers={
+                n: k for n, one in record["sources"].items() if (k := one.get("answers", 1)) > 1
+            },
         )
 
     def remarks(self) -> list[str]:
@@ -292,50 +287,18 @@ class RunResults:
         targets = self.rows.some(self.methods[0], rows, ["target"])["target"].tolist()
         return [known[k] if k < len(known) else f"class {k}" for k in targets]
 
-    def known(self, methods: Sequence[str] | None) -> list[str]:
-        """Sources of the run by name; without any, those that are ranked."""
-        wanted = [m for m in self.methods if m not in self.unranked] if methods is None else methods
-        for method in wanted:
-            if method not in self.methods:
-                raise unknown("method in this run", method, self.methods)
-        if not wanted:
-            raise UserError("a figure needs at least one method: name one with --methods")
-        return list(wanted)
-
-    def values(self, method: str, column: str, rows: Sequence[int]) -> list[float]:
-        """A column of the run for some of the images."""
-        if column not in (known := self.rows.columns(method)):
-            raise unknown("column in this run", column, known)
-        return [float(value) for value in self.rows.some(method, rows, [column])[column]]
-
-    def chosen(self, words: Sequence[str], methods: Sequence[str]) -> list[int]:
-        """Rows of images, each once: by name, a number for the first ones, best:2, disputed, ...
-
-        The best has the highest mean MSI of the sources, the most disputed the widest spread.
-        """
-        found: list[int] = []
-        for word in words:
-            found += [row for row in self._rows_for(word, methods) if row not in found]
-        if not found:
-            raise UserError("a sheet needs at least one image: name one with --images")
-        return found
-
     def images(self, rows: Sequence[int], data: str | Path | None = None) -> Tensor:
         """Some images as the model saw them: those shown, or read from the data: [n,C,H,W]."""
         shown = {} if self.shown is None else {row: k for k, row in enumerate(self.shown.rows)}
         if self.shown is not None and all(row in shown for row in rows):
             return self.shown.images[[shown[row] for row in rows]]
-        view = self.record.get("preprocessing")
-        from sufficit.classifier.checkpoint import View
-
-        root, columns = (
-            (self.config.data, self.config.column_options()) if data is None else (data, {})
-        )
-        names = self.names_of(rows)
+        columns = {} if data else self.config.column_options()
+        root, names = data or self.config.data, self.names_of(rows)
         found = {i.name: i for i in open_images(root, **columns) if i.name in {*names}}
         missing = [name for name in names if name not in found]
         if missing:
             raise UserError(f"{missing[0]} is not in {root}: give --data the folder it is in now")
+        view = self.record.get("preprocessing")
         seen = None if view is None else View(**view)
         return torch.stack([found[name].read(seen) for name in names])
 
@@ -388,22 +351,52 @@ class RunResults:
             alphas=tried,
         )
 
-    def _rows_for(self, word: str, methods: Sequence[str]) -> list[int]:
-        alike = []
-        for row, name in enumerate(self.rows.names(self.methods[0])):
-            if name == word:
-                return [row]
-            alike += [row] if name.endswith(f"/{word}") else []
-        if word.isdecimal():
-            return list(range(min(int(word), self.n)))
-        order, _, count = word.partition(":")
-        if order in ORDERS and (count.isdecimal() or not count):
-            msi = np.stack([self.rows.column(method, "msi") for method in methods])
-            whole = np.flatnonzero(~np.isnan(msi).any(axis=0))
-            by = {"best": -msi.mean(0), "worst": msi.mean(0), "disputed": -np.ptp(msi, axis=0)}
-            ranked: list[int] = whole[np.argsort(by[order][whole], kind="stable")].tolist()
-            return ranked[: int(count or 1)]
-        if len(alike) == 1:
-            return alike
-        names = islice(self.rows.names(self.methods[0]), NAMES)
-        raise unknown("image in this run", word, [*ORDERS, "a number", *names])
+
+def _read_record(folder: Path) -> Mapping[str, Any]:
+    """run.json of a finished run."""
+    if not (folder / "run.json").exists():
+        advice = "sufficit compare makes one"
+        if (folder / UNITS).exists():
+            advice = "run the same command again to resume it"
+        raise UserError(f"{folder} holds no finished run: {advice}")
+    record: dict[str, Any] = read_json(folder / "run.json", MOST_RECORD)
+    if not {"methods", "flat", "config"} <= record.keys():
+        raise UserError(f"{folder} holds a run of another kind or version: give a run of compare")
+    return record
+
+
+def _read_curves(known: Mapping[str, Mapping[str, Any]], kind: str) -> dict[str, MeanCurve]:
+    """The mean curves of a source, of the run's kind of score."""
+    return {
+        name: MeanCurve(
+            tuple(curve["grid"]),
+            torch.tensor([float("nan") if y is None else y for y in curve[kind]]).double(),
+        )
+        for name, curve in known.items()
+    }
+
+
+def _read_estimates(columns: Mapping[str, Mapping[str, Any]]) -> dict[str, Estimate]:
+    """The means and intervals of a source in summary.json."""
+
+    def read(found: Mapping[str, Any]) -> Estimate:
+        bounds = {k: math.nan if found[k] is None else found[k] for k in ("mean", "low", "high")}
+        if found["low"] is not None and found["high"] is None:
+            bounds["high"] = math.inf  # JSON has no word for it: an interval without end
+        return Estimate(**{**found, **bounds})
+
+    return {name: read(found) for name, found in columns.items()}
+
+
+def _read_standing(found: Mapping[str, Any] | None) -> Standing | None:
+    """The standing in summary.json or run.json, if there is one."""
+    if found is None:
+        return None
+
+    def numbers(known: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: math.nan if value is None else value for name, value in known.items()}
+
+    pairs, means = tuple(Pair(**numbers(one)) for one in found["pairs"]), numbers(found["means"])
+    lists = {key: tuple(found[key]) for key in ("ranking", "not_different", "controls")}
+    chance = Chance(**found["chance"])
+    return Standing(**{**found, **lists, "pairs": pairs, "means": means, "chance": chance})

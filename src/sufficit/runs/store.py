@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
 
 from sufficit.data.manifest import MANIFEST, Manifest
@@ -42,6 +43,7 @@ FILES = (
     *("report.html", "sheet.png", "curves.png"),
 )
 HEADER, MOST_HEADER = 2**16, 2**27  # bytes that are first asked for the facts of a unit
+MOST_RECORD = 2**28  # bytes of a run.json
 FORMAT = 6  # of the files below units/; a run of another format is not resumed
 RECENT = 100  # units that the pace of a run is read from
 MACHINE = ("device", "torch", "versions", "compiled")  # may differ when every unit is there
@@ -57,6 +59,28 @@ class UnitFile:
 
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
+
+
+def joined(units: Sequence[UnitFile], *, without: tuple[str, ...] = ()) -> UnitFile:
+    """The rows of several units as one; `without` are ends of names of tensors that have others."""
+    names = [name for name in units[0].tensors if not name.endswith(without)]
+    rows = ("names", "numbers")
+    facts = {key: [one for unit in units for one in unit.facts[key]] for key in rows}
+    return UnitFile({n: torch.cat([unit.tensors[n] for unit in units]) for n in names}, facts)
+
+
+def grouped(
+    units: Iterable[tuple[int, UnitFile]], images: int
+) -> Iterator[list[tuple[int, UnitFile]]]:
+    """Units in groups of so many images or more: a large group costs hardly more than a small."""
+    group: list[tuple[int, UnitFile]] = []
+    for one in units:
+        group.append(one)
+        if sum(len(kept.facts["names"]) for _, kept in group) >= images:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 @dataclass(frozen=True)
@@ -93,17 +117,9 @@ class Store:
         self, stage: str, unit: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
     ) -> None:
         """Write a unit's file."""
-        from safetensors.torch import save
-
-        # Copies, because safetensors refuses tensors that share memory.
-        whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
         path = self.path(stage, unit)
         make_folder(path.parent)
-        with writing(path) as part:
-            # Not save_file: it does not report a full disk as an OSError.
-            # One entry: safetensors writes several in any order, so that bytes would differ.
-            about = json.dumps({RUN: self.run, **plain(facts)})
-            part.write_bytes(save(whole, metadata={"facts": about}))
+        save_tensors(path, tensors, {RUN: self.run, **plain(facts)})
 
     def write_unit(self, unit: int, files: Sequence[StageFile]) -> None:
         """Write the files of a unit in order; the last one makes it done."""
@@ -222,7 +238,7 @@ class Store:
         Return the store of this run. `check` raises where images that were written again, which
         it gets by number, have other contents.
         """
-        key = {**plain(key), "format": FORMAT, "stages": list(stages)}
+        key = _whole_key(key, stages)
         path = self.folder / UNITS / KEY
         if path.exists() and not self.is_empty:
             units = -(-len(entries) // entries.unit)
@@ -246,6 +262,19 @@ class Store:
         save_json(path, {**key, RUN: store.run})
         return store
 
+    def finished(
+        self, key: Mapping[str, Any], entries: Manifest, stages: Sequence[str]
+    ) -> dict[str, Any] | None:
+        """The record of this very run, if it is finished: same settings, same images."""
+        try:
+            record = read_json(self.folder / "run.json", MOST_RECORD)
+        except GoneError:
+            raise
+        except UserError:  # there is none, or none that can be read
+            return None
+        run = record.get(RUN) if isinstance(record, dict) else None
+        return record if run == _digest(_whole_key(key, stages), entries) else None
+
 
 @dataclass(frozen=True)
 class RunState:
@@ -265,6 +294,18 @@ class Pace:
 
     units_per_second: float
     idle: float  # seconds since the last one
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write tensors, and facts as JSON, to a file."""
+    from safetensors.torch import save
+
+    # Copies, because safetensors refuses tensors that share memory.
+    whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    with writing(path) as part:
+        # Not save_file: it does not report a full disk as an OSError.
+        # One entry: safetensors writes several in any order, so that bytes would differ.
+        part.write_bytes(save(whole, metadata={"facts": json.dumps(facts)}))
 
 
 @contextmanager
@@ -298,6 +339,10 @@ def store_in(out: Path | None) -> Iterator[Store]:
             if store.is_empty:
                 store.remove_units()
             raise
+
+
+def _whole_key(key: Mapping[str, Any], stages: Sequence[str]) -> dict[str, Any]:
+    return {**plain(key), "format": FORMAT, "stages": list(stages)}
 
 
 def _digest(key: Mapping[str, Any], entries: Manifest) -> str:

@@ -1,9 +1,16 @@
-"""Does a method's heatmap depend on what the model has learned? (Adebayo et al. 2018.)"""
+"""Does a method's heatmap depend on what the model has learned? (Adebayo et al. 2018.)
+
+A check of a folder opens, draws, labels and reads its images as every run does: by a job. The maps
+of the changed copies are no units of a run. A run per copy would hash each copy's weights and
+write and read every map, to resume what takes seconds; copies as heatmap sources of one run would
+all be in memory, and share no forward pass between methods.
+"""
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from markupsafe import Markup
@@ -11,25 +18,28 @@ from torch import Tensor
 
 from sufficit import plots
 from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
-from sufficit.data.images import ImageSource, open_images
-from sufficit.data.loader import labels_for
-from sufficit.data.pixels import ignore_image_warnings
-from sufficit.data.splits import Part
+from sufficit.data.image_files import ignore_image_warnings
+from sufficit.data.loader import ImageLoader, check_any, decode_entry
 from sufficit.errors import EmptyHeatmapWarning
 from sufficit.explainers import CAMS, Methods, explain_all, methods_for
+from sufficit.explainers.sources import methods_from
 from sufficit.files import make_folder, writing
 from sufficit.intervals import few_images
 from sufficit.outside import as_csv
 from sufficit.progress import bar
-from sufficit.provenance import provenance, save_json
+from sufficit.provenance import plain, provenance, save_json
+from sufficit.runs.config import RunConfig
+from sufficit.runs.job import Job, make_job
+from sufficit.runs.maps import GivenMaps
+from sufficit.runs.results import RunResults
 from sufficit.sanity import randomization
 from sufficit.sanity.randomization import EPOCHS, STEPS, Pairs, randomise
 from sufficit.sanity.sanity_report import THRESHOLD, Likeness, SanityReport
 from sufficit.seeds import seeded
 from sufficit.similarity import estimate, rank_correlation, structural_similarity
-from sufficit.training.folder_images import ReadImages, read_part
 from sufficit.training.validation import predictions
 
+CHECKED = 8  # images of a head check
 BATCH = 32  # images per step of training on random labels
 
 
@@ -97,37 +107,41 @@ def sanity_check(
     return SanityReport(tuple(found), tuple(labelled), training, goals.cpu(), threshold, seed)
 
 
-def head_check(
-    classifier: Classifier, images: Tensor, targets: Tensor, methods: Methods, seed: int = 0
-) -> dict[str, Any]:
-    """One step of the cascade: do the maps change when the output layer is random?"""
+def with_head_check(results: RunResults, job: Job) -> RunResults:
+    """The results of a run with --sanity and what becomes of the maps when the output layer is
+    random, one step of the cascade on a few of the images shown; also in run.json.
+    """
+    shown = results.shown
+    methods: Any = {
+        name: source
+        for name, source in job.sources.items()
+        if name in job.ranked and not isinstance(source, GivenMaps)
+    }
+    if not job.config.sanity or shown is None or not methods:
+        return results
+    images = shown.images[:CHECKED].to(job.classifier.device)
+    targets, seed = shown.predictions[job.ranked[0]].targets[:CHECKED], job.config.seed
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmptyHeatmapWarning)  # the run has counted them
-        report = sanity_check(
-            classifier, images, targets, methods, done=1, seed=seed, progress=False
-        )
-    layer = report.cascade[0].layer
+        given = (job.classifier, images, targets, methods)
+        report = sanity_check(*given, layer=job.config.layer, done=1, seed=seed, progress=False)
     found = {one.method: estimate(one.rank_correlation, seed=seed) for one in report.cascade}
-    return {"layer": layer, "n": len(images), "rank_correlation": found}
+    layer = report.cascade[0].layer
+    check = plain({"layer": layer, "n": len(images), "rank_correlation": found})
+    results = replace(results, record={**results.record, "head_check": check})
+    if results.folder.exists():  # not that of a run in memory
+        save_json(results.folder / "run.json", results.record)
+    return results
 
 
 @dataclass(frozen=True)
 class SanityOptions:
-    """How to check methods on a folder of images."""
+    """What a check has besides the options of a run."""
 
-    methods: Methods = CAMS
-    images: int = 64
     steps: int = STEPS
     random_labels: bool = False
     epochs: int = EPOCHS
     train_images: int = 1000
-    targets: Literal["auto", "label", "prediction"] = "auto"
-    layer: str | None = None
-    image_column: str | None = None  # of parquet files
-    label_column: str | None = None
-    on_error: Literal["skip", "stop"] = "skip"
-    seed: int = 0
-    progress: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -135,41 +149,40 @@ class FolderSanity:
     """The report on a folder, and the images it is about."""
 
     report: SanityReport
-    names: tuple[str, ...]
+    names: list[str]
     target_kind: str
     skipped: dict[str, str]  # name -> why
 
 
 def check_folder(
-    classifier: Classifier, data: Path, options: SanityOptions | None = None
+    config: RunConfig, classifier: Classifier, options: SanityOptions | None = None
 ) -> FolderSanity:
-    """Check methods on images drawn by seed from those below a folder."""
-    options = options or SanityOptions()
-    methods = methods_for(options.methods, classifier)
-    columns = {"image_column": options.image_column, "label_column": options.label_column}
-    source = open_images(data, **columns)
-    found = list(source)
-    labels = labels_for(classifier, ImageSource.of(found, source.classes), options.targets)
+    """Check methods on images that the config's seed draws from its data."""
+    options, skipped = options or SanityOptions(), dict[str, str]()
+    methods: Any = methods_from(config.methods)
 
-    def draw(n: int) -> ReadImages:
-        """At most n images by seed, in the folder's order."""
-        generator = torch.Generator().manual_seed(options.seed)
-        rows = torch.randperm(len(found), generator=generator)[:n].sort().values.tolist()
-        images = tuple(found[i] for i in rows)
-        numbers = [number for i in images if (number := labels.number(i)) is not None]
+    def read(n: int | None) -> tuple[list[str], Tensor, Tensor | None]:
+        """Names, images and labels of n images: [N,C,H,W], [N]; None to take predictions."""
+        drawn = replace(config, images=n, leak=False)
+        job = make_job(drawn, classifier=classifier, sources=methods)
+        loader = ImageLoader(partial(decode_entry, classifier.view), config.on_error)
         with ignore_image_warnings():
-            return read_part(Part(images, tuple(numbers) or None), classifier, options.on_error)
+            items = loader.items(job.entries)
+        check_any(len(items), len(loader.skipped), loader.skipped)
+        skipped.update({one.name: one.reason for one in loader.skipped})
+        images, labels = torch.stack([i.pixels for i in items]), [i.entry.label for i in items]
+        known = None if job.targets == "prediction" else torch.tensor(labels)
+        return [item.name for item in items], images, known
 
-    sample = draw(options.images)
-    loader, skipped = None, sample.skipped
+    names, images, labels = read(config.images)
+    how: Any = {"steps": options.steps, "layer": config.layer, "seed": config.seed}
     if options.random_labels:
-        learnt = draw(options.train_images)
-        loader = zip(learnt.images.split(BATCH), learnt.targets.split(BATCH), strict=True)
-        skipped = skipped | learnt.skipped
-    names = ("steps", "epochs", "layer", "seed", "progress")
-    same = {name: getattr(options, name) for name in names} | {"random_labels": loader}
-    report = sanity_check(classifier, sample.images, sample.targets, methods, **same)
-    return FolderSanity(report, sample.names, labels.kind, skipped)
+        _, learnt, own = read(options.train_images)
+        own = predictions(classifier, learnt) if own is None else own
+        how["random_labels"] = zip(learnt.split(BATCH), own.split(BATCH), strict=True)
+        how["epochs"] = options.epochs
+    report = sanity_check(classifier, images, labels, methods, **how)
+    return FolderSanity(report, names, "prediction" if labels is None else "label", skipped)
 
 
 def save_sanity(
@@ -185,7 +198,7 @@ def save_sanity(
     with writing(folder / "sanity.csv") as path:
         path.write_text(as_csv(report.frame()), encoding="utf-8")
     plots.save(report.figure(), folder / "sanity.png")
-    config = config | {"options": replace(options, methods=tuple(options.methods))}
+    config = config | {"options": options}
     run = provenance(config, classifier.device, classifier.dtype) | {
         "n": len(result.names),
         "images": result.names,

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.images import BadImageError, ImageSource, SourceImage, open_images
+from sufficit.data.images import BadImageError, ImageSource, drawn, open_images
 from sufficit.data.loader import Entry
 from sufficit.data.truth import OBJECT, Truth, TruthError, TruthMasks, truth_from
 from sufficit.errors import UserError
@@ -200,10 +200,13 @@ def check_metric(
     """
     classifier = load_model(config) if classifier is None else classifier
     images = open_images(config.data, **config.column_options()) if images is None else images
-    images, kept = _drawn(images, config.images, config.seed)
+    listed = list(images)
+    some = listed if config.images is None else drawn(listed, config.images, config.seed)
+    images = ImageSource(some, images.classes)
     truth = truth_from(config.truth) if truth is None else truth
-    if kept is not None and isinstance(truth, TruthMasks):
-        truth = replace(truth, masks=truth.masks[kept])
+    if isinstance(truth, TruthMasks):
+        places = {id(image): row for row, image in enumerate(listed)}
+        truth = replace(truth, masks=truth.masks[[places[id(image)] for image in some]])
     how: Any = {"overwrite": overwrite, "progress": progress, "workers": workers}
     quiet: Any = {"images": None, "leak": False, "controls": False, "alpha_curve": False}
     quiet["held_out_fill"] = "none"
@@ -229,17 +232,6 @@ def check_metric(
     return MetricCheck(name, results.n, tuple(_checks(results, config.seed)), results)
 
 
-def _drawn(
-    images: ImageSource, most: int | None, seed: int
-) -> tuple[ImageSource, list[int] | None]:
-    """At most so many images, drawn by the seed, in order, and their numbers if not all."""
-    listed: list[SourceImage] = list(images)
-    if most is None or most >= len(listed):
-        return ImageSource.of(listed, images.classes), None
-    rows = sorted(np.random.default_rng(seed).permutation(len(listed))[:most].tolist())
-    return ImageSource.of([listed[row] for row in rows], images.classes), rows
-
-
 def _checks(results: RunResults, seed: int) -> list[ColumnCheck]:
     found = []
     for column in results.rows.columns(ORIGINAL):
@@ -261,7 +253,9 @@ def _check(
 ) -> ColumnCheck:
     """The shares of rightly ordered pairs, over one degradation or all: {kind: [N,levels]}."""
     by_image = np.mean([ordered(one) for one in levels.values()], axis=0)
-    means = {"by_image": estimates({"": by_image}, {"": True}, seed=seed)[""]}
+    means = {
+        "by_image": estimates({"": by_image}, {"": True}, seed=seed, limits=lambda _: (0, 1))[""]
+    }
     n = len(by_image)
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
     resampled = np.mean([ordered(_means(one, draws)) for one in levels.values()], axis=0)
@@ -290,6 +284,11 @@ def ordered(values: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     [1.0, 0.0, 0.5, 0.833]
     """
     pairs = list(combinations(range(values.shape[1]), 2))
-    falls = [np.sign(values[:, a] - values[:, b]) for a, b in pairs]
+    falls = [
+        # Equal up to rounding is a tie: a shifted map has the same sparseness in another order.
+        np.sign(values[:, a] - values[:, b])
+        * ~np.isclose(values[:, a], values[:, b], rtol=1e-6, atol=1e-9)
+        for a, b in pairs
+    ]
     found: np.ndarray[Any, Any] = (1 + np.mean(falls, axis=0)) / 2
     return found

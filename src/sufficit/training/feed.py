@@ -1,7 +1,7 @@
 """From anyone's loader of images to batches with targets and features, the same on every run."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import length_hint
@@ -35,6 +35,7 @@ class Feed:
     target: Target
     seed: int
     rank: int = 0
+    layers: tuple[str, ...] = ()  # whose features batches get; empty: the classifier's stages
 
     def __len__(self) -> int:
         """Batches per epoch, or 0 if the loader has no length."""
@@ -109,17 +110,19 @@ class Feed:
         """
         device = self.classifier.device
         if isinstance(given, Batch):
-            return given.to(device)
+            return given.reading(self.layers).to(device)
         images, labels = self._split(given, look=look)
         dtype = torch.float32 if images.is_floating_point() else images.dtype
         images = images.to(device, dtype, non_blocking=True)
         with torch.no_grad():
-            features, logits = self.classifier.features(images)
+            layers = self.layers or self.classifier.stage_layers(images)
+            stages, logits = self.classifier.stages(images, layers)
+        features, first = tuple(stage.float() for stage in stages), logits.topk(2, dim=1).indices
         if labels is None:
-            return Batch(images, logits.argmax(1), features.float())
+            return Batch(images, first[:, 0], features, first, layers)
         if look or not labels.is_cuda:
             check_range(labels, logits.shape[1])
-        return Batch(images, labels.to(device, non_blocking=True), features.float())
+        return Batch(images, labels.to(device, non_blocking=True), features, first, layers)
 
     def _split(self, given: object, *, look: bool = True) -> tuple[Tensor, Tensor | None]:
         """The images and, if labels are the targets, the labels of what a loader gave."""
@@ -181,20 +184,18 @@ def cache_features(
     target: Target = "label",
     *,
     device: torch.device | str = "cpu",
+    layers: Sequence[str] = (),
 ) -> Shuffled:
     """A loader for `train_lax` with features that are computed once, for images that never change.
 
-    It keeps everything in the memory of `device`. Do not cache a loader that augments images.
+    It keeps the features of all stages, or of `layers`, in the memory of `device`. Do not cache a
+    loader that augments images.
     """
-    feed = Feed(classifier, loader, target, seed=0)
+    feed = Feed(classifier, loader, target, seed=0, layers=tuple(layers))
     with keeping_randomness(), torch.no_grad():
         found = [batch.to(device) for batch in feed.batches(0)]
-    whole = Batch(*(torch.cat(parts) for parts in zip(*found, strict=True)))
-
-    def take(rows: Tensor) -> Batch:
-        return Batch(*(part[rows] for part in whole))
-
-    return Shuffled(take, len(whole.targets), whole.targets.device, len(found[0].targets))
+    whole = Batch.joined(found)
+    return Shuffled(whole.rows, len(whole.targets), whole.targets.device, len(found[0].targets))
 
 
 @contextmanager

@@ -3,15 +3,18 @@
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Generator, Tensor, nn
 
-from sufficit.classifier.classifier import Classifier, check_classifier
-from sufficit.classifier.fingerprint import digest
+from sufficit.classifier.classifier import Classifier, check_has_classes
+from sufficit.classifier.fingerprint import digest, fingerprint
+from sufficit.classifier.layers import resolve
 from sufficit.classifier.source_code import code_of
 from sufficit.errors import NotFiniteError, UserError
 from sufficit.explainers import explain
@@ -19,11 +22,12 @@ from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
 from sufficit.explainers.recipes import LaxRecipe, recipe_of
 from sufficit.explainers.step import Batch, take_step
 from sufficit.files import CHECKPOINT, check_output, place, read_json
+from sufficit.metrics.conditions import check_twin
 from sufficit.progress import Progress, Tick
 from sufficit.provenance import plain
 from sufficit.similarity import Agreement, agreement
 from sufficit.training.feed import Feed, Loader, Target, feed_of, keeping_randomness, mixed_seed
-from sufficit.training.processes import fabric_for, frozen
+from sufficit.training.processes import fabric_for, frozen, repeatable
 from sufficit.training.trainer import LossError, Trainer
 from sufficit.training.validation import ValidationSet
 
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 PATIENCE = 5
+STATISTICS = 64  # images that the mean and spread of features are taken from
+SIDE = 28  # cells along a map that are fine enough, whatever the size of the features
 
 
 class TrainingError(UserError):
@@ -53,6 +59,11 @@ def train_lax(
     validation_images: int = 256,
     net: nn.Module | None = None,
     alpha_min: float | None = None,
+    answers: int | None = None,
+    class_free: bool = False,
+    layers: Sequence[str] | None = None,
+    twin: Classifier | None = None,
+    deterministic: bool = False,
     patience: int | None = PATIENCE,
     overwrite: bool = False,
     fabric: "Fabric | None" = None,
@@ -65,12 +76,20 @@ def train_lax(
     and starts again at each epoch. The first `validation_images` of `validation`, or else of
     `loader`, select the epoch. `out` gets a checkpoint per epoch and the best adapter: the
     same call resumes an interrupted run. `area` is the wanted mean of a heatmap. `patience` is how
-    many epochs without improvement end the training; None trains all epochs. `net` replaces the
-    convnet. `fabric` brings several devices or bfloat16. `about` is stored with the adapter and,
-    like all settings, must be the same on resume. The classifier does not change.
+    many epochs without improvement end the training; None trains all epochs. `answers` is how many
+    maps it draws, each to suffice alone. It draws for the class it is asked for, unless
+    `class_free`. `layers` are the ones it reads, the coarsest last; by default they are found.
+    `net` replaces the adapter's net. Every other step is judged by a `twin`, if one is given.
+    `deterministic` gives the same adapter twice on a GPU, more slowly. `fabric` brings several
+    devices or bfloat16. `about` is stored with the adapter and, like all settings, must be the
+    same on resume. The classifier does not change.
     """
-    check_classifier(classifier)
-    chosen = recipe_of(recipe, epochs, area, alpha_min)
+    check_has_classes(classifier)
+    chosen = recipe_of(recipe, epochs, area, alpha_min, answers, class_free)
+    if net is not None:
+        chosen = replace(chosen, stages=1, absent=0.0, answers=1)  # it reads one layer, draws once
+    if twin is not None:
+        check_twin(classifier, twin)
     if target not in ("label", "prediction"):
         raise UserError(f'target must be "label" or "prediction", got {target!r}')
     if not isinstance(seed, int) or not 0 <= seed < 2**63:
@@ -80,37 +99,65 @@ def train_lax(
     fabric = fabric or fabric_for(classifier.device)
     folder = None if out is None else place(out)
     grad = torch.enable_grad()  # also if the caller has turned gradients off
-    with torch.inference_mode(False), grad, keeping_randomness(), frozen(classifier, fabric):
+    judges = [classifier] if twin is None else [classifier, twin]
+    with ExitStack() as stack:
+        for context in (torch.inference_mode(False), grad, keeping_randomness()):
+            stack.enter_context(context)
+        for judge in judges:
+            stack.enter_context(frozen(judge, fabric))
+        stack.enter_context(repeatable(deterministic))
         feed = feed_of(classifier, loader, target, seed, fabric)
         if not isinstance(validation, ValidationSet):
             source = feed if validation is None else Feed(classifier, validation, target, seed)
             validation = ValidationSet.of(classifier, *source.first_images(validation_images))
-        lax = _new(classifier, validation.images, chosen, net, seed)
+        read = classifier.stage_layers(validation.images, chosen.stages)
+        if layers is not None:
+            if not layers:
+                raise UserError("layers must name one layer or more, got none: leave it out")
+            read = tuple(resolve(classifier.model, name) for name in layers)
+        lax = untrained(classifier, validation.images, chosen, read, net, seed)
+        feed = replace(feed, layers=read)
         if folder is not None and fabric.is_global_zero:
             check_output(folder)
-        given = (feed, validation, chosen, lax, fabric, about or {})
+        given = (feed, validation, chosen, lax, fabric, about or {}, twin)
         trainer = LaxTrainer(*given, out=folder, overwrite=overwrite, patience=patience)
         trainer.fit("training", progress)
         trainer.keep(last=True)
         return trainer.result()
 
 
-def _new(
-    classifier: Classifier, images: Tensor, recipe: LaxRecipe, net: nn.Module | None, seed: int
+def untrained(
+    classifier: Classifier,
+    images: Tensor,
+    recipe: LaxRecipe,
+    layers: tuple[str, ...],
+    net: nn.Module | None,
+    seed: int,
 ) -> Lax:
-    """An untrained adapter for the classifier's features."""
+    """An untrained adapter for the features of these layers."""
     with torch.no_grad():
-        features, _ = classifier.features(images[:2])
-    _, channels, h, w = features.shape
-    if h * w < 2:
+        stages, logits = classifier.stages(images[:STATISTICS], layers)
+    sides = [stage.shape[2:] for stage in stages]
+    if math.prod(sides[-1]) < 2:
         raise UserError(
-            f"The features of layer {classifier.layer!r} are {h} x {w}, too small for a heatmap:"
-            " give Classifier an earlier layer"
+            f"The features of layer {layers[-1]!r} are {sides[-1][0]} x {sides[-1][1]}, too small"
+            " for a heatmap: give Classifier an earlier layer"
         )
     torch.manual_seed(seed)
-    own = copy.deepcopy(net)  # the caller's net stays as it is
-    lax = Lax(channels, upsample=recipe.upsample, bias=recipe.bias, net=own)
-    lax.belong_to(classifier, str(classifier.layer))
+    if net is not None or recipe.stages == 1:
+        own = copy.deepcopy(net)  # the caller's net stays as it is
+        options: Any = {"upsample": recipe.upsample, "bias": recipe.bias, "net": own}
+        lax = Lax(stages[-1].shape[1], **options)
+        layers = layers[-1:]
+    else:
+        # A map of four times the coarsest side, or of SIDE cells, tells enough.
+        finest, enough = max(sides[0]), min(4 * max(sides[-1]), SIDE)
+        steps = max(0, math.ceil(math.log2(enough / finest)))
+        classes = logits.shape[1] if recipe.absent else None
+        options = {"steps": steps, "classes": classes, "answers": recipe.answers}
+        lax = Lax([stage.shape[1] for stage in stages], bias=recipe.bias, **options)
+        lax.standardize(stages)
+    lax.belong_to(classifier, *layers)
     return lax
 
 
@@ -125,10 +172,12 @@ class LaxTrainer(Trainer):
         lax: Lax,
         fabric: "Fabric",
         about: Mapping[str, Any],
+        twin: Classifier | None = None,
         **options: Any,
     ) -> None:
         self.feed, self.validation, self.recipe, self.lax = feed, validation, recipe, lax
         self.classifier = feed.classifier
+        self.judges = [self.classifier] if twin is None else [self.classifier, twin]
         self.facts = {
             "recipe": plain(recipe),
             "target": feed.target,
@@ -136,6 +185,7 @@ class LaxTrainer(Trainer):
             "batches": len(feed),
             "processes": fabric.world_size,
             "about": dict(about),
+            "twin": None if twin is None else plain(fingerprint(twin)),
         }
         settings = self.facts | {
             "validation": digest(validation.images),
@@ -152,10 +202,12 @@ class LaxTrainer(Trainer):
     def _batches(self, epoch: int) -> Iterable[Batch]:
         seed = mixed_seed(self.feed.seed, epoch, self.fabric.global_rank)
         self._generator = Generator(self.fabric.device).manual_seed(seed)
+        self._judge = cycle(self.judges)
         return self.feed.batches(epoch)
 
     def _step(self, batch: Batch, done: float) -> dict[str, Tensor]:
-        found = take_step(self.classifier, self.module, batch, self.recipe, self._generator, done)
+        given = (self.module, batch, self.recipe, self._generator, done, self.lax.classes)
+        found = take_step(next(self._judge), *given)
         return {name: value for name, value in vars(found).items() if name != "terms"}
 
     def run_epoch(self, tick: Tick | None) -> None:
@@ -189,8 +241,6 @@ class LaxTrainer(Trainer):
         if math.isnan(row["worth"]):
             raise LossError("The classifier gives NaN for masked images: it can't be explained")
         self.select(row["worth"], self.classifier.dtype)
-        if self.better:
-            self.validation.best = found
         return row
 
     def keep(self, *, last: bool = False) -> None:

@@ -43,13 +43,24 @@ def loader_for(
     classifier: Classifier, split: Split, batch_size: int, limit: int | None = None
 ) -> Shuffled:
     """Batches with features that are computed once, where these fit into the device's memory."""
-    first, device = classifier.features(split.part(slice(0, 1))[0])[0], classifier.device
+    images, device = split.part(slice(0, 1))[0], classifier.device
+    layers = classifier.stage_layers(images)
+    stages, _ = classifier.stages(images, layers)
     free = SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else MEMORY
     order = (len(split), split.labels.device, batch_size, limit)
-    if first.nbytes * len(split) > free:
+    if sum(stage.nbytes for stage in stages) * len(split) > free:
         return Shuffled(split.part, *order)
-    found = torch.empty(len(split), *first.shape[1:], dtype=first.dtype, device=first.device)
+    every = [stage.new_empty(len(split), *stage.shape[1:]) for stage in stages]
+    first = torch.empty(len(split), 2, dtype=torch.long, device=device)
     for start in range(0, len(split), batch_size):
         rows = slice(start, start + batch_size)
-        found[rows] = classifier.features(split.part(rows)[0])[0]
-    return Shuffled(lambda rows: Batch(*split.part(rows), found[rows].float()), *order)
+        found, logits = classifier.stages(split.part(rows)[0], layers)
+        first[rows] = logits.topk(2, dim=1).indices
+        for whole, part in zip(every, found, strict=True):
+            whole[rows] = part
+
+    def take(rows: Tensor) -> Batch:
+        features = tuple(stage[rows].float() for stage in every)
+        return Batch(*split.part(rows), features, first[rows], layers)
+
+    return Shuffled(take, *order)

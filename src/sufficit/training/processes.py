@@ -96,6 +96,24 @@ def frozen(classifier: Classifier, fabric: "Fabric") -> Iterator[None]:
             torch.cuda.set_device(current)
 
 
+@contextmanager
+def repeatable(wanted: bool) -> Iterator[None]:
+    """Inside, a GPU computes the same twice, if wanted; afterwards as before."""
+    if not wanted:
+        yield
+        return
+    # cuBLAS reads this when it starts; without it its sums have no fixed order.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before, tuned = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    try:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.backends.cudnn.benchmark = tuned
+
+
 def launch(fabric: "Fabric") -> None:
     """Start the processes, without Lightning's log lines about ranks and ports."""
     names = ("lightning.fabric", "lightning.pytorch")

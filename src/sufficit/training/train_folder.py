@@ -1,5 +1,6 @@
 """Train an adapter on a folder of images: the whole chain, from files to files."""
 
+import math
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -11,10 +12,11 @@ import torch
 
 from sufficit import plots
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.pixels import ignore_image_warnings
+from sufficit.data.image_files import ignore_image_warnings
 from sufficit.errors import EmptyHeatmapWarning, UserError
+from sufficit.explainers import Method
 from sufficit.explainers.lax import Lax
-from sufficit.explainers.recipes import LaxRecipe
+from sufficit.explainers.recipes import LaxRecipe, recipe_of
 from sufficit.files import place, writing
 from sufficit.metrics.leakage import leak_warning
 from sufficit.outside import as_csv
@@ -24,15 +26,20 @@ from sufficit.training.feed import Loader, cache_features
 from sufficit.training.folder_images import ReadingOptions, open_folder
 from sufficit.training.lax_training import best_of, train_lax
 from sufficit.training.processes import fabric_for
+from sufficit.training.trust import CONTROLS, Trust, trust
 from sufficit.training.validation import ValidationScores, ValidationSet
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
     from matplotlib.figure import Figure
 
-SHARED = ("recipe", "epochs", "area", "alpha_min", "patience", "seed", "overwrite", "progress")
+SHARED = (
+    *("recipe", "area", "alpha_min", "answers", "class_free", "layers", "deterministic"),
+    *("seed", "overwrite", "progress"),
+)
 """The options of a folder that `train_lax` has too."""
 SHOWN = 12  # images on the sheet
+STEPS = 1500  # that a training has at least, unless epochs are given
 
 
 @dataclass(frozen=True)
@@ -44,15 +51,21 @@ class FolderOptions(ReadingOptions):
     epochs: int | None = None
     area: float | None = None
     alpha_min: float | None = None
+    answers: int | None = None  # maps, each of which is to suffice alone
+    class_free: bool = False  # draw for the model's prediction only
+    layers: tuple[str, ...] | None = None  # that the adapter reads; None: found
+    twin: str | None = None  # folder of the twin that judges every other step
+    deterministic: bool = False
     cache: bool = False  # keep all images and features in memory
 
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """A trained adapter, and its scores next to Grad-CAM's on the held-out images."""
+    """A trained adapter, its scores next to others' on the held-out images, and the verdict."""
 
     lax: Lax
-    scored: dict[str, ValidationScores]  # by method
+    scored: dict[str, ValidationScores]  # of lax, gradcam and the controls
+    trust: Trust
     names: tuple[str, ...]  # of the held-out images
     trained_on: int
     skipped: dict[str, str]  # name -> why
@@ -95,6 +108,15 @@ class TrainingOutcome:
         )
 
 
+def epochs_for(recipe: LaxRecipe, batches: int) -> int:
+    """The epochs of a training without given ones: those of the recipe, or more for few images.
+
+    >>> epochs_for(LaxRecipe(epochs=10), batches=15), epochs_for(LaxRecipe(epochs=10), batches=200)
+    (100, 10)
+    """
+    return max(recipe.epochs, math.ceil(STEPS / max(1, batches)))
+
+
 def train_folder(
     classifier: Classifier,
     data: str | Path,
@@ -121,11 +143,14 @@ def train_folder(
         if options.cache:
             if fabric.world_size > 1:
                 raise UserError("--cache-features works in one process only: drop it, or --devices")
-            cached = cache_features(classifier, images, folder.target)
+            cached = cache_features(classifier, images, folder.target, layers=options.layers or ())
             loader = replace(cached, batch_size=options.batch_size)
         about = found.about | {"cached": options.cache}
-        given = {name: getattr(options, name) for name in SHARED}
+        given: dict[str, Any] = {name: getattr(options, name) for name in SHARED}
+        given |= _length(options, len(images))
         given |= {"target": folder.target, "validation": validation, "about": about}
+        if options.twin is not None:
+            given["twin"] = Classifier.load(options.twin)
         lax = train_lax(classifier, loader, out=out, fabric=fabric, **given)
         skipped = found.skipped(out, fabric)
     if not fabric.is_global_zero:
@@ -134,14 +159,30 @@ def train_folder(
     with warnings.catch_warnings():
         # Grad-CAM is here for comparison only: its empty maps score as such.
         warnings.simplefilter("ignore", EmptyHeatmapWarning)
-        # An earlier start that trained the best epoch has not left its scores.
-        best = validation.best or validation.score(classifier, lax, alpha_min)
-        scored = {"lax": best, "gradcam": validation.score(classifier, "gradcam", alpha_min)}
+        methods: dict[str, Method] = {"lax": lax, "gradcam": "gradcam"}
+        methods |= {name: name for name in CONTROLS}
+        scored = {
+            name: validation.score(classifier, method, alpha_min, last=True)
+            for name, method in methods.items()
+        }
+    cell = classifier.cell(validation.images)
+    scores = {name: found.scores for name, found in scored.items()}
+    judged = trust(scores, scored["lax"].heatmaps, cell, alpha_min)
     facts = (held_out.names, found.count(skipped), skipped, folder.target, time.monotonic() - start)
-    outcome = TrainingOutcome(lax, scored, *facts)
+    outcome = TrainingOutcome(lax, scored, judged, *facts)
     settings = {**(config or {}), "data": str(data), "options": replace(options, progress=None)}
     _save(out, outcome, validation, classifier, settings)
     return outcome
+
+
+def _length(options: FolderOptions, batches: int) -> dict[str, Any]:
+    """Epochs and patience: where few images need more epochs, the patience grows as they do."""
+    recipe = recipe_of(options.recipe, options.epochs, options.area, options.alpha_min)
+    if options.epochs is not None:
+        return {"epochs": options.epochs, "patience": options.patience}
+    epochs, patience = epochs_for(recipe, batches), options.patience
+    more = math.ceil(epochs / recipe.epochs)
+    return {"epochs": epochs, "patience": patience and patience * more}
 
 
 def _save(
@@ -151,7 +192,7 @@ def _save(
     classifier: Classifier,
     config: dict[str, Any],
 ) -> None:
-    """Write history.csv, training.png, sheet.png and, last, run.json; the adapter is there."""
+    """Write history.csv, pictures, trust.md and, last, run.json; the adapter is there."""
     import pandas
 
     frame = pandas.DataFrame(outcome.history)
@@ -160,6 +201,8 @@ def _save(
     figure = plots.training_figure(frame, outcome.best_epoch, len(outcome.names))
     plots.save(figure, folder / "training.png")
     plots.save(_sheet(outcome, validation, classifier), folder / "sheet.png")
+    with writing(folder / "trust.md") as path:
+        path.write_text(_as_page(outcome), encoding="utf-8")
     run = provenance(config, classifier.device, classifier.dtype) | {
         "n_trained_on": outcome.trained_on,
         "n_validated_on": len(outcome.names),
@@ -168,6 +211,11 @@ def _save(
         "best_epoch": outcome.best_epoch,
         "summary": outcome.summaries,
         "leak_warning": outcome.warning,
+        "trust": {
+            "trusted": outcome.trust.trusted,
+            "verdict": outcome.trust.verdict,
+            "checks": outcome.trust.checks,
+        },
         "trained": {k: v for k, v in outcome.lax.trained.items() if k != "history"},
         "history": outcome.history,
         "validation_images": outcome.names,
@@ -176,6 +224,13 @@ def _save(
         "seconds_of_training": sum(row["seconds"] for row in outcome.history),
     }
     save_json(folder / "run.json", run)
+
+
+def _as_page(outcome: TrainingOutcome) -> str:
+    """The verdict and its checks as a page."""
+    verdict, *checks = outcome.trust.lines()
+    listed = "\n".join(f"- {check}" for check in checks)
+    return f"# Can this adapter be trusted?\n\n{verdict}\n\n{listed}\n\n{outcome.in_words()}\n"
 
 
 def _sheet(outcome: TrainingOutcome, validation: ValidationSet, classifier: Classifier) -> "Figure":
@@ -191,9 +246,10 @@ def _sheet(outcome: TrainingOutcome, validation: ValidationSet, classifier: Clas
         file = name if len(name) <= 28 else f"...{name[-25:]}"
         word = classes[target][:22] if classes else f"class {target}"
         titles.append(f"{file}\n{word}, p {float(row[target]):.2f}")
-    maps = {name: found.heatmaps[chosen] for name, found in outcome.scored.items()}
+    shown = {name: found for name, found in outcome.scored.items() if name not in CONTROLS}
+    maps = {name: found.heatmaps[chosen] for name, found in shown.items()}
     captions = {
         name: plots.score_captions({"msi": found.scores.msi[chosen].tolist()})
-        for name, found in outcome.scored.items()
+        for name, found in shown.items()
     }
     return plots.sheet_figure(images, maps, titles, captions)

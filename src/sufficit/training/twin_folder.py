@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sufficit.classifier.checkpoint import check_saving
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.pixels import ignore_image_warnings
+from sufficit.data.image_files import ignore_image_warnings
 from sufficit.files import place, read_json, writing
 from sufficit.provenance import plain, save_json
 from sufficit.training.folder_images import ReadingOptions, open_folder

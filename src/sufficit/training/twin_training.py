@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from sufficit.classifier.checkpoint import DESCRIPTION, check_saving
-from sufficit.classifier.classifier import Classifier, check_classifier, check_range
+from sufficit.classifier.classifier import Classifier, check_has_classes, check_range
 from sufficit.classifier.fingerprint import digest, fingerprint
 from sufficit.errors import UserError
 from sufficit.explainers.recipes import one_cycle, random_fills
@@ -68,7 +68,7 @@ def train_twin(
     `out` gets a checkpoint per epoch, the twin as a folder for `Classifier.load`, and run.json with
     the accuracy of both on whole and on masked images: the same call resumes an interrupted run.
     """
-    check_classifier(classifier)
+    check_has_classes(classifier)
     _check(target, epochs, lr, seed, validation_images)
     folder = None if out is None else place(out)
     if folder is not None:
@@ -305,11 +305,12 @@ class TwinTrainer(Trainer):
             self.save()
 
     def save(self, *, last: bool = False) -> None:
-        """Write the best twin and run.json to `out`, if there is one."""
+        """Write the best twin to `out`, if there is one; at the end run.json, which says so."""
         if self.out is not None and self.fabric.is_global_zero:
             if not last or not (self.out / DESCRIPTION).exists():
                 self.result().save(self.out)
-            save_json(self.out / RUN, self.record())
+            if last:
+                save_json(self.out / RUN, self.record())
         self.fabric.barrier()
 
     def record(self) -> dict[str, Any]:

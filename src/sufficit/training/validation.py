@@ -10,14 +10,17 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
 from sufficit.explainers import Method, explain
+from sufficit.metrics.artefacts import ARTEFACTS
 from sufficit.metrics.scores import evaluate
+
+HELD_OUT_FILL = "blur"  # of the image itself, which no recipe trains with
 
 
 @dataclass(frozen=True)
 class ValidationScores:
     """Means over the validation images, and what they are means of."""
 
-    means: dict[str, float]  # of MSI, its two parts, leakage and its chance
+    means: dict[str, float]  # of MSI, its two parts, leakage, its chance, artefacts if known
     scores: Any = None  # Scores, per image
     heatmaps: Any = None  # Tensor [N,H,W]
 
@@ -39,7 +42,6 @@ class ValidationSet:
 
     images: Tensor  # [N,C,H,W]
     targets: Tensor  # [N]
-    best: ValidationScores | None = None  # scores of the best epoch, if it was trained here
 
     @classmethod
     def of(cls, classifier: Classifier, images: Tensor, labels: Tensor | None) -> "ValidationSet":
@@ -54,15 +56,22 @@ class ValidationSet:
             )
         return cls(images, targets)
 
-    def score(self, classifier: Classifier, method: Method, alpha_min: float) -> ValidationScores:
-        """MSI and leakage of a method's heatmaps, by coarser steps than a final score has."""
+    def score(
+        self, classifier: Classifier, method: Method, alpha_min: float, *, last: bool = False
+    ) -> ValidationScores:
+        """MSI, leakage and artefacts of a method's heatmaps, by coarser steps than a final score.
+
+        The `last` score, of the adapter that is kept, has MSI under a held-out fill too.
+        """
         heatmaps = explain(classifier, self.images, self.targets, method, progress=False)
         names = ("base_score", "mask_penalty", "msi")
         steps: dict[str, Any] = {"alpha_min": alpha_min, "value_step": 0.05, "leak_donors": 8}
         given = (classifier, self.images, heatmaps, self.targets)
-        scores = evaluate(*given, columns=names, progress=False, **steps)
+        steps |= {"held_out_fill": HELD_OUT_FILL} if last else {}
+        scores = evaluate(*given, columns=(*names, *ARTEFACTS), progress=False, **steps)
         means = scores.mean()
         chosen = {name: means[name] for name in (*names, "leak", "leak_chance")}
+        chosen |= {name: means[name] for name in ARTEFACTS if not math.isnan(means[name])}
         return ValidationScores(chosen, scores, heatmaps.cpu())
 
 

@@ -19,7 +19,7 @@ from torchvision.transforms.v2.functional import to_pil_image
 
 from sufficit import __version__
 from sufficit.data.digits import synthetic_digits
-from sufficit.data.pixels import FORMATS, BadImageError, decode_image
+from sufficit.data.image_files import FORMATS, BadImageError, decode_image
 from sufficit.errors import UserError
 from sufficit.progress import Progress
 from sufficit.report.html import asset, environment, look_and_feel

@@ -76,8 +76,8 @@ class Decoder:
 
         A process that takes too long, or whose client is `gone`, is killed.
         """
-        busy = list[_Process]()
-        work = self._threads.submit(self._ask, content, view or View(), busy)
+        busy, left = list[_Process](), threading.Event()
+        work = self._threads.submit(self._ask, content, view or View(), busy, left)
         result, leaving = asyncio.wrap_future(work), asyncio.ensure_future(gone)
         either: set[asyncio.Future[Any]] = {result, leaving}
         try:
@@ -87,10 +87,13 @@ class Decoder:
             return result.result()
         finally:
             work.cancel()
+            left.set()
             self._kill(busy)
             result.add_done_callback(lambda one: one.cancelled() or one.exception())  # as read
 
-    def _ask(self, content: bytes, view: View, busy: list[_Process]) -> Tensor:
+    def _ask(
+        self, content: bytes, view: View, busy: list[_Process], left: threading.Event
+    ) -> Tensor:
         """What a process says of an image, in a thread of ours; it is `busy` meanwhile."""
         one, late = self._idle.pop(), threading.Event()
 
@@ -105,6 +108,8 @@ class Decoder:
             assert popen.stdout is not None
             busy.append(one)
             timer.start()
+            if left.is_set():  # the client was gone before there was something to kill
+                popen.kill()
             asked = {"view": asdict(view), "pixels": self.limits.pixels, "bytes": len(content)}
             popen.stdin.write(json.dumps(asked).encode() + b"\n" + content)
             popen.stdin.flush()

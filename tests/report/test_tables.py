@@ -9,8 +9,11 @@ from rich.console import Console
 
 from reference import three_methods
 from report_content import make
+from sufficit.metrics.columns import heading, higher_is_better
+from sufficit.metrics.further_columns import FURTHER
+from sufficit.metrics.localization import LOCALIZATION
 from sufficit.report import Content
-from sufficit.report.interpretation import legend, results_table, verdict
+from sufficit.report.tables import further_tables, legend, results_table
 from sufficit.statistics import Estimate, Standing, compare_values
 
 NAN = float("nan")
@@ -76,52 +79,6 @@ def test_controls_and_class_agnostic_methods_are_marked_in_the_table(content: Co
     assert legend(with_values(content, {"a": values["a"]})).startswith("* highest MSI of 1 method.")
 
 
-def test_the_words_follow_the_tests(content: Content) -> None:
-    values = three_methods()
-    low = values["c"]
-
-    def said(values: Mapping[str, np.ndarray], *controls: str, agnostic: str = "") -> list[str]:
-        found = with_values(content, values, compare_values(values, controls=controls))
-        return verdict(replace(found, class_agnostic=[agnostic]))
-
-    mean = {name: f"{found.mean():.3f}" for name, found in values.items()}
-    ends = "(95 % interval -0.500 to 0.500)"
-    assert said({"a": values["a"]}) == [f"a has the highest MSI: {mean['a']} {ends}."]
-    assert said(values) == [
-        f"a has the highest MSI: {mean['a']} {ends}.",
-        "Not significantly different from it (n = 40): b.",
-    ]
-    # Above the control by its mean, and not significantly: nobody beats it.
-    assert said(values, "b") == [
-        f"a has the highest MSI: {mean['a']} {ends}.",
-        "It is significantly better than every other method (n = 40).",
-        f"Not significantly different from the control b ({mean['b']}, n = 40): a. Significantly"
-        f" worse than the control b ({mean['b']}, n = 40): c.",
-    ]
-    assert said(values, "c") == [
-        f"a has the highest MSI: {mean['a']} {ends}.",
-        "Not significantly different from it (n = 40): b.",
-        f"All methods are significantly better than the controls (c {mean['c']}; n = 40).",
-    ]
-    assert said(values, "a") == [
-        f"No method is better than the control a, which has the highest MSI: {mean['a']} {ends}.",
-        f"The highest of the methods, b with {mean['b']}, is not significantly different from it"
-        " (n = 40).",
-    ]
-    assert said({"low": low, "a": values["a"]}, "a")[1].endswith(
-        "is significantly worse than it (n = 40)."
-    )
-    best = f"best: MSI {mean['a']} {ends}, significantly better than"
-    assert said({"a": values["a"], "low": low, "lower": low - 0.5}, "lower") == [
-        f"a is {best} every other method and the controls (n = 40).",
-    ]
-    assert said({"a": values["a"], "low": low}, "low") == [f"a is {best} the controls (n = 40)."]
-    assert said(values, agnostic="a")[-1] == (
-        "a is class-agnostic: it draws the same map whichever class is asked for."
-    )
-    assert not any("is best" in one for one in (*said(values), *said(values, "a")))
-
-
 def test_a_table_by_another_column_has_its_interval_and_ranks_by_it(content: Content) -> None:
     values = {name: found["mask_penalty"].numpy() for name, found in content.scores.items()}
     standing = compare_values(values, "mask_penalty", higher_is_better=False)
@@ -136,3 +93,31 @@ def test_a_table_by_another_column_has_its_interval_and_ranks_by_it(content: Con
     best = found.summaries[standing.best]["mask_penalty"]
     assert next(iter(table.columns[4].cells)) == f"{best.mean:.3f} *"
     assert next(iter(table.columns[6].cells)) == f"{best.low:.2f} .. {best.high:.2f}"
+
+
+def test_columns_that_were_asked_for_have_tables_of_80_letters(content: Content) -> None:
+    names = ["msi_blur", "msi_twin", "msi_mean", *LOCALIZATION, *FURTHER]
+    given = {name: Estimate(0.5, 0.4, 0.6, 8, 0, higher_is_better(name)) for name in names}
+    none = Estimate(NAN, NAN, NAN, 0, 8, True)
+    summaries = {name: {**own, **given} for name, own in content.summaries.items()}
+    summaries["bright"]["iou"] = none
+    found = replace(content, summaries=summaries, class_agnostic=["bright"])
+    tables = [*further_tables(found)]
+    titles = [table.title for table in tables if table.title]
+    assert titles == [
+        "MSI with other fills, and for a twin",
+        "Compared with the truth",
+        "Further columns",
+    ]
+    heads = [str(column.header).split("  ")[0].strip() for t in tables for column in t.columns[1:]]
+    arrows = {True: " \u2191", False: " \u2193", None: ""}
+    assert heads == [f"{heading(n).short}{arrows[higher_is_better(n)]}" for n in names]
+    truth = next(table for table in tables if table.title == "Compared with the truth")
+    rows = dict(zip(map(str, truth.columns[0].cells), truth.columns[1].cells, strict=True))
+    assert rows == {"bright (a)": "-", "coarse": "0.500"}
+    console = Console(width=80, color_system=None)
+    with console.capture() as capture:
+        for table in tables:
+            console.print(table)
+    assert "\u2026" not in capture.get(), "nothing is cut"
+    assert [*further_tables(content)] == []

@@ -13,9 +13,9 @@ from torch import Tensor
 from small_models import Traces, rand
 from small_runs import FLAGS, STEPS, config_for, interrupted, rows, write_photos
 from sufficit import Classifier, Lax, UserError, View, evaluate, explain
+from sufficit.comparison import compare
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images, read_image
-from sufficit.runs.comparison import compare
 from sufficit.runs.job import make_job
 from sufficit.runs.maps import MapFile
 

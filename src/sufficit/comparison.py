@@ -20,14 +20,16 @@ from sufficit.data.loader import num_classes
 from sufficit.data.truth import TruthFiles, truth_from
 from sufficit.errors import UserError
 from sufficit.explainers.registry import word_of
+from sufficit.explainers.sources import with_answers
 from sufficit.files import check_output, place
 from sufficit.loggers import check_log
 from sufficit.progress import Progress
 from sufficit.runs.config import METHODS, Workers, config_from
 from sufficit.runs.engine import run
-from sufficit.runs.job import make_job, sources_named, with_controls
-from sufficit.runs.maps import MapTensor, Source
+from sufficit.runs.job import make_job
+from sufficit.runs.maps import MapTensor, Source, sources_named, with_controls
 from sufficit.runs.results import RunResults
+from sufficit.sanity.checks import with_head_check
 
 IN_MEMORY = "images in memory"
 
@@ -59,7 +61,7 @@ def compare(
     cluster. `truth`, masks [N,H,W] or a path as `--truth` takes it, says where the objects are.
     `twin`, a classifier or its folder, is asked the same masks. `draw` is `--images`: so many of a
     folder's images, by seed. Further options are those of `sufficit compare`, such as alpha_min,
-    fills or leak=False.
+    fills, leak=False, or sanity=True.
     """
     check_classifier(classifier)
     if callable(function := options.get("score")):
@@ -95,7 +97,7 @@ def compare(
     config = config_from(options)
     if isinstance(methods, Mapping):
         known = {name: _source(one, config.normalize) for name, one in methods.items()}
-        sources = with_controls(known, wanted=config.controls)
+        sources = with_controls(with_answers(known), wanted=config.controls)
     else:
         sources = sources_named(config)
     folder = None if out is None else place(out)
@@ -106,6 +108,7 @@ def compare(
     given: Any = {"classifier": classifier, "images": source, "sources": sources}
     job = make_job(config, truth=where, twin=own, **given)
     results = run(job, folder, overwrite=overwrite, progress=progress, workers=asked)
+    results = with_head_check(results, job)
     results.log()
     return results
 

@@ -1,0 +1,149 @@
+"""Tables of methods, best first, for terminals of 80 columns and for notebooks."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.table import Table
+
+from sufficit.metrics.artefacts import ARTEFACTS
+from sufficit.metrics.columns import heading
+from sufficit.metrics.further_columns import FURTHER
+from sufficit.metrics.localization import LOCALIZATION
+from sufficit.notebook import html_table
+from sufficit.outside import literal
+from sufficit.report.answer import answer, notes, warnings_of
+from sufficit.report.content import Content
+from sufficit.report.interpretation import own_alphas
+from sufficit.statistics import Estimate
+
+BEST, SAME, CONTROL, AGNOSTIC = "*", "=", "(c)", "(a)"
+WIDTH = 78  # letters of a row
+ELSEWHERE = ("msi_rank", "msi_held_out", "msi_own_best")  # in the first table, or in words
+
+
+def results_table(content: Content) -> Table:
+    """The terminal's table: one row per method, best first in the ranked column, which has marks
+    and an interval. Controls, and methods that draw the same map for every class, are marked.
+    """
+    searched, standing = bool(own_alphas(content)), content.standing
+    images = f"{content.n} image{'s' if content.n > 1 else ''}"
+    title = f"Means over {images}, alpha_min {content.first.alpha_min:g}"
+    title += " (best for the mean of the methods)" if searched else ""
+    known = next(iter(content.summaries.values()))
+    main = ["insertion_percent", "deletion_percent", "base_score", "mask_penalty", "msi"]
+    if "msi_rank" in known:  # 80 columns have no room for more
+        main[:2] = ["msi_rank"]
+    last = "msi_own_best" if searched else "leak_ratio"  # 80 columns have room for one more
+    shown = [c for c in dict.fromkeys((*main, last, standing.column)) if c in known]
+    table = _empty_table(title)
+    table.caption, table.caption_justify = literal(legend(content)), "left"
+    for column in shown:
+        room = "  " if column == standing.column else ""
+        table.add_column(f"{_head(column, known[column])}{room}", justify="right", no_wrap=True)
+    table.add_column("95 % interval", justify="right", no_wrap=True)
+    marks = {standing.best: BEST} | dict.fromkeys(standing.not_different, SAME)
+    for method in content.methods:
+        summary = content.summaries[method]
+        cells = {column: _cell(summary[column]) for column in shown}
+        cells[standing.column] += f" {marks.get(method, ' ')}"
+        found = summary[standing.column]
+        interval = "-" if math.isnan(found.low) else f"{found.low:.2f} .. {found.high:.2f}"
+        style = "bold" if method == standing.best else None
+        style = style if method in standing.ranking else "dim"
+        table.add_row(literal(marked(content, method)), *cells.values(), interval, style=style)
+    return table
+
+
+def further_tables(content: Content) -> Iterator[Table]:
+    """The means of what was asked for besides: other fills and a twin, a truth, further columns."""
+    known = next(iter(content.summaries.values()))
+    groups = {
+        "MSI with other fills, and for a twin": [
+            name for name in known if name.startswith("msi_") and name not in ELSEWHERE
+        ],
+        "Compared with the truth": [name for name in known if name in LOCALIZATION],
+        "Further columns": [name for name in known if name in {**FURTHER, **ARTEFACTS}],
+    }
+    names = [marked(content, method) for method in content.methods]
+    for title, columns in groups.items():
+        for number, some in enumerate(_fitting(columns, WIDTH - max(map(len, names)))):
+            table = _empty_table("" if number else title)
+            for column in some:
+                table.add_column(_head(column, known[column]), justify="right", no_wrap=True)
+            for name, method in zip(names, content.methods, strict=True):
+                cells = [_cell(content.summaries[method][column]) for column in some]
+                table.add_row(literal(name), *cells)
+            yield table
+
+
+def notebook_table(content: Content) -> str:
+    """The same tables as HTML, with the answer and what to know before trusting it."""
+    said = [legend(content), *map(str, answer(content)), *notes(content)]
+    said += [one.text for one in warnings_of(content)]
+    found = [_as_html(results_table(content), said)]
+    return "".join([*found, *(_as_html(table) for table in further_tables(content))])
+
+
+def _as_html(table: Table, said: Sequence[str] = ()) -> str:
+    cells = [[str(cell) for cell in one.cells] for one in table.columns]
+    heads = [str(one.header) for one in table.columns]
+    return html_table(str(table.title or ""), heads, zip(*cells, strict=True), said)
+
+
+def _fitting(columns: Sequence[str], room: int) -> Iterator[list[str]]:
+    """Columns in groups whose heads fit into a row."""
+    found: list[str] = []
+    for column in columns:
+        if found and sum(len(_head(one)) + 1 for one in (*found, column)) > room:
+            yield found
+            found = []
+        found.append(column)
+    yield from filter(None, [found])
+
+
+def _empty_table(title: str) -> Table:
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    table.add_column("method", no_wrap=True)
+    return table
+
+
+def _head(column: str, found: Estimate | None = None) -> str:
+    better = None if found is None else found.higher_is_better
+    arrow = {True: " \u2191", False: " \u2193", None: "  "}[better]
+    return f"{heading(column).short}{arrow}"
+
+
+def _cell(found: Estimate) -> str:
+    return "-" if math.isnan(found.mean) else f"{found.mean:.3f}"
+
+
+def marked(content: Content, method: str) -> str:
+    """A method's name with the marks of a control or of a method that ignores the class."""
+    if method in content.controls:
+        return f"{method} {CONTROL}"
+    return f"{method} {AGNOSTIC}" if method in content.class_agnostic else method
+
+
+def legend(content: Content) -> str:
+    """What the marks mean, and how they and the interval were computed."""
+    standing = content.standing
+    chance, pairs = standing.chance, len(standing.pairs)
+    count = len(standing.ranking)
+    most = "highest" if standing.higher_is_better else "lowest"
+    most = f"{BEST} {most} {heading(standing.column).short}"
+    most += f" of {count} method{'s' if count > 1 else ''}"
+    signs = [f"{CONTROL} control"] if content.controls else []
+    agnostic = [m for m in content.class_agnostic if m not in content.controls]
+    signs += [f"{AGNOSTIC} class-agnostic: the same map for every class"] if agnostic else []
+    interval = "Interval: Student's t, corrected for skewness."
+    if not pairs:
+        return f"{'; '.join([most, *signs])}. {interval}"
+    found = f"{SAME} not significantly different from it" if standing.not_different else ""
+    exact = all(pair.exact for pair in standing.pairs)
+    drawn = "exact" if exact else f"{chance.draws:,} draws"
+    return (
+        f"{'; '.join(filter(None, [most, found, *signs]))}. Paired tests (n ="
+        f" {standing.n}): sign flips ({drawn}) and the interval, level {chance.level:g}, Holm"
+        f" correction for {pairs} pair{'s' if pairs > 1 else ''}. {interval}"
+    )

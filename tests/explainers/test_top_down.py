@@ -1,0 +1,283 @@
+"""The top-down adapter: its net written a second time, its stages, its class, its answers."""
+
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision import models
+
+from small_models import Traces, cnn, rand
+from sufficit import Classifier, Lax, UserError, explain, explain_all
+from sufficit.explainers.adapter_nets import Lateral, TopDown, smooth_double
+from sufficit.explainers.forward_pass import look
+
+
+def bilinear_line(n: int, m: int) -> Tensor:
+    """The weights of m new cells on n old ones, corners not aligned: [m,n]."""
+    found = torch.zeros(m, n)
+    for i in range(m):
+        at = min(max((i + 0.5) * n / m - 0.5, 0), n - 1)
+        left, share = int(at), at - int(at)
+        found[i, left] += 1 - share
+        found[i, min(left + 1, n - 1)] += share
+    return found
+
+
+def grown(maps: Tensor, h: int, w: int) -> Tensor:
+    rows, columns = bilinear_line(maps.shape[2], h), bilinear_line(maps.shape[3], w)
+    return torch.einsum("ha,ncab,wb->nchw", rows, maps, columns)
+
+
+def plain_net(net: TopDown, stages: list[Tensor], targets: Tensor) -> Tensor:
+    """The net step by step: coarsest stage, its class, then each finer one."""
+
+    def lateral(k: int) -> Tensor:
+        layer = net.laterals[len(stages) - 1 - k]
+        weight, mean, spread = layer.weight[:, :, 0, 0], layer.mean, layer.spread
+        standard = (stages[k] - mean[:, None, None]) / spread[:, None, None]
+        return torch.einsum("nkhw,mk->nmhw", standard, weight) + layer.bias[:, None, None]
+
+    found = lateral(2)
+    scale, shift = net.asked.weight[targets].split(found.shape[1], 1)
+    found = found * (1 + scale[:, :, None, None]) + shift[:, :, None, None]
+    for k, merge in zip((2, 1, 0, -1), net.merges, strict=True):
+        if k == -1:
+            found = grown(found, 2 * found.shape[2], 2 * found.shape[3])
+        elif k < 2:
+            found = grown(found, *stages[k].shape[2:]) + lateral(k)
+        found = F.conv2d(found.clamp(min=0), merge.weight, merge.bias, padding=1).clamp(min=0)
+    found = F.conv2d(found, net.head.weight, net.head.bias, padding=1)
+    h, w = (2 * side for side in found.shape[2:])
+    large = grown(found, h, w)
+    smooth = torch.zeros_like(large)
+    for i in range(h):
+        for j in range(w):
+            for y, x, weight in ((y, x, (2 - abs(y)) * (2 - abs(x)) / 16)
+                                 for y in (-1, 0, 1) for x in (-1, 0, 1)):  # fmt: skip
+                at = min(max(i + y, 0), h - 1), min(max(j + x, 0), w - 1)
+                smooth[:, :, i, j] += weight * large[:, :, at[0], at[1]]
+    return smooth
+
+
+@pytest.mark.parametrize("wide", [40, 160])  # with fewer and with more channels than MANY
+def test_the_net_is_laterals_a_class_bilinear_steps_and_a_smooth_end(wide: int) -> None:
+    torch.manual_seed(0)
+    lax = Lax([3, 5, wide], steps=1, classes=4, answers=2, bias=-0.5)
+    stages = [5 + 2 * rand(3, k, h, w) for k, h, w in ((3, 7, 6), (5, 4, 3), (wide, 2, 2))]
+    lax.standardize(stages)
+    targets = torch.tensor([1, 3, 3])
+    assert lax.net.asked.weight.std() > 0.05  # the class matters from the start
+    wanted = plain_net(lax.net, stages, targets)
+    assert wanted.shape == (3, 2, 28, 24)
+    torch.testing.assert_close(lax.logits(stages, targets), wanted, rtol=1e-4, atol=1e-5)
+    every = lax(stages, targets, every=True)
+    torch.testing.assert_close(every, 1 / (1 + (-wanted).exp()), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(lax(stages, targets), torch.maximum(every[:, 0], every[:, 1]))
+
+
+def test_the_scale_of_a_layer_does_not_matter_once_its_spread_is_known() -> None:
+    torch.manual_seed(1)
+    one, other = Lateral(4, 3), Lateral(4, 3)
+    other.load_state_dict(one.state_dict())
+    features = rand(8, 4, 5, 5)
+    factor = torch.tensor([50.0, 1.0, 2.0, 7.0])[:, None, None]
+    one.standardize(features)
+    other.standardize(factor * features - 4)
+    torch.testing.assert_close(other(factor * features - 4), one(features), rtol=1e-3, atol=1e-4)
+    spread = one(features).std()
+    assert 0.2 < spread < 2
+
+
+def test_a_smooth_step_has_no_kink_at_the_cells() -> None:
+    generator = torch.Generator().manual_seed(0)
+    maps = torch.randn(200, 1, 1, 12, generator=generator)
+    bends = {}
+    for name, large in (("bilinear", grown(maps, 2, 24)), ("smooth", smooth_double(maps))):
+        second = large[:, 0, 0].diff(n=2).square().mean(0)[3:-3]
+        bends[name] = [second[0::2].mean().item(), second[1::2].mean().item()]
+    # Bilinear bends at every other place only; the spline at all of them alike.
+    assert max(bends["smooth"]) < 1.2 * min(bends["smooth"])
+    assert max(bends["smooth"]) < 0.5 * max(bends["bilinear"])
+
+
+# Stages
+
+
+def hub_swin() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.SwinConfig(
+        image_size=64, embed_dim=12, num_heads=[1, 2, 2, 3], window_size=2
+    )
+    return transformers.SwinForImageClassification(config)
+
+
+FAMILIES: dict[str, tuple[Callable[[], nn.Module], list[str], list[int]]] = {
+    "resnet": (
+        lambda: models.resnet18(num_classes=5),
+        ["layer2", "layer3", "layer4"], [8, 4, 2],
+    ),
+    "convnext": (
+        lambda: timm.create_model("convnext_atto", num_classes=5),
+        ["stages.1", "stages.2", "stages"], [8, 4, 2],
+    ),
+    "swin": (
+        lambda: timm.create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=2,
+                                  embed_dim=12, num_heads=(1, 2, 2, 3), num_classes=5),
+        ["layers.1", "layers.2", "layers.3.blocks.1.norm1"], [8, 4, 2],
+    ),
+    "transformers swin": (
+        hub_swin,
+        ["swin.encoder.layers.1.blocks.1", "swin.encoder.layers.2.blocks.5",
+         "swin.encoder.layers.3.blocks.1.layernorm_before"], [8, 4, 2],
+    ),
+    "vit": (
+        lambda: timm.create_model("vit_tiny_patch16_224", img_size=64, embed_dim=24, num_heads=2,
+                                  num_classes=5),
+        ["blocks.3", "blocks.7", "blocks.11.norm1"], [4, 4, 4],
+    ),
+    "vgg": (
+        lambda: models.vgg11(num_classes=5),
+        ["features.14", "features.19", "features"], [8, 4, 2],
+    ),
+    "a small net": (cnn, ["2", "4"], [32, 16]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stages_are_found_by_themselves(family: str) -> None:
+    build, names, sides = FAMILIES[family]
+    torch.manual_seed(0)
+    model = build().eval()
+    before = Traces(model) if family == "resnet" else None
+    classifier, images = Classifier(model), rand(1, 3, 64, 64)
+    assert [*classifier.stage_layers(images)] == names
+    stages, logits = classifier.stages(images, names)
+    assert [stage.shape[2] for stage in stages] == sides
+    with torch.no_grad():
+        torch.testing.assert_close(logits, classifier(images))
+    if before is not None:
+        before.check()
+
+
+def test_a_layer_that_was_given_is_the_last_stage() -> None:
+    classifier = Classifier(models.resnet18(num_classes=5).eval(), layer="layer3")
+    assert [*classifier.stage_layers(rand(1, 3, 64, 64))] == ["layer1", "layer2", "layer3"]
+    assert [*classifier.stage_layers(rand(1, 3, 64, 64), 2)] == ["layer2", "layer3"]
+    with_reshape = Classifier(models.resnet18(num_classes=5).eval(), "layer3", reshape=lambda x: x)
+    assert [*with_reshape.stage_layers(rand(1, 3, 64, 64))] == ["layer3"]
+
+
+class Overwrites(nn.Module):
+    """Its second layer works in place on the output of its first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.one, self.two = nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ReLU(inplace=True)
+        self.three, self.head = nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.Linear(6, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.three(self.two(self.one(images))).mean((2, 3)))
+
+
+def test_earlier_features_are_right_where_a_later_layer_writes_over_them() -> None:
+    model, images = Overwrites().eval(), rand(2, 3, 16, 16)
+    seen = look(Classifier(model), images, "three", earlier=["one"])
+    with torch.no_grad():
+        torch.testing.assert_close(seen.earlier["one"], model.one(images))
+        assert (seen.earlier["one"] < 0).any()
+        torch.testing.assert_close(seen.stages(["one", "three"])[1], seen.features)
+
+
+# What explain draws
+
+
+@pytest.fixture
+def classifier() -> Classifier:
+    torch.manual_seed(0)
+    return Classifier(models.resnet18(num_classes=5).eval(), mean=(0.5,) * 3, std=(0.2,) * 3)
+
+
+def adapter_of(classifier: Classifier, images: Tensor, **options: int) -> Lax:
+    names = classifier.stage_layers(images)
+    stages, _ = classifier.stages(images, names)
+    torch.manual_seed(2)
+    lax = Lax([stage.shape[1] for stage in stages], **options)
+    lax.standardize(stages)
+    with torch.no_grad():
+        lax.net.head.weight.mul_(20)  # so that maps are far from one half
+    lax.belong_to(classifier, *names)
+    return lax.eval()
+
+
+def test_heatmaps_are_for_the_class_that_is_asked_for(classifier: Classifier) -> None:
+    images = rand(3, 3, 64, 64)
+    lax = adapter_of(classifier, images, classes=5)
+    with torch.no_grad():
+        said = classifier(images).argmax(1)
+        stages, _ = classifier.stages(images, lax.layers)
+    for targets in (None, torch.tensor([0, 4, 2]), torch.tensor([1, 1, 1])):
+        found = explain(classifier, images, targets, method=lax)
+        with torch.no_grad():
+            cells = lax(stages, said if targets is None else targets)
+        wanted = F.interpolate(cells[:, None], size=(64, 64), mode="bilinear")[:, 0]
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    one, other = (explain(classifier, images, torch.full((3,), k), method=lax) for k in (0, 1))
+    assert (one - other).abs().max() > 1e-3
+
+
+def test_it_shares_the_forward_pass_of_gradcam(classifier: Classifier) -> None:
+    images, calls = rand(2, 3, 64, 64), []
+    lax = adapter_of(classifier, images)
+    handle = classifier.model.register_forward_hook(lambda *_: calls.append(1))
+    found = explain_all(classifier, images, methods={"gradcam": "gradcam", "mine": lax})
+    handle.remove()
+    assert len(calls) == 1
+    torch.testing.assert_close(found["mine"], explain(classifier, images, method=lax))
+    torch.testing.assert_close(found["gradcam"], explain(classifier, images))
+
+
+def test_nothing_stays_on_the_model(classifier: Classifier) -> None:
+    images = rand(2, 3, 64, 64)
+    lax, before = adapter_of(classifier, images), Traces(classifier.model)
+    explain(classifier, images, method=lax)
+    before.check()
+
+
+def test_one_answer_is_the_adapter_with_that_map_alone(classifier: Classifier) -> None:
+    images = rand(2, 3, 64, 64)
+    lax = adapter_of(classifier, images, classes=5, answers=3)
+    with torch.no_grad():
+        stages, logits = classifier.stages(images, lax.layers)
+        every = lax(stages, logits.argmax(1), every=True)
+        for k in range(3):
+            alone = lax.answer(k)
+            torch.testing.assert_close(alone(stages, logits.argmax(1)), every[:, k])
+            alone.check(classifier)
+    assert (every[:, 0] - every[:, 1]).abs().max() > 1e-3
+    with pytest.raises(UserError, match=r"has 3 answers, 0 to 2"):
+        lax.answer(3)
+
+
+def test_an_adapter_of_a_class_needs_one() -> None:
+    lax = Lax([4, 4], classes=3)
+    stages = [rand(1, 4, 4, 4), rand(1, 4, 2, 2)]
+    with pytest.raises(UserError, match="draws for a class"):
+        lax(stages)
+    with pytest.raises(UserError, match=r"K = 4, 4, got \[1, 4, 4, 4\]: check"):
+        lax(stages[:1], torch.tensor([0]))
+
+
+def test_it_is_the_same_after_saving_and_loading(classifier: Classifier, tmp_path) -> None:
+    images = rand(2, 3, 64, 64)
+    lax = adapter_of(classifier, images, classes=5, answers=2, steps=1)
+    lax.save_pretrained(tmp_path / "lax")
+    again = Lax.from_pretrained(tmp_path / "lax")
+    assert again.layers == ("layer2", "layer3", "layer4")
+    assert again.config == lax.config
+    targets = torch.tensor([1, 2])
+    wanted = explain(classifier, images, targets, method=lax)
+    assert torch.equal(explain(classifier, images, targets, method=again), wanted)

@@ -1,0 +1,146 @@
+"""The verdict on an adapter: each check fails where it should, and the words say why."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sufficit.explainers.recipes import LaxRecipe
+from sufficit.statistics import Estimate
+from sufficit.training.train_folder import FolderOptions, _length, epochs_for
+from sufficit.training.trust import Check, Trust, trust
+
+N = 24
+
+
+@dataclass
+class Known:
+    """Scores of which only what a verdict reads is known."""
+
+    columns: dict[str, Tensor]
+    ratio: tuple[float, float, float] = (1.0, 0.9, 1.1)  # of leakage, with its interval
+    leaked: Any = field(default_factory=object)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.columns[name]
+
+    def __getattr__(self, name: str) -> Tensor:
+        return self.__dict__["columns"][name]
+
+    def summary(self) -> dict[str, Estimate]:
+        found = {"leak_ratio": self.ratio, "leak": (0.2, 0.1, 0.3), "leak_chance": (0.1, 0.0, 0.2)}
+        return {name: Estimate(*numbers, N, 0, False) for name, numbers in found.items()}
+
+
+def blobs(grid: float = 0.0) -> Tensor:
+    """Maps of one hill per image, with stripes of 8 pixels: [N,64,64]."""
+    line = torch.arange(64.0)
+    hills = []
+    for i in range(N):
+        y, x = (torch.exp(-(((line - m) / 9) ** 2) / 2) for m in (20 + i, 44 - i))
+        hills.append(y[:, None] * x)
+    stripes = 1 - grid * (1 - torch.cos(2 * math.pi * line / 8)) / 2
+    return torch.stack(hills) * stripes
+
+
+def judged(
+    lead: float = 0.5,
+    held_out: float = 0.4,
+    ratio: tuple[float, float, float] = (1.0, 0.9, 1.1),
+    grid: float = 0.0,
+    parts: float = 1.0,
+    spread: float = 0.1,
+) -> Trust:
+    """The verdict on an adapter with known leads over Grad-CAM, with both fills."""
+    from sufficit.metrics.artefacts import grid_energy
+
+    noise = torch.randn(5, N, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    noise -= noise.mean(1, keepdim=True)  # so that all means are known
+    scores: dict[str, Any] = {}
+    for k, (name, msi, other) in enumerate(
+        (("gradcam", 0.0, 0.0), ("random", -0.5, -0.5), ("center", -0.2, -0.2))
+    ):
+        columns = {"msi": msi + spread * noise[k], "msi_held_out": other + spread * noise[k]}
+        scores[name] = Known(columns)
+    maps = blobs(grid)
+    own = {"msi": lead + spread * noise[3], "msi_held_out": held_out + spread * noise[4]}
+    own |= {"grid_energy": grid_energy(maps, 8), "fragments": torch.full((N,), parts).double()}
+    return trust({"lax": Known(own, ratio), **scores}, maps, (8.0, 8.0), 0.5)
+
+
+def answers(found: Trust) -> dict[str, bool | None]:
+    return {check.name: check.holds for check in found.checks}
+
+
+FINE = dict.fromkeys(("MSI", "MSI with another fill", "leakage", "grid", "fragments"), True)
+
+
+def test_an_adapter_that_is_better_honest_and_clean_is_trusted() -> None:
+    found = judged()
+    assert answers(found) == FINE
+    assert found.trusted is True
+    assert found.verdict == "This adapter can be trusted on images like these."
+    lines = found.lines()
+    assert lines[1].startswith("[yes] MSI: LAX +0.50, Grad-CAM")
+    assert "significantly better than each (24 images, paired tests with Holm's" in lines[1]
+    assert "MSI with the fill blur, unknown to training: LAX +0.40, Grad-CAM" in lines[2]
+    assert lines[3] == (
+        "[yes] Leakage: 1.00 times chance. The shape of a mask does not tell its class."
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "holds", "words"),
+    [
+        ({"lead": -0.1}, "MSI", False, "LAX is not better than Grad-CAM"),
+        ({"lead": 0.03}, "MSI", None, "difference to Grad-CAM is not significant"),
+        ({"held_out": -0.3}, "MSI with another fill", False, "than Grad-CAM and the control cent"),
+        ({"ratio": (2.0, 1.5, 2.6)}, "leakage", False, "Leakage: the masks leak"),
+        ({"ratio": (1.2, 0.4, 4.0)}, "leakage", None, "24 images are too few to tell"),
+    ],
+)
+def test_what_the_maps_say_decides(
+    change: dict[str, Any], name: str, holds: bool | None, words: str
+) -> None:
+    found = judged(**change)
+    assert answers(found)[name] is holds
+    assert words in next(check.words for check in found.checks if check.name == name)
+    assert found.trusted is holds
+    start = "Do not trust this adapter: it fails in" if holds is False else "Not sure: too few"
+    assert found.verdict.startswith(start)
+    assert name in found.verdict
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [({"grid": 0.3}, "grid"), ({"parts": 7}, "fragments"), ({"parts": 0}, "fragments")],
+)
+def test_artefacts_are_named_and_do_not_make_maps_wrong(change: dict[str, Any], name: str) -> None:
+    found = judged(**change)
+    assert answers(found) == FINE | {name: False}
+    assert found.trusted is True
+    assert found.verdict == (
+        "This adapter can be trusted on images like these."
+        f" Its maps show artefacts, though: {name}."
+    )
+
+
+def test_a_failure_outweighs_what_is_not_known() -> None:
+    checks = (Check("MSI", None, ""), Check("leakage", False, ""), Check("grid", None, ""))
+    assert Trust(checks).trusted is False
+    assert Trust(checks[::2]).trusted is None
+
+
+def test_few_images_get_more_epochs_and_as_much_more_patience() -> None:
+    recipe = LaxRecipe(size=1, epochs=10)
+    assert [epochs_for(recipe, batches) for batches in (1, 15, 141, 150, 151, 5000)] == [
+        *(1500, 100, 11, 10, 10, 10)
+    ]
+    options = FolderOptions(recipe=recipe, patience=5)
+    assert _length(options, 15) == {"epochs": 100, "patience": 50}
+    assert _length(options, 400) == {"epochs": 10, "patience": 5}
+    assert _length(FolderOptions(recipe=recipe, epochs=3), 15) == {"epochs": 3, "patience": 5}
+    assert _length(FolderOptions(recipe=recipe, patience=None), 15)["patience"] is None
