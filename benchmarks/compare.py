@@ -124,7 +124,7 @@ def main() -> None:
             batch_size=asked.batch_size,
         )
         few = list_images(photographs)[:: max(1, asked.images // 16)]
-        warm = make_job(config, classifier=classifier, images=ImageSource.of(few))
+        warm = make_job(config, classifier=classifier, images=ImageSource(few))
         run(warm, None, progress=False)
         job, store = make_job(config, classifier=classifier), Store(Path(place) / "run")
         with noting(model) as passes, quiet():

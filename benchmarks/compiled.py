@@ -23,6 +23,7 @@ from torchvision import models
 from evaluate import bare, smooth_maps
 from sufficit import Classifier, View, evaluate
 from sufficit.classifier.acceleration import accelerated
+from sufficit.classifier.architectures import IMAGENET_MEAN, IMAGENET_STD, MODELS, build, fill_in
 from sufficit.data.images import list_images
 from sufficit.metrics.plan import make_plan
 from sufficit.perturbation.predict import predict, usual_batch
@@ -31,14 +32,21 @@ from timing import medians, side_by_side
 
 
 def classifier_of(word: str, side: int, device: str) -> Classifier:
-    """A torchvision model with random weights by its name, or what `Classifier.load` takes."""
+    """A torchvision model with random weights by its name, or what `Classifier.load` takes.
+
+    NAME=FILE is a model of `sufficit reproduce` with the weights of 1,000 classes in a file.
+    """
     torch.manual_seed(0)
-    if ":" in word or "/" in word:
+    name, _, file = word.partition("=")
+    if not file and (":" in word or "/" in word):
         classifier = Classifier.load(word)
     else:
-        model, view = models.get_model(word).eval(), View((side, side), resize=side * 256 // 224)
-        colours = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-        classifier = Classifier(model, view=view, **colours)
+        model = build(name, 1000, side) if file else models.get_model(word)
+        layer = MODELS[name].layer if file else None
+        if file:
+            assert not fill_in(model, name, file, side), "some layers have random weights"
+        view = View((side, side), resize=side * 256 // 224)
+        classifier = Classifier(model.eval(), layer, IMAGENET_MEAN, IMAGENET_STD, view=view)
     if device == "cuda":
         return classifier.to(device, torch.bfloat16, torch.channels_last)
     return classifier
@@ -102,7 +110,7 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--device", default="cpu")
     words.add_argument(
-        "--model", action="append", help="a name of torchvision, or as --model of sufficit; repeat"
+        "--model", action="append", help="torchvision's name, NAME=FILE, or as sufficit's; repeat"
     )
     words.add_argument("--data", type=Path, help="a folder of images; else they are made up")
     words.add_argument("--images", type=int, default=320)

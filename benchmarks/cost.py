@@ -27,7 +27,7 @@ from sufficit import Classifier
 from sufficit.data.images import ImageSource
 from sufficit.metrics.plan import make_plan
 from sufficit.provenance import provenance
-from sufficit.runs.config import CONTROLS, METHODS, RunConfig, config_from
+from sufficit.runs.config import CONTROLS, DONORS, METHODS, RunConfig, config_from
 from sufficit.runs.engine import compute
 from sufficit.runs.job import make_job
 from sufficit.runs.merge import write_results
@@ -67,7 +67,7 @@ class Run:
     @property
     def calls(self) -> int:
         """Calls of the model per image, at most: bands of the plan and masks of leakage."""
-        leaked = 2 * RunConfig.donors + 5 if self.leak else 0
+        leaked = 2 * DONORS + 5 if self.leak else 0
         return self.methods * (self.bands + leaked)
 
 

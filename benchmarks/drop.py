@@ -1,12 +1,13 @@
 """What the fill `drop` saves on a ViT: tokens left out, and equal patch masks asked once.
 
     python benchmarks/drop.py --device cuda --out benchmarks/results/drop-h200.json
+    python benchmarks/drop.py --device cuda --weights deit_tiny.safetensors --data PHOTOGRAPHS
     python benchmarks/drop.py --images 2 --side 64 --rounds 1    # on a CPU
 
 Scores are computed with `drop` and with `black`, in turns, on a ViT of the shape of DeiT-tiny with
-random weights. First the eleven columns of smooth heatmaps: `drop` asks fewer masks, because many
-keep the same patches. Then the columns of values of heatmaps with one value per patch: both fills
-ask the same masks, so that only the tokens left out differ.
+random weights, or those of a file. First the eleven columns of smooth heatmaps: `drop` asks fewer
+masks, because many keep the same patches. Then the columns of values of heatmaps with one value per
+patch: both fills ask the same masks, so that only the tokens left out differ.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from torchvision.models import VisionTransformer
 
+from compiled import classifier_of, images_of
 from evaluate import smooth_maps
 from sufficit import Classifier, Scores, evaluate
 from sufficit.perturbation.predict import usual_batch
@@ -28,7 +30,9 @@ from timing import medians, side_by_side
 PATCH = 16
 
 
-def tiny(side: int, device: str) -> Classifier:
+def tiny(side: int, device: str, weights: str | None) -> Classifier:
+    if weights:
+        return classifier_of(f"deit-tiny={weights}", side, device)
     torch.manual_seed(0)
     sizes = {"num_layers": 12, "num_heads": 3, "hidden_dim": 192, "mlp_dim": 768}
     model = VisionTransformer(image_size=side, patch_size=PATCH, **sizes).eval()
@@ -47,10 +51,12 @@ def patch_maps(n: int, side: int) -> Tensor:
 def measure(
     kind: str, maps: Tensor, columns: list[str] | None, asked: argparse.Namespace
 ) -> dict[str, object]:
-    classifier = tiny(asked.side, asked.device)
+    classifier = tiny(asked.side, asked.device, asked.weights)
     shape = (asked.images, 3, asked.side, asked.side)
-    images = torch.rand(shape, generator=torch.Generator().manual_seed(2)).to(asked.device)
-    maps = maps.to(asked.device)
+    images = torch.rand(shape, generator=torch.Generator().manual_seed(2))
+    if asked.data:
+        images = images_of(asked, classifier)
+    images, maps = images.to(asked.device), maps.to(asked.device)
     with torch.no_grad():
         targets = torch.cat([classifier(some).argmax(1) for some in images.split(64)])
 
@@ -59,7 +65,9 @@ def measure(
         return lambda: evaluate(classifier, images, maps, targets, **how)
 
     fills = ("black", "drop")
-    calls = {fill: int(scored(fill)().calls.sum()) for fill in fills}
+    once = {fill: scored(fill)() for fill in fills}
+    calls = {fill: int(one.calls.sum()) for fill, one in once.items()}
+    means = {fill: one.mean() for fill, one in once.items()}
     jobs = {fill: scored(fill) for fill in fills}
     seconds = medians(side_by_side(jobs, asked.device, asked.rounds))
     rates = {fill: calls[fill] / seconds[fill] for fill in fills}
@@ -70,6 +78,7 @@ def measure(
         "batch": asked.batch_size or usual_batch(classifier, shape[1:]),
         "dtype": str(classifier.dtype),
         "calls": calls,
+        "means": means,
         "seconds": seconds,
         "calls_per_second": rates,
         "rate_drop_over_black": rates["drop"] / rates["black"],
@@ -86,6 +95,8 @@ def main() -> None:
     words.add_argument("--side", type=int, default=224)
     words.add_argument("--rounds", type=int, default=3)
     words.add_argument("--batch-size", type=int)
+    words.add_argument("--weights", help="of DeiT-tiny, for 1,000 classes; else random")
+    words.add_argument("--data", type=Path, help="a folder of images; else noise")
     words.add_argument("--out", type=Path)
     asked = words.parse_args()
     smooth, blocky = (make(asked.images, asked.side) for make in (smooth_maps, patch_maps))

@@ -14,7 +14,7 @@ import resource
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -131,28 +131,35 @@ def torchcam_job(
     return lambda: metric.update(images, [0] * len(images))
 
 
-def quantus_job(model: nn.Module, images: Tensor, maps: Tensor, batch: int) -> Callable[[], object]:
-    """PixelFlipping in about 50 steps; it flips channel-pixels: its areas are not ours."""
-    import quantus
-
-    side = images.shape[-1]
+def flips(side: int) -> tuple[int, int]:
+    """The steps of quantus' pixel flipping, about 50, and the channel-pixels of each."""
     wanted = 3 * side * side / 50
     divisors = [d for d in range(1, side * side + 1) if side * side % d == 0]
     step = min(divisors, key=lambda d: abs(d - wanted))
+    return 3 * side * side // step, step
+
+
+def quantus_job(
+    model: nn.Module, images: Tensor, maps: Tensor, batch: int, targets: Sequence[int] | None = None
+) -> Callable[[], object]:
+    """PixelFlipping in about 50 steps; it flips channel-pixels: its areas are not ours."""
+    import quantus
+
+    steps, step = flips(images.shape[-1])
     metric = quantus.PixelFlipping(
         features_in_step=step,
         disable_warnings=True,
         display_progressbar=False,
         perturb_baseline="black",
     )
-    x, a = images.float().cpu().numpy(), maps.cpu().numpy()[:, None]
-    y = np.zeros(len(images), dtype=int)
+    x, a = images.float().cpu().numpy(), maps.float().cpu().numpy()[:, None]
+    y = np.array(targets or [0] * len(images))
     device = str(images.device)
 
     def work() -> object:
         return metric(model=model, x_batch=x, y_batch=y, a_batch=a, device=device, batch_size=batch)
 
-    work.masked = len(images) * (3 * side * side // step)  # type: ignore[attr-defined]
+    work.masked = len(images) * steps  # type: ignore[attr-defined]
     return work
 
 

@@ -7,6 +7,7 @@ python benchmarks/lax.py                 # small sizes, on the CPU
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor
 from torchvision.models import resnet18, resnet50
 
-from sufficit import Classifier, Lax, explain
+from sufficit import Classifier, Lax, explain, train_lax
 from sufficit.explainers.explanation import usual_batch
 from sufficit.explainers.recipes import RECIPES
 from sufficit.explainers.step import Batch, take_step
 from sufficit.provenance import provenance
+from sufficit.training.lax_training import untrained
 from timing import medians, side_by_side
 
 
@@ -32,29 +34,56 @@ def stride8() -> torch.nn.Module:
 MODELS = {"resnet18-stride8-64px": (stride8, 64), "resnet50-224px": (resnet50, 224)}
 
 
+def new_adapter(classifier: Classifier, images: Tensor, name: str) -> Lax:
+    """The adapter of a recipe, as it is before training."""
+    recipe = RECIPES[name]
+    layers = classifier.stage_layers(images, recipe.stages)
+    return untrained(classifier, images, recipe, layers, None, 0).to(images.device)
+
+
+def repeats(classifier: Classifier, images: Tensor) -> dict[str, float]:
+    """Whether two trainings give the same adapter, and what that costs: two epochs of 20 steps."""
+    labels = torch.arange(len(images), device=images.device) % 10
+    loader = [(images.roll(k, 0), labels.roll(k)) for k in range(20)]
+    found: dict[str, float] = {}
+    for exact in (False, True):
+        adapters, seconds = [], []
+        for _ in range(3):
+            start = time.perf_counter()
+            options = {"epochs": 2, "validation_images": 32, "deterministic": exact}
+            adapters.append(train_lax(classifier, loader, progress=False, **options))
+            seconds.append(time.perf_counter() - start)
+        weights = [torch.cat([w.flatten() for w in one.state_dict().values()]) for one in adapters]
+        word = "deterministic" if exact else "usual"
+        found[f"{word}: same adapter twice"] = float(torch.equal(weights[1], weights[2]))
+        found[f"seconds, {word} training"] = min(seconds)
+    cost = found["seconds, deterministic training"] / found["seconds, usual training"]
+    return found | {"deterministic / usual training": cost}
+
+
 def step_jobs(classifier: Classifier, images: Tensor, name: str) -> dict[str, Callable[[], None]]:
     """A training step, the same with the features known, and the bare work of each."""
-    recipe = RECIPES[name]
+    recipe, lax = RECIPES[name], new_adapter(classifier, images, name)
     targets = torch.zeros(len(images), dtype=torch.long, device=images.device)
-    with torch.no_grad():
-        known = classifier.features(images)[0]
-    lax = Lax(known.shape[1], upsample=recipe.upsample).to(images.device)
+
+    def features() -> Batch:
+        with torch.no_grad():
+            stages, logits = classifier.stages(images, lax.layers)
+        return Batch(images, targets, stages, logits.topk(2, dim=1).indices)
+
+    known = features()
     optimizer = torch.optim.Adam(lax.parameters(), lr=1e-5)
     generator = torch.Generator(images.device).manual_seed(0)
     views = 1 + bool(recipe.drop) + bool(recipe.donors)
     inputs = classifier.normalize(images).repeat(views, 1, 1, 1).requires_grad_()
 
-    def features() -> Tensor:
-        with torch.no_grad():
-            return classifier.features(images)[0]
-
     def masked() -> None:
         logits = classifier.logits_of(inputs).float()
         torch.autograd.grad(logits.logsumexp(1).sum(), inputs)
 
-    def step(given: Tensor) -> None:
+    def step(batch: Batch) -> None:
         with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
-            found = take_step(classifier, lax, Batch(images, targets, given), recipe, generator)
+            found = take_step(classifier, lax, batch, recipe, generator, classes=lax.classes)
         optimizer.zero_grad()
         found.loss.backward()
         optimizer.step()
@@ -74,10 +103,7 @@ def explain_jobs(
     classifier: Classifier, images: Tensor, batches: int
 ) -> dict[str, Callable[[], None]]:
     """The classifier's own forward pass, and an explanation: of a batch, and of several at once."""
-    with torch.no_grad():
-        channels = classifier.features(images[:2])[0].shape[1]
-    lax = Lax(channels, upsample=RECIPES["robust"].upsample).to(images.device)
-    lax.belong_to(classifier, str(classifier.layer))
+    lax = new_adapter(classifier, images, "robust")
 
     size, many = len(images), images.repeat(batches, 1, 1, 1)
 
@@ -112,6 +138,7 @@ def measure(
         jobs |= step_jobs(classifier, images, recipe)
     with classifier.in_eval_mode():
         seconds = medians(side_by_side(jobs, device, rounds))
+    repeated = repeats(classifier, images[:64])
     ratios = {
         "images explained": float(usual),
         "explain / forward": seconds["explain"] / seconds["forward"],
@@ -121,6 +148,7 @@ def measure(
         bare = seconds[f"{recipe}: bare"]
         for kind in ("step", "step, features known"):
             ratios[f"{recipe}: {kind} / bare"] = seconds[f"{recipe}: {kind}"] / bare
+    ratios |= repeated
     return ratios | {f"seconds, {job}": value for job, value in seconds.items()}
 
 
@@ -140,7 +168,7 @@ def main() -> None:
     for name in asked.models.split(","):
         found[name] = measure(name, asked.device, dtype, batch, asked.batches, asked.rounds)
         for what, value in found[name].items():
-            if "/" in what:
+            if "/" in what or "twice" in what:
                 print(f"{name}, batch {batch}: {what} = {value:.3f}")
     if asked.out:
         config = {
