@@ -44,6 +44,12 @@ class Tab:
         self.page.goto(address)
         self.page.wait_for_selector("html[data-ready]")
 
+    def drawn_words(self) -> list[str]:
+        """What the viewer shows, once it is drawn: it removes the mark while it draws."""
+        script = "document.getElementById('viewer').dataset.drawn?.split(' ')"
+        words: list[str] = self.page.wait_for_function(script).json_value()
+        return words
+
     def pixels(self, view: str) -> np.ndarray:
         script = "view => document.querySelector(`[data-view=${view}] canvas`).toDataURL()"
         return decoded(self.page.evaluate(script, view)).reshape(-1, 4)[:, :3]

@@ -39,11 +39,7 @@ class ReportTab(Tab):
 
     def drawn(self) -> tuple[int, int, int]:
         """Image, method and step that the viewer shows, once it is drawn."""
-        self.page.wait_for_function(
-            "document.getElementById('viewer').dataset.drawn.split(' ')[2]"
-            " === document.getElementById('alpha').value"
-        )
-        image, method, step = self.page.get_attribute("#viewer", "data-drawn").split()
+        image, method, step = self.drawn_words()
         return int(image), int(method), int(step)
 
     def order(self) -> list[int]:

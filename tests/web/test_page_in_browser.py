@@ -78,11 +78,7 @@ class PageTab(Tab):
 
     def drawn(self) -> tuple[str, int]:
         """Method and step that the viewer shows, once it is drawn."""
-        self.page.wait_for_function(
-            "() => document.getElementById('viewer').dataset.drawn?.split(' ')[1]"
-            " === document.getElementById('alpha').value"
-        )
-        method, step = self.page.get_attribute("#viewer", "data-drawn").split()
+        method, step = self.drawn_words()
         return method, int(step)
 
     def msi(self) -> dict[str, float]:

@@ -119,6 +119,7 @@ const moveMarker = ({ grid }, step) => {
 const now = { scene: null, step: 0 };
 const draw = async () => {
   const { scene, step } = now, { grid } = scene;
+  delete $("viewer").dataset.drawn;
   $("alpha").value = step;
   $("alpha-value").textContent = `α = ${grid[step].toFixed(2)}`;
   const words = VIEWS.map((view) => says(view, scene, step));
