@@ -46,7 +46,8 @@ class Tab:
 
     def drawn_words(self) -> list[str]:
         """What the viewer shows, once it is drawn: it removes the mark while it draws."""
-        script = "document.getElementById('viewer').dataset.drawn?.split(' ')"
+        # A function, not an expression: the page's security policy forbids to evaluate strings.
+        script = "() => document.getElementById('viewer').dataset.drawn?.split(' ')"
         words: list[str] = self.page.wait_for_function(script).json_value()
         return words
 
