@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sufficit import provenance as module
 from sufficit.files import place
 from sufficit.provenance import provenance, save_json
 
@@ -22,6 +23,19 @@ def test_provenance_says_what_ran_where() -> None:
     assert run["versions"]["torch"] == torch.__version__.split("+")[0]
     assert run["device"]["type"] == "cpu"
     assert run["device"]["dtype"] == "torch.float32"
+
+
+def test_a_copy_without_history_takes_its_commit_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "provenance.py"))
+    module._commit.cache_clear()
+    monkeypatch.setenv("SUFFICIT_COMMIT", "1c5a3f6")
+    assert provenance({}, torch.device("cpu"), torch.float32)["commit"] == "1c5a3f6"
+    module._commit.cache_clear()
+    monkeypatch.delenv("SUFFICIT_COMMIT")
+    assert provenance({}, torch.device("cpu"), torch.float32)["commit"] is None
+    module._commit.cache_clear()
 
 
 def test_the_command_is_recorded_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:

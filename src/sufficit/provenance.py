@@ -1,6 +1,7 @@
 """Where a number comes from: config, command, versions, commit, device; and JSON on disk."""
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -82,7 +83,10 @@ def plain(value: Any) -> Any:
 
 @cache
 def _commit() -> str | None:
-    """The commit of the source tree this package runs from; None for an installed package."""
+    """The commit of the source tree this package runs from, or that SUFFICIT_COMMIT names.
+
+    The variable is for copies without history, as on a cluster or in a container.
+    """
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *words]
@@ -93,4 +97,4 @@ def _commit() -> str | None:
         changed = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("SUFFICIT_COMMIT")
