@@ -88,7 +88,13 @@ def slowly(heatmap: Tensor, cell: Cell) -> float:
 
 
 @pytest.mark.parametrize(
-    ("size", "cell"), [((16, 16), (4.0, 4.0)), ((24, 18), (4.0, 3.0)), ((20, 23), (3.3, 3.7))]
+    ("size", "cell"),
+    [
+        ((16, 16), (4.0, 4.0)),
+        ((24, 18), (4.0, 3.0)),
+        ((20, 23), (3.3, 3.7)),
+        ((19, 35), (2.0, 4.0)),  # half a cycle per pixel is between two frequencies
+    ],
 )
 def test_grid_energy_is_its_definition(size: tuple[int, int], cell: Cell) -> None:
     drawn = torch.Generator().manual_seed(4)
@@ -99,7 +105,9 @@ def test_grid_energy_is_its_definition(size: tuple[int, int], cell: Cell) -> Non
     )
 
 
-@pytest.mark.parametrize(("side", "period"), [(64, 8), (64, 4), (224, 16), (224, 32), (32, 8)])
+@pytest.mark.parametrize(
+    ("side", "period"), [(64, 8), (64, 4), (67, 8), (75, 4), (224, 16), (224, 32), (32, 8)]
+)
 def test_smooth_maps_have_about_1(side: int, period: int) -> None:
     places = [(0.5, 0.5), (0.33, 0.6), (0.7, 0.41)]
     sigmas = (period / 2, period, side / 6)

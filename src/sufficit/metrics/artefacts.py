@@ -110,7 +110,10 @@ def _harmonics(size: tuple[int, int], cell: Cell, device: torch.device) -> tuple
     def place(frequencies: Tensor) -> Tensor:  # [P,2], cycles per pixel -> [P]
         half = torch.where(frequencies[:, 1:] < 0, -frequencies, frequencies)
         rows, columns = (half * torch.tensor(padded)).round().long().unbind(1)
-        return (rows % padded[0] * (padded[1] // 2 + 1) + columns).to(device)
+        past = columns > padded[1] // 2  # of an odd width; read at the opposite frequency
+        rows = torch.where(past, -rows, rows) % padded[0]
+        columns = torch.where(past, padded[1] - columns, columns)
+        return (rows * (padded[1] // 2 + 1) + columns).to(device)
 
     angles = (torch.arange(_ANGLES, dtype=torch.float64) + 0.5) * math.pi / _ANGLES
     circle = torch.stack([angles.sin(), angles.cos()], 1)
