@@ -74,6 +74,8 @@ def test_the_order_and_its_correlation_are_said_for_every_condition() -> None:
         ((2.5, 1.8, 3.0), "Yes"),
         ((1.2, 0.1, 9.0), "Unsure"),
         ((math.nan, math.nan, math.nan), "Unsure"),
+        ((math.inf, math.inf, math.inf), "Yes"),
+        ((math.inf, 0.0, math.inf), "Unsure"),
         (None, "Not measured"),
     ],
 )
@@ -84,6 +86,7 @@ def test_leakage_of_the_best_method(ratio: tuple[float, ...] | None, word: str) 
         own.pop("leak_ratio", None)
         if ratio is not None:
             own["leak_ratio"] = Estimate(*ratio, 40, 0, False)
+            own["leak"] = Estimate(0.4, 0.3, 0.5, 40, 0, False)
     assert words(replace(found, summaries=summaries))[2] == word
 
 

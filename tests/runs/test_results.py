@@ -11,11 +11,13 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from torch import nn
 
 from small_runs import config_for, run_small
-from sufficit import Classifier, UserError, evaluate, explain_all
+from sufficit import Classifier, UserError, compare, evaluate, explain_all
 from sufficit.data.images import read_image
 from sufficit.provenance import plain
+from sufficit.report.answer import answer, warnings_of
 from sufficit.runs.figures import rows_named
 from sufficit.runs.maps import noise
 from sufficit.runs.results import RunResults
@@ -216,3 +218,25 @@ def test_an_interval_without_an_end_is_read_as_one(photos: Path, tmp_path: Path)
     assert (found["leak_ratio"].low, found["leak_ratio"].high) == (0.2, math.inf)
     assert math.isnan(found["msi"].low)
     assert math.isnan(found["msi"].high), "of a single image"
+
+
+def test_leakage_that_never_happens_by_chance_is_read_as_leakage(tmp_path: Path) -> None:
+    halves = nn.Sequential(nn.AdaptiveAvgPool2d((2, 1)), nn.Flatten())  # which half is brighter
+    images, heatmaps = torch.full((60, 1, 8, 8), 0.5), torch.zeros(60, 8, 8)
+    images[::2, :, :4], images[1::2, :, 4:] = 0.7, 0.7
+    heatmaps[::2, :4], heatmaps[1::2, 4:] = 1, 1
+    given: Any = {"controls": False, "alpha_curve": False, "progress": False}
+    found = compare(
+        Classifier(halves), images, {"own": heatmaps}, torch.arange(60) % 2, out=tmp_path, **given
+    )
+    for results in (found, RunResults.read(tmp_path)):
+        summary = results.summaries["own"]
+        assert (summary["leak"].mean, summary["leak_chance"].mean) == (1, 0)
+        ratio = summary["leak_ratio"]
+        assert (ratio.mean, ratio.low, ratio.high) == (math.inf, math.inf, math.inf)
+        said = next(line for line in answer(results.content()) if "leakage" in line.question)
+        assert said.word == "Yes"
+        assert "in 100% of the cases, masks of other classes never" in said.text
+        assert "The masks of own leak" in [c.text for c in warnings_of(results.content())][-1]
+    page = found.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '<span class="mean leaks">' in page

@@ -165,7 +165,15 @@ def _leaking(content: Content) -> Answer:
     if ratio is None:
         return Answer(question, UNKNOWN, "Add --leak, with images of two classes or more.")
     if not math.isfinite(ratio.mean):
-        return Answer(question, UNSURE, "On these images it never happens by chance: score more.")
+        if not leaks(content, best):
+            text = "On these images it never happens by chance: score more."
+            return Answer(question, UNSURE, text)
+        share = content.summaries[best]["leak"].mean
+        text = (
+            f"Laid over images of other classes, its masks make the model name their class in"
+            f" {share:.0%} of the cases, masks of other classes never: its score is too high."
+        )
+        return Answer(question, YES, text)
     times = (
         "Laid over images of other classes, its masks make the model name their class"
         f" {ratio.mean:.2f} times as often as chance"

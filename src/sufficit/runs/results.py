@@ -385,7 +385,13 @@ def _read_estimates(columns: Mapping[str, Mapping[str, Any]]) -> dict[str, Estim
             bounds["high"] = math.inf  # JSON has no word for it: an interval without end
         return Estimate(**{**found, **bounds})
 
-    return {name: read(found) for name, found in columns.items()}
+    known = {name: read(found) for name, found in columns.items()}
+    own, chance, ratio = (known.get(name) for name in ("leak", "leak_chance", "leak_ratio"))
+    if own and chance and ratio and own.mean > 0 == chance.mean:
+        # The ratio is infinite, and so is its lower end where that is not 0.
+        low = math.inf if ratio.n > 1 and math.isnan(ratio.low) else ratio.low
+        known["leak_ratio"] = replace(ratio, mean=math.inf, low=low, high=math.inf)
+    return known
 
 
 def _read_standing(found: Mapping[str, Any] | None) -> Standing | None:
