@@ -31,7 +31,7 @@ from sufficit import Classifier, Lax, UserError, evaluate, explain, leak
 from sufficit.data import image_files
 from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
 from sufficit.data.images import list_images, read_image
-from sufficit.provenance import plain
+from sufficit.provenance import plain, save_json
 from sufficit.runs import engine, job, maps, shown
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
@@ -571,3 +571,39 @@ def test_progress_counts_images_times_methods(photos: Path, tmp_path: Path) -> N
     assert done == sorted(done)
     assert ticks[-1] == (44, 44)
     assert len(done) > 3
+
+
+def test_a_run_that_another_one_has_left_half_done_is_not_taken_for_finished(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = config_for(photos, leak=False)
+    second, out = replace(first, alpha_min=0.3), tmp_path / "out"
+    run_small(first, out)
+    interrupted(lambda: run_small(second, out))
+    with pytest.raises(UserError, match="`alpha_min` was 0.3, now 0.5"):
+        run_small(first, out)
+    assert Store(out).done("scores") == {0}, "of the second run, which can be resumed"
+
+    def killed(path: Path, content: Any) -> None:
+        if path.name == "run.json":
+            raise KeyboardInterrupt
+        save_json(path, content)
+
+    monkeypatch.setattr("sufficit.runs.merge.save_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_small(second, out)  # its rows have replaced those of the first
+    monkeypatch.undo()
+    for read in (lambda: run_small(first, out), lambda: RunResults.read(out)):
+        with pytest.raises(UserError):
+            read()
+    assert run_small(second, out).alpha_min == 0.3
+
+
+def test_images_of_an_earlier_run_are_not_shown_as_those_of_a_run_that_shows_none(
+    photos: Path, tmp_path: Path
+) -> None:
+    config, out = config_for(photos, leak=False), tmp_path / "out"
+    assert run_small(config, out).shown is not None
+    found = run_small(replace(config, columns=("insertion_pixel",)), out)
+    assert found.shown is None
+    assert not (out / "pairs.csv").exists()

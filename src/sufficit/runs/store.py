@@ -187,6 +187,15 @@ class Store:
             if not is_remote(folder) and not any(folder.iterdir()):
                 folder.rmdir()
 
+    def clear_earlier(self) -> None:
+        """Delete what an earlier, finished run wrote and this one may not write again.
+
+        run.json goes first: without it, nobody takes the files of two runs for those of one.
+        """
+        if (self.folder / "run.json").exists():
+            for name in ("run.json", "shown.safetensors", "pairs.csv", "skipped.csv"):
+                (self.folder / name).unlink(missing_ok=True)
+
     def write_failure(self, stage: str, unit: int, images: Sequence[str], reason: str) -> None:
         """Note that a unit failed, for whoever looks at the run."""
         found = {"stage": stage, "unit": unit, "images": list(images), "reason": reason}
@@ -273,6 +282,9 @@ class Store:
         except UserError:  # there is none, or none that can be read
             return None
         run = record.get(RUN) if isinstance(record, dict) else None
+        path = self.folder / UNITS / KEY
+        if path.exists() and not self.is_empty and read_json(path).get(RUN) != run:
+            return None  # another run has started here since: its units are not ours to delete
         return record if run == _digest(_whole_key(key, stages), entries) else None
 
 
