@@ -88,16 +88,31 @@ def test_an_adapter_that_is_better_honest_and_clean_is_trusted() -> None:
     assert "significantly better than each (24 images, paired tests with Holm's" in lines[1]
     assert "MSI with the fill blur, unknown to training: LAX +0.40, Grad-CAM" in lines[2]
     assert lines[3] == (
-        "[yes] Leakage: 1.00 times chance. The shape of a mask does not tell its class."
+        "[yes] Leakage: 1.00 times chance (95 % interval 0.90 .. 1.10), not significant."
+    )
+
+
+def test_leakage_within_the_limit_is_not_called_none() -> None:
+    found = judged(ratio=(1.4, 1.2, 1.7))
+    assert answers(found) == FINE
+    assert found.lines()[3] == (
+        "[yes] Leakage: 1.40 times chance (95 % interval 1.20 .. 1.70), above it, within the limit"
+        " of 1.5."
     )
 
 
 @pytest.mark.parametrize(
     ("change", "name", "holds", "words"),
     [
-        ({"lead": -0.1}, "MSI", False, "LAX is not better than Grad-CAM"),
+        ({"lead": -0.1}, "MSI", False, "LAX is significantly worse than Grad-CAM (24 images"),
+        ({"lead": -0.01}, "MSI", False, "LAX is not better than Grad-CAM (24 images"),
         ({"lead": 0.03}, "MSI", None, "difference to Grad-CAM is not significant"),
-        ({"held_out": -0.3}, "MSI with another fill", False, "than Grad-CAM and the control cent"),
+        (
+            {"held_out": -0.3},
+            "MSI with another fill",
+            False,
+            "worse than Grad-CAM and the control cent",
+        ),
         ({"ratio": (2.0, 1.5, 2.6)}, "leakage", False, "Leakage: the masks leak"),
         ({"ratio": (1.2, 0.4, 4.0)}, "leakage", None, "24 images are too few to tell"),
     ],

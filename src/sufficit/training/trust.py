@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sufficit.explainers import EXPLAINERS
 from sufficit.metrics.artefacts import Cell, GridEnergy, smoothed
-from sufficit.metrics.leakage import leak_warning
+from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.metrics.scores import Scores
 from sufficit.report.interpretation import joined
 from sufficit.statistics import Standing, compare_values
@@ -99,9 +99,10 @@ def _better(standing: Standing, name: str, words: str) -> Check:
     level = [one for one in rivals if one not in ahead and not standing.beats("lax", one)]
     test = f"{standing.n} images, paired tests with Holm's correction"
     if ahead or any(standing.means[one] >= standing.means["lax"] for one in level):
-        behind = [one for one in rivals if standing.means[one] >= standing.means["lax"]]
-        found = f"LAX is not better than {_list(behind, named)} ({test})."
-        return Check(name, False, f"{start} {found}")
+        rest = [one for one in level if standing.means[one] >= standing.means["lax"]]
+        kinds = {"significantly worse": ahead, "not better": rest}
+        said = [f"{how} than {_list(some, named)}" for how, some in kinds.items() if some]
+        return Check(name, False, f"{start} LAX is {' and '.join(said)} ({test}).")
     if level:
         found = f"The difference to {_list(level, named)} is not significant ({test})."
         return Check(name, None, f"{start} {found}")
@@ -120,10 +121,9 @@ def _leakage(scores: Scores) -> Check:
     summary = scores.summary()
     warning, ratio = leak_warning(summary), summary["leak_ratio"]
     if warning is None:
-        fine = (
-            f"Leakage: {ratio.mean:.2f} times chance. The shape of a mask does not tell its class."
-        )
-        return Check(name, True, fine)
+        ends = f"95 % interval {ratio.low:.2f} .. {ratio.high:.2f}"
+        how = f"above it, within the limit of {LIMIT:g}" if ratio.low > 1 else "not significant"
+        return Check(name, True, f"Leakage: {ratio.mean:.2f} times chance ({ends}), {how}.")
     unsure = warning.startswith(f"{ratio.n} images are too few")
     return Check(name, None if unsure else False, f"Leakage: {warning}.")
 
