@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from sufficit import Classifier, UserError
+from sufficit import Classifier, Lax, UserError
 from sufficit.explainers import losses
 from sufficit.explainers.recipes import TRAINING_FILLS, random_fills
 from sufficit.explainers.step import Batch, asked_classes, take_step, upsampled
@@ -277,6 +277,18 @@ def test_masks_that_say_their_class_are_pushed_and_masks_that_never_do_are_not()
     # With one class there is no other mask to compare with.
     one = torch.zeros(4, dtype=torch.long)
     assert losses.excess(torch.rand(4, 3), one, one).item() == 1
+
+
+def test_an_image_alone_in_its_batch_is_not_its_own_donor() -> None:
+    classifier = linear_classifier()
+    whole = batch_of(classifier)
+    # The map is for a class that is not the label, as that of a wrong prediction is.
+    one = whole.rows(torch.tensor([0]))._replace(targets=torch.tensor([1]))
+    one = one._replace(first=torch.tensor([[0, 2]]))
+    recipe, adapter = replace(EVERYTHING, stages=2), Lax([one.features[-1].shape[1]], classes=3)
+    for seed in range(4):  # label or prediction, by a coin
+        given = (adapter, one, recipe, Generator().manual_seed(seed), 1.0, 3)
+        assert "donors" not in take_step(classifier, *given).terms
 
 
 EVERYTHING = LaxRecipe(

@@ -104,7 +104,8 @@ def take_step(
     outside = recipe.drop or recipe.destroy or recipe.blank or recipe.earned
     for k in range(recipe.answers if outside else last):
         views["drop", k] = mixed(images, left[:, k])
-    if recipe.donors:
+    donors = recipe.donors > 0 and len(images) > 1  # one image alone would be its own donor
+    if donors:
         views["donors", last] = mixed(images.roll(1, 0), 1 - left[:, last])
     if recipe.ranking:
         tops = upsampled(rival_losses.soft_tops(every[:, 0], LEVELS, generator), images)
@@ -115,7 +116,7 @@ def take_step(
     logits = dict(zip(views, said, strict=True))
     terms = _answer_terms(logits, targets, masks, left, recipe)
     terms |= _rival_terms(logits, targets, batch.first[:, 0], masks[:, 0], recipe)
-    if recipe.donors:
+    if donors:
         shown = batch.targets.roll(1, 0)
         push = losses.excess(logits["donors", last], targets, shown)
         unlike = losses.unlike(logits["donors", last], targets, targets != shown, power)
