@@ -192,6 +192,27 @@ def test_earlier_features_are_right_where_a_later_layer_writes_over_them() -> No
         torch.testing.assert_close(seen.stages(["one", "three"])[1], seen.features)
 
 
+class Stem(Overwrites):
+    """It runs its first layer in inference mode."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.inference_mode():
+            found = self.one(images)
+        return self.head(self.three(self.two(found.clone())).mean((2, 3)))
+
+
+def test_features_of_layers_in_inference_mode_are_read() -> None:
+    model, images = Stem().eval(), rand(2, 3, 16, 16)
+    torch.manual_seed(4)
+    lax = Lax([4, 6], layer=["one", "three"])
+    found = explain(Classifier(model), images, method=lax)
+    with torch.no_grad():
+        one = model.one(images)
+        stages = [one, model.three(one.relu())]
+        wanted = F.interpolate(lax(stages)[:, None], size=(16, 16), mode="bilinear")[:, 0]
+    torch.testing.assert_close(found, wanted)
+
+
 # What explain draws
 
 

@@ -104,8 +104,9 @@ def _run(
     def keep(name: str, _: nn.Module, __: object, found: Any) -> None:
         found = layers.first(found)
         if isinstance(found, Tensor):
-            found = found.clone() if copy else found
-            seen[name] = found, found._version
+            inference = found.is_inference()  # of a model that runs a part so: it has no version
+            found = found.clone() if copy or inference else found
+            seen[name] = found, 0 if inference else found._version
 
     def like_output(tensor: Tensor) -> Any:
         if isinstance(output, Tensor):
@@ -131,7 +132,7 @@ def _run(
     for name in earlier:
         if name not in seen:
             raise UserError(f"layer {name!r} is not used in the forward pass: choose another layer")
-    if any(found._version != version for found, version in seen.values()):
+    if any(not f.is_inference() and f._version != version for f, version in seen.values()):
         # A later layer has written over them: once more, with copies, which cost time.
         return _run(classifier, inputs, layer, differentiate, fold, earlier, copy=True)
     features = grid(leaf.detach())
