@@ -423,6 +423,16 @@ def test_a_deterministic_training_leaves_torch_as_it_was() -> None:
     assert (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark) == before
 
 
+def test_a_deterministic_training_keeps_that_the_user_wants_warnings_only() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        train(epochs=1, deterministic=True)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_layers_that_name_none_are_refused() -> None:
     with pytest.raises(UserError, match="layers must name one layer or more, got none"):
         train(net=None, layers=[])

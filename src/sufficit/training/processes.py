@@ -105,12 +105,13 @@ def repeatable(wanted: bool) -> Iterator[None]:
     # cuBLAS reads this when it starts; without it its sums have no fixed order.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before, tuned = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
     try:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before, warn_only=warns)
         torch.backends.cudnn.benchmark = tuned
 
 
