@@ -366,7 +366,7 @@ def test_words_of_method(trained: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_list_of_methods_has_lax(sufficit) -> None:
-    row = sufficit("methods").words.partition("lax (a) 1 ")[2]  # wrapped, columns side by side
+    row = sufficit("methods").words.partition("lax 1 ")[2]  # wrapped, columns side by side
     assert row.startswith("learned for one")
     assert "train-lax" in row
 

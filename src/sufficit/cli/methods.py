@@ -54,7 +54,7 @@ def methods(
         mark = f" {AGNOSTIC}" if explainer.class_agnostic else ""
         table.add_row(one + mark, str(explainer.passes), literal(explainer.what_for + needs))
     learned = "learned for one model by sufficit train-lax; --methods takes its folder"
-    table.add_row(f"lax {AGNOSTIC}", "1", learned)
+    table.add_row("lax", "1", learned)
     out.print(table)
     out.print(
         "cost: forward passes per image, a backward pass counted as two;"
