@@ -12,6 +12,7 @@ import sufficit
 HEAVY = {
     *("lightning", "pytorch_lightning", "matplotlib", "mlxtend", "pandas", "pyarrow", "ray"),
     *("scipy", "sklearn", "timm", "torchmetrics", "transformers", "fastapi", "uvicorn", "jinja2"),
+    *("captum", "zennit"),
 }
 LATER = {*HEAVY, "sympy", "torchvision", "torch._dynamo", "torch._inductor", "triton"}
 ALL = "import sufficit\nfor name in dir(sufficit): getattr(sufficit, name)"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PACKAGES = (
     *("sufficit", "torch", "torchvision", "torchmetrics", "lightning", "numpy", "timm"),
-    *("transformers", "ray"),
+    *("transformers", "ray", "captum", "zennit"),
 )
 
 

@@ -55,6 +55,8 @@ def methods(
         table.add_row(one + mark, str(explainer.passes), literal(explainer.what_for + needs))
     learned = "learned for one model by sufficit train-lax; --methods takes its folder"
     table.add_row("lax", "1", learned)
+    table.add_row("captum:NAME", "", "any attribution of captum, as captum:DeepLift (extra captum)")
+    table.add_row("zennit:NAME", "", "any composite of zennit, as zennit:EpsilonPlus (extra lrp)")
     out.print(table)
     out.print(
         "cost: forward passes per image, a backward pass counted as two;"

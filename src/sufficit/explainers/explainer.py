@@ -13,6 +13,8 @@ from sufficit.explainers import cams
 Sign = Literal["positive", "absolute", "none"]
 Value = int | float | str
 _MOST = 10**9  # of a number, whatever the option
+LIBRARIES = {"captum": "captum", "zennit": "lrp"}
+"""Libraries whose attributions are methods, as in captum:DeepLift, and their extras."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,12 @@ class Explainer:
         return replace(found, draw=partial(self.draw, **inner))
 
 
+def of_library(word: str) -> bool:
+    """Whether a word names an attribution of a library, as captum:DeepLift does."""
+    library, colon, _ = word.partition(":")
+    return bool(colon) and library in LIBRARIES
+
+
 def split_word(word: str) -> tuple[str, list[tuple[str, str]]]:
     """A method's name and its options, with "" for the name of the first if that has none.
 
@@ -152,8 +160,12 @@ def split_word(word: str) -> tuple[str, list[tuple[str, str]]]:
     ('integrated-gradients', [('steps', '20'), ('sign', 'absolute')])
     >>> split_word("refine:s3://bucket/birds-lax:steps=5")
     ('refine', [('', 's3://bucket/birds-lax'), ('steps', '5')])
+    >>> split_word("captum:GradientShap:n_samples=20")
+    ('captum:GradientShap', [('n_samples', '20')])
     """
     name, *parts = word.split(":")
+    if of_library(word):
+        name = f"{name}:{parts.pop(0)}"
     found: list[tuple[str, str]] = []
     for part in parts:
         option, equals, value = part.partition("=")

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import cams, extremal, gradients, masking, relevance
-from sufficit.explainers.explainer import Explainer, Option, method_word, split_word
+from sufficit.explainers.explainer import Explainer, Option, method_word, of_library, split_word
+from sufficit.explainers.libraries import library_method
 from sufficit.explainers.region_search import FILLS, refine, region_search
 from sufficit.explainers.rollout import rolled
 from sufficit.perturbation.heatmaps import normalize
@@ -25,9 +26,7 @@ def explainer_named(word: str) -> Explainer:
     {'nearest': 5, 'reading': 'weighted'}
     """
     name, parts = split_word(word)
-    if name not in EXPLAINERS:
-        raise unknown("method", name, EXPLAINERS)
-    entry = EXPLAINERS[name]
+    entry = _entry(name)
     given: dict[str, str] = {}
     for option, value in parts:
         key = option or next(iter(entry.takes), value)
@@ -51,10 +50,16 @@ def word_of(name: str, options: Mapping[str, Any]) -> str:
     if not isinstance(name, str) or not isinstance(options, Mapping):
         wanted = '("integrated-gradients", {"steps": 20})'
         raise UserError(f"a method with options is {wanted}, got {(name, options)!r:.200}")
+    _entry(name).with_options(name, options)
+    return method_word(name, options)
+
+
+def _entry(name: str) -> Explainer:
+    if of_library(name):
+        return library_method(name)
     if name not in EXPLAINERS:
         raise unknown("method", name, EXPLAINERS)
-    EXPLAINERS[name].with_options(name, options)
-    return method_word(name, options)
+    return EXPLAINERS[name]
 
 
 def method_facts(explainer: Explainer) -> dict[str, Any]:
@@ -282,9 +287,7 @@ EXPLAINERS: dict[str, Explainer] = {
         what_for="a CAM without gradients",
         reference="Wang et al. 2020",
         cost=lambda channels, **_: channels + 1 if channels else "K + 1",
-        options={
-            "channels": Option(0, "ask those with the highest mean only; 0: all", least=0)
-        },
+        options={"channels": Option(0, "ask those with the highest mean only; 0: all", least=0)},
     ),
     "occlusion": Explainer(
         "how much the confidence falls when a square is hidden",

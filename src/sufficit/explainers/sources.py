@@ -12,7 +12,7 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.source_code import python_function, run_user_code
 from sufficit.errors import UserError, unknown
-from sufficit.explainers.explainer import split_word
+from sufficit.explainers.explainer import of_library, split_word
 from sufficit.explainers.explanation import Method, OwnMethod
 from sufficit.explainers.lax import OURS, Lax, name_of
 from sufficit.explainers.registry import EXPLAINERS, explainer_named
@@ -102,7 +102,7 @@ def source_from(word: str) -> tuple[str, Source]:
 
 
 def _unnamed(word: str) -> tuple[str, Source]:
-    if split_word(word)[0] in EXPLAINERS:
+    if split_word(word)[0] in EXPLAINERS or of_library(word):
         explainer_named(word)  # raises for unknown options
         return re.sub(r"[:/\\]+", "-", word), word
     if word.startswith("python:"):
@@ -121,6 +121,7 @@ def _unnamed(word: str) -> tuple[str, Source]:
         wrong = f"heatmaps must be a .npz or .safetensors file, got {path.name}"
         raise UserError(f"{wrong}: save one array [h,w] per image, keyed by the image's name")
     places = ["the folder of a LAX adapter", "python:FILE.py:FUNCTION", "a heatmap file"]
+    places += ["captum:NAME", "zennit:NAME"]
     raise unknown("method", word, [*places, *EXPLAINERS])
 
 

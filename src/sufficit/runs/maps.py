@@ -283,9 +283,12 @@ def check_name(name: str) -> None:
 def identity(source: Source) -> str:
     """What tells a source from another of the same name: weights, contents or code."""
     if isinstance(source, str):
-        adapter = explainer_named(source).settings.get("adapter")  # refine reads its folder
+        method = explainer_named(source)
+        adapter = method.settings.get("adapter")  # refine reads its folder
         weights = Lax.from_pretrained(str(adapter)).state_dict().values() if adapter else ()
-        return "/".join(filter(None, [full_word(source), digest(*weights) if weights else ""]))
+        library = method.reference if method.extra else ""  # with its version
+        known = [full_word(source), digest(*weights) if weights else "", library]
+        return "/".join(filter(None, known))
     if isinstance(source, GivenMaps):
         return source.digest()
     # All of the code: a function may call others beside it.

@@ -1,0 +1,277 @@
+"""Attributions of captum and composites of zennit as methods: captum:DeepLift, zennit:EpsilonPlus.
+
+The library gets a copy of the model, so what it does to modules and weights, it does to the copy.
+There no module works in place, and one that is called several times per pass is several modules:
+captum's hooks keep one call per module.
+"""
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib import import_module
+from importlib.metadata import version
+from inspect import Parameter, isclass, signature
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sufficit.classifier import layers
+from sufficit.classifier.classifier import Classifier, check_range
+from sufficit.classifier.loading import extra
+from sufficit.errors import UserError, unknown
+from sufficit.explainers.explainer import LIBRARIES, Explainer, Option
+from sufficit.perturbation.predict import usual_batch
+from sufficit.seeds import seeded
+
+BASELINES = 10  # noise images, where captum wants several
+_GIVEN = {"forward_func", "model", "layer", "inputs", "baselines", "sliding_window_shapes"}
+_GIVEN |= {"low", "high"}
+_FIXED = ("return_", "show_progress", "verbose", "attr_dim_summation")  # no options of a heatmap
+_OF_RELU = ("GuidedBackprop", "Deconvolution", "GuidedGradCam", "DeconvNet", "BetaSmooth")
+_NEEDS = {  # what a signature does not say
+    "FeaturePermutation": "the other images of a batch",
+    "LayerFeaturePermutation": "the other images of a batch",
+    "ShapleyValues": "a forward pass for each order of all cells",
+}
+
+
+def library_method(word: str) -> Explainer:
+    """The method of a word such as captum:DeepLift; raise for one that draws no heatmap."""
+    library, _, name = word.partition(":")
+    kinds = _kinds(library, word)
+    wanted = {n: [one for one in _required(kind) if one not in _GIVEN] for n, kind in kinds.items()}
+    needs = {n: _NEEDS.get(n, ", ".join(one)) for n, one in wanted.items()}
+    usable = [n for n, needed in needs.items() if not needed]
+    if name not in kinds:
+        raise unknown(f"attribution of {library}", name, usable)
+    if needs[name]:
+        wrong = f"{word} needs {needs[name]}, more than an image and its logits"
+        raise UserError(f"{wrong}: use another one, {', '.join(usable)}")
+    takes, options = _parameters(kinds[name]), {}
+    for key, one in takes.items():
+        default, about = one.default, f"as in {library}"
+        if isinstance(default, bool) and not key.startswith(_FIXED):
+            options[key] = Option(str(default).lower(), about, choices=("true", "false"))
+        elif isinstance(default, int | float | str) and not key.startswith(_FIXED):
+            options[key] = Option(default, about, least=1 if isinstance(default, int) else None)
+    if takes.keys() & {"feature_mask", "sliding_window_shapes"}:
+        cells = 14 if name == "Occlusion" else 7
+        options["grid"] = Option(cells, "cells per side, hidden together", least=1)
+    known = f"{library} {version(library)}"
+    return Explainer(
+        f"{name} of {known}",
+        "model",
+        partial(draw, word=word),
+        what_for=f"any attribution of {library}",
+        reference=known,
+        cost="hw + 1" if "layer_mask" in takes else partial(_passes, name),
+        class_agnostic=library == "captum" and "target" not in takes,
+        extra=LIBRARIES[library],
+        sign="absolute" if "abs" in takes else "positive",
+        signed=True,
+        options=options,
+    )
+
+
+def draw(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    word: str,
+    layer: str | None,
+    seed: int,
+    **options: Any,
+) -> Tensor:
+    """The library's attributions, summed over channels: [N,H,W], or [N,h,w] of a layer."""
+    library, _, name = word.partition(":")
+    kind = _kinds(library, word)[name]
+    with torch.no_grad(), classifier.in_eval_mode():
+        inputs = classifier.normalize(images[:1])
+        check_range(targets.cpu(), classifier.plain_logits_of(inputs).shape[1])
+        if "layer" in _parameters(kind):
+            options["layer"] = layer or classifier.feature_layer(inputs)
+    # A backward pass keeps what a forward pass frees; lots must not depend on the batch.
+    alone = "n_samples" in options or name.endswith("Shap")
+    size = 1 if alone else max(1, usual_batch(classifier, images.shape[1:]) // 4)
+    attribute = partial(_captum if library == "captum" else _zennit, kind, seed=seed)
+    found = []
+    try:
+        # A division by the std, passed as a gradient, would scale relevance.
+        relevance = library == "zennit" or name.endswith("LRP")
+        model = _Logits(classifier, inputs, relevance=relevance)
+        hooked = getattr(import_module(kind.__module__), "SUPPORTED_NON_LINEAR", ())  # of DeepLift
+        hooked = (nn.ReLU,) if name in _OF_RELU else tuple(hooked)
+        if hooked and not any(isinstance(module, hooked) for module in model.modules()):
+            raise RuntimeError("it changes gradients at modules such as nn.ReLU, and there is none")
+        for some, goals in zip(images.float().split(size), targets.split(size), strict=True):
+            with torch.enable_grad(), _on_its_own(seed):
+                found.append(attribute(model, some, goals, **options).detach().float())
+    except torch.OutOfMemoryError:
+        raise  # fewer images may fit
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        wrong = f"{word} does not work with this model and these options ({reason:.300})"
+        raise UserError(f"{wrong}: use another method") from error
+    return torch.cat(found)
+
+
+class _Turns(nn.Module):
+    """A module that is called several times per pass, as one module for each call."""
+
+    def __init__(self, module: nn.Module, calls: int) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(copy.deepcopy(module) for _ in range(calls))
+        self.turn = 0
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        self.turn += 1
+        return self.each[(self.turn - 1) % len(self.each)](*given, **named)
+
+
+class _Logits(nn.Module):
+    """Logits of a copy of the model, from images or, to bring relevance back, from its inputs."""
+
+    def __init__(self, classifier: Classifier, inputs: Tensor, *, relevance: bool) -> None:
+        super().__init__()
+        # Rules of relevance change weights while they work; other methods share them.
+        shared = () if relevance else (*classifier.bare.parameters(), *classifier.bare.buffers())
+        self.model = copy.deepcopy(classifier.bare, {id(one): one for one in shared}).eval()
+        self.classifier, self.relevance = copy.copy(classifier), relevance
+        self.classifier.model = self.model
+        calls: dict[nn.Module, int] = {}
+
+        def count(module: nn.Module, *_: object) -> None:
+            calls[module] = calls.get(module, 0) + 1
+
+        with ExitStack() as stack, torch.no_grad():
+            for module in self.model.modules():
+                if getattr(module, "inplace", False) is True:
+                    module.inplace = False  # type: ignore[assignment]  # torch allows tensors only
+                if not [*module.children(), *module.parameters(), *module.buffers()]:
+                    stack.callback(module.register_forward_hook(count).remove)
+            self.classifier.plain_logits_of(inputs)
+        self.turns = {module: _Turns(module, n) for module, n in calls.items() if n > 1}
+        for name, module in [*self.model.named_modules(remove_duplicate=False)]:
+            if module in self.turns:
+                self.model.set_submodule(name, self.turns[module])
+
+    def prepared(self, images: Tensor) -> Tensor:
+        """What `forward` takes, as a tensor of its own."""
+        return (self.classifier.normalize(images) if self.relevance else images).detach().clone()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for one in self.turns.values():
+            one.turn = 0
+        inputs = inputs if self.relevance else self.classifier.normalize(inputs)
+        return self.classifier.plain_logits_of(inputs).float()
+
+
+def _captum(
+    kind: Any, model: _Logits, images: Tensor, targets: Tensor, *, seed: int, **options: Any
+) -> Tensor:
+    takes, inputs, (c, h, w) = _parameters(kind), model.prepared(images), images.shape[1:]
+    grid, layer = options.pop("grid", 1), options.pop("layer", None)
+    options = {name: {"true": True, "false": False}.get(v, v) for name, v in options.items()}
+    place = () if layer is None else (model.model.get_submodule(layer),)
+    own = {name: options.pop(name) for name in signature(kind).parameters if name in options}
+    if "target" in takes:
+        options["target"] = targets
+    if "baselines" in _required(kind):
+        lots = torch.Generator(device="cpu").manual_seed(seed)
+        noise = torch.rand(BASELINES, c, h, w, generator=lots, device="cpu")
+        options["baselines"] = noise.to(images)
+    if "internal_batch_size" in takes:
+        options["internal_batch_size"] = len(images)
+    if "feature_mask" in takes:
+        down, right = (torch.arange(side, device=images.device) * grid // side for side in (h, w))
+        options["feature_mask"] = (down[:, None] * grid + right).repeat(1, c, 1, 1)
+    if "sliding_window_shapes" in takes:
+        cell = (max(1, h // grid), max(1, w // grid))
+        options["strides"] = (c, *cell)
+        options["sliding_window_shapes"] = (c, min(2 * cell[0], h), min(2 * cell[1], w))
+    if "layer_mask" in takes:  # a cell's channels are one feature
+        reader = import_module("captum.attr").LayerActivation(model, *place)
+        output = layers.first(reader.attribute(inputs[:1]))
+        places = torch.arange(output.numel(), device=inputs.device).view_as(output)
+        by_cell = model.classifier.as_grid(places, inputs).flatten(2)  # [1,K,hw]
+        cells = torch.zeros_like(places).flatten()  # 0: in no cell, as a class token
+        cells[by_cell] = torch.arange(1, by_cell.shape[2] + 1, device=inputs.device).expand_as(
+            by_cell
+        )
+        options["layer_mask"] = cells.view_as(output)
+    found = layers.first(kind(model, *place, **own).attribute(inputs, **options))
+    return (found if found.shape == inputs.shape else model.classifier.as_grid(found, inputs)).sum(
+        1
+    )
+
+
+def _zennit(
+    kind: Any, model: _Logits, images: Tensor, targets: Tensor, *, seed: int, **options: Any
+) -> Tensor:
+    inputs = model.prepared(images)
+    if "low" in _parameters(kind):
+        ends = {"low": torch.zeros_like(images), "high": torch.ones_like(images)}
+        options |= {name: model.classifier.normalize(end) for name, end in ends.items()}
+    with torch.no_grad():
+        logits = model(inputs)
+    start = F.one_hot(targets, logits.shape[1]).float()
+    if kind.__name__.startswith("Epsilon"):  # shares of the logit; the others are like gradients
+        start = start * logits
+    merging = import_module("zennit.torchvision").ResNetCanonizer()  # batch norms of any model
+    gradient = import_module("zennit.attribution").Gradient
+    with gradient(model, kind(**options, canonizers=[merging])) as attributor:
+        seen, found = attributor(inputs, start)
+    if (seen - logits).norm() > 0.05 * logits.norm():
+        raise RuntimeError("zennit merges batch norms into other layers than those before them")
+    relevance: Tensor = found.sum(1)
+    return relevance
+
+
+def _kinds(library: str, word: str) -> dict[str, Any]:
+    """The library's classes by name; raise if it is not installed."""
+    with _on_its_own():
+        extra(LIBRARIES[library], word)
+        if library == "zennit":
+            composites = import_module("zennit.composites").COMPOSITES.values()
+            return {one.__name__: one for one in composites}
+        attr = import_module("captum.attr")
+    found = {name: getattr(attr, name) for name in attr.__all__}
+    return {n: one for n, one in found.items() if isclass(one) and hasattr(one, "attribute")}
+
+
+def _parameters(kind: Any) -> dict[str, Parameter]:
+    """What `attribute` and the constructor take."""
+    called = signature(kind.attribute).parameters if hasattr(kind, "attribute") else {}
+    found = {**called, **signature(kind).parameters}
+    return {n: one for n, one in found.items() if n != "self" and one.kind != one.VAR_KEYWORD}
+
+
+def _required(kind: Any) -> list[str]:
+    return [n for n, one in _parameters(kind).items() if one.default is one.empty]
+
+
+def _passes(name: str, **options: Any) -> int:
+    """About how many forward passes per image a method takes."""
+    times = options.get("n_samples", options.get("n_steps", 1))
+    if "grid" not in options:
+        return int(3 * times * (BASELINES if name.endswith("DeepLiftShap") else 1))
+    return int(times if name in ("Lime", "KernelShap") else times * options["grid"] ** 2 + 1)
+
+
+@contextmanager
+def _on_its_own(seed: int = 0) -> Iterator[None]:
+    """Inside, nothing warns, as captum does of every hook; torch and numpy are seeded."""
+    before = np.random.get_state()  # noqa: NPY002  # captum draws from the global state
+    try:
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        with seeded(seed), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        np.random.set_state(before)  # noqa: NPY002
