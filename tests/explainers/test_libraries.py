@@ -503,6 +503,38 @@ def test_a_word_has_a_name_options_and_facts() -> None:
     assert torch.equal(found, wanted)
 
 
+class Counting(nn.Module):
+    """Counts the images of all its copies."""
+
+    seen = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = cnn()
+
+    def forward(self, images: Tensor) -> Tensor:
+        Counting.seen += len(images)
+        return self.model(images)
+
+
+@pytest.mark.filterwarnings(EMPTY)
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("DeepLift", "Saliency", "GradientShap", "DeepLiftShap", "LayerConductance:n_steps=4"),
+        *("IntegratedGradients:n_steps=4", "FeatureAblation:grid=3", "Occlusion:grid=4"),
+        *("ShapleyValueSampling:n_samples=2:grid=3", "Lime:n_samples=9", "GuidedGradCam"),
+    ],
+)
+def test_a_method_costs_what_it_says(word: str) -> None:
+    Counting.seen = 0
+    classifier = Classifier(Counting().eval(), layer="model.4")
+    explain(classifier, random_images(4, 32), torch.arange(4), f"captum:{word}")
+    passes = (Counting.seen - 2) / 4  # two look at the model
+    hidden = word.startswith(("Feature", "Occlusion", "Shapley", "Lime"))
+    assert explainer_named(f"captum:{word}").passes == passes * (1 if hidden else 3)
+
+
 @pytest.mark.parametrize(
     ("package", "word", "extra"),
     [("captum", "captum:DeepLift", "captum"), ("zennit", "zennit:EpsilonPlus", "lrp")],

@@ -257,11 +257,13 @@ def _required(kind: Any) -> list[str]:
 
 
 def _passes(name: str, **options: Any) -> int:
-    """About how many forward passes per image a method takes."""
-    times = options.get("n_samples", options.get("n_steps", 1))
-    if "grid" not in options:
-        return int(3 * times * (BASELINES if name.endswith("DeepLiftShap") else 1))
-    return int(times if name in ("Lime", "KernelShap") else times * options["grid"] ** 2 + 1)
+    """Forward passes per image, a backward pass counted as two."""
+    times: int = options.get("n_samples", options.get("n_steps", 1))
+    if "grid" in options:
+        cells = (options["grid"] - (name == "Occlusion")) ** 2  # its window is two cells wide
+        return times if name in ("Lime", "KernelShap") else int(times * cells + 1)
+    twice = "DeepLift" in name or name in ("LayerConductance", "GuidedGradCam")
+    return 3 * times * (2 if twice else 1) * (BASELINES if name.endswith("DeepLiftShap") else 1)
 
 
 @contextmanager
