@@ -43,6 +43,8 @@ def test_methods_and_models_are_listed(sufficit) -> None:
     assert "attnlrp 3 pixels" in " ".join(listed.split())
     assert "(transformer models only)" in " ".join(listed.split())
     assert "--methods takes its folder" in " ".join(listed.split())
+    assert "as captum:DeepLift (extra captum)" in " ".join(listed.split())
+    assert "as zennit:EpsilonPlus (extra lrp)" in " ".join(listed.split())
     assert "kpca-cam" in listed
     assert "control" in listed
     about = json.loads(sufficit("methods", "--json").out)

@@ -230,6 +230,32 @@ def test_a_layer_can_be_chosen_and_each_of_its_cells_hidden() -> None:
     assert torch.allclose(found, heatmaps_of(drops, ""), atol=1e-4)
 
 
+class Flat(nn.Module):
+    """A network of layers that captum's LRP knows, with one ReLU for both uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Conv2d(3, 5, 3, stride=2), nn.Conv2d(5, 5, 3, stride=2)
+        self.relu, self.head = nn.ReLU(inplace=True), nn.Linear(245, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.relu(self.two(self.relu(self.one(inputs)))).flatten(1))
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_relevance_of_captum_is_that_of_the_normalised_input() -> None:
+    model, images = Flat().eval(), random_images(3, 32)
+    traces = Traces(model)
+    found = explain(classifier_of(model), images, TARGETS, "captum:LRP")
+    traces.check()
+    inputs = classifier_of(model).normalize(images)
+    maps = attr.LRP(copy.deepcopy(model)).attribute(inputs, target=TARGETS).detach().sum(1)
+    assert torch.allclose(found, heatmaps_of(maps, ""), atol=1e-4)
+    inside = attr.LRP(Prepared(copy.deepcopy(model))).attribute(images, target=TARGETS)
+    assert not torch.allclose(found, heatmaps_of(inside.detach().sum(1), ""), atol=0.01)
+
+
 def zennit_by_hand(model: nn.Module, images: Tensor, name: str, *, logits: bool, **more) -> Tensor:
     inputs = classifier_of(model).normalize(images)
     composite = getattr(composites, name)(canonizers=[SequentialMergeBatchNorm()], **more)
@@ -455,7 +481,7 @@ def test_what_the_library_cannot_do_is_one_error(
         ("zennit:EpsilonPlusFlatt", r"Did you mean 'EpsilonPlusFlat'\? Known: EpsilonGammaBox,"),
         (
             "captum:NeuronGradient",
-            r"captum:NeuronGradient needs neuron_selector.*use.*GradientShap",
+            r"captum:NeuronGradient needs neuron_selector.*use one of .*GradientShap",
         ),
         ("captum:NoiseTunnel", r"needs attribution_method, more than an image.*, DeepLift, "),
         ("captum:LLMAttribution", r"needs inp, attr_method, tokenizer"),

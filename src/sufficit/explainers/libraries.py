@@ -50,8 +50,10 @@ def library_method(word: str) -> Explainer:
     if name not in kinds:
         raise unknown(f"attribution of {library}", name, usable)
     if needs[name]:
-        wrong = f"{word} needs {needs[name]}, more than an image and its logits"
-        raise UserError(f"{wrong}: use another one, {', '.join(usable)}")
+        raise UserError(
+            f"{word} needs {needs[name]}, more than an image and its logits: use one of"
+            f" {', '.join(usable)}"
+        )
     takes, options = _parameters(kinds[name]), {}
     for key, one in takes.items():
         default, about = one.default, f"as in {library}"
@@ -116,8 +118,10 @@ def draw(
         raise  # fewer images may fit
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        wrong = f"{word} does not work with this model and these options ({reason:.300})"
-        raise UserError(f"{wrong}: use another method") from error
+        raise UserError(
+            f"{word} does not work with this model and these options ({reason:.300}): use another"
+            " method"
+        ) from error
     return torch.cat(found)
 
 
