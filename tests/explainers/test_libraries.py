@@ -425,6 +425,33 @@ def test_batches_are_halved_when_memory_runs_out(word: str) -> None:
     traces.check()
 
 
+class Watched(nn.Module):
+    """Keeps, at each call of any of its copies, the weights of the original."""
+
+    seen: list[Tensor] = []  # noqa: RUF012  # shared by the copies
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Sequential(*cnn())
+
+    def forward(self, images: Tensor) -> Tensor:
+        Watched.seen.append(WATCHED[0].model[0].weight.detach().clone())
+        return self.model(images)
+
+
+WATCHED: list[Watched] = []
+
+
+def test_weights_do_not_even_change_for_a_while() -> None:
+    """zennit merges a batch norm into them while it works."""
+    WATCHED[:] = [Watched().eval()]
+    before = WATCHED[0].model[0].weight.detach().clone()
+    WATCHED[0].model[1].running_var.fill_(9.0)
+    explain(Classifier(WATCHED[0]), random_images(2, 32), method="zennit:GuidedBackprop")
+    assert len(Watched.seen) > 3
+    assert all(torch.equal(one, before) for one in Watched.seen)
+
+
 def test_lots_depend_on_the_seed() -> None:
     classifier, images = Classifier(cnn()), random_images(2, 32)
     for word in ("captum:GradientShap", "captum:DeepLiftShap"):
