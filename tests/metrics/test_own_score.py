@@ -105,6 +105,24 @@ def test_a_search_asks_whole_images_once_not_at_every_move(
     assert sum(asked) == sum(views) + 3
 
 
+@pytest.mark.parametrize(
+    ("method", "masks"), [("rise:masks=12", 12), ("kernel-shap:grid=2:samples=14", 16)]
+)
+def test_masks_in_chunks_ask_whole_images_once(
+    method: str, masks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, images, asked = Brightness(), random_images(3, 8), []
+    classifier = Classifier(model).with_score(value)
+    at_once = explain(classifier, images, method=method, progress=False)
+    monkeypatch.setattr("sufficit.explainers.masking._CHUNK_ELEMENTS", 256)  # of 1 and 4 masks
+    model.register_forward_pre_hook(lambda _, given: asked.append(len(given[0])))
+    goals = torch.zeros(3, dtype=torch.long)
+    in_chunks = explain(classifier, images, goals, method=method, progress=False)
+    assert len(asked) > 3
+    assert sum(asked) == 3 * (masks + 1)
+    assert torch.allclose(in_chunks, at_once, atol=1e-6)
+
+
 def test_known_values_of_whole_images_are_taken() -> None:
     model, images = Brightness(), random_images(3, 8)
     classifier, mask = Classifier(model).with_score(value), torch.ones(1, 8, 8, dtype=torch.bool)

@@ -76,9 +76,10 @@ def rise(
     """
     h, w = images.shape[2:]
     total = torch.zeros(len(images), h, w, device=images.device)
+    whole = whole_values(classifier, images)
     for some in rise_masks((h, w), masks, cells, share, seed):
         here = some.to(images.device)
-        seen = _scores(classifier, images, targets, here, fill, confidence)
+        seen = _scores(classifier, images, targets, here, fill, confidence, whole)
         total += (seen @ here.flatten(1)).view(-1, h, w)
     return total / (masks * share)
 
@@ -127,9 +128,10 @@ def kernel_shap(
     every = torch.cat([torch.zeros(1, grid * grid), torch.ones(1, grid * grid), shown])
     rows, columns = (_cell_of(side, grid) for side in (h, w))
     players = (rows[:, None] * grid + columns).to(images.device)  # [H,W]
+    whole = whole_values(classifier, images)
     seen = torch.cat(
         [
-            _scores(classifier, images, targets, some[:, players], fill, target_logits)
+            _scores(classifier, images, targets, some[:, players], fill, target_logits, whole)
             for some in every.to(images.device).split(max(1, _CHUNK_ELEMENTS // (h * w)))
         ],
         dim=1,
@@ -224,15 +226,24 @@ def scorecam(
 
 
 def _scores(
-    classifier: Classifier, images: Tensor, targets: Tensor, masks: Tensor, fill: str, score: Score
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor,
+    masks: Tensor,
+    fill: str,
+    score: Score,
+    whole: Tensor | None = None,
 ) -> Tensor:
-    """The score of every image through every mask: [N,C,H,W], [M,H,W] -> [N,M]."""
+    """The score of every image through every mask: [N,C,H,W], [M,H,W] -> [N,M].
+
+    `whole` are the `whole_values` of the images, for callers that ask in chunks.
+    """
     n, m = len(images), len(masks)
     score = score if classifier.score is None else target_logits
     seen, through = torch.arange(n).repeat_interleave(m), torch.arange(m).repeat(n)
     goals = targets.cpu()[seen]
     given = (classifier, images, masks, (seen, through))
-    found = predict_views(*given, targets=goals, fill=fill, score=score)
+    found = predict_views(*given, targets=goals, fill=fill, score=score, whole=whole)
     return found.confidences.view(n, m).to(images.device)
 
 
