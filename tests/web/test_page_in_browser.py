@@ -416,6 +416,19 @@ def test_terms_are_explained_one_hover_away(tab: PageTab, digit_file: Path) -> N
         tab.page.evaluate("document.activeElement.blur()")
 
 
+def test_class_agnostic_methods_are_marked_one_hover_away(tab: PageTab, digit_file: Path) -> None:
+    tab.upload(digit_file)
+    said, page = "class-agnostic: the same map for every class", tab.page
+    for method, mark in (("kpca-cam", " (a)"), ("gradcam", "")):
+        thumb = page.locator(f'#maps [data-method="{method}"]')
+        assert thumb.locator("span").inner_text() == method + mark
+        assert thumb.get_attribute("title") == method + (f", {said}" if mark else "")
+        assert (said in (thumb.get_attribute("aria-label") or "")) == bool(mark)
+        label = page.locator(f'.tick:has([value="{method}"]) label')
+        assert label.inner_text() == method + mark
+        assert (said in (label.get_attribute("title") or "")) == bool(mark)
+
+
 def test_a_bad_upload_greys_the_old_result_and_says_so_at_the_upload(
     tab: PageTab, digit_file: Path, tmp_path: Path
 ) -> None:

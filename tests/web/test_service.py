@@ -156,6 +156,26 @@ def test_adapters_and_functions_are_methods_too(
         assert scored.is_success
 
 
+def test_methods_and_maps_say_whether_they_are_class_agnostic(
+    client_of: Callable[..., TestClient], digit: bytes, images: Tensor
+) -> None:
+    def bright(classifier: Classifier, images: Tensor, targets: Tensor) -> Tensor:
+        return images.mean(1)
+
+    bright.class_agnostic = True  # type: ignore[attr-defined]
+    classifier = Classifier.load("sufficit:digits")
+    width = classifier.features(images)[0].shape[1]
+    blind = Lax(width)
+    blind.belong_to(classifier, classifier.layer or "")
+    own = {"bright": bright, "own": saliency, "blind": blind, "old": "kpca-cam", "cam": "gradcam"}
+    client = client_of(open_service(classifier, "digits", own))
+    expected = {"bright": True, "own": False, "blind": True, "old": True, "cam": False}
+    listed = client.get("/api/model").json()["methods"]
+    assert {one["name"]: one["class_agnostic"] for one in listed}.items() >= expected.items()
+    maps = client.post("/api/explain", files={"file": digit}).json()["maps"]
+    assert {one["method"]: one["class_agnostic"] for one in maps} == expected
+
+
 def test_a_method_that_does_not_work_on_the_model_is_refused_at_the_start() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     other = Classifier(model, view=View(crop=(8, 8)))

@@ -4,6 +4,7 @@ const TRIES = 24, PAUSE = 350;
 let file = null, name = "", example = null, run = null, explained = null, chosen = null, pause = 0;
 let picked = false, wanted = null; /* by the user: a method, and what a link asks for */
 const scored = new Map();
+const AGNOSTIC = "class-agnostic: the same map for every class";
 
 const signed = (value) => (value === null ? "–" : (value >= 0 ? "+" : "−") + Math.abs(value).toFixed(2));
 const plain = (value) => (value === null ? "–" : value.toFixed(2).replace("-", "−"));
@@ -99,7 +100,8 @@ const showExplained = () => {
 };
 const thumb = (map) => {
   const canvas = make("canvas", { width: explained.width, height: explained.height, ariaHidden: "true" });
-  const found = make("button", { type: "button", className: "thumb" }, canvas, make("span", { textContent: map.method }), make("b"), make("small"));
+  const found = make("button", { type: "button", className: "thumb" }, canvas, make("span", { textContent: map.method + (map.class_agnostic ? " (a)" : "") }), make("b"), make("small"));
+  found.title = map.method + (map.class_agnostic ? `, ${AGNOSTIC}` : "");
   found.dataset.method = map.method;
   found.addEventListener("click", () => { picked = true; choose(map.method, now.scene && now.scene.key === map.method ? now.step : explained.start); });
   drawOverlay(canvas, sceneOf(map));
@@ -110,7 +112,7 @@ const showScores = (method) => {
   const map = explained.maps.find((one) => one.method === method), found = scoresOf(method), button = thumbOf(method);
   button.querySelector("b").textContent = `MSI ${found ? signed(found.msi) : "…"}`;
   button.querySelector("small").textContent = map.empty ? "empty heatmap" : `${found ? plain(found.base_score) : "…"} − ${plain(map.mask_penalty)}`;
-  button.ariaLabel = `${method}, ${found ? `MSI ${signed(found.msi)}, base score ${plain(found.base_score)}` : "not scored yet"}, mask penalty ${plain(map.mask_penalty)}`;
+  button.ariaLabel = `${method}, ${found ? `MSI ${signed(found.msi)}, base score ${plain(found.base_score)}` : "not scored yet"}, mask penalty ${plain(map.mask_penalty)}${map.class_agnostic ? `, ${AGNOSTIC}` : ""}`;
   const values = explained.maps.map((one) => scoresOf(one.method)?.msi ?? -Infinity), top = Math.max(...values);
   explained.maps.forEach((one, i) => thumbOf(one.method).classList.toggle("top-one", values[i] === top && top > -Infinity));
   if (method === chosen && now.scene && now.scene.key === method) choose(method, now.step);

@@ -37,12 +37,16 @@ class Health(BaseModel):
     places: int = Field(description="Their limit; further requests get 503.")
 
 
+AGNOSTIC = "Whether it draws the same map for every class."
+
+
 class MethodFacts(BaseModel):
     """An explanation method."""
 
     name: str
     about: str
     usual: bool = Field(description="Whether it runs if the request names no methods.")
+    class_agnostic: bool = Field(description=AGNOSTIC)
 
 
 class ModelFacts(BaseModel):
@@ -115,6 +119,7 @@ class Heatmap(BaseModel):
     """The heatmap M of one method."""
 
     method: str
+    class_agnostic: bool = Field(description=AGNOSTIC)
     map: str = Field(description="PNG as a data URL; M > grid[i] where a pixel is above i.")
     values: str = Field(description="PNG as a data URL; 255 M, rounded.")
     shares: list[float] = Field(description="Share of the pixels above each alpha of the grid.")

@@ -71,6 +71,7 @@ class Service:
             maps=[
                 schemas.Heatmap(
                     method=name,
+                    class_agnostic=self.is_class_agnostic(name),
                     map=maps[name][0],
                     values=values[name][0],
                     shares=[share or 0.0 for share in viewer_data.shares_of(found, common.grid)[0]],
@@ -114,7 +115,12 @@ class Service:
             channels=view.channels if view else 3,
             device=str(self.classifier.device),
             methods=[
-                schemas.MethodFacts(name=name, about=self.about(name), usual=name in self.usual)
+                schemas.MethodFacts(
+                    name=name,
+                    about=self.about(name),
+                    usual=name in self.usual,
+                    class_agnostic=self.is_class_agnostic(name),
+                )
                 for name in self.methods
             ],
             fills=self.fills,
@@ -136,6 +142,10 @@ class Service:
         if isinstance(method, Explainer):
             return method.description
         return (method.__doc__ or "your own function").strip().splitlines()[0]
+
+    def is_class_agnostic(self, name: str) -> bool:
+        """Whether a method draws the same map for every class; a function of yours can say so."""
+        return getattr(self.methods[name], "class_agnostic", False) is True
 
     def class_name(self, number: int) -> str:
         """The name of a class, or its number."""
