@@ -70,6 +70,34 @@ def test_a_finished_run_is_not_overwritten_unless_it_is_asked_for(sufficit, phot
     assert (out / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize("last", ["curves.png", "report.html"])
+def test_a_run_killed_before_its_report_gets_it_from_the_same_command(
+    sufficit, photos: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out, record = photos.parent / "out", photos.parent / "out" / "run.json"
+    with monkeypatch.context() as patched:
+        if last == "report.html":
+            patched.setattr("sufficit.runs.results.RunResults.report", killed)
+        else:
+            patched.setattr("sufficit.cli.compare.write_pictures", killed)
+        assert sufficit(*words(photos, "--no-leak")).code == 130
+    before = record.read_text()
+    other = sufficit(*words(photos, "--no-leak", "--seed", "1"))
+    assert (other.code, record.read_text()) == (2, before)
+    assert "holds a finished run of other settings or images: choose another --out" in other.err
+    with monkeypatch.context() as patched:
+        patched.setattr("sufficit.runs.engine.compute", None)  # nothing is computed again
+        again = sufficit(*words(photos, "--no-leak"))
+    assert (again.code, record.read_text()) == (0, before), again.err
+    assert "This takes about" not in again.err
+    for name in ("report.html", "sheet.png", "curves.png"):
+        assert (out / name).stat().st_size > 0
+    assert "holds a finished run" in sufficit(*words(photos, "--no-leak")).err
+
+
 def test_an_interrupted_run_is_resumed_by_the_same_command(sufficit, photos: Path) -> None:
     out = photos.parent / "out"
     config = config_for(photos)
@@ -295,7 +323,7 @@ def test_a_comparison_by_msi_alone_is_reported(sufficit, photos: Path) -> None:
         (
             "compare --model sufficit:digits --data .",
             "cli.compare.write_pictures",
-            "are complete, but for pictures. `sufficit report",
+            "draws them all, `sufficit report",
         ),
         ("explain . --model sufficit:digits", "runs.overlays.compute", "0 of 6 images are done"),
     ],

@@ -43,6 +43,8 @@ OPTIONS = (
     *("on_error", "verify", "save_heatmaps", "log", "seed"),
 )
 
+REPORT = "report.html"  # the last file that is written
+
 
 @app.command()
 @run_options(*OPTIONS)
@@ -76,7 +78,8 @@ def compare(
     """
     settings = config_of(given, config)
     out_folder, data = place(to), place(settings.data)
-    check_output(out_folder, [data], overwrite=overwrite, command="compare")
+    undrawn = not (out_folder / REPORT).exists()  # a kill after the results; `run` reads them
+    check_output(out_folder, [data], overwrite=overwrite or undrawn, command="compare")
     check_log(settings.log, out_folder)
     from sufficit.runs.engine import run
     from sufficit.runs.job import make_job
@@ -87,7 +90,8 @@ def compare(
         job = make_job(settings)
         if not as_json:
             print_forecast(job, None if overwrite else out_folder, workers)
-        results = run(job, out_folder, overwrite=overwrite, progress=progress, workers=workers)
+        how: Any = {"overwrite": overwrite, "progress": progress, "workers": workers}
+        results = run(job, out_folder, keep=True, **how)
         results = with_head_check(results, job)
         results.log()
         if results.shown is not None:
@@ -105,7 +109,7 @@ def compare(
     print_results(results)
     out.print(
         literal(
-            f"Report: {out_folder / 'report.html'}. Also there: sheet.png, curves.png, pairs.csv"
+            f"Report: {out_folder / REPORT}. Also there: sheet.png, curves.png, pairs.csv"
             " (every pair of methods), METHOD/scores.parquet (one row per image). To repeat this"
             f" run: sufficit compare --config {out_folder / 'RUN.toml'} --out ANOTHER"
         ),
@@ -133,10 +137,9 @@ def print_results(results: "RunResults") -> None:
 
 
 def write_pictures(results: "RunResults", folder: Path) -> None:
-    """Write report.html, sheet.png and curves.png."""
+    """Write sheet.png, curves.png and, last, report.html."""
     from sufficit import plots
 
-    results.report(folder / "report.html")
     content, shown, labels = results.content(), results.shown, results.labels()
     assert shown is not None  # the caller asked
     names = content.shown.names
@@ -152,3 +155,4 @@ def write_pictures(results: "RunResults", folder: Path) -> None:
     plots.save(plots.sheet_figure(shown.images, maps, titles, captions), folder / "sheet.png")
     lines = results.plot("curves", results.methods, curves=None, look=plots.Look())
     plots.save(lines, folder / "curves.png")
+    results.report(folder / REPORT)

@@ -102,8 +102,8 @@ def _units_kept(folder: Path) -> str:
         state = Store(folder).state()
         if state.is_finished:
             return (
-                f"the results in {folder} are complete, but for pictures. `sufficit report"
-                f" {folder}` draws the report."
+                f"the results in {folder} are complete, but for pictures. The same compare again"
+                f" draws them all, `sufficit report {folder}` draws the report."
             )
         kept = f"{state.done_images} of {state.images} images are done and kept"
     return f"{kept}. {RESUME}"

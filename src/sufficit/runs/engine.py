@@ -59,6 +59,7 @@ def run(
     out: Path | None,
     *,
     overwrite: bool = False,
+    keep: bool = False,
     flat: bool = False,
     progress: bool | Progress | None = None,
     workers: Workers | None = None,
@@ -66,7 +67,7 @@ def run(
     """Score every heatmap source on every image, a unit at a time, and write the results.
 
     Run again with the same job and folder, it computes only the units that are missing, and reads
-    the results of a run that is finished. `flat`
+    the results of a run that is finished. With `keep` that of another job is not replaced. `flat`
     writes the files of a single source into the folder itself. With `workers` Ray computes the
     units; the numbers are the same. With `within` in the config it stops when MSI is that precise.
     """
@@ -78,6 +79,11 @@ def run(
         job = placed(job, cluster)
         if (found := _finished(job, owned, stages, flat=flat)) is not None:
             return found
+        if keep and (owned.folder / "run.json").exists():
+            raise UserError(
+                f"{owned.folder} holds a finished run of other settings or images: choose another"
+                " --out, or --overwrite"
+            )
         store = start(job, owned, stages)
         whole = len(job.units)
         for part in looks(job):  # without --within one, at all images

@@ -36,12 +36,15 @@ def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) 
     """
     if workers is not None and workers.count is None:
         return None  # machines of a cluster
+    images, config = len(job.entries), job.config
+    with suppress(UserError):  # nothing may be there yet
+        state = None if out is None else Store(out).state()
+        if state is not None and state.is_finished:
+            return None
+        images -= 0 if state is None else state.done_images
     speed = images_per_second(job)
     if speed is None:
         return None
-    images, config = len(job.entries), job.config
-    with suppress(UserError):  # nothing may be there yet
-        images -= 0 if out is None else Store(out).state().done_images
     known = [source_facts(source).get("passes", 1) for source in job.sources.values()]
     drawn = sum(one for one in known if isinstance(one, int))  # a formula, as K + 1, is not counted
     leaks = 2 * (config.donors or DONORS) + 5 if config.leak else 0
