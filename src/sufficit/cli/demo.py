@@ -55,7 +55,7 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Explain and score a small digit classifier: no download, about two minutes on two cores.
+    """Explain and score a small digit classifier: no download, two to three minutes on two cores.
 
     --photos does the same with photographs and a published network, which is downloaded.
 
@@ -103,7 +103,7 @@ def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":
     from sufficit.runs.job import make_job
     from sufficit.runs.maps import MapTensor, Source, with_controls
 
-    out.print("This takes about two minutes on two cores; a bar shows the time left.")
+    out.print("This takes two to three minutes on two cores; a bar shows the time left.")
     out.print(f"[bold]1[/] Drawing {n} images: a digit somewhere in noise, among random boxes.")
     digits = synthetic_digits(n, seed=seed)
     classifier = Classifier.load("sufficit:digits")
