@@ -180,11 +180,15 @@ def test_random_weights_must_be_asked_for(source: str) -> None:
 def test_a_saved_classifier_takes_no_options(tmp_path: Path) -> None:
     Classifier.load("sufficit:digits").save(tmp_path)
     for options in ({"weights": None}, {"num_classes": 3}):
-        with pytest.raises(UserError, match="takes no options and no weights"):
+        with pytest.raises(UserError, match="takes no options and no weights: drop them"):
             Classifier.load(tmp_path, **options)
 
 
 def test_unknown_models_are_named_with_their_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"python:FILE\.py:FUNCTION, the folder of a saved"):
+        Classifier.load("nowhere")
+    with pytest.raises(UserError, match=r"must be an nn\.Module, got str: Classifier\.load"):
+        Classifier("torchvision:resnet18")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"Unknown torchvision model 'resnet19'. Did you mean"):
         Classifier.load("torchvision:resnet19")
     with pytest.raises(UserError, match=r"Unknown timm model 'vit_tiny'"):

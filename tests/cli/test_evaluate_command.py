@@ -187,6 +187,7 @@ def test_a_fill_can_be_an_image(sufficit, digits: Path, tmp_path: Path) -> None:
         (["--size", "big"], "--size must be pixels such as 224"),
         (["--heatmaps", "absent.npz"], "no heatmap file at absent.npz"),
         (["--data", "absent"], "no folder of images at absent"),
+        (["--data", __file__], "is one file: give the folder it is in"),
         (["--model", "torchvision:resnet19"], "Did you mean"),
         (["--model", "resnet18"], "Unknown model 'resnet18'"),
         (["--weights", "absent.pt"], "no weights file"),

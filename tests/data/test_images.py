@@ -63,6 +63,7 @@ def test_labels_come_from_class_names_or_numbers_or_the_order(
     [
         (["cats/1.png", "dogs/2.png"], ["dog", "cat"], 2, r"first 'cats'.*\(dog, cat, \.\.\.\)"),
         (["x/1.png", "y/2.png"], None, 10, "do not fit the model's 10 classes"),
+        (["cats/1.png"], None, 10, "the class folder 'cats' does not fit the model's 10 classes"),
         (["-1/1.png", "0/2.png"], ["0", "1"], 2, r"first '-1'\) do not fit the model's 2 classes"),
         (["-1/1.png", "1/2.png"], None, 2, r"first '-1'\) do not fit the model's 2 classes"),
         (["1/1.png", "2/2.png"], None, 2, r"first '1'\) do not fit the model's 2 classes"),

@@ -399,8 +399,8 @@ def test_an_unknown_name_gets_the_nearest_known_one() -> None:
         explain(small(), random_images(), layer="layer9")
     with pytest.raises(UserError, match="no method given"):
         explain_all(small(), random_images(), methods=[])
-    with pytest.raises(UserError, match="a name or a function, got int"):
-        explain(small(), random_images(), method=3)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="a name or a function, got list: use explain_all"):
+        explain(small(), random_images(), method=["gradcam", "layercam"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("room", [1, 3])

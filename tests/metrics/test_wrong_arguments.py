@@ -144,6 +144,11 @@ def test_images_outside_0_to_1_are_told_to_come_before_normalisation(
         evaluate(classifier, images, heatmaps)
 
 
+def test_images_of_bytes_as_floats_are_told_to_be_divided(classifier, images, heatmaps):
+    with says(r"0\.\.1", "divide by 255"):
+        evaluate(classifier, images * 255, heatmaps)
+
+
 def test_images_that_are_no_tensor_are_refused(classifier, images, heatmaps):
     with says("tensor", "ndarray"):
         evaluate(classifier, images.numpy(), heatmaps)

@@ -59,7 +59,8 @@ class Classifier:
         score: Callable[[Any], Tensor] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise UserError(f"model must be an nn.Module, got {type(model).__name__}")
+            came = type(model).__name__
+            raise UserError(f"model must be an nn.Module, got {came}: Classifier.load takes names")
         self.model = model
         self.layer = layer if layer is None else layers.resolve(model, layer)
         self._found_at: tuple[int, int] | None = None  # the input size the layer was found for
@@ -371,8 +372,10 @@ def check_extremes(extremes: Tensor) -> None:
     """Raise unless the least and the largest value of all images lie in 0..1: [2]."""
     low, high = extremes.tolist()
     if not (low >= 0 and high <= 1):
-        wrong = f"images must lie in 0..1, got {low:.4g}..{high:.4g}"
-        raise UserError(f"{wrong}: Classifier(mean=..., std=...) normalises them")
+        text = f"images must lie in 0..1, got {low:.4g}..{high:.4g}"
+        if low >= 0 and high > 16:  # no mean and std give that
+            raise UserError(f"{text}: divide by 255; Classifier(mean=..., std=...) normalises them")
+        raise UserError(f"{text}: Classifier(mean=..., std=...) normalises them")
 
 
 def check_targets(targets: Tensor | Sequence[int] | None, n: int) -> Tensor | None:

@@ -112,7 +112,9 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
     path = place(source)
     if path.is_dir():
         if options or weights != "default":
-            raise UserError(f"{source} is a saved classifier: it takes no options and no weights")
+            raise UserError(
+                f"{source} is a saved classifier, it takes no options and no weights: drop them"
+            )
         return _read(path)
     if path.exists() or "/" in str(source):
         raise UserError(
@@ -121,8 +123,8 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
         )
     if not name and str(source) in _torchvision_names():
         raise UserError(f"Unknown model {source!r}. Did you mean 'torchvision:{source}'?")
-    names = [f"{known}:NAME" for known in SOURCES]
-    raise unknown("model", str(source), [*names, "a folder's PATH"])
+    names = [f"{known}:{'FILE.py:FUNCTION' if known == 'python' else 'NAME'}" for known in SOURCES]
+    raise unknown("model", str(source), [*names, "the folder of a saved classifier"])
 
 
 def _read(folder: Path) -> Classifier:

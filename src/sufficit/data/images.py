@@ -154,6 +154,8 @@ class Listing:
                 raise UserError(
                     f"no folder of images at {root}: there is no such bucket. Check the path"
                 )
+            if not is_remote(root) and root.exists():
+                raise UserError(f"{root} is one file: give the folder it is in")
             kinds = "an existing folder, .tar or .parquet file"
             token = "; a private data set needs HF_TOKEN" if str(root).startswith("hf://") else ""
             raise UserError(f"no folder of images at {root}: give {kinds}{token}")

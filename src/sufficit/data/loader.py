@@ -223,8 +223,10 @@ def class_numbers(
     strange = [folder for folder in folders if folder not in found] or folders
     own = classes if classes and len(classes) <= num_classes else ()
     named = f" ({', '.join(list(own)[:4])}, ...)" if own else ""
+    which = f"{len(folders)} class folders (first {strange[0]!r}) do"
+    which = f"the class folder {strange[0]!r} does" if len(folders) == 1 else which
     raise UserError(
-        f"{len(folders)} class folders (first {strange[0]!r}) do not fit the model's"
+        f"{which} not fit the model's"
         f" {num_classes} classes{named}: name the folders as the model names its classes, or by"
         " class number, or score the model's own predictions with --targets prediction"
     )

@@ -301,7 +301,8 @@ def _known(method: Method, classifier: Classifier) -> Explainer | OwnMethod:
     if isinstance(method, str):
         return explainer_named(method)
     if not isinstance(method, Explainer) and not callable(method):
-        raise UserError(f"a method is a name or a function, got {type(method).__name__}")
+        came = type(method).__name__
+        raise UserError(f"a method is a name or a function, got {came}: use explain_all for lists")
     if not isinstance(method, Explainer):
         check_arguments(method, "method", "classifier", "images", "targets")
     return method
