@@ -194,6 +194,21 @@ def test_nothing_sticks_out_of_the_screen(
 
 
 @in_browser
+def test_badges_do_not_push_columns_off_a_desktop(tab: ReportTab, tmp_path: Path) -> None:
+    maps = {f"{name} on average": coarse_maps(8, 16, seed) for seed, name in enumerate("ab")}
+    content = replace(make(maps=maps), class_agnostic=[*maps])
+    tab.open(write_report(tmp_path / "wide.html", content).as_uri())
+    badges = tab.page.locator("tbody .badge").all_inner_texts()
+    assert sorted(badges) == ["class-agnostic", "class-agnostic", "n.s.", "top method"]
+    tab.page.set_viewport_size({"width": 980, "height": 800})
+    needs = "document.querySelector('.scroll').scrollWidth"
+    there = "document.querySelector('.scroll').clientWidth"
+    assert tab.page.evaluate(needs) <= tab.page.evaluate(there)
+    one_line = "e => e.getClientRects().length"
+    assert all(name.evaluate(one_line) == 1 for name in tab.page.locator("tbody .name").all())
+
+
+@in_browser
 @pytest.mark.parametrize("case", ["one image", "msi alone", "confidence and blur", "only NaN"])
 def test_rare_contents_are_shown_too(tab: ReportTab, tmp_path: Path, case: str) -> None:
     options: dict[str, dict[str, Any]] = {
