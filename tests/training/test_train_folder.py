@@ -1,5 +1,6 @@
 """Adapters on the command line: trained on a folder, gone on with, used as methods."""
 
+import io
 import json
 import os
 import socket
@@ -44,9 +45,12 @@ def trained(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patched, (out.parent / "printed.txt").open("w") as file:
         patched.setattr(sys, "argv", words)
         patched.setattr("warnings.showwarning", None)
+        errors = io.StringIO()
+        patched.setattr("sufficit.cli.console.err.file", errors)
         with redirect_stdout(file), pytest.raises(SystemExit) as ended:
             main()
     assert not ended.value.code
+    assert "leak" not in errors.getvalue(), "the verdict has said it"
     return out
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from sufficit.cli.console import app, config_options, out, print_skipped, warn
+from sufficit.cli.console import app, config_options, out, print_skipped
 from sufficit.cli.training_run import (
     OPTIONS,
     BatchSizeOption,
@@ -176,5 +176,3 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
         *outcome.trust.lines(),
         following=[*words, "--methods", str(folder)],
     )
-    if outcome.warning:
-        warn(outcome.warning)
