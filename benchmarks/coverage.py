@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from sufficit.intervals import intervals, moments
 from sufficit.statistics import sign_flip
+from sufficit.sums import intervals, moments
 
 COUNTS, RESAMPLES, DRAWS = (5, 10, 20, 50, 200), 600, 400
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from sufficit.intervals import few_images, intervals, moments
 from sufficit.statistics import ratio_estimate
+from sufficit.sums import few_images, intervals, moments
 
 Generator = np.random.Generator
 

@@ -13,8 +13,7 @@ from PIL import Image
 from small_models import random_images, small
 from small_runs import STEPS
 from sufficit import Classifier, UserError, View, compare, evaluate, overlay
-from sufficit.notebook import in_notebook
-from sufficit.progress import bar
+from sufficit.progress import bar, in_notebook
 
 LABELS = torch.tensor([0, 1, 2, 0])
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau, spearmanr
 
-from sufficit.rank_agreement import (
+from sufficit.similarity import (
     RankedCondition,
     best_changes,
     correlations,

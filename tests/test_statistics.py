@@ -15,7 +15,6 @@ from scipy import stats
 
 from reference import three_methods
 from sufficit import UserError
-from sufficit.intervals import intervals, moments
 from sufficit.statistics import (
     ENUMERATED,
     Pair,
@@ -26,6 +25,7 @@ from sufficit.statistics import (
     ratio_estimate,
     sign_flip,
 )
+from sufficit.sums import intervals, moments
 
 NAN = math.nan
 

@@ -1,6 +1,8 @@
-"""Text from outside, such as names of files and classes, made safe for terminals and CSV files."""
+"""Text from outside, such as names of files and classes, made safe for terminals, CSV and HTML."""
 
+import html
 import re
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -45,3 +47,25 @@ def as_csv(frame: "DataFrame") -> str:
             safe[column] = cells
     text = str(safe.to_csv(index=False, lineterminator="\n"))
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def html_table(
+    caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str] = ()
+) -> str:
+    """A table as HTML, the first column to the left and all others to the right, then notes.
+
+    >>> html_table("one image", ["column", "mean"], [["msi", "<1"]]).count("&lt;1")
+    1
+    """
+    sides = ["left", *["right"] * (len(heads) - 1)]
+
+    def line(kind: str, cells: Sequence[str]) -> str:
+        shown = zip(sides, cells, strict=True)
+        styled = (f'<{kind} style="text-align:{s}">{html.escape(c)}</{kind}>' for s, c in shown)
+        return f"<tr>{''.join(styled)}</tr>"
+
+    title = f'<caption style="text-align:left">{html.escape(caption)}</caption>'
+    head = f"<thead>{line('th', heads)}</thead>" if any(heads) else ""
+    body = "".join(line("td", row) for row in rows)
+    said = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
+    return f"<table>{title}{head}<tbody>{body}</tbody></table>{said}"

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Protocol
 
-from sufficit.notebook import in_notebook
-
 Progress = Callable[[float, float], None]
 """Called as (done, total) while a long job runs."""
 DELAY = 5.0  # seconds before a bar appears that nobody asked for
@@ -21,6 +19,17 @@ class Tick(Protocol):
 
     def __call__(self, done: float, total: float, note: str = "", /) -> None:
         """Show `done` of `total`, and a note behind the bar."""
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook.
+
+    >>> in_notebook()
+    False
+    """
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 @contextmanager

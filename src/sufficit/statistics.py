@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sufficit.errors import UserError, unknown
-from sufficit.intervals import LEVEL, moments, ratio_interval
-from sufficit.sums import Floats, Sums, both, sums_of, with_pairs
+from sufficit.sums import LEVEL, Floats, Sums, both, moments, ratio_interval, sums_of, with_pairs
 
 if TYPE_CHECKING:
     import pandas

@@ -11,11 +11,11 @@ import torch
 import report_content
 from reference import three_methods
 from sufficit.perturbation.heatmaps import normalize
-from sufficit.rank_agreement import RankedCondition
 from sufficit.report.answer import answer, cost, notes, orders, ranking_remarks, warnings_of
 from sufficit.report.content import Content
 from sufficit.report.html import render
 from sufficit.report.interpretation import sentences
+from sufficit.similarity import RankedCondition
 from sufficit.statistics import Estimate, Standing, compare_values
 
 

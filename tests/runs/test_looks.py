@@ -15,13 +15,12 @@ from small_runs import StopError, assert_same_rows, config_for, interrupted, run
 from small_runs import write_photos as photos_in
 from sufficit import Classifier, UserError, compare
 from sufficit.data.images import list_images
-from sufficit.intervals import intervals
 from sufficit.runs import engine, looks
 from sufficit.runs.looks import half_width, look_sizes
 from sufficit.runs.results import RunResults
 from sufficit.runs.store import SCORES, Store
 from sufficit.statistics import Chance, Estimate, estimates_of
-from sufficit.sums import sums_of
+from sufficit.sums import intervals, sums_of
 
 METHODS = ("gradcam", "layercam", "random", "center")
 N, LOOKS = 30, (8, 16, 30)  # images in units of 4

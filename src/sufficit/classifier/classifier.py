@@ -27,7 +27,7 @@ from sufficit.classifier.outputs import (
 from sufficit.classifier.source_code import check_arguments, run_user_code
 from sufficit.errors import UserError, unknown
 from sufficit.files import place
-from sufficit.notebook import html_table
+from sufficit.outside import html_table
 
 
 class Classifier:

@@ -3,12 +3,12 @@
 import math
 from dataclasses import dataclass
 
-from sufficit.intervals import FEW
 from sufficit.metrics.columns import heading
 from sufficit.metrics.leakage import LIMIT
-from sufficit.rank_agreement import RankedCondition, best_changes, correlations, lost_leads
 from sufficit.report.content import Content
 from sufficit.report.interpretation import Caution, cautions, joined, leaks, sentences
+from sufficit.similarity import RankedCondition, best_changes, correlations, lost_leads
+from sufficit.sums import FEW
 
 YES, NO, UNSURE, UNKNOWN = "Yes", "No", "Unsure", "Not measured"
 

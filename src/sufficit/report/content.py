@@ -14,7 +14,7 @@ from sufficit.errors import UserError
 from sufficit.metrics.scores import MethodScores, Scores
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
-from sufficit.rank_agreement import RankedCondition
+from sufficit.similarity import RankedCondition
 from sufficit.statistics import Estimate, Standing
 
 if TYPE_CHECKING:

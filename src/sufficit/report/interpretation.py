@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sufficit.intervals import few_images
 from sufficit.metrics.columns import COLUMNS, heading
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.metrics.scores import MethodScores
 from sufficit.report.content import Content
 from sufficit.statistics import Estimate, Standing
+from sufficit.sums import few_images
 
 NEAR = 0.25  # how far from +1, 0 or -1 is still close to it
 LOW_ACCURACY = 0.7

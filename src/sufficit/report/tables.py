@@ -10,8 +10,7 @@ from sufficit.metrics.artefacts import ARTEFACTS
 from sufficit.metrics.columns import heading
 from sufficit.metrics.further_columns import FURTHER
 from sufficit.metrics.localization import LOCALIZATION
-from sufficit.notebook import html_table
-from sufficit.outside import literal
+from sufficit.outside import html_table, literal
 from sufficit.report.answer import answer, notes, warnings_of
 from sufficit.report.content import Content
 from sufficit.report.interpretation import own_alphas

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from sufficit.classifier.fingerprint import fingerprint
 from sufficit.data.loader import Skipped, check_any
-from sufficit.intervals import few_images
 from sufficit.metrics.alpha_curves import coarse
 from sufficit.metrics.columns import msi
 from sufficit.metrics.further_columns import WHOLE_CURVES
@@ -26,7 +25,6 @@ from sufficit.metrics.rank_msi import Shares, best_shares
 from sufficit.metrics.scores import AlphaSearch, Scores, read, summary_of, with_leak
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain, provenance, save_json
-from sufficit.rank_agreement import correlations
 from sufficit.report.content import Choice
 from sufficit.runs.ceiling import SEARCHED, ceiling_record
 from sufficit.runs.config import write_toml
@@ -38,8 +36,9 @@ from sufficit.runs.results import OWN_BEST, RunResults
 from sufficit.runs.rows import SourceTotals, csv_writer
 from sufficit.runs.shown import places_of, write_shown
 from sufficit.runs.store import HEATMAPS, LEAK, SCORES, Store, UnitFile, grouped, joined
+from sufficit.similarity import correlations
 from sufficit.statistics import Estimate, estimates_of
-from sufficit.sums import Sums
+from sufficit.sums import Sums, few_images
 
 TOGETHER = 512  # images that are merged at a time, at least, where there are so many
 OF_SOME = ("/alphas", "/ceiling")  # tensors of some images of a unit

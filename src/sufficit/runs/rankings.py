@@ -12,9 +12,9 @@ from sufficit.metrics.conditions import groups_of
 from sufficit.metrics.scores import Scores, worst_of
 from sufficit.outside import as_csv
 from sufficit.perturbation.bands import EVERYTHING
-from sufficit.rank_agreement import RankedCondition
 from sufficit.runs.job import Job
 from sufficit.runs.looks import chance_of
+from sufficit.similarity import RankedCondition
 from sufficit.statistics import Estimate, Standing, standing_of
 from sufficit.sums import Sums, with_pairs
 

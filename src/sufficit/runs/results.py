@@ -21,7 +21,6 @@ from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import MethodScores
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain
-from sufficit.rank_agreement import RankedCondition
 from sufficit.report.content import MOST_ROWS, Content, Facts, Shown
 from sufficit.report.interpretation import run_remarks
 from sufficit.runs.config import RunConfig, check_values
@@ -29,6 +28,7 @@ from sufficit.runs.maps import maps_from_file
 from sufficit.runs.rows import StoredRows
 from sufficit.runs.shown import ShownImages, read_shown
 from sufficit.runs.store import HEATMAPS, MOST_RECORD, UNITS, Store
+from sufficit.similarity import RankedCondition
 from sufficit.statistics import Chance, Estimate, Pair, Standing
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from sufficit.errors import EmptyHeatmapWarning
 from sufficit.explainers import CAMS, Methods, explain_all, methods_for
 from sufficit.explainers.sources import methods_from
 from sufficit.files import make_folder, writing
-from sufficit.intervals import few_images
 from sufficit.outside import as_csv
 from sufficit.progress import bar
 from sufficit.provenance import plain, provenance, save_json
@@ -37,6 +36,7 @@ from sufficit.sanity.randomization import EPOCHS, STEPS, Pairs, randomise
 from sufficit.sanity.sanity_report import THRESHOLD, Likeness, SanityReport
 from sufficit.seeds import seeded
 from sufficit.similarity import estimate, rank_correlation, structural_similarity
+from sufficit.sums import few_images
 from sufficit.training.validation import predictions
 
 CHECKED = 8  # images of a head check
