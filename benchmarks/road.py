@@ -16,8 +16,8 @@ from torch import nn
 from sufficit import Classifier
 from sufficit.data.digits import synthetic_digits
 from sufficit.perturbation.bands import grid, top
+from sufficit.perturbation.fills import grey_noise, impute
 from sufficit.perturbation.heatmaps import normalize, resize
-from sufficit.perturbation.imputation import grey_noise, impute
 from sufficit.perturbation.predict import predict, usual_batch
 from sufficit.provenance import provenance
 

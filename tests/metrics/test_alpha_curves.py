@@ -6,7 +6,7 @@ import torch
 
 from reference import heatmaps_like, small_net
 from sufficit import Classifier, evaluate
-from sufficit.metrics.alpha_curves import alpha_curves, coarse, spread
+from sufficit.metrics.plan import coarse, make_plan, msi_by_method, spread
 
 SIZE = (8, 6)
 
@@ -31,19 +31,19 @@ def test_the_curves_are_those_of_a_search_per_method(score: str) -> None:
     targets = torch.arange(5) % 3
     maps = {kind: heatmaps_like(kind, 5, SIZE) for kind in ("random", "tied", "saturated")}
     classifier, told = Classifier(small_net(seed=2)), []
-    options = {"score": score, "fill": "mean"}
-    found, spent = alpha_curves(
-        classifier, images, maps, targets, step=0.1, batch_size=7,
-        tick=lambda done, total: told.append(done / total), **options,
+    plan = make_plan("search", score, 0.1, columns=["msi"])
+    found, spent = msi_by_method(
+        classifier, images, maps, targets, plan, fill="mean", batch_size=7,
+        tick=lambda done, total: told.append(done / total),
     )  # fmt: skip
     calls = 0
     for method, heatmaps in maps.items():
         wanted = evaluate(
             classifier, images, heatmaps, targets, alpha_min="search", value_step=0.1,
-            columns=["msi"], **options,
+            columns=["msi"], score=score, fill="mean",
         )  # fmt: skip
-        assert found[method].alphas == wanted.search.alphas
-        torch.testing.assert_close(found[method].msi, wanted.search.msi, rtol=0, atol=1e-6)
+        assert tuple(s.alpha_min for s in plan.schedules) == wanted.search.alphas
+        torch.testing.assert_close(found[method], wanted.search.msi, rtol=0, atol=1e-6)
         calls += int(wanted.calls.sum())
     assert spent == calls
     assert told == sorted(told)

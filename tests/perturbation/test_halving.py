@@ -10,8 +10,8 @@ from sufficit import Classifier, evaluate
 from sufficit.metrics import COLUMNS, Metric
 from sufficit.metrics.plan import make_plan
 from sufficit.perturbation.bands import EVERYTHING, hide, show, top
-from sufficit.perturbation.halving import CLOSE, STEP, halvings, predict_by_halving
 from sufficit.perturbation.predict import predict
+from sufficit.perturbation.sampling import CLOSE, STEP, halvings, predict_by_halving
 
 
 def case(n: int = 6, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

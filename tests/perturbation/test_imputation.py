@@ -10,8 +10,7 @@ from torch import Tensor
 from reference import small_net
 from sufficit import Classifier, evaluate
 from sufficit.perturbation.bands import EVERYTHING, inside, rest, show
-from sufficit.perturbation.fills import fill_for, masked
-from sufficit.perturbation.imputation import NOISE, grey_noise, impute
+from sufficit.perturbation.fills import NOISE, fill_for, grey_noise, impute, masked
 from sufficit.perturbation.predict import predict, predict_views
 
 WEIGHTS = {  # of Rong et al. 2022

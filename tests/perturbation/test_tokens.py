@@ -14,8 +14,8 @@ from small_models import SmallMemory, Traces, cnn, rand, random_images
 from sufficit import Classifier, UserError, evaluate, leak
 from sufficit.metrics.plan import ask, make_plan
 from sufficit.perturbation.bands import ranks, show, top
-from sufficit.perturbation.halving import halvings
 from sufficit.perturbation.predict import predict
+from sufficit.perturbation.sampling import halvings
 from sufficit.perturbation.tokens import distinct_patches, kept_patches, patches_of, token_model
 
 SIDE, PATCH, DIM = 32, 8, 32

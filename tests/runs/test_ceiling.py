@@ -10,13 +10,13 @@ from small_runs import config_for, interrupted, run_small, write_photos
 from sufficit import Lax, UserError, evaluate, explain
 from sufficit.data.images import read_image
 from sufficit.explainers.region_search import region_search
-from sufficit.runs import ceiling
+from sufficit.runs import rankings
 from sufficit.runs.job import make_job
 
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(ceiling, "CALLS", 120)
+    monkeypatch.setattr(rankings, "CALLS", 120)
     return write_photos(tmp_path, 7)
 
 

@@ -18,9 +18,9 @@ from sufficit import Classifier, UserError, compare, evaluate, explain_all
 from sufficit.data.images import read_image
 from sufficit.provenance import plain
 from sufficit.report.answer import answer, warnings_of
-from sufficit.runs.figures import rows_named
 from sufficit.runs.maps import noise
 from sufficit.runs.results import RunResults
+from sufficit.runs.shown import rows_named
 
 
 def results_equal(one: RunResults, other: RunResults) -> None:

@@ -73,8 +73,8 @@ def figure(
     sufficit figure sufficit-compare --show sizes --out sizes.png --dpi 600
     """
     from sufficit import plots
-    from sufficit.runs.figures import draw
     from sufficit.runs.results import RunResults
+    from sufficit.runs.shown import draw
 
     for name, owner in OWNERS.items():
         if was_given(ctx, name) and show != owner:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sufficit.errors import UserError
 from sufficit.metrics.artefacts import ARTEFACTS
-from sufficit.metrics.further_columns import FURTHER
+from sufficit.metrics.further_columns import FURTHER, RANK
 from sufficit.metrics.localization import LOCALIZATION
 from sufficit.metrics.metric import (
     Heading,
@@ -24,7 +24,6 @@ from sufficit.metrics.metric import (
     no_bands,
     show_bands,
 )
-from sufficit.metrics.rank_msi import RANK
 from sufficit.perturbation import bands
 from sufficit.perturbation.bands import Band
 from sufficit.perturbation.predictions import Predictions

@@ -14,17 +14,15 @@ from sufficit.errors import UserError, unknown
 from sufficit.metrics import columns as registry
 from sufficit.metrics.artefacts import Cell, GridEnergy
 from sufficit.metrics.columns import COLUMNS, METRICS, OTHER_COLUMNS
-from sufficit.metrics.further_columns import WHOLE_CURVES
+from sufficit.metrics.further_columns import WHOLE_CURVES, halves_of
 from sufficit.metrics.localization import LOCALIZATION
 from sufficit.metrics.metric import Metric, Schedule
-from sufficit.metrics.rank_msi import halves_of
 from sufficit.perturbation.bands import EVERYTHING, Band, grid
 from sufficit.perturbation.fills import check_fill
-from sufficit.perturbation.halving import predict_by_halving
 from sufficit.perturbation.image_masks import ImageMask, predict_hidden
 from sufficit.perturbation.predict import predict
 from sufficit.perturbation.predictions import HIDDEN_ROWS, ROWS, Measure, Predictions, ScoreKind
-from sufficit.perturbation.sampling import Sampling, make_sampling
+from sufficit.perturbation.sampling import Sampling, make_sampling, predict_by_halving
 from sufficit.perturbation.tokens import drops, token_model
 from sufficit.progress import Progress
 
@@ -248,6 +246,21 @@ def _columns_named(
     return tuple(dict.fromkeys(found))
 
 
+def spread(n: int, most: int = 16) -> tuple[int, ...]:
+    """Return up to `most` of n rows, evenly spaced.
+
+    >>> spread(3), spread(10, 4)
+    ((0, 1, 2), (0, 2, 5, 7))
+    """
+    count = min(n, most)
+    return tuple(i * n // count for i in range(count))
+
+
+def coarse(value_step: float) -> float:
+    """Return the step of a sample's curves: 0.05, or the run's step where it is larger."""
+    return max(0.05, value_step)
+
+
 def check_names(names: Sequence[str] | None, n: int) -> None:
     """Raise unless there is one name per image, or none at all."""
     if names is not None and (isinstance(names, str) or len(names) != n):
@@ -307,6 +320,24 @@ def ask(
         calls[: len(images)] += len(plan.hides)  # they count for the first method
         found = replace(found, calls=calls, hides=plan.hides, **hidden)
     return found
+
+
+def msi_by_method(
+    classifier: Classifier,
+    images: Tensor,
+    heatmaps: Mapping[str, Tensor],
+    targets: Tensor,
+    plan: Plan,
+    **options: Any,
+) -> tuple[dict[str, Tensor], int]:
+    """Return MSI of each method at every alpha_min of a plan, and the model calls they took.
+
+    [n,C,H,W], each [n,H,W], [n] -> each [n,A]. `options` are those of `ask`.
+    """
+    maps = torch.cat(list(heatmaps.values()))
+    found = ask(classifier, images, maps, targets, plan, **options)
+    values = torch.stack([registry.msi(found, schedule) for schedule in plan.schedules], dim=1)
+    return dict(zip(heatmaps, values.split(len(images)), strict=True)), int(found.calls.sum())
 
 
 def _with_whole(found: Predictions, known: Predictions, bands: tuple[Band, ...]) -> Predictions:

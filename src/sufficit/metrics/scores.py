@@ -24,11 +24,11 @@ from sufficit.metrics.conditions import (
     groups_of,
     make_conditions,
 )
+from sufficit.metrics.further_columns import best_shares, half_sums
 from sufficit.metrics.leakage import Leak, LeakSettings, check_classes, checked, measure
 from sufficit.metrics.localization import checked_truth
 from sufficit.metrics.metric import Curve, MeanCurve, Metric, Schedule, curves_of
 from sufficit.metrics.plan import ALPHA_GRID, Plan, check_names, make_plan
-from sufficit.metrics.rank_msi import best_shares, half_sums
 from sufficit.outside import html_table
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predict import check_batch_size

@@ -14,9 +14,7 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
 from sufficit.perturbation import tokens
 from sufficit.perturbation.bands import Band, distinct_masks, ranks, runs
-from sufficit.perturbation.fills import fill_for
-from sufficit.perturbation.imputation import ROAD
-from sufficit.perturbation.maskers import Masker, ViewMasker
+from sufficit.perturbation.fills import ROAD, Masker, ViewMasker, fill_for
 from sufficit.perturbation.predictions import (
     Predictions,
     Score,

@@ -19,9 +19,9 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.data.loader import Unit
 from sufficit.errors import GoneError, UserError
 from sufficit.lock import check_owned
-from sufficit.metrics.alpha_curves import alpha_curves, coarse
 from sufficit.metrics.columns import msi
 from sufficit.metrics.conditions import ask_all
+from sufficit.metrics.further_columns import half_sums
 from sufficit.metrics.leakage import (
     TENSORS,
     LeakProbe,
@@ -30,20 +30,19 @@ from sufficit.metrics.leakage import (
     measure_methods,
     prepare,
 )
-from sufficit.metrics.rank_msi import half_sums
+from sufficit.metrics.plan import msi_by_method
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predict import usual_batch
 from sufficit.perturbation.predictions import NO_CLASS, Predictions
 from sufficit.progress import Progress, bar
 from sufficit.provenance import plain
 from sufficit.report.content import Choice
-from sufficit.runs.ceiling import ceiling_scores
 from sufficit.runs.config import DONORS, Workers
 from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, check_contents, quiet
 from sufficit.runs.job import Job
-from sufficit.runs.looks import looks
 from sufficit.runs.maps import maps_from_file, pack
 from sufficit.runs.merge import best_alpha, is_precise, stem_of, write_results
+from sufficit.runs.rankings import ceiling_scores, looks
 from sufficit.runs.results import RunResults
 from sufficit.runs.shown import keeps_all
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, StageFile, Store, store_in
@@ -297,19 +296,12 @@ class Worker(ImageWorker):
 
     def _alpha_curves(self, batch: MapBatch, facts: dict[str, Any]) -> dict[str, Tensor]:
         """MSI of some images at every alpha_min."""
-        config = self.job.config
-        searches, calls = alpha_curves(
-            self.scorers(batch.images)[0],
-            batch.images,
-            batch.heatmaps,
-            batch.targets,
-            step=coarse(config.value_step),
-            score=config.score_kind,
-            fill=self.job.fill,
-            batch_size=config.batch_size,
-        )
+        job, model = self.job, self.scorers(batch.images)[0]
+        given = (model, batch.images, batch.heatmaps, batch.targets, job.curve_plan)
+        how: Any = {"fill": job.fill, "batch_size": job.config.batch_size}
+        found, calls = msi_by_method(*given, **how)
         facts |= {"alpha_images": batch.names, "alpha_calls": calls}
-        return {f"{name}/alphas": search.msi for name, search in searches.items()}
+        return {f"{name}/alphas": values for name, values in found.items()}
 
     def _ceiling(self, batch: MapBatch, facts: dict[str, Any]) -> dict[str, Tensor]:
         """MSI of every source and of searched boxes, on some images, with a held-out fill."""

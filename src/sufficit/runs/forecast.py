@@ -10,10 +10,10 @@ import torch
 from sufficit.data.image_files import BadImageError
 from sufficit.errors import UserError
 from sufficit.perturbation.predict import usual_batch
-from sufficit.runs.ceiling import CALLS
 from sufficit.runs.config import DONORS, FEW, SAMPLED, Workers
 from sufficit.runs.job import Job
 from sufficit.runs.maps import source_facts
+from sufficit.runs.rankings import CALLS
 from sufficit.runs.store import Store
 
 LONG = 30  # seconds from which a run says how long it takes

@@ -26,10 +26,9 @@ from sufficit.data.truth import Truth, TruthMasks, truth_from
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import methods_for
 from sufficit.files import local_file, place
-from sufficit.metrics.alpha_curves import coarse, spread
 from sufficit.metrics.conditions import FIRST, Condition, check_twin, make_conditions
 from sufficit.metrics.leakage import POOL, draw_pool
-from sufficit.metrics.plan import Plan, make_plan
+from sufficit.metrics.plan import Plan, coarse, make_plan, spread
 from sufficit.perturbation.fills import FILLS
 from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.tokens import drops, token_model

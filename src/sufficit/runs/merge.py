@@ -15,23 +15,28 @@ from torch import Tensor
 
 from sufficit.classifier.fingerprint import fingerprint
 from sufficit.data.loader import Skipped, check_any
-from sufficit.metrics.alpha_curves import coarse
 from sufficit.metrics.columns import msi
-from sufficit.metrics.further_columns import WHOLE_CURVES
+from sufficit.metrics.further_columns import WHOLE_CURVES, Shares, best_shares
 from sufficit.metrics.leakage import TENSORS, Leak, leak_warning
 from sufficit.metrics.localization import LOCALIZATION
-from sufficit.metrics.plan import ALPHA_GRID, Plan
-from sufficit.metrics.rank_msi import Shares, best_shares
+from sufficit.metrics.plan import ALPHA_GRID, Plan, coarse
 from sufficit.metrics.scores import AlphaSearch, Scores, read, summary_of, with_leak
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.report.content import Choice
-from sufficit.runs.ceiling import SEARCHED, ceiling_record
 from sufficit.runs.config import write_toml
 from sufficit.runs.job import Job
-from sufficit.runs.looks import chance_of, half_width, outcome
 from sufficit.runs.maps import maps_from_file, source_facts
-from sufficit.runs.rankings import Rankings, add_worst, write_pairs
+from sufficit.runs.rankings import (
+    SEARCHED,
+    Rankings,
+    add_worst,
+    ceiling_record,
+    chance_of,
+    half_width,
+    outcome,
+    write_pairs,
+)
 from sufficit.runs.results import OWN_BEST, RunResults
 from sufficit.runs.rows import SourceTotals, csv_writer
 from sufficit.runs.shown import places_of, write_shown

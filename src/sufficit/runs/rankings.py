@@ -1,22 +1,39 @@
-"""How the sources of a run rank by MSI under every condition, added up unit by unit."""
+"""How the sources of a run compare: ranks by MSI under every condition, precision, the ceiling.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+A run with `within` stops when MSI is precise enough. The sizes at which it looks are known before
+the run, and every look has its share of the error (`Chance.split`), so that the interval at the end
+is valid wherever it stops. Images are in random order by seed: the first ones are a random sample
+of all. Controls may be less precise, because they are not ranked. The ceiling is what boxes
+searched for each image reach, under a fill that the search never saw.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
+from sufficit.classifier.classifier import Classifier
+from sufficit.explainers.region_search import FILLS, region_search
 from sufficit.files import writing
 from sufficit.metrics.conditions import groups_of
+from sufficit.metrics.plan import coarse, make_plan, msi_by_method
 from sufficit.metrics.scores import Scores, worst_of
 from sufficit.outside import as_csv
 from sufficit.perturbation.bands import EVERYTHING
-from sufficit.runs.job import Job
-from sufficit.runs.looks import chance_of
+from sufficit.runs.explanations import MapBatch
+from sufficit.runs.job import Job, fill_named
 from sufficit.similarity import RankedCondition
-from sufficit.statistics import Estimate, Standing, standing_of
+from sufficit.statistics import Chance, Estimate, Standing, estimates, standing_of
 from sufficit.sums import Sums, with_pairs
+
+FIRST = 200  # images at the first look; each look has twice as many as the one before
+CALLS = 1500  # forward passes per image, of the search for boxes
+SEARCHED = ""  # the boxes among the sources, none of which has an empty name
 
 
 class Rankings:
@@ -75,3 +92,106 @@ def write_pairs(path: Path, standings: Sequence[Standing]) -> None:
         frame.insert(0, "column", one.column)
     with writing(path) as part:
         part.write_text(as_csv(pandas.concat(frames)), encoding="utf-8")
+
+
+def look_sizes(images: int, unit: int) -> list[int]:
+    """The number of units at each look: those of 200, 400, 800, ... images, then all.
+
+    >>> look_sizes(1000, 32)
+    [7, 13, 25, 32]
+    """
+    doublings = max(0, (images - 1) // FIRST).bit_length()
+    counts = [*(FIRST * 2**k for k in range(doublings)), images]
+    return sorted({-(-count // unit) for count in counts})
+
+
+def looks(job: Job) -> Iterator[Job]:
+    """The job of each look, on more and more images; without `within` one, on all."""
+    return (replace(job, part=size) for size in _sizes(job))
+
+
+def chance_of(job: Job) -> Chance:
+    """The settings of a run's intervals and tests: a share of the error for each look."""
+    return Chance.split(len(_sizes(job)), job.config.seed)
+
+
+def half_width(found: Sequence[Estimate]) -> float:
+    """Half the width of the widest interval; NaN where one is unknown."""
+    return float(np.max([(one.high - one.low) / 2 for one in found]))
+
+
+def outcome(job: Job, summaries: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Any] | None:
+    """What run.json says of a run with `within`: None without."""
+    within, sizes, units = job.config.within, _sizes(job), job.units
+    if within is None:
+        return None
+    half = half_width([summaries[name]["msi"] for name in job.ranked])
+    n, total = units.images_in(range(len(units))), len(job.entries)
+    reached = len(units) < sizes[-1] or half <= within
+    if reached:
+        words = f"MSI of every method is known to ± {half:.2g} (--within {within:g}) from {n:,} of"
+        words += f" {total:,} images, in random order."
+    else:
+        words = f"All {total:,} images are scored, and MSI is known to ± {half:.2g} only, not to ±"
+        words += f" {within:g} (--within): that takes about {n * (half / within) ** 2:,.0f} images."
+    if len(sizes) > 1:
+        words += f" Intervals and tests allow for up to {len(sizes)} looks at the results."
+    known = {"target": within, "half_width": half, "reached": reached, "images": n, "of": total}
+    return known | {"looks": [units.images_in(range(size)) for size in sizes], "words": words}
+
+
+def _sizes(job: Job) -> list[int]:
+    images, unit = len(job.entries), job.entries.unit
+    return [-(-images // unit)] if job.config.within is None else look_sizes(images, unit)
+
+
+def ceiling_fill(job: Job) -> str:
+    """The fill that methods and boxes are compared with: the run's held-out one, else blur."""
+    held_out = job.config.held_out_fill
+    return "blur" if held_out in (None, "auto", "none") else held_out
+
+
+def search_fills(job: Job) -> list[str]:
+    """The fills that boxes are searched with: all but the held-out one."""
+    return [fill for fill in FILLS if fill != ceiling_fill(job)]
+
+
+def ceiling_scores(
+    job: Job, scorer: Classifier, batch: MapBatch, alpha_min: float
+) -> tuple[dict[str, Tensor], int]:
+    """MSI with the held-out fill of every source and of the boxes, each [n]; the calls it took."""
+    config, n = job.config, len(batch.targets)
+    how: Any = {"batch_size": config.batch_size}
+    fills = search_fills(job)
+    boxes = region_search(scorer, batch.images, batch.targets, calls=CALLS, fills=fills, **how)
+    maps = {**batch.heatmaps, SEARCHED: boxes.to(next(iter(batch.heatmaps.values())).device)}
+    plan = make_plan(alpha_min, config.score_kind, coarse(config.value_step), columns=["msi"])
+    given = (scorer, batch.images, maps, batch.targets, plan)
+    found, calls = msi_by_method(
+        *given, fill=fill_named(ceiling_fill(job), [job.classifier]), **how
+    )
+    return {name: values[:, 0] for name, values in found.items()}, calls + n * CALLS
+
+
+def ceiling_record(
+    job: Job, images: Sequence[str], scores: Mapping[str, Sequence[Tensor]], calls: int
+) -> dict[str, Any]:
+    """What run.json says: each method's MSI with the held-out fill, and its share of the boxes'."""
+    whole = {name: torch.cat([*parts]).numpy() for name, parts in scores.items()}
+    given: Any = {"seed": job.config.seed, "limits": lambda _: job.plan.limits("msi")}
+    found = estimates(whole, dict.fromkeys(whole, True), **given)
+    searched = found.pop(SEARCHED)
+    return {
+        "fill": ceiling_fill(job),
+        "fills": search_fills(job),
+        "calls": CALLS,
+        "n": len(images),
+        "images": list(images),
+        "searched": {"mean": searched.mean, "low": searched.low, "high": searched.high},
+        "msi": {name: one.mean for name, one in found.items()},
+        "share": {
+            name: one.mean / searched.mean if searched.mean > 0 else None
+            for name, one in found.items()
+        },
+        "model_calls": calls,
+    }

@@ -191,7 +191,7 @@ class RunResults:
 
         `methods` are those without the controls unless given. A sheet takes images=["best:2"].
         """
-        from sufficit.runs.figures import draw
+        from sufficit.runs.shown import draw
 
         return draw(self, show, methods, **options)
 
