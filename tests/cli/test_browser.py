@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sufficit.cli.browser import show_page
+from sufficit.cli.console import show_page
 
 
 class Window:
@@ -32,7 +32,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Window:
     """A terminal on a screen, with a browser."""
     window = Window()
     monkeypatch.setattr("webbrowser.get", lambda: window)
-    monkeypatch.setattr("sufficit.cli.browser.sys", machine(terminal=True))
+    monkeypatch.setattr("sufficit.cli.console.sys", machine(terminal=True))
     for name in ("SSH_CONNECTION", "CI", "BROWSER", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DISPLAY", ":0")
@@ -49,7 +49,7 @@ def test_no_browser_opens_by_default_without(
     desk: Window, monkeypatch: pytest.MonkeyPatch, without: str
 ) -> None:
     if without == "a terminal":
-        monkeypatch.setattr("sufficit.cli.browser.sys", machine(terminal=False))
+        monkeypatch.setattr("sufficit.cli.console.sys", machine(terminal=False))
     elif without == "a screen":
         monkeypatch.delenv("DISPLAY")
     else:
@@ -90,7 +90,7 @@ def test_a_browser_inside_the_terminal_is_not_used(
 def test_a_browser_that_hangs_is_not_waited_for(
     desk: Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sufficit.cli.browser.PATIENCE", 0.05)
+    monkeypatch.setattr("sufficit.cli.console.PATIENCE", 0.05)
     desk.open = lambda _: time.sleep(1)
     started = time.monotonic()
     assert show_page(Path("report.html"), wanted=True) is False

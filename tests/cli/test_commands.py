@@ -10,7 +10,7 @@ import typer
 from sufficit.classifier.architectures import MODELS
 from sufficit.classifier.digit_net import SMALL_NETS
 from sufficit.cli import app
-from sufficit.cli.panels import FIRST, MAIN, PANELS
+from sufficit.cli.console import FIRST, MAIN, PANELS
 from sufficit.runs.config import RunConfig
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]

@@ -1,19 +1,24 @@
-"""The app that every command joins, where it prints, and the options of its model."""
+"""The app that every command joins: its help in panels, where it prints, the page it opens."""
 
 import inspect
+import os
+import sys
+import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from threading import Thread
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from sufficit import __version__
 from sufficit.cli.options import config_of, run_options
-from sufficit.cli.panels import PanelApp
 from sufficit.errors import UserError
+from sufficit.files import is_remote
 from sufficit.lock import owning
 from sufficit.outside import literal
 from sufficit.runs.config import RunConfig, Workers
@@ -21,6 +26,75 @@ from sufficit.runs.config import RunConfig, Workers
 if TYPE_CHECKING:
     from sufficit.classifier.classifier import Classifier
     from sufficit.runs.job import Job
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+FIRST = {  # command: the options to read first
+    "check-metric": ("model", "data", "truth", "images", "to"),
+    "compare": ("model", "data", "methods", "images", "to"),
+    "demo": ("photos", "weights", "images", "open_report", "to"),
+    "evaluate": ("model", "data", "heatmaps", "alpha_min", "to"),
+    "explain": ("model", "methods", "weights", "target", "to"),
+    "figure": ("show", "images", "methods", "width", "to"),
+    "reproduce": ("data_word", "quick", "download", "images", "to"),
+    "sanity": ("model", "data", "methods", "images", "to"),
+    "serve": ("model", "methods", "weights", "example", "port"),
+    "train-lax": ("model", "data", "recipe", "epochs", "to"),
+    "train-twin": ("model", "data", "weights", "epochs", "to"),
+}
+MAIN, REST = "Most used", "More"
+PANELS = (MAIN, "Input", "Methods", "Training", "Scoring", "Compute", REST, "Output")
+BY_NAME = {  # options that a command declares itself
+    **dict.fromkeys(("classes", "download", "example", "test_images", "train_images"), "Input"),
+    **dict.fromkeys(
+        ("alpha_min", "area", "cache_features", "epochs", "lax_epochs", "lr"), "Training"
+    ),
+    **dict.fromkeys(("patience", "recipe", "recipes", "seeds", "validation_share"), "Training"),
+    **dict.fromkeys(("curves", "images", "random_labels", "search_images", "step"), "Scoring"),
+    **dict.fromkeys(("batch_size", "devices", "num_nodes", "precision", "readers"), "Compute"),
+    **dict.fromkeys(("as_json", "help", "log", "open_page", "open_report", "overwrite"), "Output"),
+    **dict.fromkeys(("report", "title", "to", "verbose"), "Output"),
+}
+
+
+class PanelCommand(TyperCommand):
+    """A command whose help has its panels in one order, and that takes each option once."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse an option that is given twice, of which the first would be lost silently."""
+        _, _, order = self.make_parser(ctx).parse_args([*args])
+        once = [one for one in order if not getattr(one, "multiple", True)]
+        for option in once:
+            if once.count(option) > 1:
+                several = " Separate several by commas." if option.name == "methods" else ""
+                raise UserError(f"{option.opts[0]} is given twice: give it once.{several}")
+        found: list[str] = super().parse_args(ctx, args)
+        return found
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options in the order of their panels, the order within a panel as declared."""
+        first = FIRST.get(self.name or "", ())
+        found: list[Any] = super().get_params(ctx)
+        arguments = [one for one in found if one.param_type_name == "argument"]
+        options = [one for one in found if one.param_type_name != "argument"]
+        for one in options:
+            known = getattr(one, "rich_help_panel", None) or BY_NAME.get(one.name, REST)
+            one.rich_help_panel = MAIN if one.name in first else known
+
+        def place(one: Any) -> tuple[int, int]:
+            own = one.rich_help_panel
+            return PANELS.index(own), first.index(one.name) if own == MAIN else 0
+
+        return [*arguments, *sorted(options, key=place)]
+
+
+class PanelApp(typer.Typer):
+    """An app whose commands are laid out so."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Command], Command]:
+        """Register a command, as typer does."""
+        return super().command(name, **{"cls": PanelCommand} | options)
+
 
 MODEL = (
     *("model", "weights", "num_classes", "prompts", "output", "size", "layer", "device"),
@@ -123,3 +197,37 @@ def print_skipped(skipped: dict[str, str], count: int | None = None) -> None:
         file = "run.json" if count in (None, len(skipped)) else "skipped.csv"
         many = f"{count or len(skipped)} images skipped; {file} names all of them."
         err.print(one if len(skipped) == 1 else many)
+
+
+PATIENCE = 5.0  # seconds for a browser to start
+
+
+def show_page(page: Path | str, wanted: bool | None = None) -> bool:
+    """Open a file or URL if wanted, or (None) in a terminal with a screen; return whether it opens.
+
+    Never raises and never takes long, whatever the browser does.
+    """
+    if wanted is None:
+        wanted = sys.stdout.isatty() and not {"SSH_CONNECTION", "CI"} & {*os.environ}
+        if sys.platform.startswith(("linux", "freebsd")):
+            screens = (os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+            wanted = wanted and any(screens)
+    if not wanted or (not isinstance(page, str) and is_remote(page)):
+        return False
+    opened: list[bool] = []
+    opening = Thread(target=lambda: opened.append(_open(page)), daemon=True)
+    opening.start()
+    opening.join(PATIENCE)
+    return opened == [True]
+
+
+def _open(page: Path | str) -> bool:
+    address = page if isinstance(page, str) else page.resolve().as_uri()
+    try:
+        browser = webbrowser.get()
+        # A browser that runs inside the terminal, such as lynx, would take it over.
+        if type(browser) is webbrowser.GenericBrowser and "BROWSER" not in os.environ:
+            return False
+        return bool(browser.open(address))
+    except Exception:
+        return False

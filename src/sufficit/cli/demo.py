@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sufficit.cli.browser import show_page
 from sufficit.cli.compare import print_results, write_pictures
-from sufficit.cli.console import app, out, resumable
+from sufficit.cli.console import app, out, resumable, show_page
 from sufficit.cli.options import OutOption, SeedOption, was_given
 from sufficit.errors import UserError
 from sufficit.files import check_output, place

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from sufficit.cli.browser import show_page
-from sufficit.cli.console import app, out
+from sufficit.cli.console import app, out, show_page
 from sufficit.files import check_output, place
 from sufficit.outside import literal
 

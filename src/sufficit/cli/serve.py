@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sufficit.cli.browser import show_page
-from sufficit.cli.console import MODEL, app, config_options, load, out, warn
+from sufficit.cli.console import MODEL, app, config_options, load, out, show_page, warn
 from sufficit.errors import UserError
 from sufficit.files import place
 from sufficit.outside import literal
