@@ -20,6 +20,7 @@ from sufficit.cli import app
 from sufficit.data.digits import synthetic_digits
 from sufficit.data.images import read_image
 from sufficit.sanity import SanityReport, sanity_check
+from sufficit.sanity.checks import Likeness, _verdict
 from sufficit.sanity.randomization import (
     Block,
     LabelTraining,
@@ -28,7 +29,6 @@ from sufficit.sanity.randomization import (
     randomise,
     train_on_random_labels,
 )
-from sufficit.sanity.sanity_report import Likeness, _verdict
 from sufficit.similarity import structural_similarity
 from sufficit.statistics import Estimate
 

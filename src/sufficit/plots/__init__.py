@@ -3,10 +3,10 @@
 # fmt: off
 # isort: off
 from sufficit.plots.charts import (
-    PAPER_CURVES, Panel, alpha_figure, alpha_lines, alpha_panel, curve_panel, curves_figure,
-    lines_figure, methods_figure, parts_panel, sanity_figure, sizes_figure, training_figure,
+    PAPER_CURVES, Panel, alpha_figure, alpha_lines, alpha_panel, check_figure, curve_panel,
+    curves_figure, lines_figure, methods_figure, parts_panel, sanity_figure, sizes_figure,
+    training_figure,
 )
-from sufficit.plots.degradation import check_figure
 from sufficit.plots.sheets import blend, masked_images, overlay, score_captions, sheet_figure
 from sufficit.plots.style import (
     FORMATS, HIDE, INK, LINES, PAPER, QUIET, SHOW, Look, axes_for, check_file, save, svg,
