@@ -1,8 +1,9 @@
 """A classifier on disk: its description in JSON, its weights in safetensors."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,22 @@ class View:
                 f"sides must be 1..{MAX_SIDE} pixels, and an image at most {MAX_VALUES} values, got"
                 f" {(self.crop, self.resize, self.channels)}: choose a smaller size"
             )
+
+
+def check_mean_std(
+    mean: Sequence[float] | None, std: Sequence[float] | None
+) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """The mean and std of a model's images, one number per channel, or None twice."""
+    if mean is None and std is None:
+        return None, None
+    with suppress(TypeError):  # None, or one number for all channels
+        means, stds = (tuple(map(float, given)) for given in (mean, std))  # type: ignore[arg-type]
+        if len(means) == len(stds) > 0 and all(map(math.isfinite, means + stds)) and min(stds) > 0:
+            return means, stds
+    raise UserError(
+        "mean and std must both be given, one number per channel, finite and the std above 0, got"
+        f" {mean!r} and {std!r}: write mean=(0.5, 0.5, 0.5), or leave out both"
+    )
 
 
 @dataclass(frozen=True)

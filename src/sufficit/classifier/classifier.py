@@ -1,10 +1,9 @@
 """Any image classifier as one object: images in 0..1 go in, logits and features come out."""
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sufficit.classifier import layers
-from sufficit.classifier.checkpoint import OUTPUTS, Recipe, View, save
+from sufficit.classifier.checkpoint import OUTPUTS, Recipe, View, check_mean_std, save
 from sufficit.classifier.outputs import (
     PROBABILITIES,
     SUMS_TO_ONE,
@@ -64,7 +63,7 @@ class Classifier:
         self.model = model
         self.layer = layer if layer is None else layers.resolve(model, layer)
         self._found_at: tuple[int, int] | None = None  # the input size the layer was found for
-        self.mean, self.std = _check_mean_std(mean, std)
+        self.mean, self.std = check_mean_std(mean, std)
         if isinstance(classes, str):
             raise UserError(f"classes must be one name per class, got the one word {classes!r}")
         self.classes = tuple(classes) if classes is not None else None
@@ -401,18 +400,3 @@ def check_range(targets: Tensor, classes: int) -> None:
     if (highest := int(targets.max())) >= classes:
         wanted = f"targets must lie in 0..{classes - 1}, the model has {classes} classes"
         raise UserError(f"{wanted}, got {highest}: use its class numbers")
-
-
-def _check_mean_std(
-    mean: Sequence[float] | None, std: Sequence[float] | None
-) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    if mean is None and std is None:
-        return None, None
-    with suppress(TypeError):  # None, or one number for all channels
-        means, stds = (tuple(map(float, given)) for given in (mean, std))  # type: ignore[arg-type]
-        if len(means) == len(stds) > 0 and all(map(math.isfinite, means + stds)) and min(stds) > 0:
-            return means, stds
-    raise UserError(
-        "mean and std must both be given, one number per channel, finite and the std above 0, got"
-        f" {mean!r} and {std!r}: write mean=(0.5, 0.5, 0.5), or leave out both"
-    )

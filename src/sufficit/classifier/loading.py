@@ -19,7 +19,6 @@ from sufficit.classifier.checkpoint import DESCRIPTION, OUTPUTS, WEIGHTS, Recipe
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.digit_net import SMALL_NETS, SmallNet
 from sufficit.classifier.source_code import code_digest, python_function, run_user_code
-from sufficit.classifier.zero_shot import check_prompts, zero_shot
 from sufficit.errors import UserError, unknown
 from sufficit.files import place, read_json
 from sufficit.seeds import seeded
@@ -228,6 +227,8 @@ def _from_transformers(name: str, published: bool, options: dict[str, Any]) -> C
 
 
 def _from_clip(name: str, published: bool, options: dict[str, Any]) -> Classifier:
+    from sufficit.classifier.architectures import check_prompts, zero_shot
+
     transformers = extra("transformers", f"clip:{name}")
     if unknown_options := options.keys() - {"prompts"}:
         given = ", ".join(sorted(unknown_options))

@@ -289,9 +289,8 @@ class RunResults:
 
     def images(self, rows: Sequence[int], data: str | Path | None = None) -> Tensor:
         """Some images as the model saw them: those shown, or read from the data: [n,C,H,W]."""
-        shown = {} if self.shown is None else {row: k for k, row in enumerate(self.shown.rows)}
-        if self.shown is not None and all(row in shown for row in rows):
-            return self.shown.images[[shown[row] for row in rows]]
+        if self.shown is not None and {*rows} <= {*self.shown.rows}:
+            return self.shown.images[[self.shown.rows.index(row) for row in rows]]
         columns = {} if data else self.config.column_options()
         root, names = data or self.config.data, self.names_of(rows)
         found = {i.name: i for i in open_images(root, **columns) if i.name in {*names}}
@@ -304,9 +303,8 @@ class RunResults:
 
     def heatmaps(self, rows: Sequence[int], methods: Sequence[str]) -> dict[str, Tensor]:
         """Some images' heatmaps as they were scored: source -> [n,H,W]."""
-        shown = {} if self.shown is None else {row: k for k, row in enumerate(self.shown.rows)}
-        if self.shown is not None and all(row in shown for row in rows):
-            places = [shown[row] for row in rows]
+        if self.shown is not None and {*rows} <= {*self.shown.rows}:
+            places = [self.shown.rows.index(row) for row in rows]
             return {method: self.shown.heatmaps[method][places] for method in methods}
         store, names = Store(self.folder, str(self.record.get("run", ""))), self.names_of(rows)
         wanted, found = {*names}, dict[str, dict[str, Tensor]]()
