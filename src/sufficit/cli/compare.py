@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sufficit.cli.console import app, out, print_forecast, print_skipped, resumable, warn
+from sufficit.cli.console import app, out, print_skipped, resumable, scored, warn
 from sufficit.cli.options import (
     ConfigOption,
     JsonOption,
@@ -81,17 +81,11 @@ def compare(
     undrawn = not (out_folder / REPORT).exists()  # a kill after the results; `run` reads them
     check_output(out_folder, [data], overwrite=overwrite or undrawn, command="compare")
     check_log(settings.log, out_folder)
-    from sufficit.runs.engine import run
-    from sufficit.runs.job import make_job
     from sufficit.sanity.checks import with_head_check
 
-    progress = False if as_json else None
+    how: Any = {"as_json": as_json, "overwrite": overwrite, "workers": workers}
     with resumable(out_folder):
-        job = make_job(settings)
-        if not as_json:
-            print_forecast(job, None if overwrite else out_folder, workers)
-        how: Any = {"overwrite": overwrite, "progress": progress, "workers": workers}
-        results = run(job, out_folder, keep=True, **how)
+        job, results = scored(settings, out_folder, **how)
         results = with_head_check(results, job)
         results.log()
         if results.shown is not None:

@@ -26,6 +26,7 @@ from sufficit.runs.config import RunConfig, Workers
 if TYPE_CHECKING:
     from sufficit.classifier.classifier import Classifier
     from sufficit.runs.job import Job
+    from sufficit.runs.results import RunResults
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -146,13 +147,26 @@ def load(config: RunConfig, **changed: Any) -> "Classifier":
     return load_classifier(**{name: getattr(config, name) for name in MODEL} | changed)
 
 
-def print_forecast(job: "Job", folder: Path | None, workers: Workers | None) -> None:
-    """Say how long a run takes and what shortens it, where it is long."""
+def scored(
+    config: RunConfig,
+    folder: Path,
+    *,
+    as_json: bool,
+    overwrite: bool,
+    workers: Workers | None,
+    flat: bool = False,
+) -> "tuple[Job, RunResults]":
+    """Make the job of a config and run it in a folder; where it is long, say how long it takes."""
+    from sufficit.runs.engine import run
     from sufficit.runs.forecast import LONG, forecast
+    from sufficit.runs.job import make_job
 
-    found = forecast(job, folder, workers)
+    job = make_job(config)
+    found = None if as_json else forecast(job, None if overwrite else folder, workers)
     if found is not None and found.seconds >= LONG:
         err.print(literal(found.words), soft_wrap=True, highlight=False)
+    how: Any = {"progress": False if as_json else None, "workers": workers}
+    return job, run(job, folder, overwrite=overwrite, keep=True, flat=flat, **how)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sufficit.cli.console import app, err, out, print_forecast, print_skipped, resumable
+from sufficit.cli.console import app, err, out, print_skipped, resumable, scored
 from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, config_of, run_options
 from sufficit.files import check_output, place
 from sufficit.outside import literal
@@ -63,16 +63,9 @@ def evaluate(
     config = config_of(DEFAULTS | given, fixed=fixed)
     out_folder, data = place(to), place(config.data)
     check_output(out_folder, [data], overwrite=overwrite, command="evaluate")
-    from sufficit.runs.engine import run
-    from sufficit.runs.job import make_job
-
-    progress = False if as_json else None
-    options: dict[str, Any] = {"overwrite": overwrite, "progress": progress, "workers": workers}
+    how: Any = {"as_json": as_json, "overwrite": overwrite, "workers": workers}
     with resumable(out_folder):
-        job = make_job(config)
-        if not as_json:
-            print_forecast(job, None if overwrite else out_folder, workers)
-        results = run(job, out_folder, flat=True, **options)
+        _, results = scored(config, out_folder, flat=True, **how)
     print_skipped(results.skipped, results.record["n_skipped"])
     if as_json:
         typer.echo(json.dumps(results.as_json(), indent=2, allow_nan=False))
