@@ -237,7 +237,7 @@ def test_bad_rows_are_skipped_images(tmp_path: Path, monkeypatch: pytest.MonkeyP
     reader = ImageLoader(lambda entry: decode_entry(None, entry))
     items = reader.items([Entry(k, image) for k, image in enumerate(open_images(path))])
     assert [item.name for item in items] == ["a/0", "a/4", "a/5"]
-    assert [(one.name, one.reason.partition(" (")[0]) for one in reader.skipped] == [
+    assert [(name, why.partition(" (")[0]) for name, why in reader.skipped.items()] == [
         ("a/1", "no bytes in its row"),
         ("a/2", "not a readable image"),
         ("a/3", "no bytes in its row"),

@@ -30,14 +30,6 @@ OnError = Literal["skip", "stop"]
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """An image that was not scored, and why."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Entry:
     """An image, its number in the source, and its class number if it is known."""
 
@@ -91,15 +83,16 @@ class ImageLoader(Generic[T]):
     on_error: OnError = "skip"
     one_size: bool = True  # over all units; False: within each unit
     threads: int = 0  # at most; 0 for one per core, up to THREADS
-    skipped: list[Skipped] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)  # name -> why it could not be read
     sizes: dict[tuple[int, ...], str] = field(default_factory=dict)  # one image of each size
 
     def items(self, entries: Iterable[Entry], threads: int | None = None) -> list[T]:
         """The entries that can be read, in order; raise if their sizes differ."""
+        known = downloaded(list(entries))
         with ThreadPoolExecutor(threads or self.threads or THREADS) as pool:
-            found = list(pool.map(self._try, downloaded(list(entries))))
-        self.skipped += [one for one in found if isinstance(one, Skipped)]
-        items = [one for one in found if not isinstance(one, Skipped)]
+            found = list(zip(known, pool.map(self._try, known), strict=True))
+        self.skipped |= {entry.image.name: one for entry, one in found if isinstance(one, str)}
+        items = [one for _, one in found if not isinstance(one, str)]
         if not self.one_size:
             self.sizes.clear()
         for item in items:
@@ -130,20 +123,17 @@ class ImageLoader(Generic[T]):
 
     def dropped(self, unit: Unit) -> dict[str, str]:
         """The images of a unit that could not be read, with the reason; clears their record."""
-        asked = {*unit.names}
-        found = {one.name: one.reason for one in self.skipped if one.name in asked}
-        self.skipped[:] = [one for one in self.skipped if one.name not in asked]
-        return found
+        return {name: self.skipped.pop(name) for name in unit.names if name in self.skipped}
 
-    def _try(self, entry: Entry) -> T | Skipped:
-        name = entry.image.name
+    def _try(self, entry: Entry) -> T | str:
         try:
             return self.read(entry)
         except (BadImageError, HeatmapError, OSError) as error:
             if self.on_error == "stop":
+                name = entry.image.name
                 reason = f"Cannot read {name}: {error}. Fix it, or pass --on-error skip."
                 raise UserError(reason) from error
-            return Skipped(name, str(error))
+            return str(error)
 
 
 def check_sizes(sizes: Mapping[tuple[int, ...], str]) -> None:
@@ -153,10 +143,10 @@ def check_sizes(sizes: Mapping[tuple[int, ...], str]) -> None:
         raise UserError(f"images differ in size ({listed}) and the model names none: give --size")
 
 
-def check_any(scored: int, n_skipped: int, skipped: Sequence[Skipped]) -> None:
+def check_any(scored: int, n_skipped: int, skipped: Mapping[str, str]) -> None:
     """Raise if no image could be scored; `skipped` may be the first ones only."""
     if not scored:
-        first = f"{skipped[0].name}: {skipped[0].reason}"
+        first = ": ".join(next(iter(skipped.items())))
         remedy = "check the files, the model's weights and --precision"
         raise UserError(f"all {n_skipped} images were skipped; the first, {first}: {remedy}")
 

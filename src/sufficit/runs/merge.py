@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sufficit.classifier.fingerprint import fingerprint
-from sufficit.data.loader import Skipped, check_any
+from sufficit.data.loader import check_any
 from sufficit.metrics.columns import msi
 from sufficit.metrics.further_columns import WHOLE_CURVES, Shares, best_shares
 from sufficit.metrics.leakage import TENSORS, Leak, leak_warning
@@ -164,7 +164,7 @@ class Merged:
     tried: dict[str, Sums] = field(default_factory=dict)  # MSI at every alpha_min, of a search
     n: int = 0
     n_skipped: int = 0
-    skipped: list[Skipped] = field(default_factory=list)  # the first ones
+    skipped: dict[str, str] = field(default_factory=dict)  # the first ones, and why
     n_stretched: int = 0
     stretched: list[str] = field(default_factory=list)  # the first ones
     bad_truths: dict[str, str] = field(default_factory=dict)  # the first ones
@@ -238,7 +238,7 @@ def _units(
         for name, reason in skipped.items():
             assert skip is not None  # one was skipped
             skip([name, reason])
-            found.skipped += [Skipped(name, reason)] * (found.n_skipped < NAMED)
+            found.skipped |= {name: reason} if found.n_skipped < NAMED else {}
             found.n_skipped += 1
         if kept.facts["names"]:
             if job.config.leak and job.plan.searching:
@@ -325,7 +325,7 @@ def _record(
         "rank_shares": plain(merged.rank_shares),
         "leak_ratio": {n: s["leak_ratio"].mean for n, s in summaries.items() if "leak_ratio" in s},
         "leak_warnings": {name: words for name, words in leaks.items() if words},
-        "skipped": [asdict(skipped) for skipped in merged.skipped],
+        "skipped": [{"name": name, "reason": why} for name, why in merged.skipped.items()],
         "output": classifier.output,
         "output_remark": merged.output,
         "preprocessing": classifier.view and asdict(classifier.view),

@@ -14,7 +14,7 @@ from torch import Tensor
 from sufficit import plots
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import ImageFile, ImageSource, class_forms, class_named, list_images
-from sufficit.data.loader import Skipped, Unit, check_any
+from sufficit.data.loader import Unit, check_any
 from sufficit.errors import UserError, unknown
 from sufficit.files import make_folder, remove_folder, short_name, version_of, writing
 from sufficit.progress import Progress
@@ -81,7 +81,7 @@ def explain_run(
         store = start(job, owned, (HEATMAPS,))
         compute(job, store, HEATMAPS, progress, cluster=cluster, kind=OverlayWorker)
         facts = [store.facts(HEATMAPS, unit.number) for unit in job.units]
-        skipped = [Skipped(*pair) for one in facts for pair in one["skipped"].items()]
+        skipped = {name: why for one in facts for name, why in one["skipped"].items()}
         check_any(sum(len(one["names"]) for one in facts), len(skipped), skipped)
         for name in job.sources:
             write_heatmaps(out / f"{name}.npz", _heatmaps(store, facts, name, job.config.seed))
@@ -96,7 +96,7 @@ def explain_run(
             "empty_heatmaps": {
                 name: sum(one["empty"].get(name, 0) for one in facts) for name in job.sources
             },
-            "skipped": {one.name: one.reason for one in skipped},
+            "skipped": skipped,
         }
         save_json(out / "run.json", record)
         store.clear_units()

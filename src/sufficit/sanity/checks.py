@@ -306,7 +306,7 @@ def check_folder(
         with ignore_image_warnings():
             items = loader.items(job.entries)
         check_any(len(items), len(loader.skipped), loader.skipped)
-        skipped.update({one.name: one.reason for one in loader.skipped})
+        skipped.update(loader.skipped)
         images, labels = torch.stack([i.pixels for i in items]), [i.entry.label for i in items]
         known = None if job.targets == "prediction" else torch.tensor(labels)
         return [item.name for item in items], images, known
