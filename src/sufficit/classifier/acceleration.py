@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,9 @@ def accelerated(classifier: Classifier, shape: Sequence[int]) -> Classifier:
             model.to(inputs.device, classifier.dtype).to(memory_format=torch.channels_last)
             for weight in model.parameters():
                 weight.requires_grad_(False)
-            fast = Classifier(torch.compile(model, dynamic=False), **_settings(classifier))  # type: ignore[arg-type]  # a module for a module
+            names = ("mean", "std", "classes", "view", "output", "score")
+            same: Any = {name: getattr(classifier, name) for name in names}
+            fast = Classifier(torch.compile(model, dynamic=False), **same)  # type: ignore[arg-type]  # a module for a module
             fast.logits_of(inputs.contiguous(memory_format=torch.channels_last))
     except Exception as error:  # the compiler has many of its own
         reason = " ".join(str(error).split())[:200]
@@ -58,11 +61,6 @@ def accelerated(classifier: Classifier, shape: Sequence[int]) -> Classifier:
 def is_compiled(classifier: Classifier) -> bool:
     """Whether torch.compile made the model, so that every new batch size is compiled anew."""
     return hasattr(classifier.model, "_orig_mod")
-
-
-def _settings(classifier: Classifier) -> dict[str, object]:
-    names = ("mean", "std", "classes", "view", "output", "score")
-    return {name: getattr(classifier, name) for name in names}
 
 
 def _folded(model: nn.Module, inputs: Tensor) -> nn.Module:

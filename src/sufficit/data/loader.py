@@ -255,7 +255,8 @@ class Download(ContainedImage):
 def downloaded(entries: Sequence[Entry]) -> list[Entry]:
     """The entries, with the bytes of images on object storage in memory."""
     images = [entry.image for entry in entries]
-    remote = [image for image in images if isinstance(image, ImageFile) and _can_be_fetched(image)]
+    files = [image for image in images if isinstance(image, ImageFile) and is_remote(image.file)]
+    remote = [one for one in files if type(one) in (ImageFile, ShardImage) and not one.fault]
     # Each thread that makes a path of hf:// connects and lists again, so that it is made here.
     groups = [(cast("RemotePath", run[0].path), run) for run in runs(remote)]
     known: dict[SourceImage, Download] = {}
@@ -283,10 +284,6 @@ def _follows(first: ImageFile, last: ImageFile, image: ImageFile) -> bool:
         return False
     near = image.start - (last.start + last.size) <= GAP
     return near and image.start + image.size - first.start <= MOST_RUN
-
-
-def _can_be_fetched(image: ImageFile) -> bool:
-    return type(image) in (ImageFile, ShardImage) and is_remote(image.file) and not image.fault
 
 
 def _fetch(asked: tuple["RemotePath", Sequence[ImageFile]]) -> list[Download]:

@@ -279,10 +279,6 @@ class Masker:
             return impute(batch, keep, self.hidden).contiguous(memory_format=self.layout)
         return batch
 
-    def drop_buffers(self) -> None:
-        """Free the buffers, so that smaller ones can be allocated."""
-        self.buffers = None
-
 
 @dataclass(frozen=True)
 class ViewMasker:

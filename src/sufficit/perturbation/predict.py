@@ -377,6 +377,6 @@ class _Loop:
             except torch.OutOfMemoryError:
                 pass  # what the model held is freed once the exception is gone
             if isinstance(masker, Masker):
-                masker.drop_buffers()
+                masker.buffers = None  # so that smaller ones can be allocated
             size = halved(self._room(stop - start), stacklevel=6)
             self.batch_size = self.known[self.case] = size

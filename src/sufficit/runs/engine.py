@@ -240,12 +240,14 @@ class Worker(ImageWorker):
         searched = [i for i, k in enumerate(batch.numbers) if k in self.job.ceiling_sample]
         if searched:
             tensors |= self._ceiling(batch.rows(searched), facts)
+        plan = self.job.plan
+        by_rank = self.job.sources if plan.ranks else ()  # whose best shares need these sums
         facts |= {
             "names": batch.names,
             "numbers": batch.numbers,
             "shape": list(batch.images.shape[1:]),
             "empty": batch.empty,
-            "rank": self._rank_sums(predictions),
+            "rank": {n: half_sums(predictions[n], plan.schedules[0]).tolist() for n in by_rank},
             "stretched": _stretched(items, batch.images),
             "bad_truths": {item.name: item.problem for item in items if item.problem},
             "output": self.job.classifier.output_remark,
@@ -279,12 +281,6 @@ class Worker(ImageWorker):
             for key, one in found.items()
             for k, name in enumerate(batch.maps)
         }
-
-    def _rank_sums(self, predictions: Mapping[str, Predictions]) -> dict[str, Any]:
-        """What the choice of msi_rank's shares needs of a unit, by source."""
-        plan = self.job.plan
-        sources = self.job.sources if plan.ranks else ()
-        return {n: half_sums(predictions[n], plan.schedules[0]).tolist() for n in sources}
 
     def _leaked(self, batch: MapBatch) -> dict[str, Tensor]:
         found = measure_methods(batch.heatmaps, batch.targets, self._probe, batch.numbers)
@@ -361,18 +357,14 @@ class Worker(ImageWorker):
     def scorers(self, images: Tensor) -> tuple[Classifier, Classifier | None]:
         """What answers for masked images: model and twin, as compiled copies where that pays."""
         if self._scorers is None:
-            known = (self.job.classifier, self.job.twin)
-            shape = images.shape[1:]
-            model, twin = (one and self._fast(one, shape) for one in known)
-            assert model is not None
-            self._scorers = model, twin
-        return self._scorers
+            job, shape = self.job, images.shape[1:]
 
-    def _fast(self, model: Classifier, shape: Sequence[int]) -> Classifier:
-        if not self.job.compiles:
-            return model
-        size = self.job.config.batch_size or usual_batch(model, shape)
-        return accelerated(model, (size, *shape))
+            def fast(model: Classifier) -> Classifier:
+                size = job.config.batch_size or usual_batch(model, shape)
+                return accelerated(model, (size, *shape)) if job.compiles else model
+
+            self._scorers = fast(job.classifier), job.twin and fast(job.twin)
+        return self._scorers
 
 
 def _stretched(items: Sequence[Sample], images: Tensor) -> list[str]:

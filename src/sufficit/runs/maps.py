@@ -139,11 +139,6 @@ Source = Method | GivenMaps
 """A heatmap source: a method by name, an adapter, a function, a file of heatmaps, or heatmaps."""
 
 
-def is_control(source: Source) -> bool:
-    """Whether a source reads only the image's size: it is drawn again instead of stored."""
-    return isinstance(source, str) and explainer_named(source).needs == "images"
-
-
 def source_facts(source: Source) -> dict[str, Any]:
     """What results record of a source: kind, options, what became of the sign, cost."""
     if isinstance(source, tuple):
@@ -227,7 +222,9 @@ def maps_as_file(
     sources: Mapping[str, Source],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Maps as the tensors and facts of a unit's file; of controls only the name."""
-    controls = {name: source for name, source in sources.items() if is_control(source)}
+    words = {name: source for name, source in sources.items() if isinstance(source, str)}
+    # A control reads only the image's size: it is drawn again instead of stored.
+    controls = {name: w for name, w in words.items() if explainer_named(w).needs == "images"}
     tensors = {f"maps/{n}": one.maps for n, one in maps.items() if n not in controls}
     final = {name: maps[name].final for name in maps if name not in controls}
     facts = {"numbers": list(numbers), "shape": list(shape), "final": final, "controls": controls}

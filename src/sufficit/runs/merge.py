@@ -189,7 +189,9 @@ def _merged(job: Job, store: Store, alpha_min: float, *, flat: bool) -> Merged:
     schedules = tuple(s for s in job.plan.schedules if s.alpha_min == alpha_min)
     fixed = replace(job.plan, schedules=schedules, searching=False)
     found = Merged(Rankings(job), rank_shares=_rank_shares(job, store))
-    plans = {name: _at_shares(fixed, found.rank_shares.get(name)) for name in job.sources}
+    first, shares = schedules[0], found.rank_shares
+    own = {name: replace(first, best_shares=shares.get(name)) for name in job.sources}
+    plans = {name: replace(fixed, schedules=(schedule,)) for name, schedule in own.items()}
     with ExitStack() as closing:
         for units in grouped(_units(job, store, found, closing), TOGETHER):
             whole = joined([kept for _, kept in units], without=OF_SOME)
@@ -244,10 +246,6 @@ def _units(
             if job.config.leak and job.plan.searching:
                 kept.tensors.update(store.read(LEAK, unit).tensors)
             yield unit, kept
-
-
-def _at_shares(plan: Plan, shares: Shares | None) -> Plan:
-    return replace(plan, schedules=(replace(plan.schedules[0], best_shares=shares),))
 
 
 def _add_facts(job: Job, found: Merged, kept: UnitFile) -> None:
