@@ -21,7 +21,7 @@ from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import MethodScores
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain
-from sufficit.report.content import MOST_ROWS, Content, Facts, Shown
+from sufficit.report.content import MOST_ROWS, Content, Facts
 from sufficit.report.interpretation import run_remarks
 from sufficit.runs.config import RunConfig, check_values
 from sufficit.runs.maps import maps_from_file
@@ -77,7 +77,7 @@ class RunResults:
             if record["flat"]:
                 summary = {methods[0]: summary}
             summaries = {name: _read_estimates(summary[name]) for name in methods}
-            shown = read_shown(folder, config, methods)
+            shown = read_shown(folder, config, methods, rows)
         except GoneError:
             raise
         except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
@@ -216,7 +216,7 @@ class RunResults:
             n_skipped=record["n_skipped"],
             targets=record["targets"],
         )
-        shown, few = self.shown, self.n * len(self.methods) <= MOST_ROWS
+        few = self.n * len(self.methods) <= MOST_ROWS
         return Content(
             title=f"{len(self.standing.ranking)} methods on {config.model}",
             facts=facts,
@@ -224,16 +224,9 @@ class RunResults:
             summaries=self.summaries,
             standing=self.standing,
             rows={method: self.rows[method] for method in self.methods} if few else {},
-            shown=Shown(
-                shown.rows,
-                self.names_of(shown.rows),
-                shown.images,
-                shown.heatmaps,
-                chosen="the best, the worst, the most disputed, and some drawn by the seed",
-                reasons=shown.reasons,
-            ),
+            shown=self.shown,
             classes=record["class_names"],
-            fill=shown.fill,
+            fill=self.shown.fill,
             remarks=self.remarks(),
             alpha_curve=record.get("alpha_curve"),
             conditions=self.conditions,

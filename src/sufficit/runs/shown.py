@@ -1,8 +1,7 @@
 """The images of a run that are shown: chosen at its end, read again, and drawn in figures."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,15 +13,23 @@ from torch import Tensor
 
 from sufficit import plots
 from sufficit.errors import UserError, unknown
-from sufficit.files import local_file
 from sufficit.metrics.leakage import POOL
 from sufficit.metrics.plan import ask, make_plan
 from sufficit.perturbation.predictions import ROWS, Predictions
-from sufficit.report.content import Choice
+from sufficit.report.content import Choice, Shown
 from sufficit.runs.config import RunConfig
 from sufficit.runs.job import Job
 from sufficit.runs.maps import maps_from_file, unpack
-from sufficit.runs.store import HEATMAPS, PIXELS, SCORES, Store, UnitFile, save_tensors
+from sufficit.runs.rows import StoredRows
+from sufficit.runs.store import (
+    HEATMAPS,
+    PIXELS,
+    SCORES,
+    Store,
+    UnitFile,
+    read_tensors,
+    save_tensors,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,15 +41,11 @@ SHOWN = "shown.safetensors"
 
 
 @dataclass(frozen=True)
-class ShownImages:
-    """The images that a run kept to be looked at, with heatmaps and predictions."""
+class ShownImages(Shown):
+    """The images that a run kept to be looked at, and what the model predicts for them."""
 
-    rows: tuple[int, ...]  # which of the scored images they are
-    reasons: tuple[str, ...]
-    images: Tensor  # [n,C,H,W]
-    heatmaps: Mapping[str, Tensor]  # source -> [n,H,W]
-    predictions: Mapping[str, Predictions]
-    fill: str | Tensor
+    predictions: Mapping[str, Predictions] = field(default_factory=dict)  # by source
+    fill: str | Tensor = "black"
 
 
 def keeps_all(job: Job) -> bool:
@@ -127,18 +130,16 @@ def _curves_of_shown(job: Job, kept: UnitFile) -> dict[str, Tensor]:
     }
 
 
-def read_shown(folder: Path, config: RunConfig, methods: Sequence[str]) -> ShownImages | None:
+def read_shown(
+    folder: Path, config: RunConfig, methods: Sequence[str], rows: StoredRows
+) -> ShownImages | None:
     """The images that a run kept to be looked at, if there are any."""
-    from safetensors import safe_open
-
-    path = folder / SHOWN
-    if not path.exists():
+    if not (folder / SHOWN).exists():
         return None
-    with local_file(path) as file, safe_open(file, framework="pt") as opened:
-        facts = json.loads(opened.metadata()["facts"])
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    kept = read_tensors(folder / SHOWN)
+    tensors: dict[str, Any] = kept.tensors
+    facts, maps = kept.facts, maps_from_file(kept, config.seed)
     plan, (_, h, w) = make_plan(**config.plan_options() | {"calls": "exact"}), facts["shape"]
-    maps = maps_from_file(UnitFile(tensors, facts), config.seed)
     predictions = {
         name: Predictions(
             bands=plan.asks,
@@ -149,11 +150,13 @@ def read_shown(folder: Path, config: RunConfig, methods: Sequence[str]) -> Shown
     }
     return ShownImages(
         tuple(facts["rows"]),
-        tuple(facts["reasons"]),
+        rows.some(methods[0], facts["rows"], ["image"])["image"].tolist(),
         unpack(tensors["pixels"]),
         {name: maps[name].at((h, w)) for name in methods},
-        predictions,
-        tensors.get("fill", config.fill),
+        chosen="the best, the worst, the most disputed, and some drawn by the seed",
+        reasons=tuple(facts["reasons"]),
+        predictions=predictions,
+        fill=tensors.get("fill", config.fill),
     )
 
 

@@ -128,13 +128,10 @@ class Store:
 
     def read(self, stage: str, unit: int, *, names: Sequence[str] | None = None) -> UnitFile:
         """A unit's file, or some of its tensors."""
-        from safetensors import safe_open
-
         path = self.path(stage, unit)
-        with _readable(path), local_file(path) as file, safe_open(file, framework="pt") as opened:
-            facts = self._facts(opened.metadata())
-            wanted = list(opened.keys()) if names is None else names
-            return UnitFile({name: opened.get_tensor(name) for name in wanted}, facts)
+        with _readable(path):
+            found = read_tensors(path, names)
+            return replace(found, facts=self._own(found.facts))
 
     def facts(self, stage: str, unit: int) -> dict[str, Any]:
         """What a unit's file says beside its tensors; from object storage, its header alone."""
@@ -146,14 +143,13 @@ class Store:
             start = remote.read_range(0, HEADER)
             end = 8 + min(MOST_HEADER, int.from_bytes(start[:8], "little"))
             start = start if end <= HEADER else remote.read_range(0, end)
-            return self._facts(json.loads(start[8:end])["__metadata__"])
+            return self._own(json.loads(json.loads(start[8:end])["__metadata__"]["facts"]))
 
-    def _facts(self, about: Mapping[str, str]) -> dict[str, Any]:
-        """The facts in a file's metadata; raise if another run wrote it."""
-        found: dict[str, Any] = json.loads(about["facts"])
-        if found.pop(RUN, "") != self.run and self.run:
+    def _own(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """The facts of a file without the run's digest; raise if another run wrote it."""
+        if facts.pop(RUN, "") != self.run and self.run:
             raise ValueError("a run with other settings or images wrote it")
-        return found
+        return facts
 
     @property
     def is_empty(self) -> bool:
@@ -318,6 +314,16 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
         # Not save_file: it does not report a full disk as an OSError.
         # One entry: safetensors writes several in any order, so that bytes would differ.
         part.write_bytes(save(whole, metadata={"facts": json.dumps(facts)}))
+
+
+def read_tensors(path: Path, names: Sequence[str] | None = None) -> UnitFile:
+    """What `save_tensors` wrote, or some of its tensors."""
+    from safetensors import safe_open
+
+    with local_file(path) as file, safe_open(file, framework="pt") as opened:
+        wanted = list(opened.keys()) if names is None else names
+        tensors = {name: opened.get_tensor(name) for name in wanted}
+        return UnitFile(tensors, json.loads(opened.metadata()["facts"]))
 
 
 @contextmanager
