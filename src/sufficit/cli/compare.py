@@ -81,12 +81,13 @@ def compare(
     undrawn = not (out_folder / REPORT).exists()  # a kill after the results; `run` reads them
     check_output(out_folder, [data], overwrite=overwrite or undrawn, command="compare")
     check_log(settings.log, out_folder)
-    from sufficit.sanity.checks import with_head_check
-
     how: Any = {"as_json": as_json, "overwrite": overwrite, "workers": workers}
     with resumable(out_folder):
         job, results = scored(settings, out_folder, **how)
-        results = with_head_check(results, job)
+        if settings.sanity:
+            from sufficit.sanity.checks import with_head_check
+
+            results = with_head_check(results, job)
         results.log()
         if results.shown is not None:
             write_pictures(results, out_folder)
@@ -133,8 +134,10 @@ def print_results(results: "RunResults") -> None:
 def write_pictures(results: "RunResults", folder: Path) -> None:
     """Write sheet.png, curves.png and, last, report.html."""
     from sufficit import plots
+    from sufficit.report import write_report
 
     content, shown, labels = results.content(), results.shown, results.labels()
+    write_report(folder / "report.html", content)
     assert shown is not None  # the caller asked
     names = content.shown.names
     targets = [content.class_name(target) for target in content.first.targets.tolist()]

@@ -254,7 +254,7 @@ def with_head_check(results: RunResults, job: Job) -> RunResults:
         for name, source in job.sources.items()
         if name in job.ranked and not isinstance(source, GivenMaps)
     }
-    if not job.config.sanity or shown is None or not methods:
+    if shown is None or not methods:
         return results
     images = shown.images[:CHECKED].to(job.classifier.device)
     targets, seed = shown.predictions[job.ranked[0]].targets[:CHECKED], job.config.seed
