@@ -38,9 +38,9 @@ from sufficit.runs.rankings import (
     write_pairs,
 )
 from sufficit.runs.results import OWN_BEST, RunResults
-from sufficit.runs.rows import SourceTotals, csv_writer
+from sufficit.runs.rows import SourceTotals, csv_writer, grouped, joined
 from sufficit.runs.shown import places_of, write_shown
-from sufficit.runs.store import HEATMAPS, LEAK, SCORES, Store, UnitFile, grouped, joined
+from sufficit.runs.store import HEATMAPS, LEAK, SCORES, Store, UnitFile
 from sufficit.similarity import correlations
 from sufficit.statistics import Estimate, estimates_of
 from sufficit.sums import Sums, few_images

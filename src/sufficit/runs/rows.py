@@ -2,13 +2,14 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sufficit.data.heatmap_files import heatmap_writer
@@ -17,6 +18,7 @@ from sufficit.files import make_folder, writing
 from sufficit.metrics.metric import Curve
 from sufficit.metrics.scores import Scores
 from sufficit.outside import csv_cell
+from sufficit.runs.store import UnitFile
 from sufficit.sums import Sums, both
 
 if TYPE_CHECKING:
@@ -29,6 +31,28 @@ SCORES_GROUP, CURVES_GROUP = 2**21, 2**24
 """Bytes of a row group. Each column of a group costs 1 KB of memory until the file is closed."""
 KINDS = ("accuracy", "confidence")
 ESTIMATES = b"estimates"  # in the metadata of scores.parquet, where images were asked some masks
+
+
+def joined(units: Sequence[UnitFile], *, without: tuple[str, ...] = ()) -> UnitFile:
+    """The rows of several units as one; `without` are ends of names of tensors that have others."""
+    names = [name for name in units[0].tensors if not name.endswith(without)]
+    rows = ("names", "numbers")
+    facts = {key: [one for unit in units for one in unit.facts[key]] for key in rows}
+    return UnitFile({n: torch.cat([unit.tensors[n] for unit in units]) for n in names}, facts)
+
+
+def grouped(
+    units: Iterable[tuple[int, UnitFile]], images: int
+) -> Iterator[list[tuple[int, UnitFile]]]:
+    """Units in groups of so many images or more: a large group costs hardly more than a small."""
+    group: list[tuple[int, UnitFile]] = []
+    for one in units:
+        group.append(one)
+        if sum(len(kept.facts["names"]) for _, kept in group) >= images:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 class SourceTotals:

@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch import Tensor
 
 from sufficit.data.manifest import MANIFEST, Manifest
@@ -59,28 +58,6 @@ class UnitFile:
 
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
-
-
-def joined(units: Sequence[UnitFile], *, without: tuple[str, ...] = ()) -> UnitFile:
-    """The rows of several units as one; `without` are ends of names of tensors that have others."""
-    names = [name for name in units[0].tensors if not name.endswith(without)]
-    rows = ("names", "numbers")
-    facts = {key: [one for unit in units for one in unit.facts[key]] for key in rows}
-    return UnitFile({n: torch.cat([unit.tensors[n] for unit in units]) for n in names}, facts)
-
-
-def grouped(
-    units: Iterable[tuple[int, UnitFile]], images: int
-) -> Iterator[list[tuple[int, UnitFile]]]:
-    """Units in groups of so many images or more: a large group costs hardly more than a small."""
-    group: list[tuple[int, UnitFile]] = []
-    for one in units:
-        group.append(one)
-        if sum(len(kept.facts["names"]) for _, kept in group) >= images:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 @dataclass(frozen=True)
