@@ -140,6 +140,8 @@ def few_images(n: int) -> str | None:
 
     >>> few_images(49).split("what happens ")[1]
     'on one image in 17, or on fewer, may not be among them.'
+    >>> few_images(1).split("what happens ")[1]
+    'on one image in 2, or on fewer, may not be among them.'
     """
     if n >= FEW:
         return None
@@ -147,7 +149,7 @@ def few_images(n: int) -> str | None:
     return (
         f"Only {n} image{'s' if n > 1 else ''}: with fewer than {FEW}, 95 % intervals of skewed"
         " scores hold the true mean in about 90 % of the cases, real differences may not be"
-        f" significant, and what happens on one image in {1 / unseen:.0f}, or on fewer, may not be"
+        f" significant, and what happens on one image in {max(2, 1 / unseen):.0f}, or on fewer, may not be"
         " among them."
     )
 

@@ -226,3 +226,8 @@ def test_a_twin_of_other_classes_is_refused(photos: Path) -> None:
     twin = f"python:{photos.parent / 'four.py'}:make"
     with pytest.raises(UserError, match="the twin has 4 classes and the model 3"):
         make_job(config_for(photos, twin=twin))
+
+
+def test_a_folder_without_a_twin_is_named_as_such(photos: Path) -> None:
+    with pytest.raises(UserError, match="there is no twin in nowhere: give the folder that"):
+        make_job(config_for(photos, twin="nowhere"))

@@ -229,6 +229,10 @@ def make_job(
         )
     config, classifier = _with_score(config, classifier, twin)
     if twin is None and config.twin is not None:
+        if ":" not in config.twin and not place(config.twin).exists():
+            raise UserError(
+                f"there is no twin in {config.twin}: give the folder that sufficit train-twin wrote"
+            )
         twin = load_classifier(config.twin, device=config.device, precision=config.precision)
     if twin is not None:
         check_twin(classifier, twin)
