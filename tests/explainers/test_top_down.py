@@ -1,5 +1,6 @@
 """The top-down adapter: its net written a second time, its stages, its class, its answers."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -7,6 +8,7 @@ import timm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision import models
 
 from small_models import Traces, cnn, rand
@@ -76,6 +78,104 @@ def test_the_net_is_laterals_a_class_bilinear_steps_and_a_smooth_end(wide: int) 
     every = lax(stages, targets, every=True)
     torch.testing.assert_close(every, 1 / (1 + (-wanted).exp()), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(lax(stages, targets), torch.maximum(every[:, 0], every[:, 1]))
+    last = [stage.contiguous(memory_format=torch.channels_last) for stage in stages]
+    for given in (stages, last):
+        for context in (torch.no_grad, torch.inference_mode):
+            with context():
+                found = lax.logits(given, targets)
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+# The weights of a pass without gradients, which are made once
+
+
+def small_adapter() -> tuple[Lax, list[Tensor], Tensor]:
+    torch.manual_seed(4)
+    lax, stages = Lax([3, 5, 4], classes=4), [rand(2, 3, 8, 8), rand(2, 5, 4, 4), rand(2, 4, 2, 2)]
+    lax.standardize(stages)
+    return lax, stages, torch.tensor([3, 0])
+
+
+def without_gradients(lax: Lax, stages: list[Tensor], targets: Tensor) -> Tensor:
+    with torch.no_grad():
+        return lax(stages, targets)
+
+
+class Operations(TorchDispatchMode):
+    """Counts what computes; views cost nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        if not function.is_view and "unsafe_view" not in function.name():
+            self.seen[function.name().split("::")[1].split(".")[0]] += 1
+        return found
+
+
+def test_a_pass_without_gradients_runs_22_operations() -> None:
+    lax, stages, targets = small_adapter()
+    stages = [stage.contiguous(memory_format=torch.channels_last) for stage in stages]
+    without_gradients(lax, stages, targets)
+    with Operations() as count:
+        without_gradients(lax, stages, targets)
+    level = {"addmm": 1, "relu_": 2, "convolution": 1}  # a lateral and its 3x3 convolution
+    wanted = Counter({name: 3 * n for name, n in level.items()})
+    wanted += Counter(embedding=1, addcmul=1, upsample_bilinear2d=2, add_=2)
+    wanted += Counter(convolution=1, mm=1, bmm=1, sigmoid=1)  # head, spline, end
+    assert count.seen == wanted
+    assert wanted.total() == 22
+
+
+@pytest.mark.parametrize("change", ["step", "load", "standardize", "replace", "double"])
+def test_weights_that_change_are_made_again(change: str) -> None:
+    lax, stages, targets = small_adapter()
+    before = without_gradients(lax, stages, targets)
+    if change == "step":
+        optimizer = torch.optim.Adam(lax.parameters(), lr=0.1)
+        lax(stages, targets).sum().backward()
+        optimizer.step()
+    elif change == "load":
+        lax.load_state_dict({k: v + 0.1 for k, v in lax.state_dict().items()})
+    elif change == "standardize":
+        lax.standardize([5 * stage + 1 for stage in stages])
+    elif change == "replace":
+        lax.net.merges[1] = nn.Conv2d(32, 16, 3, padding=1)
+    else:
+        lax = lax.double()
+    found = without_gradients(lax, stages, targets)
+    if change != "double":
+        assert (found - before).abs().max() > 1e-3
+    torch.testing.assert_close(found, lax(stages, targets).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_in_bfloat16_mean_and_spread_are_folded_before_the_rounding() -> None:
+    lax, stages, targets = small_adapter()
+    stages = [100 + stage for stage in stages]  # so that rounded means would cost a lot
+    lax.standardize(stages)
+    wanted = lax(stages, targets).detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = without_gradients(lax, stages, targets)
+        rounded = [stage.bfloat16() for stage in stages]
+        plain = lax(rounded, targets).detach()
+    assert found.dtype == torch.float32
+    assert lax.net.head.weight.dtype == torch.float32
+    torch.testing.assert_close(found, plain, rtol=0, atol=2e-3)
+    torch.testing.assert_close(without_gradients(lax, stages, targets), wanted)
+
+
+def test_an_adapter_can_be_used_in_inference_mode_first_and_trained_later() -> None:
+    lax, stages, targets = small_adapter()
+    wanted = lax(stages, targets)
+    with torch.inference_mode():
+        torch.testing.assert_close(lax(stages, targets), wanted)
+        made = Lax([3, 5, 4], classes=4)
+        made.load_state_dict(lax.state_dict())
+        torch.testing.assert_close(made(stages, targets), wanted)
+    lax(stages, targets).sum().backward()
+    assert lax.net.head.weight.grad is not None
 
 
 def test_the_scale_of_a_layer_does_not_matter_once_its_spread_is_known() -> None:

@@ -1,7 +1,9 @@
 """The nets of an adapter: the paper's convnet over one layer, and the top-down net over several."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise, product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +50,7 @@ class TopDown(nn.Module):
         self.asked = None if classes is None else nn.Embedding(classes, 2 * widths[0])
         if self.asked is not None:
             nn.init.normal_(self.asked.weight, std=0.1)
+        self._kept: tuple[tuple[object, ...], _Parts] | None = None
 
     def standardize(self, stages: Sequence[Tensor]) -> None:
         """Set the mean and spread that channels have, from the features of some images."""
@@ -56,19 +59,68 @@ class TopDown(nn.Module):
 
     def forward(self, stages: Sequence[Tensor], targets: Tensor | None = None) -> Tensor:
         """The heatmaps before the sigmoid, at twice the side of the finest stage or step."""
-        coarse_first = zip(self.laterals, reversed(stages), strict=True)
-        laterals = [mix(stage) for mix, stage in coarse_first]
-        found = laterals[0]
-        if self.asked is not None:
-            scale, shift = self.asked(targets)[:, :, None, None].to(found.dtype).chunk(2, 1)
-            found = torch.addcmul(found + shift, found, scale)
-        for k, merge in enumerate(self.merges):
-            if 0 < k < len(laterals):
-                found = _resized(found, laterals[k].shape[2:]) + laterals[k]
+        device = stages[0].device.type
+        casts = torch.is_autocast_enabled(device)
+        parts = self._parts(torch.get_autocast_dtype(device) if casts else stages[0].dtype)
+        coarse_first = [*reversed(stages)]
+        found = _mixed(coarse_first[0], *parts.laterals[0])
+        if parts.classes is not None:
+            scale, shift = F.embedding(targets, parts.classes)[:, :, None, None].chunk(2, 1)  # type: ignore[arg-type]  # the targets are there
+            found = torch.addcmul(shift, found, scale)
+        for k, merge in enumerate(parts.merges):
+            if 0 < k < len(stages):
+                lateral = _mixed(coarse_first[k], *parts.laterals[k])
+                found = lateral.add_(_resized(found, lateral.shape[2:]))
             elif k > 0:
                 found = _resized(found, [2 * side for side in found.shape[2:]])
-            found = merge(found.relu()).relu()
-        return smooth_double(self.head(found))
+            found = F.conv2d(found.relu_(), *merge, padding=1).relu_()
+        found = F.conv2d(found, *parts.head, padding=1)
+        with torch.autocast(device, enabled=False):
+            return smooth_double(found.float())
+
+    def _parts(self, dtype: torch.dtype) -> "_Parts":
+        """What a pass multiplies with; without gradients it is made once, until a weight changes.
+
+        A GPU spends a launch on each of the many small operations that make it.
+        """
+        tensors = [*self.parameters(), *self.buffers()]
+        traced = torch.compiler.is_compiling() or any(one.is_inference() for one in tensors)
+        if torch.is_grad_enabled() or traced:  # the second have no version
+            return self._new_parts()
+        state = (dtype, *((one.data_ptr(), one._version) for one in tensors))
+        if self._kept is None or self._kept[0] != state:
+            with torch.inference_mode(False), torch.no_grad():
+                self._kept = state, self._new_parts().to(dtype)
+        return self._kept[1]
+
+    def _new_parts(self) -> "_Parts":
+        laterals = [lateral.folded() for lateral in self.laterals]  # type: ignore[operator]  # a Lateral
+        merges = [(merge.weight, merge.bias) for merge in self.merges]
+        classes = None
+        if self.asked is not None:
+            scale, shift = self.asked.weight.chunk(2, 1)
+            classes = torch.cat([1 + scale, shift], 1)
+        return _Parts(laterals, merges, (self.head.weight, self.head.bias), classes)  # type: ignore[arg-type]  # they have a bias
+
+
+class _Parts(NamedTuple):
+    """Weights and biases, with the mean and spread of the features in those of the laterals."""
+
+    laterals: list[tuple[Tensor, Tensor]]
+    merges: list[tuple[Tensor, Tensor]]
+    head: tuple[Tensor, Tensor]
+    classes: Tensor | None  # [C,2m] scale and shift
+
+    def to(self, dtype: torch.dtype) -> "_Parts":
+        """In another precision, in the memory format of features that are channels-last."""
+
+        def ready(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            weight, bias = (one.detach().to(dtype, copy=True) for one in pair)
+            return weight.to(memory_format=torch.channels_last), bias
+
+        classes = None if self.classes is None else self.classes.to(dtype)
+        pairs = [list(map(ready, some)) for some in (self.laterals, self.merges)]
+        return _Parts(pairs[0], pairs[1], ready(self.head), classes)
 
 
 def _resized(found: Tensor, size: Sequence[int]) -> Tensor:
@@ -81,15 +133,23 @@ def smooth_double(maps: Tensor) -> Tensor:
     """Maps at twice their side by a quadratic spline: [N,A,h,w] -> [N,A,2h,2w].
 
     Along a line a new cell is 3/4, 1/4 of its two nearest (bilinear), and then 1/4, 1/2, 1/4 of
-    itself and its neighbours, which removes the kinks at the old cells.
+    itself and its neighbours, which removes the kinks at the old cells. Two matrix products do it.
 
     >>> smooth_double(torch.tensor([[[[0.0, 0.0, 8.0, 0.0]]]]))[0, 0, 0].tolist()
     [0.0, 0.0, 0.5, 2.5, 5.0, 5.0, 2.5, 0.5]
     """
-    large = _resized(maps, [2 * side for side in maps.shape[2:]])
-    padded = F.pad(large, (1, 1, 1, 1), mode="replicate")
-    rows = (padded[:, :, :-2] + padded[:, :, 2:] + 2 * padded[:, :, 1:-1]) / 4
-    return (rows[..., :-2] + rows[..., 2:] + 2 * rows[..., 1:-1]) / 4
+    down, right = (_spline(side, maps.device, maps.dtype) for side in maps.shape[2:])
+    return down @ (maps @ right.T)
+
+
+@lru_cache(maxsize=64)  # each copy to a GPU would wait for the GPU
+@torch.inference_mode(False)
+def _spline(side: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The weights of twice as many cells on the cells of a line: [2n,n]."""
+    lines = F.interpolate(torch.eye(side)[None], scale_factor=2, mode="linear")
+    padded = F.pad(lines, (1, 1), mode="replicate")[0]
+    smooth = (padded[:, :-2] + padded[:, 2:] + 2 * padded[:, 1:-1]) / 4
+    return smooth.T.contiguous().to(device, dtype)
 
 
 def convnet(channels: int, widths: Sequence[int], upsample: int, bias: float) -> nn.Sequential:
@@ -141,11 +201,15 @@ class Lateral(Mix):
         # A channel that is constant here may not be so elsewhere.
         self.spread.copy_(spread.clamp(min=0.01 * float(spread.mean().clamp(min=1e-6))))
 
-    def forward(self, features: Tensor) -> Tensor:
-        """The mixed channels."""
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """The weights and bias that take the features as they are."""
         weight = self.weight / self.spread[:, None, None]
         assert self.bias is not None
-        return _mixed(features, weight, self.bias - weight[:, :, 0, 0] @ self.mean)
+        return weight, self.bias - weight[:, :, 0, 0] @ self.mean
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The mixed channels."""
+        return _mixed(features, *self.folded())
 
 
 def _mixed(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

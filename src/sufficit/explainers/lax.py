@@ -115,7 +115,9 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         An adapter that takes a class needs the targets [N].
         """
         found = self.logits(features, targets).sigmoid()
-        return found if every else found.amax(1)
+        if every:
+            return found
+        return found[:, 0] if found.shape[1] == 1 else found.amax(1)
 
     def logits(self, features: Tensor | Sequence[Tensor], targets: Tensor | None = None) -> Tensor:
         """The heatmaps of all answers before the sigmoid: each [N,K,h,w] -> [N,A,h,w]."""
