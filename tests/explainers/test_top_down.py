@@ -1,5 +1,6 @@
 """The top-down adapter: its net written a second time, its stages, its class, its answers."""
 
+import json
 from collections import Counter
 from collections.abc import Callable
 
@@ -84,6 +85,55 @@ def test_the_net_is_laterals_a_class_bilinear_steps_and_a_smooth_end(wide: int) 
             with context():
                 found = lax.logits(given, targets)
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_stages_of_one_size_are_summed_before_the_first_convolution(steps: int) -> None:
+    torch.manual_seed(5)
+    lax = Lax([6, 3, 5, 4], classes=4, steps=steps, bias=-0.5)
+    stages = [rand(2, 6, 8, 6)] + [7 + 3 * rand(2, k, 4, 3) for k in (3, 5, 4)]
+    lax.standardize(stages)
+    net, targets = lax.net, torch.tensor([2, 0])
+    assert lax.joined == net.joined == 3
+    assert net.head.bias.item() == -0.5
+    laterals = [layer(stage) for layer, stage in zip(net.laterals, reversed(stages), strict=True)]
+    found = laterals[0] + laterals[1] + laterals[2]
+    scale, shift = net.asked.weight[targets][:, :, None, None].split(found.shape[1], 1)
+    found = net.merges[0]((found * (1 + scale) + shift).clamp(min=0)).clamp(min=0)
+    found = net.merges[1]((grown(found, 8, 6) + laterals[3]).clamp(min=0)).clamp(min=0)
+    for merge in net.merges[2:]:
+        found = merge(grown(found, 16, 12)).clamp(min=0)
+    assert len(net.merges) == 2 + steps
+    wanted = smooth_double(net.head(found))
+    torch.testing.assert_close(lax.logits(stages, targets), wanted)
+    with torch.no_grad():
+        torch.testing.assert_close(lax.logits(stages, targets), wanted)
+
+
+def test_only_an_untrained_adapter_is_rebuilt_for_stages_of_one_size(tmp_path) -> None:
+    torch.manual_seed(6)
+    stages, classifier = [rand(2, 4, 3, 3)] * 2, Classifier(cnn().eval())
+    lax = Lax([4, 4])
+    lax.standardize(stages)
+    assert lax.joined == 2
+    lax.belong_to(classifier, "a", "b")
+    lax.save_pretrained(tmp_path / "joined")
+    again = Lax.from_pretrained(tmp_path / "joined")
+    assert again.joined == 2
+    torch.testing.assert_close(again(stages), lax(stages))
+    earlier = Lax([4, 4])  # as those that were saved before layers could be joined
+    earlier.belong_to(classifier, "a", "b")
+    earlier.save_pretrained(tmp_path / "earlier")
+    config = json.loads((tmp_path / "earlier" / "config.json").read_text())
+    del config["joined"]
+    (tmp_path / "earlier" / "config.json").write_text(json.dumps(config))
+    before = Lax.from_pretrained(tmp_path / "earlier")
+    head = before.net.head
+    before.standardize(stages)
+    assert before.joined == 1
+    assert before.net.head is head
+    with pytest.raises(UserError, match=r"joined must be a whole number in 1\.\.2, got 3"):
+        Lax([4, 4], joined=3)
 
 
 # The weights of a pass without gradients, which are made once

@@ -18,10 +18,11 @@ class TopDown(nn.Module):
     """Features of several stages, the coarsest last -> logits [N,A,h,w], one map per answer.
 
     From each stage a 1x1 convolution; from the coarsest to the finest a bilinear step, the sum with
-    the next stage and a 3x3 convolution. `steps` more bilinear steps, each with a 3x3 convolution,
-    follow. The last step to twice the side is fixed and smooth, so that no cell shows: a quadratic
-    spline of the logits. With `classes`, a class scales and shifts the channels of the coarsest
-    stage.
+    the next stage and a 3x3 convolution. The `joined` last stages have one size: they are summed
+    at once, so that no convolution is between the deepest of them and the rest. `steps` more
+    bilinear steps, each with a 3x3 convolution, follow. The last step to twice the side is fixed
+    and smooth, so that no cell shows: a quadratic spline of the logits. With `classes`, a class
+    scales and shifts the channels of the coarsest level.
     """
 
     def __init__(
@@ -29,18 +30,21 @@ class TopDown(nn.Module):
         channels: Sequence[int],
         *,
         steps: int = 0,
+        joined: int = 1,
         classes: int | None = None,
         answers: int = 1,
         bias: float = 0.0,
     ) -> None:
         super().__init__()
+        self.joined = joined
         width = WIDTH if channels[-1] >= MANY else NARROW
         # The finest level, which has the most cells, has half the channels.
-        finest = len(channels) + steps - 1
+        finest = len(channels) - joined + steps
         widths = [width // 2 if k == finest > 0 else width for k in range(finest + 1)]
         after = [*widths[1:], widths[-1]]
+        level = [widths[0]] * (joined - 1) + widths
         self.laterals = nn.ModuleList(
-            Lateral(k, m) for k, m in zip(reversed(channels), widths, strict=False)
+            Lateral(k, m) for k, m in zip(reversed(channels), level, strict=False)
         )
         self.merges = nn.ModuleList(
             nn.Conv2d(k, m, 3, padding=1) for k, m in zip(widths, after, strict=True)
@@ -62,14 +66,16 @@ class TopDown(nn.Module):
         device = stages[0].device.type
         casts = torch.is_autocast_enabled(device)
         parts = self._parts(torch.get_autocast_dtype(device) if casts else stages[0].dtype)
-        coarse_first = [*reversed(stages)]
-        found = _mixed(coarse_first[0], *parts.laterals[0])
+        coarse_first = [*zip(reversed(stages), parts.laterals, strict=True)]
+        first, *finer = (_mixed(stage, *lateral) for stage, lateral in coarse_first[: self.joined])
+        found = sum(finer, first)
         if parts.classes is not None:
             scale, shift = F.embedding(targets, parts.classes)[:, :, None, None].chunk(2, 1)  # type: ignore[arg-type]  # the targets are there
             found = torch.addcmul(shift, found, scale)
         for k, merge in enumerate(parts.merges):
-            if 0 < k < len(stages):
-                lateral = _mixed(coarse_first[k], *parts.laterals[k])
+            if 0 < k <= len(stages) - self.joined:
+                stage, weights = coarse_first[self.joined - 1 + k]
+                lateral = _mixed(stage, *weights)
                 found = lateral.add_(_resized(found, lateral.shape[2:]))
             elif k > 0:
                 found = _resized(found, [2 * side for side in found.shape[2:]])

@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,10 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 
     With the channels of several layers, the coarsest last, it is a top-down net: with `classes` it
     draws for the class that is asked for, and with several `answers` as many maps, each of which
-    is to suffice alone. `steps` doubles the side of its map so often. With one number of channels
-    it is the paper's convnet K-256-128-64-1, whose map has `upsample` times the features' side, or
-    a module of your own (`net`) that gives one channel.
+    is to suffice alone. `steps` doubles the side of its map so often. The `joined` last layers have
+    one size, as in a ViT, and are read at once. With one number of channels it is the paper's
+    convnet K-256-128-64-1, whose map has `upsample` times the features' side, or a module of your
+    own (`net`) that gives one channel.
 
     >>> import torch
     >>> lax = Lax([128, 256, 512], classes=10)
@@ -65,6 +66,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         upsample: int = 1,
         widths: Sequence[int] = WIDTHS,
         steps: int = 0,
+        joined: int = 1,
         classes: int | None = None,
         answers: int = 1,
         bias: float = 0.0,
@@ -75,7 +77,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     ) -> None:
         super().__init__()
         self.channels = channels if isinstance(channels, int) else tuple(channels)
-        self.upsample, self.widths, self.steps = upsample, tuple(widths), steps
+        self.upsample, self.widths = upsample, tuple(widths)
+        self.steps, self.joined = steps, joined
         self.classes, self.answers, self.own_net = classes, answers, net is not None
         _check_sizes(self)
         self.layers: tuple[str, ...] = ()
@@ -91,12 +94,16 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         elif isinstance(self.channels, int):
             self.net = convnet(self.channels, self.widths, upsample, bias)
         else:
-            options: Any = {"steps": steps, "classes": classes, "answers": answers, "bias": bias}
-            self.net = TopDown(self.channels, **options)
+            self.net = self._top_down(bias)
         if fingerprint is not None and not isinstance(fingerprint, Fingerprint):
             fingerprint = fingerprints.read(fingerprint)
         self.fingerprint = fingerprint
         self.trained: dict[str, Any] = dict(trained or {})
+
+    def _top_down(self, bias: float) -> TopDown:
+        assert not isinstance(self.channels, int)
+        names = ("steps", "joined", "classes", "answers")
+        return TopDown(self.channels, bias=bias, **{name: getattr(self, name) for name in names})
 
     @property
     def layer(self) -> str | None:
@@ -170,8 +177,17 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 
     @torch.no_grad()
     def standardize(self, stages: Sequence[Tensor]) -> None:
-        """Scale what a top-down net reads by the features of some images: each [N,K,h,w]."""
+        """Fit a top-down net to the features of some images: each [N,K,h,w].
+
+        It scales what it reads by them. An adapter that belongs to no classifier yet is untrained:
+        its last layers of one size are joined.
+        """
         if isinstance(self.net, TopDown):
+            sides = [stage.shape[2:] for stage in reversed(stages)]
+            same = len([*takewhile(lambda side: side == sides[0], sides)])
+            if not self.layers and same != self.joined:
+                self.joined, bias = same, float(self.net.head.bias[0])  # type: ignore[index]  # it has one
+                self.net = self._top_down(bias)
             self.net.standardize([stage.to(self.net.head.weight.device) for stage in stages])
 
     def check(self, classifier: Classifier) -> None:
@@ -195,7 +211,9 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         shape |= {"widths": list(self.widths), "layer": self.layer}
         if not one:
             shape = {"channels": list(self.channels), "layer": list(self.layers)}  # type: ignore[arg-type]  # not one
-            shape |= {name: getattr(self, name) for name in ("steps", "classes", "answers")}
+            shape |= {
+                name: getattr(self, name) for name in ("steps", "joined", "classes", "answers")
+            }
         return shape | {
             "own_net": type(self.net).__name__ if self.own_net else None,
             "fingerprint": asdict(self.fingerprint) if self.fingerprint else None,
@@ -278,6 +296,7 @@ def _check_sizes(lax: Lax) -> None:
         )
     for name, least, most in (
         *(("upsample", 1, _MAX_UPSAMPLE), ("steps", 0, 5), ("answers", 1, _MAX_ANSWERS)),
+        ("joined", 1, len(channels)),
         *([] if lax.classes is None else [("classes", 2, _MAX_CLASSES)]),
     ):
         if not whole(value := getattr(lax, name), least, most):
