@@ -145,11 +145,12 @@ def few_images(n: int) -> str | None:
     """
     if n >= FEW:
         return None
-    unseen = 1 - LEVEL ** (1 / n)  # rarer events are missing from more than 5 % of such samples
+    # Rarer events are missing from more than 5 % of such samples.
+    rarest = max(2, 1 / (1 - LEVEL ** (1 / n)))
     return (
         f"Only {n} image{'s' if n > 1 else ''}: with fewer than {FEW}, 95 % intervals of skewed"
         " scores hold the true mean in about 90 % of the cases, real differences may not be"
-        f" significant, and what happens on one image in {max(2, 1 / unseen):.0f}, or on fewer, may not be"
+        f" significant, and what happens on one image in {rarest:.0f}, or on fewer, may not be"
         " among them."
     )
 

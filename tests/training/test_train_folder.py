@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +46,7 @@ def trained(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patched.setattr(sys, "argv", words)
         patched.setattr("warnings.showwarning", None)
         errors = io.StringIO()
-        patched.setattr("sufficit.cli.console.err.file", errors)
-        with redirect_stdout(file), pytest.raises(SystemExit) as ended:
+        with redirect_stdout(file), redirect_stderr(errors), pytest.raises(SystemExit) as ended:
             main()
     assert not ended.value.code
     assert "leak" not in errors.getvalue(), "the verdict has said it"

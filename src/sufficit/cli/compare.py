@@ -134,10 +134,8 @@ def print_results(results: "RunResults") -> None:
 def write_pictures(results: "RunResults", folder: Path) -> None:
     """Write sheet.png, curves.png and, last, report.html."""
     from sufficit import plots
-    from sufficit.report import write_report
 
     content, shown, labels = results.content(), results.shown, results.labels()
-    write_report(folder / "report.html", content)
     assert shown is not None  # the caller asked
     names = content.shown.names
     targets = [content.class_name(target) for target in content.first.targets.tolist()]

@@ -229,11 +229,7 @@ def make_job(
         )
     config, classifier = _with_score(config, classifier, twin)
     if twin is None and config.twin is not None:
-        if ":" not in config.twin and not place(config.twin).exists():
-            raise UserError(
-                f"there is no twin in {config.twin}: give the folder that sufficit train-twin wrote"
-            )
-        twin = load_classifier(config.twin, device=config.device, precision=config.precision)
+        twin = _twin_from(config.twin, config)
     if twin is not None:
         check_twin(classifier, twin)
     check_batch_size(config.batch_size)
@@ -276,6 +272,14 @@ def make_job(
         truth.check(names)
     kind: Literal["label", "prediction"] = "prediction" if numbers is None else "label"
     return Job(config, classifier, entries, named, kind, conditions, twin, truth=truth)
+
+
+def _twin_from(source: str, config: RunConfig) -> Classifier:
+    if ":" not in source and not place(source).exists():
+        raise UserError(
+            f"there is no twin in {source}: give the folder that sufficit train-twin wrote"
+        )
+    return load_classifier(source, device=config.device, precision=config.precision)
 
 
 def _with_score(
