@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sufficit import Classifier, Lax, evaluate, explain, leak, plots
-from sufficit.data.digits import compose_pairs
+from sufficit.data.digits import DigitPairs, compose_pairs
 from sufficit.data.splits import Split, evenly
 from sufficit.files import make_folder, read_json, writing
 from sufficit.metrics.artefacts import fits, fragments, grid_energy, smoothed
@@ -40,6 +40,7 @@ MSI = ("base_score", "mask_penalty", "msi")
 CHANGES: dict[str, dict[str, Any]] = {  # of the recipe
     "robust": {},
     "class-free": {"absent": 0.0},
+    "no-mosaics": {"mosaics": 0.0},
     "no-donors": {"donors": 0.0},
     "no-masked-out": {"drop": 0.0},
     "black-alone": {"fills": ("black",)},
@@ -51,6 +52,7 @@ CHANGES: dict[str, dict[str, Any]] = {  # of the recipe
     "twin-judged": {},
 }
 PAIRS, SHOWN = 1000, 8
+Scores = dict[str, float]
 
 
 def train(table: TablePipeline, arm: str, seed: int, epochs: int, folder: Path) -> Lax:
@@ -121,41 +123,72 @@ def artefacts_of(
     }
 
 
-def pair_scores(table: TablePipeline, lax: Lax, root: Path | None) -> dict[str, float]:
-    """On two digits side by side: whose map points to which; on twice the same: what suffices."""
+def pair_scores(classifier: Classifier, lax: Lax, pairs: DigitPairs, alpha: float) -> Scores:
+    """On two digits side by side: whose map points to which, and what of it lies in which half.
+
+    `pointing_chance` is what a map that ignores the class gets: the mean of the hits of both maps
+    on both digits. The class `third` is of no digit in the image.
+    """
+    images, labels = pairs.images.to(torch.float32), pairs.labels
+    asked = [labels[:, 0], labels[:, 1], third_class(labels, lax.classes or 0)]
+    maps = [explain(classifier, images, one, lax, progress=False) for one in asked]
+    both = torch.stack(maps[:2], 1)
+    hits = [pointing_by_class(some, pairs.masks, box=True) for some in (both, both.flip(1))]
+    halves = torch.stack([half.sum((2, 3)) for half in both.tensor_split(2, 3)], 2)  # [N,2,2]
+    shares = halves.diagonal(dim1=1, dim2=2) / halves.sum(2).clamp(min=1e-6)
+    return {
+        "pointing_by_class": float(hits[0].mean()),
+        "pointing_chance": float(torch.stack(hits).mean()),
+        "pointing_both": float((hits[0] == 1).all(1).float().mean()),
+        "mass_in_own_half": float(shares.mean()),
+        "mean_map_of_pair": float(both.mean()),
+        "mean_map_of_third": float(maps[2].mean()),
+        "third_empty": float((maps[2].flatten(1).amax(1) <= alpha).float().mean()),
+    }
+
+
+def third_class(labels: Tensor, classes: int) -> Tensor:
+    """A class that is not in a pair, a different one from image to image: [N,2] -> [N]."""
+    found = torch.arange(len(labels), device=labels.device) % classes
+    for _ in range(2):
+        found = torch.where((found[:, None] == labels).any(1), (found + 1) % classes, found)
+    return found
+
+
+def answer_scores(classifier: Classifier, lax: Lax, twice: DigitPairs, alpha: float) -> Scores:
+    """On twice the same digit: on which one each answer lies, and whether it suffices alone."""
+    images, targets = twice.images.to(torch.float32), twice.labels[:, 0]
+    right, on = [], []
+    for k in range(lax.answers):
+        maps = explain(classifier, images, targets, lax.answer(k), progress=False)
+        kept = (maps > alpha).float()
+        with torch.no_grad():
+            parts = (images * kept[:, None]).split(250)
+            said = torch.cat([classifier(some).argmax(1) for some in parts])
+        right.append(said == targets)
+        inside = (kept[:, None] * twice.masks).sum((2, 3))  # [N,2]
+        on.append(inside.argmax(1).masked_fill(inside.amax(1) == 0, -1 - k))  # -1, -2: on none
+    suffice, places = torch.stack(right), torch.stack(on)
+    apart = (places[0] != places[1]) & (places[:2] >= 0).all(0)
+    return {
+        "first_suffices": float(suffice[0].float().mean()),
+        "both_suffice_alone": float(suffice[:2].all(0).float().mean()),
+        "on_two_digits": float(apart.float().mean()),
+        "both_suffice_on_two_digits": float((suffice[:2].all(0) & apart).float().mean()),
+    }
+
+
+def two_digit_scores(table: TablePipeline, lax: Lax, root: Path | None) -> Scores:
+    """The scores of pairs of the run's test digits."""
     strokes, labels = read_digits(None if root is None else find_mnist(root), "test")
     known = strokes.to(table.device), labels.to(table.device), PAIRS, (table.plan.seed, "test")
-    found: dict[str, float] = {}
-    if lax.classes is not None:
-        pairs = compose_pairs(*known)
-        images = pairs.images.float() / 255
-        maps = [
-            explain(table.classifier, images, pairs.labels[:, k], lax, progress=False)
-            for k in range(2)
-        ]
-        hits = pointing_by_class(torch.stack(maps, 1), pairs.masks, box=True)
-        found["pointing_by_class"] = float(hits.mean())
-    if lax.answers > 1:
-        twice = compose_pairs(*known, same=True)
-        images, targets = twice.images.float() / 255, twice.labels[:, 0]
-        right, inside = [], []
-        for k in range(lax.answers):
-            maps = explain(table.classifier, images, targets, lax.answer(k), progress=False)
-            kept = (maps > table.plan.paper.alpha_min).float()
-            with torch.no_grad():
-                said = torch.cat(
-                    [
-                        table.classifier(some).argmax(1)
-                        for some in (images * kept[:, None]).split(250)
-                    ]
-                )
-            right.append(said == targets)
-            inside.append(torch.stack([(kept * m).sum((1, 2)) for m in twice.masks.unbind(1)], 1))
-        found["first_suffices"] = float(right[0].float().mean())
-        found["both_suffice_alone"] = float(torch.stack(right).all(0).float().mean())
-        sides = torch.stack([one.argmax(1) for one in inside])
-        both = torch.stack(right).all(0) & (sides[0] != sides[1])
-        found["both_suffice_on_two_digits"] = float(both.float().mean())
+    found, alpha = Scores(), table.plan.paper.alpha_min
+    for same, wanted in ((False, lax.classes is not None), (True, lax.answers > 1)):
+        if wanted:
+            pairs = compose_pairs(*known, same=same)
+            pairs = replace(pairs, images=pairs.images.float() / 255)
+            scored = answer_scores if same else pair_scores
+            found |= scored(table.classifier, lax, pairs, alpha)
     return found
 
 
@@ -175,7 +208,7 @@ def one(asked: argparse.Namespace, arm: str, seed: int) -> None:
         seconds = round(time.monotonic() - start, 1)
         scores, heatmaps = scores_of(table, test, lax)
         if plan.table == "synthetic-mnist":
-            scores |= pair_scores(table, lax, asked.data)
+            scores |= two_digit_scores(table, lax, asked.data)
     rows = evenly(test.labels, SHOWN, 1)
     images, labels = test.part(rows.to(test.labels.device))
     titles = [table.sets.classes[label] for label in labels.tolist()]

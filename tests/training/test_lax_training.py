@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+from torchvision.models import VisionTransformer
 
 from lax_toys import (
     QUICK,
@@ -29,7 +30,7 @@ from lax_toys import (
 from sufficit import Classifier, Lax, UserError, explain, train_lax
 from sufficit.explainers.step import Batch
 from sufficit.training import cache_features
-from sufficit.training.lax_training import best_of
+from sufficit.training.lax_training import best_of, class_weights
 from sufficit.training.validation import ValidationScores, ValidationSet
 
 # The classifier, the caller's randomness and the caller's net are left alone
@@ -190,6 +191,35 @@ def test_a_run_interrupted_in_any_epoch_ends_as_if_it_had_not_been(kind: str, tm
         ]
         assert rows[0] == rows[1]
         assert torch.equal(weights(Lax.from_pretrained(out, net=small_net())), weights(whole))
+
+
+MOSAICS = replace(QUICK, stages=3, absent=1.0, mosaics=1.0)
+
+
+def test_a_run_with_mosaics_is_resumed_to_the_bit(tmp_path: Path) -> None:
+    whole = train(net=None, recipe=MOSAICS)
+    with pytest.raises(StoppedError):
+        train(net=None, recipe=MOSAICS, out=tmp_path, progress=stop_after(1))
+    found = train(net=None, recipe=MOSAICS, out=tmp_path)
+    assert torch.equal(weights(found), weights(whole))
+    again = Lax.from_pretrained(tmp_path)
+    assert again.evidence
+    assert torch.equal(weights(again), weights(whole))
+    other = train(net=None, recipe=replace(MOSAICS, mosaics=2.0))
+    assert not torch.equal(weights(other), weights(whole))  # the term counts
+
+
+def test_the_weights_of_classes_are_those_of_a_linear_classifier() -> None:
+    classifier, (images, _) = classifier_of(), data()
+    found = class_weights(classifier, images, "4")
+    torch.testing.assert_close(found, classifier.bare[8].weight.detach() / 16)  # a mean of 4 x 4
+    classifier.bare[8] = nn.Sequential(nn.Linear(9, 5), nn.Tanh(), nn.Linear(5, 4))
+    first, last = classifier.bare[8][0], classifier.bare[8][2]
+    with torch.no_grad():
+        pooled = classifier.stages(images, ("4",))[0][0].mean((2, 3))
+        slopes = 1 - first(pooled).tanh() ** 2  # [N,5]
+        wanted = torch.stack([last.weight @ (row[:, None] * first.weight) for row in slopes])
+    torch.testing.assert_close(class_weights(classifier, images, "4"), wanted.mean(0) / 16)
 
 
 def test_a_net_that_was_given_in_eval_mode_is_resumed_as_it_went_on(tmp_path: Path) -> None:
@@ -436,3 +466,20 @@ def test_a_deterministic_training_keeps_that_the_user_wants_warnings_only() -> N
 def test_layers_that_name_none_are_refused() -> None:
     with pytest.raises(UserError, match="layers must name one layer or more, got none"):
         train(net=None, layers=[])
+
+
+def test_layers_in_the_wrong_order_are_refused() -> None:
+    halves = [nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 6, 3, 2, 1)]
+    model = nn.Sequential(*halves, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3))
+    loader = [(torch.rand(8, 3, 16, 16), torch.arange(8) % 3)]
+    with pytest.raises(UserError, match=r"the coarsest last, got 2 \(4 x 4\), 0 \(8 x 8\): sort"):
+        train_lax(Classifier(model.eval()), loader, epochs=1, layers=["2", "0"])
+
+
+def test_stages_of_one_size_are_joined() -> None:
+    torch.manual_seed(0)
+    sizes = {"num_layers": 6, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 16, "num_classes": 3}
+    vit = VisionTransformer(image_size=16, patch_size=4, **sizes)
+    loader = [(torch.rand(8, 3, 16, 16), torch.arange(8) % 3)]
+    lax = train_lax(Classifier(vit.eval()), loader, epochs=1)
+    assert (len(lax.layers), lax.joined, len(lax.net.merges)) == (3, 3, 1 + lax.steps)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sufficit import Classifier, Leak, Scores, evaluate, explain, leak, train_lax
+from sufficit.metrics.localization import pointing_by_class
 from sufficit.training import RECIPES
 
 pytestmark = pytest.mark.slow
@@ -207,6 +208,44 @@ def test_masks_that_draw_the_pattern_are_caught_by_the_leak_over_grey_and_noise(
     found = leak(classifier, held_out.images, heatmaps, held_out.labels, progress=False).mean()
     assert found["leak_grey"] > 1.5 * found["leak_grey_chance"]
     assert found["leak_noise"] > 1.5 * found["leak_noise_chance"]
+
+
+def pairs_of_toys(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Two patterns of different classes in noise, one in each half: images, labels, boxes."""
+    left, right = toys(n, seed), toys(4 * n, seed + 1)
+    half = SIDE // 2
+    images, labels, boxes = [], [], []
+    fits = left.boxes[:, :, :half].sum((1, 2)) == BOX**2
+    fitting = (right.boxes[:, :, half:].sum((1, 2)) == BOX**2).nonzero()[:, 0].tolist()
+    for i in fits.nonzero()[:, 0].tolist():
+        j = next((j for j in fitting if right.labels[j] != left.labels[i]), None)
+        assert j is not None
+        fitting.remove(j)
+        across = torch.arange(SIDE) < half
+        images.append(torch.where(across, left.images[i], right.images[j]))
+        labels.append(torch.stack([left.labels[i], right.labels[j]]))
+        boxes.append(torch.stack([left.boxes[i], right.boxes[j]]))
+    return torch.stack(images), torch.stack(labels), torch.stack(boxes)
+
+
+def test_of_two_patterns_the_map_of_a_class_peaks_on_its_own(classifier: Classifier) -> None:
+    images, labels, boxes = pairs_of_toys(300, seed=5)
+    recipe = RECIPES["robust"]
+    hits = {}
+    for mosaics in (0.0, recipe.mosaics):
+        lax = train_lax(
+            classifier,
+            Shuffled(toys(1024, seed=3), 1024),
+            recipe=replace(recipe, mosaics=mosaics),
+            epochs=4,
+            validation_images=32,
+            progress=False,
+        )
+        maps = [explain(classifier, images, labels[:, k], lax) for k in range(2)]
+        hits[mosaics] = pointing_by_class(torch.stack(maps, 1), boxes, box=True).mean().item()
+    assert len(images) > 100
+    assert hits[recipe.mosaics] > 0.95
+    assert hits[0.0] < 0.7  # about half, as for a map that ignores the class
 
 
 @pytest.mark.parametrize("area", [0.08, 0.25])

@@ -22,7 +22,8 @@ class TopDown(nn.Module):
     at once, so that no convolution is between the deepest of them and the rest. `steps` more
     bilinear steps, each with a 3x3 convolution, follow. The last step to twice the side is fixed
     and smooth, so that no cell shows: a quadratic spline of the logits. With `classes`, a class
-    scales and shifts the channels of the coarsest level.
+    scales and shifts the channels of the coarsest level; with `evidence` it is also looked for in
+    every cell of the last stage.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class TopDown(nn.Module):
         classes: int | None = None,
         answers: int = 1,
         bias: float = 0.0,
+        evidence: bool = False,
     ) -> None:
         super().__init__()
         self.joined = joined
@@ -54,6 +56,9 @@ class TopDown(nn.Module):
         self.asked = None if classes is None else nn.Embedding(classes, 2 * widths[0])
         if self.asked is not None:
             nn.init.normal_(self.asked.weight, std=0.1)
+        self.evidence = None
+        if classes is not None and evidence:
+            self.evidence = Evidence(channels[-1], classes, widths[0])
         self._kept: tuple[tuple[object, ...], _Parts] | None = None
 
     def standardize(self, stages: Sequence[Tensor]) -> None:
@@ -72,6 +77,8 @@ class TopDown(nn.Module):
         if parts.classes is not None:
             scale, shift = F.embedding(targets, parts.classes)[:, :, None, None].chunk(2, 1)  # type: ignore[arg-type]  # the targets are there
             found = torch.addcmul(shift, found, scale)
+        if self.evidence is not None:
+            found = found + self.evidence(stages[-1], targets)
         for k, merge in enumerate(parts.merges):
             if 0 < k <= len(stages) - self.joined:
                 stage, weights = coarse_first[self.joined - 1 + k]
@@ -92,6 +99,7 @@ class TopDown(nn.Module):
         tensors = [*self.parameters(), *self.buffers()]
         traced = torch.compiler.is_compiling() or any(one.is_inference() for one in tensors)
         if torch.is_grad_enabled() or traced:  # the second have no version
+            self._kept = None  # a step of training follows
             return self._new_parts()
         state = (dtype, *((one.data_ptr(), one._version) for one in tensors))
         if self._kept is None or self._kept[0] != state:
@@ -127,6 +135,43 @@ class _Parts(NamedTuple):
         classes = None if self.classes is None else self.classes.to(dtype)
         pairs = [list(map(ready, some)) for some in (self.laterals, self.merges)]
         return _Parts(pairs[0], pairs[1], ready(self.head), classes)
+
+
+class Evidence(nn.Module):
+    """How much each cell speaks for a class, as channels: [N,K,h,w], [N] -> [N,m,h,w].
+
+    It is one number per cell, the product of the features and the weights of the class, times one
+    weight per channel. So what is learned of where the evidence is holds for every class.
+    """
+
+    mean: Tensor
+
+    def __init__(self, channels: int, classes: int, wide: int) -> None:
+        super().__init__()
+        self.classes = nn.Embedding(classes, channels)
+        nn.init.normal_(self.classes.weight, std=channels**-0.5)
+        self.spread = nn.Conv2d(1, wide, 1, bias=False)
+        self.register_buffer("mean", torch.zeros(channels))
+
+    @torch.no_grad()
+    def start(self, features: Tensor, weights: Tensor) -> None:
+        """Take the mean of features, and weights of the classes [C,K], less their mean.
+
+        They are scaled so that the evidence in these features has a spread of 1.
+        """
+        features = features.float()
+        self.mean.copy_(features.mean((0, 2, 3)))
+        weights = (weights - weights.mean(0)).to(features)
+        cells = (features - self.mean.to(features)[:, None, None]).movedim(1, -1).flatten(0, -2)
+        scale = (cells @ weights.T).std()
+        self.classes.weight.copy_(weights / scale.clamp(min=1e-12))
+
+    def forward(self, features: Tensor, targets: Tensor) -> Tensor:
+        """The evidence for the targets."""
+        weights = self.classes(targets).to(features.dtype)
+        usual = (weights @ self.mean.to(weights))[:, None, None]
+        cells = torch.einsum("nkhw,nk->nhw", features, weights) - usual
+        return torch.mul(cells[:, None], self.spread.weight[:, 0].to(cells.dtype))
 
 
 def _resized(found: Tensor, size: Sequence[int]) -> Tensor:

@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,11 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     """Features [N,K,h,w] of one classifier's layers -> heatmaps [N,h,w] in 0..1.
 
     With the channels of several layers, the coarsest last, it is a top-down net: with `classes` it
-    draws for the class that is asked for, and with several `answers` as many maps, each of which
-    is to suffice alone. `steps` doubles the side of its map so often. The `joined` last layers have
-    one size, as in a ViT, and are read at once. With one number of channels it is the paper's
-    convnet K-256-128-64-1, whose map has `upsample` times the features' side, or a module of your
-    own (`net`) that gives one channel.
+    draws for the class that is asked for, which with `evidence` it looks for in every cell, and
+    with several `answers` as many maps, each of which is to suffice alone. `steps` doubles the side
+    of its map so often. The `joined` last layers have one size, as in a ViT, and are read at once.
+    With one number of channels it is the paper's convnet K-256-128-64-1, whose map has `upsample`
+    times the features' side, or a module of your own (`net`) that gives one channel.
 
     >>> import torch
     >>> lax = Lax([128, 256, 512], classes=10)
@@ -70,6 +70,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         classes: int | None = None,
         answers: int = 1,
         bias: float = 0.0,
+        evidence: bool = False,
         net: nn.Module | None = None,
         layer: str | Sequence[str] | None = None,
         fingerprint: dict[str, Any] | Fingerprint | None = None,
@@ -80,6 +81,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         self.upsample, self.widths = upsample, tuple(widths)
         self.steps, self.joined = steps, joined
         self.classes, self.answers, self.own_net = classes, answers, net is not None
+        self.evidence = evidence
         _check_sizes(self)
         self.layers: tuple[str, ...] = ()
         if layer:
@@ -94,16 +96,13 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         elif isinstance(self.channels, int):
             self.net = convnet(self.channels, self.widths, upsample, bias)
         else:
-            self.net = self._top_down(bias)
+            names = ("steps", "joined", "classes", "answers", "evidence")
+            options = {name: getattr(self, name) for name in names}
+            self.net = TopDown(self.channels, bias=bias, **options)
         if fingerprint is not None and not isinstance(fingerprint, Fingerprint):
             fingerprint = fingerprints.read(fingerprint)
         self.fingerprint = fingerprint
         self.trained: dict[str, Any] = dict(trained or {})
-
-    def _top_down(self, bias: float) -> TopDown:
-        assert not isinstance(self.channels, int)
-        names = ("steps", "joined", "classes", "answers")
-        return TopDown(self.channels, bias=bias, **{name: getattr(self, name) for name in names})
 
     @property
     def layer(self) -> str | None:
@@ -177,17 +176,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 
     @torch.no_grad()
     def standardize(self, stages: Sequence[Tensor]) -> None:
-        """Fit a top-down net to the features of some images: each [N,K,h,w].
-
-        It scales what it reads by them. An adapter that belongs to no classifier yet is untrained:
-        its last layers of one size are joined.
-        """
+        """Scale what a top-down net reads by the features of some images: each [N,K,h,w]."""
         if isinstance(self.net, TopDown):
-            sides = [stage.shape[2:] for stage in reversed(stages)]
-            same = len([*takewhile(lambda side: side == sides[0], sides)])
-            if not self.layers and same != self.joined:
-                self.joined, bias = same, float(self.net.head.bias[0])  # type: ignore[index]  # it has one
-                self.net = self._top_down(bias)
             self.net.standardize([stage.to(self.net.head.weight.device) for stage in stages])
 
     def check(self, classifier: Classifier) -> None:
@@ -211,9 +201,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         shape |= {"widths": list(self.widths), "layer": self.layer}
         if not one:
             shape = {"channels": list(self.channels), "layer": list(self.layers)}  # type: ignore[arg-type]  # not one
-            shape |= {
-                name: getattr(self, name) for name in ("steps", "joined", "classes", "answers")
-            }
+            names = ("steps", "joined", "classes", "answers", "evidence")
+            shape |= {name: getattr(self, name) for name in names}
         return shape | {
             "own_net": type(self.net).__name__ if self.own_net else None,
             "fingerprint": asdict(self.fingerprint) if self.fingerprint else None,

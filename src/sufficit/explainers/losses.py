@@ -139,3 +139,17 @@ def undecided(masks: Tensor) -> Tensor:
     tensor(0.5000)
     """
     return 4 * (masks * (1 - masks)).mean()
+
+
+def apart(maps: Tensor, wanted: Tensor, counted: Tensor) -> Tensor:
+    """Mean cross-entropy of maps and the wanted ones over the cells that are counted.
+
+    [N,A,h,w], [N,A,h,w], [N,1,h,w] -> scalar.
+
+    >>> half, one = torch.full((1, 1, 1, 2), 0.5), torch.ones(1, 1, 1, 2)
+    >>> apart(half, one, one)  # log 2
+    tensor(0.6931)
+    """
+    logs, rest = (part.clamp(min=_NEVER).log() for part in (maps, 1 - maps))
+    values = -torch.lerp(rest, logs, wanted) * counted
+    return values.sum() / counted.expand_as(values).sum().clamp(min=1)

@@ -25,6 +25,7 @@ class LaxRecipe:
     donors: float = 0.0  # -log(1 - p_y) of another class's image inside the same mask; its weight
     # falls to 0 where masks tell their class less often than chance, see losses.excess
     absent: float = 0.0  # mean mask for a class that is not there; 0: the adapter takes no class
+    mosaics: float = 0.0  # cross-entropy of maps of mosaics and those of their tiles, per class
     overlap: float = 0.0  # mean of what several answers share
     power: float = 0.0  # q > 0 replaces -log p by (1 - p^q) / q in these three
     entropy: float = 0.0  # of softmax(M / temperature)
@@ -89,6 +90,7 @@ _ROBUST = LaxRecipe(
     size=2,
     decide=0.5,
     absent=1,
+    mosaics=2,
     overlap=2,
     fills=_FILLS,
     stages=3,
@@ -145,7 +147,7 @@ def _check(recipe: LaxRecipe) -> None:
     for kind in recipe.fills:
         if kind not in TRAINING_FILLS:
             raise unknown("fill", kind, TRAINING_FILLS)
-    terms = ("keep", "drop", "donors", "absent", "overlap", "entropy", "size", "decide")
+    terms = ("keep", "drop", "donors", "absent", "mosaics", "overlap", "entropy", "size", "decide")
     for name in (*terms, *RIVAL_TERMS, "power"):
         value = getattr(recipe, name)
         if not 0 <= value < math.inf:

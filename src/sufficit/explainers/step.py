@@ -13,6 +13,9 @@ from sufficit.errors import UserError
 from sufficit.explainers import losses, rival_losses
 from sufficit.explainers.recipes import LaxRecipe, random_fills
 
+LAYOUTS = ((1, 2), (2, 1), (2, 2))  # rows and columns of mosaics
+IMAGES = 8  # of a batch for each mosaic; more mosaics cost time
+AROUND = 0.15  # how far the centre of a tile may be from that of the mask, of half a side
 LEVELS = 2  # points of the insertion and deletion curves that a step of `ranking` draws
 Draw = Callable[..., Tensor]
 """(features, targets [N], every=True) -> maps of every answer [N,A,h,w]."""
@@ -80,11 +83,13 @@ def take_step(
     generator: Generator,
     done: float = 1.0,
     classes: int | None = None,
+    source: Classifier | None = None,
 ) -> Step:
     """The loss of a batch by a recipe; the classifier must be frozen and in eval mode.
 
     `done` is the finished share of the training: the push of masks to 0 and 1 grows with it.
-    `classes` is how many there are, for an adapter that takes a class.
+    `classes` is how many there are, for an adapter that takes a class. `source` is whose features
+    the adapter reads, where another classifier judges.
     """
     images, targets, power = batch.images, batch.targets, recipe.power
     absent = None
@@ -125,6 +130,8 @@ def take_step(
         counted = (absent != batch.targets) & (absent != batch.first[:, 0])
         means = lax(batch.features, absent, every=True).mean((1, 2, 3))
         terms["absent"] = (means * counted).mean()
+        if recipe.mosaics and (made := mosaics(batch, targets, masks.detach(), generator)):
+            terms["mosaics"] = _mosaic_term(source or classifier, lax, batch, made)
     cells = every.flatten(0, 1)
     if recipe.entropy:
         terms["entropy"] = losses.entropy(cells, recipe.temperature)
@@ -208,6 +215,88 @@ def asked_classes(batch: Batch, classes: int, generator: Generator) -> tuple[Ten
     asked = torch.where(coin[0] < 0.5, batch.targets, first)
     drawn = (coin[1] * classes).long()
     return asked, torch.where(coin[2] < 0.5, second, drawn)
+
+
+class Mosaics(NamedTuple):
+    """Images made of others, a class to ask for in each, and where its maps should be."""
+
+    images: Tensor  # [n,C,H,W]
+    asked: Tensor  # [n]
+    wanted: Tensor  # [n,A,H,W] the maps of the tiles of that class, 0 in the others
+    counted: Tensor  # [n,1,H,W] 0 in tiles that may be of that class, else 1
+
+
+def mosaics(batch: Batch, asked: Tensor, masks: Tensor, generator: Generator) -> Mosaics | None:
+    """Mosaics of the images of a batch, one for every eight; none of a single image.
+
+    `masks` [N,A,H,W] are those of the images for the classes `asked` [N]. The class that is asked
+    for in a mosaic is that of one of its tiles. A tile that has this class only by its label or
+    only by its prediction does not count.
+    """
+    n, device, (h, w) = len(asked), asked.device, batch.images.shape[2:]
+    channels = [batch.images.shape[1], masks.shape[1], 1]
+    rest = torch.randperm(n, generator=generator, device=device)
+    made: list[tuple[Tensor, ...]] = []
+    total = -(-n // IMAGES) if n > 1 else 0
+    for number, layout in enumerate(LAYOUTS):
+        rows, columns = layout
+        if not (count := len(range(number, total, len(LAYOUTS)))):
+            continue
+        some, rest = rest.tensor_split([count * rows * columns])
+        own, label, said = (
+            classes[some].view(count, -1) for classes in (asked, batch.targets, batch.first[:, 0])
+        )
+        chosen = torch.rand(own.shape, generator=generator, device=device).argmax(1, keepdim=True)
+        wanted = own.gather(1, chosen)
+        same = own == wanted
+        known = same | ((label != wanted) & (said != wanted))
+        side = -(-h // rows), -(-w // columns)
+        images, maps = crops(batch.images[some], masks[some], side, generator)
+        lit, sure = (each.flatten()[:, None, None, None] for each in (same, known))
+        tiles = torch.cat([images, maps * lit, sure.expand_as(maps[:, :1])], 1)
+        grid = tiles.unflatten(0, (count, *layout)).permute(0, 3, 1, 4, 2, 5)
+        whole = grid.flatten(4).flatten(2, 3)[..., :h, :w].split(channels, 1)
+        made.append((whole[0], wanted[:, 0], *whole[1:]))
+    return Mosaics(*map(torch.cat, zip(*made, strict=True))) if made else None
+
+
+def crops(
+    images: Tensor, masks: Tensor, side: tuple[int, int], generator: Generator
+) -> tuple[Tensor, Tensor]:
+    """The part of each image around its masks, and of the masks: [N,C,H,W], [N,A,H,W] -> tiles.
+
+    A tile shows between a part of its own size and the whole image.
+    """
+    n, device = len(images), images.device
+    heat = masks.amax(1)
+    total = heat.sum((1, 2)).clamp(min=1e-6)
+    chance = torch.rand(3, n, generator=generator, device=device).to(heat)
+    theta = heat.new_zeros(n, 2, 3)
+    for axis, length in enumerate(reversed(side)):  # across, then down
+        full = heat.shape[2 - axis]
+        line = torch.arange(full, device=device).to(heat).mul(2).add(1 - full) / full  # in -1..1
+        centre = (heat.sum(1 + axis) * line).sum(1) / total
+        shown = length / full + (1 - length / full) * chance[2]
+        theta[:, axis, axis] = shown
+        centre = centre + AROUND * (2 * chance[axis] - 1)
+        theta[:, axis, 2] = torch.minimum(torch.maximum(centre, shown - 1), 1 - shown)
+    grid = F.affine_grid(theta, [n, 1, *side], align_corners=False)
+    both = torch.cat([images, masks.to(images)], 1)
+    tiles = F.grid_sample(both, grid, padding_mode="border", align_corners=False)
+    return tiles[:, : images.shape[1]], tiles[:, images.shape[1] :]
+
+
+def _mosaic_term(source: Classifier, lax: Draw, batch: Batch, made: Mosaics) -> Tensor:
+    """How far the maps of mosaics are from those of their tiles."""
+    with torch.no_grad():
+        layers = batch.layers or source.stage_layers(made.images, len(batch.features))
+        stages, _ = source.stages(made.images, layers)
+    maps = lax(tuple(stage.float() for stage in stages), made.asked, every=True)
+    wanted, counted = (
+        F.interpolate(each, size=maps.shape[2:], mode="area")
+        for each in (made.wanted, made.counted)
+    )
+    return losses.apart(maps, wanted, counted)
 
 
 def upsampled(cells: Tensor, images: Tensor) -> Tensor:

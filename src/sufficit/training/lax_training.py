@@ -18,6 +18,8 @@ from sufficit.classifier.layers import resolve
 from sufficit.classifier.source_code import code_of
 from sufficit.errors import NotFiniteError, UserError
 from sufficit.explainers import explain
+from sufficit.explainers.adapter_nets import TopDown
+from sufficit.explainers.forward_pass import look
 from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
 from sufficit.explainers.recipes import LaxRecipe, recipe_of
 from sufficit.explainers.step import Batch, take_step
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 5
 STATISTICS = 64  # images that the mean and spread of features are taken from
+FEW = 16  # images that the weights of the classes are taken from
 SIDE = 28  # cells along a map that are fine enough, whatever the size of the features
 
 
@@ -143,6 +146,9 @@ def untrained(
             f"The features of layer {layers[-1]!r} are {sides[-1][0]} x {sides[-1][1]}, too small"
             " for a heatmap: give Classifier an earlier layer"
         )
+    if sides != sorted(sides, reverse=True):
+        shown = ", ".join(f"{name} ({h} x {w})" for name, (h, w) in zip(layers, sides, strict=True))
+        raise UserError(f"layers must be in order, the coarsest last, got {shown}: sort them")
     torch.manual_seed(seed)
     if net is not None or recipe.stages == 1:
         own = copy.deepcopy(net)  # the caller's net stays as it is
@@ -155,10 +161,28 @@ def untrained(
         steps = max(0, math.ceil(math.log2(enough / finest)))
         classes = logits.shape[1] if recipe.absent else None
         options = {"steps": steps, "classes": classes, "answers": recipe.answers}
+        options["joined"] = sides.count(sides[-1])
+        options["evidence"] = bool(recipe.absent and recipe.mosaics)
         lax = Lax([stage.shape[1] for stage in stages], bias=recipe.bias, **options)
         lax.standardize(stages)
+        evidence = lax.net.evidence if isinstance(lax.net, TopDown) else None
+        if evidence is not None:
+            given = class_weights(classifier, images[:FEW], layers[-1])
+            evidence.start(stages[-1], given)
     lax.belong_to(classifier, *layers)
     return lax
+
+
+def class_weights(classifier: Classifier, images: Tensor, layer: str) -> Tensor:
+    """How much each channel of a layer speaks for each class: [C,K].
+
+    The mean gradient of the logits, as in Grad-CAM; for a linear classifier of pooled features it
+    is its weights, but for a factor.
+    """
+    seen = look(classifier, images, layer, differentiate=True)
+    logits = seen.logits.unbind(1)
+    found = (seen.gradients(each, last=each is logits[-1]) for each in logits)
+    return torch.stack([gradients.mean((0, 2, 3)) for gradients in found])
 
 
 class LaxTrainer(Trainer):
@@ -207,7 +231,7 @@ class LaxTrainer(Trainer):
 
     def _step(self, batch: Batch, done: float) -> dict[str, Tensor]:
         given = (self.module, batch, self.recipe, self._generator, done, self.lax.classes)
-        found = take_step(next(self._judge), *given)
+        found = take_step(next(self._judge), *given, self.classifier)
         return {name: value for name, value in vars(found).items() if name != "terms"}
 
     def run_epoch(self, tick: Tick | None) -> None:
