@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,7 +32,10 @@ def stride8() -> torch.nn.Module:
     return model
 
 
-MODELS = {"resnet18-stride8-64px": (stride8, 64), "resnet50-224px": (resnet50, 224)}
+MODELS = {
+    "resnet18-stride8-64px": (stride8, 64),
+    "resnet50-224px": (partial(resnet50, num_classes=100), 224),
+}
 
 
 def new_adapter(classifier: Classifier, images: Tensor, name: str) -> Lax:

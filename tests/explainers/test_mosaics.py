@@ -209,7 +209,8 @@ def test_evidence_is_the_class_activation_map_of_a_linear_classifier() -> None:
     evidence.start(features, head)
     targets = torch.tensor([0, 3, 1, 2, 2, 0])
     with torch.no_grad():
-        found = evidence(features, targets)
+        cells, channels = evidence(features, targets)
+    found = cells * channels
     weights = evidence.spread.weight[:, 0, 0, 0]
     maps = torch.zeros(6, 4, 2, 3)
     for n in range(6):

@@ -14,6 +14,7 @@ from torchvision import models
 
 from small_models import Traces, cnn, rand
 from sufficit import Classifier, Lax, UserError, explain, explain_all
+from sufficit.explainers import adapter_nets
 from sufficit.explainers.adapter_nets import Lateral, TopDown, smooth_double
 from sufficit.explainers.forward_pass import look
 
@@ -160,7 +161,7 @@ class Operations(TorchDispatchMode):
         return found
 
 
-def test_a_pass_without_gradients_runs_22_operations() -> None:
+def test_a_pass_without_gradients_runs_21_operations() -> None:
     lax, stages, targets = small_adapter()
     stages = [stage.contiguous(memory_format=torch.channels_last) for stage in stages]
     without_gradients(lax, stages, targets)
@@ -168,10 +169,37 @@ def test_a_pass_without_gradients_runs_22_operations() -> None:
         without_gradients(lax, stages, targets)
     level = {"addmm": 1, "relu_": 2, "convolution": 1}  # a lateral and its 3x3 convolution
     wanted = Counter({name: 3 * n for name, n in level.items()})
-    wanted += Counter(embedding=1, addcmul=1, upsample_bilinear2d=2, add_=2)
-    wanted += Counter(convolution=1, mm=1, bmm=1, sigmoid=1)  # head, spline, end
+    wanted += Counter(embedding=1, addcmul=1, baddbmm_=2)
+    wanted += Counter(convolution=1, add=1, mm=1, bmm=1, sigmoid=1)  # head, spline, end
     assert count.seen == wanted
-    assert wanted.total() == 22
+    assert wanted.total() == 21
+
+
+@pytest.mark.parametrize("size", [(6, 10), (5, 7), (3, 5), (2, 9)])
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_bilinear_step_is_the_same_in_both_memory_formats(
+    size: tuple[int, int], beside: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    plain = torch.randn(2, 4, 3, 5, generator=generator)
+    lateral = torch.randn(2, 4, *size, generator=generator)
+    wanted = F.interpolate(plain, size, mode="bilinear", align_corners=False)
+    wanted = wanted + lateral if beside else wanted
+    for kind in (torch.contiguous_format, torch.channels_last):
+        coarse = plain.clone(memory_format=kind).requires_grad_()
+        added = lateral.clone(memory_format=kind) if beside else None
+        found = adapter_nets._enlarged(coarse, size, added)
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        (gradient,) = torch.autograd.grad(found.square().sum(), coarse)
+        torch.testing.assert_close(gradient, _gradient(plain, size, lateral if beside else None))
+
+
+def _gradient(plain: Tensor, size: tuple[int, int], lateral: Tensor | None) -> Tensor:
+    coarse = plain.clone().requires_grad_()
+    found = F.interpolate(coarse, size, mode="bilinear", align_corners=False)
+    found = found if lateral is None else found + lateral
+    (gradient,) = torch.autograd.grad(found.square().sum(), coarse)
+    return gradient
 
 
 @pytest.mark.parametrize("change", ["step", "load", "standardize", "replace", "double"])

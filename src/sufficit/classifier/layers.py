@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -65,13 +65,18 @@ def resolve(model: nn.Module, layer: str) -> str:
     >>> resolve(nn.DataParallel(nn.Sequential(nn.ReLU())), "module.0")
     '0'
     """
-    inside = dict(unwrapped(model).named_modules(remove_duplicate=False))
+    bare = unwrapped(model)
+    with suppress(AttributeError):  # the usual case; a list of all modules takes a GPU's time
+        if layer:
+            bare.get_submodule(layer)
+            return layer
+    inside = dict(bare.named_modules(remove_duplicate=False))
     del inside[""]
-    wanted = inside.get(layer, dict(model.named_modules()).get(layer))
+    wanted = dict(model.named_modules()).get(layer)
     found = [name for name, module in inside.items() if module is wanted]
     if not found:
         raise unknown("layer", layer, inside)
-    return layer if layer in inside else found[0]
+    return str(found[0])
 
 
 def find(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> str:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 WIDTHS = (256, 128, 64)  # of the convnet
 WIDTH, NARROW = 64, 32  # of the top-down net, the second for features of fewer channels than MANY
 MANY = 128
+MATRIX = 2**22  # weights of a bilinear step as one matrix, at most
 
 
 class TopDown(nn.Module):
@@ -78,18 +79,19 @@ class TopDown(nn.Module):
             scale, shift = F.embedding(targets, parts.classes)[:, :, None, None].chunk(2, 1)  # type: ignore[arg-type]  # the targets are there
             found = torch.addcmul(shift, found, scale)
         if self.evidence is not None:
-            found = found + self.evidence(stages[-1], targets)
+            found = torch.addcmul(found, *self.evidence(stages[-1], targets))
         for k, merge in enumerate(parts.merges):
             if 0 < k <= len(stages) - self.joined:
                 stage, weights = coarse_first[self.joined - 1 + k]
                 lateral = _mixed(stage, *weights)
-                found = lateral.add_(_resized(found, lateral.shape[2:]))
+                found = _enlarged(found, lateral.shape[2:], lateral)
             elif k > 0:
-                found = _resized(found, [2 * side for side in found.shape[2:]])
-            found = F.conv2d(found.relu_(), *merge, padding=1).relu_()
-        found = F.conv2d(found, *parts.head, padding=1)
+                found = _enlarged(found, [2 * side for side in found.shape[2:]])
+            found = _convolved(found.relu_(), *merge)
+        weight, bias = parts.head
+        found = F.conv2d(found, weight, padding=1)[:, : len(bias)]
         with torch.autocast(device, enabled=False):
-            return smooth_double(found.float())
+            return smooth_double(found.float() + bias.float()[:, None, None])
 
     def _parts(self, dtype: torch.dtype) -> "_Parts":
         """What a pass multiplies with; without gradients it is made once, until a weight changes.
@@ -134,14 +136,18 @@ class _Parts(NamedTuple):
 
         classes = None if self.classes is None else self.classes.to(dtype)
         pairs = [list(map(ready, some)) for some in (self.laterals, self.merges)]
-        return _Parts(pairs[0], pairs[1], ready(self.head), classes)
+        weight, bias = self.head
+        if weight.is_cuda:  # four times as fast as with one channel; the further ones are dropped
+            weight = F.pad(weight, (0,) * 7 + (-len(bias) % 8,))
+        return _Parts(pairs[0], pairs[1], ready((weight, bias)), classes)
 
 
 class Evidence(nn.Module):
-    """How much each cell speaks for a class, as channels: [N,K,h,w], [N] -> [N,m,h,w].
+    """How much each cell speaks for a class: [N,K,h,w], [N] -> [N,1,h,w], and channels [m,1,1].
 
-    It is one number per cell, the product of the features and the weights of the class, times one
-    weight per channel. So what is learned of where the evidence is holds for every class.
+    It is one number per cell, the product of the features and the weights of the class, to be
+    multiplied by one weight per channel. So what is learned of where the evidence is holds for
+    every class.
     """
 
     mean: Tensor
@@ -166,18 +172,56 @@ class Evidence(nn.Module):
         scale = (cells @ weights.T).std()
         self.classes.weight.copy_(weights / scale.clamp(min=1e-12))
 
-    def forward(self, features: Tensor, targets: Tensor) -> Tensor:
-        """The evidence for the targets."""
+    def forward(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The evidence for the targets, and the weights of the channels."""
         weights = self.classes(targets).to(features.dtype)
         usual = (weights @ self.mean.to(weights))[:, None, None]
         cells = torch.einsum("nkhw,nk->nhw", features, weights) - usual
-        return torch.mul(cells[:, None], self.spread.weight[:, 0].to(cells.dtype))
+        return cells[:, None], self.spread.weight[:, 0].to(cells.dtype)
 
 
-def _resized(found: Tensor, size: Sequence[int]) -> Tensor:
-    if tuple(found.shape[2:]) == tuple(size):
-        return found
-    return F.interpolate(found, size=tuple(size), mode="bilinear", align_corners=False)
+def _enlarged(found: Tensor, size: Sequence[int], lateral: Tensor | None = None) -> Tensor:
+    """Features at another size, bilinear, plus the lateral ones: [N,m,h,w] -> [N,m,H,W].
+
+    Channels-last it is one matrix product: torch's own takes a GPU ten times as long, and its
+    gradient has no fixed order.
+    """
+    (h, w), (rows, columns) = found.shape[2:], size
+    if (h, w) == (rows, columns):
+        return found if lateral is None else lateral.add_(found)
+    given = (found,) if lateral is None else (found, lateral)
+    last = all(one.is_contiguous(memory_format=torch.channels_last) for one in given)
+    if not last or h * w * rows * columns > MATRIX:
+        found = F.interpolate(found, (rows, columns), mode="bilinear", align_corners=False)
+        return found if lateral is None else lateral.add_(found)
+    cells = found.permute(0, 2, 3, 1).flatten(1, 2)
+    matrix = _bilinear((h, w), (rows, columns), found.device, found.dtype)
+    weights = matrix.expand(len(cells), -1, -1)
+    if lateral is None:
+        made = torch.bmm(weights, cells)
+        return made.view(-1, rows, columns, made.shape[2]).permute(0, 3, 1, 2)
+    lateral.permute(0, 2, 3, 1).flatten(1, 2).baddbmm_(weights, cells)
+    return lateral
+
+
+@lru_cache(maxsize=64)  # each copy to a GPU would wait for the GPU
+@torch.inference_mode(False)
+def _bilinear(
+    size: tuple[int, int], wanted: tuple[int, int], device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """The weights of the wanted cells on those of a size: [H W,h w]."""
+    cells = torch.eye(size[0] * size[1]).view(-1, 1, *size)
+    found = F.interpolate(cells, wanted, mode="bilinear", align_corners=False)
+    return found.flatten(1).T.contiguous().to(device, dtype)
+
+
+def _convolved(found: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A 3x3 convolution and a ReLU: on a GPU, without gradients, in one go."""
+    cudnn = found.is_cuda and torch.version.cuda is not None and torch.backends.cudnn.enabled
+    if cudnn and not torch.is_grad_enabled():
+        both: Tensor = torch.cudnn_convolution_relu(found, weight, bias, (1, 1), (1, 1), (1, 1), 1)
+        return both
+    return F.conv2d(found, weight, bias, padding=1).relu_()
 
 
 def smooth_double(maps: Tensor) -> Tensor:

@@ -112,13 +112,13 @@ def draw_all(
     batch_size: int | None = None,
     seed: int = 0,
     progress: bool | None = None,
-    names: Sequence[str] | None = None,
+    names: Sequence[object] | None = None,
 ) -> Drawn:
     """The heatmaps of `explain_all`, each with the maps that its method drew before resizing.
 
     Errors name images by `names`, or by number.
     """
-    names = names or [str(number) for number in range(len(images))]
+    names = names or range(len(images))
     wanted = methods_for(methods, classifier, check=False)
     checks.check_classifier(classifier)
     checks.check_form(images)
@@ -189,7 +189,7 @@ def _draw(
     methods: Mapping[str, Explainer | OwnMethod],
     layer: str | None,
     seed: int,
-    names: Sequence[str],
+    names: Sequence[object],
 ) -> Drawn:
     """What every method but the controls draws, with one forward pass per layer: [N,C,H,W], [N]."""
     watching, asking = _watching(methods), _asking(methods)

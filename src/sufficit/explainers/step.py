@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,11 @@ class Batch(NamedTuple):
     features: tuple[Tensor, ...]  # of each stage, the last one the coarsest: [N,K,h,w]
     first: Tensor  # [N,2] the two classes that the classifier finds most likely
     layers: tuple[str, ...] = ()  # whose features they are, where that is known
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them."""
+        return (self.images, self.targets, self.first, *self.features)
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same on another device."""
@@ -81,7 +87,7 @@ def take_step(
     batch: Batch,
     recipe: LaxRecipe,
     generator: Generator,
-    done: float = 1.0,
+    done: float | Tensor = 1.0,
     classes: int | None = None,
     source: Classifier | None = None,
 ) -> Step:
@@ -97,7 +103,9 @@ def take_step(
         targets, absent = asked_classes(batch, classes, generator)
     every = lax(batch.features, targets, every=True)
     masks = upsampled(every, images)  # [N,A,H,W]
-    left = (1 - masks).cumprod(1)  # outside the first, outside the first two, ...
+    left = 1 - masks  # outside the first, then outside the first two, ...
+    if recipe.answers > 1:  # the gradient of cumprod makes a GPU wait
+        left = torch.stack([*accumulate(left.unbind(1), torch.mul)], 1)
 
     def mixed(shown: Tensor, weights: Tensor) -> Tensor:
         if recipe.fills == ("black",):

@@ -93,7 +93,7 @@ def _check_maps(heatmaps: Tensor) -> None:
         raise UserError(f"heatmaps must be [N,h,w], got {came}: pass a tensor of three axes")
 
 
-def check_heatmaps(heatmaps: Tensor, images: Tensor, names: Sequence[str] | None = None) -> None:
+def check_heatmaps(heatmaps: Tensor, images: Tensor, names: Sequence[object] | None = None) -> None:
     """Raise unless there is one heatmap per image, of its size, finite and in 0..1."""
     if not isinstance(heatmaps, Tensor):
         came = type(heatmaps).__name__
@@ -109,7 +109,7 @@ def check_heatmaps(heatmaps: Tensor, images: Tensor, names: Sequence[str] | None
     check_range(heatmaps, names)
 
 
-def check_range(heatmaps: Tensor, names: Sequence[str] | None = None, more: str = "") -> None:
+def check_range(heatmaps: Tensor, names: Sequence[object] | None = None, more: str = "") -> None:
     """Raise unless all values are finite and in 0..1, and name the images where they are not.
 
     `more` is a further remedy for values outside.
@@ -130,8 +130,8 @@ def check_range(heatmaps: Tensor, names: Sequence[str] | None = None, more: str 
         )
 
 
-def _named(indices: list[int], names: Sequence[str] | None) -> str:
-    words = [names[i] if names else str(i) for i in indices[:5]]
+def _named(indices: list[int], names: Sequence[object] | None) -> str:
+    words = [str(names[i] if names else i) for i in indices[:5]]
     more = f" and {len(indices) - 5} more" if len(indices) > 5 else ""
     return f"image{'s' if len(indices) > 1 else ''} {', '.join(words)}{more}"
 

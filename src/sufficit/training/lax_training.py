@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import cycle
@@ -30,6 +30,7 @@ from sufficit.provenance import plain
 from sufficit.similarity import Agreement, agreement
 from sufficit.training.feed import Feed, Loader, Target, feed_of, keeping_randomness, mixed_seed
 from sufficit.training.processes import fabric_for, frozen, repeatable
+from sufficit.training.recorded import Recorder
 from sufficit.training.trainer import LossError, Trainer
 from sufficit.training.validation import ValidationSet
 
@@ -222,17 +223,34 @@ class LaxTrainer(Trainer):
         super().__init__(*parts, settings=settings, **options)
         if self.state.history and self.state.best is None:
             raise UserError(f"The {CHECKPOINT} in {self.out} has no best adapter: remove it")
+        self._generator = Generator(self.fabric.device)
+        self._recorder = Recorder(lax, self._generator)
 
     def _batches(self, epoch: int) -> Iterable[Batch]:
         seed = mixed_seed(self.feed.seed, epoch, self.fabric.global_rank)
-        self._generator = Generator(self.fabric.device).manual_seed(seed)
+        self._generator.manual_seed(seed)
         self._judge = cycle(self.judges)
         return self.feed.batches(epoch)
 
     def _step(self, batch: Batch, done: float) -> dict[str, Tensor]:
-        given = (self.module, batch, self.recipe, self._generator, done, self.lax.classes)
-        found = take_step(next(self._judge), *given, self.classifier)
+        return self._numbers(self.module, batch, done)
+
+    def _numbers(
+        self, lax: Callable[..., Tensor], batch: Batch, done: float | Tensor
+    ) -> dict[str, Tensor]:
+        given = (lax, batch, self.recipe, self._generator, done, self.lax.classes)
+        with self.fabric.autocast():
+            found = take_step(self._judging, *given, self.classifier)
         return {name: value for name, value in vars(found).items() if name != "terms"}
+
+    def learn(self, batch: Batch, done: float) -> dict[str, Tensor]:
+        """As any trainer; on one GPU, steps are recorded and replayed."""
+        self._judging = next(self._judge)
+        scaled = getattr(self.fabric.strategy.precision, "scaler", None)  # of float16
+        if self.fabric.world_size > 1 or scaled is not None:
+            return super().learn(batch, done)
+        given = (self._numbers, super().learn, batch, done, id(self._judging))
+        return self._recorder.step(*given)
 
     def run_epoch(self, tick: Tick | None) -> None:
         """As any trainer; losses that are not finite become an error with the best adapter."""

@@ -93,6 +93,13 @@ class Trainer:
         """Called before each epoch."""
         self.module.train()
 
+    def learn(self, batch: Any, done: float) -> dict[str, Tensor]:
+        """The numbers of a step, whose gradients are in the weights afterwards."""
+        with self.fabric.autocast():
+            numbers = self.step(batch, done)
+        self.fabric.backward(numbers["loss"])
+        return numbers
+
     def validate(self) -> dict[str, Any]:
         """Numbers of the module after an epoch, for the history."""
         return {}
@@ -161,10 +168,8 @@ class Trainer:
             done = (epoch + (number / total if total else 0)) / self.epochs
             for group in self.optimizer.param_groups:
                 group["lr"] = self.rate(done)
-            with self.fabric.autocast():
-                numbers = self.step(batch, done)
             self.optimizer.zero_grad()
-            self.fabric.backward(numbers["loss"])
+            numbers = self.learn(batch, done)
             self.optimizer.step()
             means.add(numbers)
             if tick:
