@@ -167,11 +167,13 @@ def difference(scores: dict[str, Scores], column: str) -> dict[str, float]:
 def draw_sheet(
     images: Tensor, rows: list[dict[str, Any]], maps: dict[str, Tensor], file: Path
 ) -> None:
-    """The maps of the first photographs."""
-    titles = [f"{row['image'][-28:]}\n{row['prediction']}, p {row['p']:.2f}" for row in rows]
-    captions = {name: [f"MSI {row[f'msi_{name}']:+.2f}" for row in rows[:SHEET]] for name in maps}
-    shown = {name: one[:SHEET] for name, one in maps.items()}
-    plots.save(plots.sheet_figure(images[:SHEET], shown, titles[:SHEET], captions), file, dpi=60)
+    """The maps of some photographs, spread over all."""
+    some = torch.linspace(0, len(rows) - 1, min(SHEET, len(rows))).round().long()
+    shown = [rows[i] for i in some]
+    titles = [f"{row['image'][-28:]}\n{row['prediction']}, p {row['p']:.2f}" for row in shown]
+    captions = {name: [f"MSI {row[f'msi_{name}']:+.2f}" for row in shown] for name in maps}
+    drawn = {name: one[some] for name, one in maps.items()}
+    plots.save(plots.sheet_figure(images[some], drawn, titles, captions), file, dpi=80)
 
 
 def one(asked: argparse.Namespace, classifier: Classifier, seed: int) -> None:
