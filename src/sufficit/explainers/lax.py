@@ -25,6 +25,8 @@ from sufficit.files import check_output, make_folder, place, read_json, writing
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 OURS = "sufficit:"  # prefix of an adapter that ships with the package
+SHIPPED = {name: folder / "lax" for name, folder in SMALL_NETS.items()}
+"""The folders of these adapters, by name."""
 _MAX_CHANNELS, _MAX_UPSAMPLE = 2**16, 32  # more than any classifier has or needs
 _MAX_WEIGHTS, _MAX_LAYERS = 2**27, 64  # half a gigabyte
 _MAX_STAGES, _MAX_ANSWERS, _MAX_CLASSES = 8, 8, 10**6
@@ -310,9 +312,9 @@ def _folder(source: str | Path, hub: dict[str, Any]) -> Path:
     """The folder itself, the one that ships, or the hub's in its local cache."""
     if str(source).startswith(OURS):
         name = str(source).removeprefix(OURS)
-        if name not in SMALL_NETS:
-            raise unknown("adapter", str(source), [f"{OURS}{known}" for known in SMALL_NETS])
-        return SMALL_NETS[name] / "lax"
+        if name not in SHIPPED:
+            raise unknown("adapter", str(source), [f"{OURS}{known}" for known in SHIPPED])
+        return SHIPPED[name]
     path = place(source)
     if path.is_dir():
         return path
