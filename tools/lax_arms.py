@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sufficit import Classifier, Lax, evaluate, explain, leak, plots
 from sufficit.data.digits import DigitPairs, compose_pairs
-from sufficit.data.splits import Split, evenly
+from sufficit.data.splits import Split, evenly, middle
 from sufficit.files import make_folder, read_json, writing
 from sufficit.metrics.artefacts import fits, fragments, grid_energy, smoothed
 from sufficit.metrics.localization import pointing, pointing_by_class
@@ -97,9 +97,9 @@ def scores_of(table: TablePipeline, test: Split, lax: Lax) -> tuple[dict[str, fl
     found |= leaked.mean() | {"leak_ratio": leaked.ratio}
     found |= artefacts_of(classifier, images, heatmaps.cpu(), alpha)
     if test.masks is not None:
-        overlap = region_overlap(heatmaps, test.masks.float(), alpha, empty=0.0)
-        found["iou"] = float(overlap.mean())
-        found["pointing"] = float(pointing(heatmaps, test.masks).mean())
+        objects = middle(test.masks[:, None], table.plan.side)[:, 0]
+        found["iou"] = float(region_overlap(heatmaps, objects.float(), alpha, empty=0.0).mean())
+        found["pointing"] = float(pointing(heatmaps, objects).mean())
     return found, heatmaps
 
 

@@ -124,7 +124,9 @@ def _never_waiting() -> Iterator[None]:
     """Inside, what waits for a GPU raises RuntimeError."""
     before = torch.cuda.get_sync_debug_mode()
     try:
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls the mode a prototype
+            torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
