@@ -66,6 +66,12 @@ def single_scores(classifier: Classifier, lax: Lax) -> Scores:
     empty = explain(classifier, images, absent, lax, progress=False)
     found |= {"mean_map": float(maps.mean()), "mean_map_of_absent": float(empty.mean())}
     found["absent_empty"] = float((empty.flatten(1).amax(1) <= ALPHA).float().mean())
+    for k in range(lax.answers if lax.answers > 1 else 0):
+        alone = explain(classifier, images, labels, lax.answer(k), progress=False) > ALPHA
+        with torch.no_grad():
+            right = classifier(images * alone[:, None]).argmax(1) == labels
+        found[f"single_suffices_{k + 1}"] = float(right.float().mean())
+        found[f"single_empty_{k + 1}"] = float((~alone.flatten(1).any(1)).float().mean())
     return found
 
 

@@ -240,8 +240,8 @@ def batch_of(classifier: Classifier, n: int = 5) -> Batch:
     return Batch(images, targets, (rand(n, 2, 4, 4, seed=8),), first)
 
 
-def adapter(features: tuple[Tensor], targets: Tensor | None = None, **_: object) -> Tensor:
-    return (features[0][:, :1] - features[0][:, 1:]).sigmoid()
+def adapter(features: tuple[Tensor], targets: Tensor | None = None) -> Tensor:
+    return (features[0][:, 0] - features[0][:, 1]).sigmoid()
 
 
 def plain_excess(rows: list[list[float]], targets: list[int], shown: list[int]) -> float:
@@ -359,7 +359,7 @@ def test_masked_images_are_image_times_mask_and_fill_times_the_rest(fills) -> No
     handle.remove()
     keep, drop, donors = (seen[0] * 0.3 + 0.4).split(5)
     generator = Generator().manual_seed(4)
-    weights, images = adapter(batch.features), batch.images
+    weights, images = adapter(batch.features)[:, None], batch.images
     for view, pictures, shown in (
         (keep, images, weights),
         (drop, images, 1 - weights),
@@ -374,8 +374,8 @@ def test_a_step_is_differentiable_all_the_way_to_the_adapter() -> None:
     batch = batch_of(classifier, 3)
 
     def loss(weight: Tensor) -> Tensor:
-        def lax(features: tuple[Tensor], *_: object, **__: object) -> Tensor:
-            return (features[0] * weight[:, None, None]).sum(1, keepdim=True).sigmoid()
+        def lax(features: tuple[Tensor], *_: object) -> Tensor:
+            return (features[0] * weight[:, None, None]).sum(1).sigmoid()
 
         recipe = replace(EVERYTHING, fills=("other",), donors=0.0)  # whose push has no gradient
         return take_step(classifier, lax, batch, recipe, Generator().manual_seed(0)).loss
@@ -421,9 +421,9 @@ def test_the_map_of_an_absent_class_costs_its_mean_and_one_that_is_there_costs_n
     values = torch.tensor([0.1, 0.3, 0.6], dtype=torch.float64)
     asked: list[Tensor] = []
 
-    def lax(features: object, targets: Tensor, **_: object) -> Tensor:
+    def lax(features: object, targets: Tensor) -> Tensor:
         asked.append(targets)
-        return values[targets][:, None, None, None].expand(-1, 1, 4, 4)
+        return values[targets][:, None, None].expand(-1, 4, 4)
 
     recipe = LaxRecipe(absent=2.0, stages=3)
     step = take_step(classifier, lax, batch, recipe, Generator().manual_seed(1), classes=3)
@@ -436,31 +436,3 @@ def test_the_map_of_an_absent_class_costs_its_mean_and_one_that_is_there_costs_n
     keep = step.terms["keep"].item()
     assert step.loss.item() == pytest.approx(keep + 2 * sum(counted) / 5)
     assert step.area.item() == pytest.approx(values[there].mean().item())
-
-
-# Several answers
-
-
-def test_each_answer_must_suffice_where_the_class_survives_without_the_earlier_ones() -> None:
-    classifier, batch = linear_classifier(), batch_of(linear_classifier())
-    drawn = rand(5, 2, 4, 4, seed=6)
-    recipe = LaxRecipe(drop=0.7, overlap=0.4, size=3, stages=3, answers=2)
-    step = take_step(classifier, lambda *_, **__: drawn, batch, recipe, Generator())
-    images, targets = batch.images[:, 0], batch.targets.tolist()
-    one, two = drawn.unbind(1)
-
-    def say(pictures: Tensor) -> list[list[float]]:
-        return [plain_logits(classifier, row) for row in pictures.flatten(1).tolist()]
-
-    without = [[math.exp(v) for v in row] for row in say(images * (1 - one))]
-    alive = [row[y] / sum(row) for row, y in zip(without, targets, strict=True)]
-    second = [
-        plain_cross_entropy([row], [y]) for row, y in zip(say(images * two), targets, strict=True)
-    ]
-    keep = plain_cross_entropy(say(images * one), targets)
-    keep += sum(a * c for a, c in zip(alive, second, strict=True)) / 5
-    assert step.terms["keep"].item() == pytest.approx(keep, rel=1e-5)
-    rest = say(images * (1 - one) * (1 - two))
-    assert step.terms["drop"].item() == pytest.approx(plain_unlike(rest, targets), rel=1e-5)
-    assert step.terms["overlap"].item() == pytest.approx((one * two).mean().item(), rel=1e-6)
-    assert step.terms["size"].item() == pytest.approx((one.mean() + two.mean()).item(), rel=1e-6)

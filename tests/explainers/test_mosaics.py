@@ -37,8 +37,8 @@ def shown(made: Mosaics, row: int) -> Tensor:
 def test_a_mosaic_wants_the_masks_of_the_tiles_of_its_class_and_nothing_elsewhere() -> None:
     n, classes = 96, torch.arange(96) % 3
     batch = plain_batch(classes.tolist(), classes.tolist())
-    heights = (torch.arange(n) + 1.0) / 98  # a flat mask per image, another for each answer
-    masks = torch.stack([heights, 1 - heights], 1)[:, :, None, None].expand(-1, -1, 12, 12)
+    heights = (torch.arange(n) + 1.0) / 98  # a flat mask per image
+    masks = heights[:, None, None].expand(-1, 12, 12)
     made = mosaics(batch, classes, masks, generator())
     assert made is not None
     assert len(made.images) == n // 8
@@ -51,8 +51,7 @@ def test_a_mosaic_wants_the_masks_of_the_tiles_of_its_class_and_nothing_elsewher
         same = classes[numbers] == made.asked[row]
         assert same.any()
         several |= len(numbers[same].unique()) > 1
-        wanted = torch.stack([heights[numbers], 1 - heights[numbers]]) * same
-        torch.testing.assert_close(made.wanted[row], wanted)
+        torch.testing.assert_close(made.wanted[row, 0], heights[numbers] * same)
         assert (made.counted[row] == 1).all()
     assert kinds == {(True, False), (False, True), (True, True)}
     assert several  # a tile of the same class is not counted as wrong
@@ -63,7 +62,7 @@ def test_no_image_is_in_two_mosaics_and_each_tile_is_asked_for_at_times() -> Non
     batch = plain_batch(classes.tolist(), classes.tolist())
     places = []
     for seed in range(30):
-        made = mosaics(batch, classes, torch.zeros(64, 1, 12, 12), generator(seed))
+        made = mosaics(batch, classes, torch.zeros(64, 12, 12), generator(seed))
         assert made is not None
         numbers = [shown(made, row).unique().tolist() for row in range(8)]
         every = [number for row in numbers for number in row]
@@ -81,7 +80,7 @@ def test_tiles_that_only_label_or_prediction_put_in_the_class_do_not_count() -> 
     labels, predicted = [k % 3 for k in range(96)], [k % 3 if k % 6 else 1 for k in range(96)]
     batch, left_out = plain_batch(labels, predicted), 0
     for seed in range(4):
-        masks = torch.ones(96, 1, 12, 12)
+        masks = torch.ones(96, 12, 12)
         made = mosaics(batch, torch.tensor(labels), masks, generator(seed))
         assert made is not None
         for row in range(len(made.images)):
@@ -99,7 +98,7 @@ def test_tiles_that_only_label_or_prediction_put_in_the_class_do_not_count() -> 
 @pytest.mark.parametrize(("n", "count"), [(1, 0), (2, 1), (8, 1), (9, 2), (17, 3), (64, 8)])
 def test_eight_images_make_one_mosaic_and_two_are_enough(n: int, count: int) -> None:
     batch = plain_batch([0] * n, [0] * n, side=5)  # odd: tiles are cut at the border
-    made = mosaics(batch, batch.targets, torch.zeros(n, 1, 5, 5), generator())
+    made = mosaics(batch, batch.targets, torch.zeros(n, 5, 5), generator())
     assert (0 if made is None else len(made.images)) == count
     if made is not None:
         assert made.images.shape[2:] == made.wanted.shape[2:] == (5, 5)
@@ -114,7 +113,7 @@ def test_a_tile_shows_the_part_around_the_mask_with_its_mask() -> None:
     places = torch.randint(3, 29, (n, 2), generator=generator(1))
     for i, (y, x) in enumerate(places.tolist()):
         masks[i, 0, y - 3 : y + 4, x - 3 : x + 4] = 1
-    tiles, heat = crops(masks.clone(), masks, (16, 32), generator(2))
+    tiles, heat = crops(masks, masks[:, 0], (16, 32), generator(2))
     assert tiles.shape == heat.shape == (n, 1, 16, 32)
     torch.testing.assert_close(tiles, heat)  # both are cut in the same way
     # The square is never cut off: it is 7 rows high, or 3.5 where the whole image is shown.
@@ -128,7 +127,7 @@ def test_a_tile_shows_the_part_around_the_mask_with_its_mask() -> None:
 
 
 def test_a_tile_of_the_images_size_is_the_image() -> None:
-    images, masks = torch.rand(3, 2, 6, 5, generator=generator()), torch.zeros(3, 1, 6, 5)
+    images, masks = torch.rand(3, 2, 6, 5, generator=generator()), torch.zeros(3, 6, 5)
     tiles, heat = crops(images, masks, (6, 5), generator())
     torch.testing.assert_close(tiles, images)
     assert heat.count_nonzero() == 0
@@ -173,9 +172,9 @@ def test_a_step_adds_the_distance_of_the_maps_of_mosaics(monkeypatch: pytest.Mon
     given: list[tuple[object, ...]] = []
     monkeypatch.setattr(step_module, "mosaics", lambda *parts: given.append(parts) or made)
 
-    def lax(features: tuple[Tensor, ...], targets: Tensor, **_: object) -> Tensor:
+    def lax(features: tuple[Tensor, ...], targets: Tensor) -> Tensor:
         """The channel of the class, as it is in the features, which are the images."""
-        return features[0].gather(1, targets[:, None, None, None].expand(-1, 1, 6, 6))
+        return features[0].gather(1, targets[:, None, None, None].expand(-1, 1, 6, 6))[:, 0]
 
     recipe = LaxRecipe(absent=1.0, mosaics=3.0, stages=3)
     step = take_step(classifier, lax, batch, recipe, generator(1), classes=3)
@@ -196,7 +195,7 @@ def test_a_step_adds_the_distance_of_the_maps_of_mosaics(monkeypatch: pytest.Mon
     judged = take_step(judge, lax, batch, recipe, generator(1), classes=3, source=classifier)
     assert judged.terms["mosaics"].item() == pytest.approx(total / count, rel=1e-5)
     assert judged.terms["keep"].item() != pytest.approx(step.terms["keep"].item(), rel=1e-3)
-    free = take_step(classifier, lambda f, *_, **__: f[0][:, :1], batch, recipe, generator(1))
+    free = take_step(classifier, lambda f, _: f[0][:, 0], batch, recipe, generator(1))
     assert "mosaics" not in free.terms  # without a class there is nothing to ask for
 
 

@@ -210,15 +210,16 @@ def test_masks_that_draw_the_pattern_are_caught_by_the_leak_over_grey_and_noise(
     assert found["leak_noise"] > 1.5 * found["leak_noise_chance"]
 
 
-def pairs_of_toys(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Two patterns of different classes in noise, one in each half: images, labels, boxes."""
+def pairs_of_toys(n: int, seed: int, *, same: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Two patterns of different classes, or of one, one in each half: images, labels, boxes."""
     left, right = toys(n, seed), toys(4 * n, seed + 1)
     half = SIDE // 2
     images, labels, boxes = [], [], []
     fits = left.boxes[:, :, :half].sum((1, 2)) == BOX**2
     fitting = (right.boxes[:, :, half:].sum((1, 2)) == BOX**2).nonzero()[:, 0].tolist()
     for i in fits.nonzero()[:, 0].tolist():
-        j = next((j for j in fitting if right.labels[j] != left.labels[i]), None)
+        alike = [j for j in fitting if bool(right.labels[j] == left.labels[i]) == same]
+        j = next(iter(alike), None)
         assert j is not None
         fitting.remove(j)
         across = torch.arange(SIDE) < half
@@ -246,6 +247,28 @@ def test_of_two_patterns_the_map_of_a_class_peaks_on_its_own(classifier: Classif
     assert len(images) > 100
     assert hits[recipe.mosaics] > 0.95
     assert hits[0.0] < 0.7  # about half, as for a map that ignores the class
+
+
+def test_of_twice_the_same_pattern_each_answer_is_on_another_one(classifier: Classifier) -> None:
+    images, labels, boxes = pairs_of_toys(300, seed=5, same=True)
+    shown = toys(1024, seed=3)
+    options: dict = {"epochs": 4, "answers": 2, "validation_images": 32, "progress": False}
+    lax = train_lax(classifier, Shuffled(shown, 1024), **options)
+    assert (lax.answers, lax.regions) == (2, 2)
+    answers = [lax.answer(k) for k in range(2)]
+    maps = [explain(classifier, images, labels[:, 0], one) > 0.5 for one in answers]
+    inside = torch.stack([(one[:, None] & boxes).sum((2, 3)) for one in maps], 1)  # [N,2,2]
+    straight, crossed = inside.diagonal(dim1=1, dim2=2), inside.flip(2).diagonal(dim1=1, dim2=2)
+    apart = (straight > 0).all(1) & (crossed == 0).all(1)
+    apart |= (crossed > 0).all(1) & (straight == 0).all(1)
+    assert len(images) > 100
+    assert apart.float().mean() > 0.8
+    with torch.no_grad():
+        right = [classifier(images * one[:, None]).argmax(1) == labels[:, 0] for one in maps]
+    assert (right[0] & right[1]).float().mean() > 0.8
+    # Of one pattern there is one answer.
+    second = explain(classifier, shown.images[:200], shown.labels[:200], answers[1])
+    assert (second.flatten(1).amax(1) <= 0.5).float().mean() > 0.9
 
 
 @pytest.mark.parametrize("area", [0.08, 0.25])

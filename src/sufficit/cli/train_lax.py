@@ -73,7 +73,7 @@ def train_lax(
         typer.Option("--class-free", help="Explain the prediction only, not a class asked for."),
     ] = False,
     answers: Annotated[
-        int | None, typer.Option(help="Maps to draw, each of which suffices alone.", min=1)
+        int | None, typer.Option(help="Maps to draw, one per region, each to suffice alone.", min=1)
     ] = None,
     layers: Annotated[
         str | None, typer.Option(help="Layers to read, as A,B,C, the coarsest last; else found.")

@@ -13,6 +13,9 @@ WIDTHS = (256, 128, 64)  # of the convnet
 WIDTH, NARROW = 64, 32  # of the top-down net, the second for features of fewer channels than MANY
 MANY = 128
 MATRIX = 2**22  # weights of a bilinear step as one matrix, at most
+CELLS = 16  # along a side, at most, of the map that regions are found in
+VALLEY = 0.4  # how far the map falls between one region and the next
+OUTSIDE = -12.0  # the logits of an answer in the regions of others, at most
 
 
 class TopDown(nn.Module):
@@ -245,6 +248,51 @@ def _spline(side: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     padded = F.pad(lines, (1, 1), mode="replicate")[0]
     smooth = (padded[:, :-2] + padded[:, 2:] + 2 * padded[:, 1:-1]) / 4
     return smooth.T.contiguous().to(device, dtype)
+
+
+def split(logits: Tensor, count: int) -> Tensor:
+    """Each region of a map as a map of its own: [N,1,h,w] -> [N,count,h,w], by `region_numbers`.
+
+    In the regions of others a map is OUTSIDE or less. So the highest of the maps is the map itself.
+    """
+    numbers = region_numbers(logits.detach().sigmoid(), count)
+    own = numbers == torch.arange(count, device=logits.device)[:, None, None]
+    return torch.where(own, logits, logits.clamp(max=0) + OUTSIDE)
+
+
+@torch.no_grad()
+def region_numbers(maps: Tensor, count: int) -> Tensor:
+    """The region that each cell belongs to, 0 the largest: maps in 0..1 [N,1,h,w] -> [N,1,h,w].
+
+    The first region is around the highest cell. It holds every cell as far as a path leads there:
+    to the lowest value along the best path (fuzzy connectedness, a reconstruction by dilation). The
+    next one is around the cell that is highest above this, if the map falls by VALLEY in between.
+    Where the paths to two regions are equally good, as in the valley, the nearer region counts.
+
+    >>> region_numbers(torch.tensor([[[[0.9, 0.1, 0.0, 0.2, 0.8, 0.7]]]]), 2)
+    tensor([[[[1, 1, 1, 0, 0, 0]]]])
+    """
+    h, w = (min(side, CELLS) for side in maps.shape[2:])
+    cells = F.adaptive_avg_pool2d(maps, (h, w))
+    places = torch.arange(cells[0].numel(), device=maps.device)
+    known, parts = torch.zeros_like(cells), []
+    for _ in range(count):
+        height, place = (cells - known).flatten(1).max(1)
+        part = cells * (places == place[:, None]).view_as(cells)
+        for _ in range(3 * max(h, w)):  # the longest path, that around three sides
+            part = torch.minimum(cells, F.max_pool2d(part, 3, 1, 1))
+        known = torch.maximum(known, part)
+        parts.append(part * (height > VALLEY)[:, None, None, None])
+    joined = torch.cat(parts, 1)
+    near = area = (joined > joined.topk(2, 1)[0][:, 1:]).to(cells)  # one region alone, no tie
+    for _ in range(max(h, w)):  # the sum counts how early a growing region comes
+        area = F.max_pool2d(area, 3, 1, 1)
+        near = near + area
+    near = F.interpolate(near, size=maps.shape[2:], mode="bilinear", align_corners=False)
+    numbers = near.argmax(1, keepdim=True)
+    sizes = [(maps * (numbers == k)).sum((1, 2, 3)) for k in range(count)]
+    ranks = torch.stack(sizes, 1).argsort(dim=1, descending=True, stable=True).argsort(1)
+    return ranks.gather(1, numbers.flatten(1)).view_as(numbers)
 
 
 def convnet(channels: int, widths: Sequence[int], upsample: int, bias: float) -> nn.Sequential:

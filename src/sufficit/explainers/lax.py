@@ -19,7 +19,7 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.digit_net import SMALL_NETS
 from sufficit.classifier.fingerprint import Fingerprint
 from sufficit.errors import GoneError, UserError, unknown
-from sufficit.explainers.adapter_nets import WIDTHS, TopDown, convnet
+from sufficit.explainers.adapter_nets import WIDTHS, TopDown, convnet, split
 from sufficit.files import check_output, make_folder, place, read_json, writing
 
 CONFIG = "config.json"
@@ -30,6 +30,7 @@ SHIPPED = {name: folder / "lax" for name, folder in SMALL_NETS.items()}
 _MAX_CHANNELS, _MAX_UPSAMPLE = 2**16, 32  # more than any classifier has or needs
 _MAX_WEIGHTS, _MAX_LAYERS = 2**27, 64  # half a gigabyte
 _MAX_STAGES, _MAX_ANSWERS, _MAX_CLASSES = 8, 8, 10**6
+_SHAPE, _SPLIT = ("steps", "joined", "classes", "answers", "evidence"), ("regions", "alone")
 _CARD = """---
 library_name: sufficit
 tags: [explainability, saliency]
@@ -47,8 +48,10 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 
     With the channels of several layers, the coarsest last, it is a top-down net: with `classes` it
     draws for the class that is asked for, which with `evidence` it looks for in every cell, and
-    with several `answers` as many maps, each of which is to suffice alone. `steps` doubles the side
-    of its map so often. The `joined` last layers have one size, as in a ViT, and are read at once.
+    with several `answers` as many maps, each of which is to suffice alone. They are the `regions`
+    of one map, as many; an adapter of one answer draws the one with the number `alone`. `steps`
+    doubles the side of its map so often. The `joined` last layers have one size, as in a ViT, and
+    are read at once.
     With one number of channels it is the paper's convnet K-256-128-64-1, whose map has `upsample`
     times the features' side, or a module of your own (`net`) that gives one channel.
 
@@ -73,6 +76,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         answers: int = 1,
         bias: float = 0.0,
         evidence: bool = False,
+        regions: int = 0,
+        alone: int = 0,
         net: nn.Module | None = None,
         layer: str | Sequence[str] | None = None,
         fingerprint: dict[str, Any] | Fingerprint | None = None,
@@ -83,7 +88,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         self.upsample, self.widths = upsample, tuple(widths)
         self.steps, self.joined = steps, joined
         self.classes, self.answers, self.own_net = classes, answers, net is not None
-        self.evidence = evidence
+        self.evidence, self.regions, self.alone = evidence, regions, alone
         _check_sizes(self)
         self.layers: tuple[str, ...] = ()
         if layer:
@@ -98,8 +103,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         elif isinstance(self.channels, int):
             self.net = convnet(self.channels, self.widths, upsample, bias)
         else:
-            names = ("steps", "joined", "classes", "answers", "evidence")
-            options = {name: getattr(self, name) for name in names}
+            options = {name: getattr(self, name) for name in _SHAPE}
+            options |= {"answers": 1} if regions else {}
             self.net = TopDown(self.channels, bias=bias, **options)
         if fingerprint is not None and not isinstance(fingerprint, Fingerprint):
             fingerprint = fingerprints.read(fingerprint)
@@ -122,6 +127,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 
         An adapter that takes a class needs the targets [N].
         """
+        if self.answers == self.regions and not every:
+            return self._drawn(features, targets).sigmoid()[:, 0]  # the highest of its regions
         found = self.logits(features, targets).sigmoid()
         if every:
             return found
@@ -129,6 +136,13 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 
     def logits(self, features: Tensor | Sequence[Tensor], targets: Tensor | None = None) -> Tensor:
         """The heatmaps of all answers before the sigmoid: each [N,K,h,w] -> [N,A,h,w]."""
+        found = self._drawn(features, targets)
+        if not self.regions:
+            return found
+        return split(found, self.regions)[:, self.alone : self.alone + self.answers]
+
+    def _drawn(self, features: Tensor | Sequence[Tensor], targets: Tensor | None) -> Tensor:
+        """What the net draws, before the sigmoid: each [N,K,h,w] -> [N,A,h,w]."""
         given = (features,) if isinstance(features, Tensor) else tuple(features)
         if isinstance(self.channels, int):
             given = given[-1:]  # of several stages it reads the last
@@ -168,7 +182,9 @@ class Lax(nn.Module, PyTorchModelHubMixin):
                 " them"
             )
         found = copy.deepcopy(self)
-        if isinstance(found.net, TopDown):
+        if isinstance(found.net, TopDown) and self.regions:
+            found.answers, found.alone = 1, self.alone + number
+        elif isinstance(found.net, TopDown):
             head, found.answers = found.net.head, 1
             head.out_channels = 1
             for part in (head.weight, head.bias):
@@ -203,7 +219,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         shape |= {"widths": list(self.widths), "layer": self.layer}
         if not one:
             shape = {"channels": list(self.channels), "layer": list(self.layers)}  # type: ignore[arg-type]  # not one
-            names = ("steps", "joined", "classes", "answers", "evidence")
+            names = (*_SHAPE, *_SPLIT) if self.regions else _SHAPE
             shape |= {name: getattr(self, name) for name in names}
         return shape | {
             "own_net": type(self.net).__name__ if self.own_net else None,
@@ -289,13 +305,21 @@ def _check_sizes(lax: Lax) -> None:
         *(("upsample", 1, _MAX_UPSAMPLE), ("steps", 0, 5), ("answers", 1, _MAX_ANSWERS)),
         ("joined", 1, len(channels)),
         *([] if lax.classes is None else [("classes", 2, _MAX_CLASSES)]),
+        *([("regions", 2, _MAX_ANSWERS)] if lax.regions != 0 else []),
+        *([("alone", 0, max(lax.regions - 1, 0))] if type(lax.regions) is int else []),
     ):
         if not whole(value := getattr(lax, name), least, most):
             raise UserError(f"{name} must be a whole number in {least}..{most}, got {value!r}")
-    if not several and (lax.classes is not None or lax.answers > 1 or lax.steps):
+    if lax.regions and lax.answers not in (1, lax.regions):
         raise UserError(
-            "classes, answers and steps need a top-down adapter: give the channels of its layers"
-            " as a list"
+            f"{lax.regions} regions make as many answers, or one alone, got {lax.answers}: give the"
+            " same number"
+        )
+    top_down = (lax.classes is not None, lax.answers > 1, lax.steps, lax.regions)
+    if not several and any(top_down):
+        raise UserError(
+            "classes, answers, regions and steps need a top-down adapter: give the channels of its"
+            " layers as a list"
         )
     weights = sum(k * m * max(9, lax.upsample**2) for k, m in pairwise(sizes))
     if not several and (weights > _MAX_WEIGHTS or len(sizes) > _MAX_LAYERS):

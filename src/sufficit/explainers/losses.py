@@ -55,21 +55,17 @@ def temperature_for(area: float) -> float:
     return math.sqrt(low * high)
 
 
-def kept(
-    logits: Tensor, targets: Tensor, power: float = 0.0, counted: Tensor | None = None
-) -> Tensor:
+def kept(logits: Tensor, targets: Tensor, power: float = 0.0) -> Tensor:
     """(1 - p_y^q) / q, cross-entropy at q = 0, mean over images: [N,C], [N] -> scalar.
 
     At q > 0 it is bounded, so images that no mask can save do not outweigh the others (Zhang and
-    Sabuncu 2018, generalised cross-entropy). `counted` weights the images [N]: their share of the
-    mean, so that images that do not count leave less of it.
+    Sabuncu 2018, generalised cross-entropy).
 
     >>> kept(torch.zeros(1, 4), torch.tensor([0])), kept(torch.zeros(1, 4), torch.tensor([0]), 0.5)
     (tensor(1.3863), tensor(1.))
     """
     logs = logits.log_softmax(1).gather(1, targets[:, None])[:, 0]
-    values = _bounded(logs, power)
-    return values.mean() if counted is None else (values * counted).mean()
+    return _bounded(logs, power).mean()
 
 
 def unlike(

@@ -26,7 +26,6 @@ class LaxRecipe:
     # falls to 0 where masks tell their class less often than chance, see losses.excess
     absent: float = 0.0  # mean mask for a class that is not there; 0: the adapter takes no class
     mosaics: float = 0.0  # cross-entropy of maps of mosaics and those of their tiles, per class
-    overlap: float = 0.0  # mean of what several answers share
     power: float = 0.0  # q > 0 replaces -log p by (1 - p^q) / q in these three
     entropy: float = 0.0  # of softmax(M / temperature)
     temperature: float = 0.5
@@ -91,7 +90,6 @@ _ROBUST = LaxRecipe(
     decide=0.5,
     absent=1,
     mosaics=2,
-    overlap=2,
     fills=_FILLS,
     stages=3,
 )
@@ -147,7 +145,7 @@ def _check(recipe: LaxRecipe) -> None:
     for kind in recipe.fills:
         if kind not in TRAINING_FILLS:
             raise unknown("fill", kind, TRAINING_FILLS)
-    terms = ("keep", "drop", "donors", "absent", "mosaics", "overlap", "entropy", "size", "decide")
+    terms = ("keep", "drop", "donors", "absent", "mosaics", "entropy", "size", "decide")
     for name in (*terms, *RIVAL_TERMS, "power"):
         value = getattr(recipe, name)
         if not 0 <= value < math.inf:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ IMAGES = 8  # of a batch for each mosaic; more mosaics cost time
 AROUND = 0.15  # how far the centre of a tile may be from that of the mask, of half a side
 LEVELS = 2  # points of the insertion and deletion curves that a step of `ranking` draws
 Draw = Callable[..., Tensor]
-"""(features, targets [N], every=True) -> maps of every answer [N,A,h,w]."""
+"""(features, targets [N]) -> maps [N,h,w]."""
 
 
 class Batch(NamedTuple):
@@ -101,83 +100,55 @@ def take_step(
     absent = None
     if classes is not None:
         targets, absent = asked_classes(batch, classes, generator)
-    every = lax(batch.features, targets, every=True)
-    masks = upsampled(every, images)  # [N,A,H,W]
-    left = 1 - masks  # outside the first, then outside the first two, ...
-    if recipe.answers > 1:  # the gradient of cumprod makes a GPU wait
-        left = torch.stack([*accumulate(left.unbind(1), torch.mul)], 1)
+    cells = lax(batch.features, targets)
+    masks = upsampled(cells[:, None], images)[:, 0]
+    left = 1 - masks
 
     def mixed(shown: Tensor, weights: Tensor) -> Tensor:
         if recipe.fills == ("black",):
             return shown * weights[:, None]
         return torch.lerp(random_fills(shown, recipe.fills, generator), shown, weights[:, None])
 
-    views = {("keep", k): mixed(images, mask) for k, mask in enumerate(masks.unbind(1))}
-    last = recipe.answers - 1
-    outside = recipe.drop or recipe.destroy or recipe.blank or recipe.earned
-    for k in range(recipe.answers if outside else last):
-        views["drop", k] = mixed(images, left[:, k])
+    views = {("keep", 0): mixed(images, masks)}
+    if recipe.drop or recipe.destroy or recipe.blank or recipe.earned:
+        views["drop", 0] = mixed(images, left)
     donors = recipe.donors > 0 and len(images) > 1  # one image alone would be its own donor
     if donors:
-        views["donors", last] = mixed(images.roll(1, 0), 1 - left[:, last])
+        views["donors", 0] = mixed(images.roll(1, 0), 1 - left)  # as rounded as the view outside
     if recipe.ranking:
-        tops = upsampled(rival_losses.soft_tops(every[:, 0], LEVELS, generator), images)
+        tops = upsampled(rival_losses.soft_tops(cells, LEVELS, generator), images)
         for k, top in enumerate(tops.unbind(1)):
             views["insert", k], views["remove", k] = mixed(images, top), mixed(images, 1 - top)
     inputs = classifier.normalize(torch.cat(list(views.values())))
     said = classifier.logits_of(inputs).float().split(len(images))
     logits = dict(zip(views, said, strict=True))
-    terms = _answer_terms(logits, targets, masks, left, recipe)
-    terms |= _rival_terms(logits, targets, batch.first[:, 0], masks[:, 0], recipe)
+    terms = {"keep": losses.kept(logits["keep", 0], targets, power)}
+    if recipe.drop:
+        terms["drop"] = losses.unlike(logits["drop", 0], targets, power=power)
+    terms |= _rival_terms(logits, targets, batch.first[:, 0], masks, recipe)
     if donors:
         shown = batch.targets.roll(1, 0)
-        push = losses.excess(logits["donors", last], targets, shown)
-        unlike = losses.unlike(logits["donors", last], targets, targets != shown, power)
+        push = losses.excess(logits["donors", 0], targets, shown)
+        unlike = losses.unlike(logits["donors", 0], targets, targets != shown, power)
         terms["donors"] = push * unlike
     if absent is not None:
         counted = (absent != batch.targets) & (absent != batch.first[:, 0])
-        means = lax(batch.features, absent, every=True).mean((1, 2, 3))
+        means = lax(batch.features, absent).mean((1, 2))
         terms["absent"] = (means * counted).mean()
         if recipe.mosaics and (made := mosaics(batch, targets, masks.detach(), generator)):
             terms["mosaics"] = _mosaic_term(source or classifier, lax, batch, made)
-    cells = every.flatten(0, 1)
     if recipe.entropy:
         terms["entropy"] = losses.entropy(cells, recipe.temperature)
     if recipe.size:
-        terms["size"] = losses.size(cells, recipe.area) * recipe.answers
+        terms["size"] = losses.size(cells, recipe.area)
     if recipe.decide:
-        terms["decide"] = losses.undecided(cells) * recipe.answers
+        terms["decide"] = losses.undecided(cells)
     weights = {name: getattr(recipe, name) for name in terms} | {"decide": recipe.decide * done}
     loss = torch.as_tensor(sum(weights[name] * value for name, value in terms.items()))
     with torch.no_grad():
         right = (logits["keep", 0].argmax(1) == targets).float().mean()
-        share = (masks.amax(1) > recipe.alpha_min).float().mean()
-    return Step(loss, terms, right, masks.detach().amax(1).mean(), share)
-
-
-def _answer_terms(
-    logits: Mapping[tuple[str, int], Tensor],
-    targets: Tensor,
-    masks: Tensor,
-    left: Tensor,
-    recipe: LaxRecipe,
-) -> dict[str, Tensor]:
-    """The terms of the answers: each must suffice alone, nothing outside all of them may.
-
-    A further answer counts as far as the class is still there without the earlier ones: where it is
-    gone there is no other answer, and the size term empties the map.
-    """
-    keep, overlap = losses.kept(logits["keep", 0], targets, recipe.power), masks.new_zeros(())
-    for k in range(1, recipe.answers):
-        with torch.no_grad():
-            alive = logits["drop", k - 1].softmax(1).gather(1, targets[:, None])[:, 0]
-        keep = keep + losses.kept(logits["keep", k], targets, recipe.power, alive)
-        overlap = overlap + (masks[:, k] * (1 - left[:, k - 1])).mean()
-    terms = {"keep": keep}
-    if recipe.drop:
-        last = recipe.answers - 1
-        terms["drop"] = losses.unlike(logits["drop", last], targets, power=recipe.power)
-    return terms | ({"overlap": overlap} if recipe.answers > 1 else {})
+        share = (masks > recipe.alpha_min).float().mean()
+    return Step(loss, terms, right, masks.detach().mean(), share)
 
 
 def _rival_terms(
@@ -187,7 +158,7 @@ def _rival_terms(
     masks: Tensor,
     recipe: LaxRecipe,
 ) -> dict[str, Tensor]:
-    """The terms of other methods that have a weight; they know one answer: masks [N,H,W]."""
+    """The terms of other methods that have a weight; masks [N,H,W]."""
     terms: dict[str, Tensor] = {}
     inside, outside = logits["keep", 0], logits.get(("drop", 0), logits["keep", 0])
     if recipe.preserve:
@@ -230,19 +201,19 @@ class Mosaics(NamedTuple):
 
     images: Tensor  # [n,C,H,W]
     asked: Tensor  # [n]
-    wanted: Tensor  # [n,A,H,W] the maps of the tiles of that class, 0 in the others
+    wanted: Tensor  # [n,1,H,W] the maps of the tiles of that class, 0 in the others
     counted: Tensor  # [n,1,H,W] 0 in tiles that may be of that class, else 1
 
 
 def mosaics(batch: Batch, asked: Tensor, masks: Tensor, generator: Generator) -> Mosaics | None:
     """Mosaics of the images of a batch, one for every eight; none of a single image.
 
-    `masks` [N,A,H,W] are those of the images for the classes `asked` [N]. The class that is asked
+    `masks` [N,H,W] are those of the images for the classes `asked` [N]. The class that is asked
     for in a mosaic is that of one of its tiles. A tile that has this class only by its label or
     only by its prediction does not count.
     """
     n, device, (h, w) = len(asked), asked.device, batch.images.shape[2:]
-    channels = [batch.images.shape[1], masks.shape[1], 1]
+    channels = [batch.images.shape[1], 1, 1]
     rest = torch.randperm(n, generator=generator, device=device)
     made: list[tuple[Tensor, ...]] = []
     total = -(-n // IMAGES) if n > 1 else 0
@@ -261,7 +232,7 @@ def mosaics(batch: Batch, asked: Tensor, masks: Tensor, generator: Generator) ->
         side = -(-h // rows), -(-w // columns)
         images, maps = crops(batch.images[some], masks[some], side, generator)
         lit, sure = (each.flatten()[:, None, None, None] for each in (same, known))
-        tiles = torch.cat([images, maps * lit, sure.expand_as(maps[:, :1])], 1)
+        tiles = torch.cat([images, maps * lit, sure.expand_as(maps)], 1)
         grid = tiles.unflatten(0, (count, *layout)).permute(0, 3, 1, 4, 2, 5)
         whole = grid.flatten(4).flatten(2, 3)[..., :h, :w].split(channels, 1)
         made.append((whole[0], wanted[:, 0], *whole[1:]))
@@ -271,25 +242,24 @@ def mosaics(batch: Batch, asked: Tensor, masks: Tensor, generator: Generator) ->
 def crops(
     images: Tensor, masks: Tensor, side: tuple[int, int], generator: Generator
 ) -> tuple[Tensor, Tensor]:
-    """The part of each image around its masks, and of the masks: [N,C,H,W], [N,A,H,W] -> tiles.
+    """The part of each image around its mask, and of the mask: [N,C,H,W], [N,H,W] -> tiles.
 
     A tile shows between a part of its own size and the whole image.
     """
     n, device = len(images), images.device
-    heat = masks.amax(1)
-    total = heat.sum((1, 2)).clamp(min=1e-6)
-    chance = torch.rand(3, n, generator=generator, device=device).to(heat)
-    theta = heat.new_zeros(n, 2, 3)
+    total = masks.sum((1, 2)).clamp(min=1e-6)
+    chance = torch.rand(3, n, generator=generator, device=device).to(masks)
+    theta = masks.new_zeros(n, 2, 3)
     for axis, length in enumerate(reversed(side)):  # across, then down
-        full = heat.shape[2 - axis]
-        line = torch.arange(full, device=device).to(heat).mul(2).add(1 - full) / full  # in -1..1
-        centre = (heat.sum(1 + axis) * line).sum(1) / total
+        full = masks.shape[2 - axis]
+        line = torch.arange(full, device=device).to(masks).mul(2).add(1 - full) / full  # in -1..1
+        centre = (masks.sum(1 + axis) * line).sum(1) / total
         shown = length / full + (1 - length / full) * chance[2]
         theta[:, axis, axis] = shown
         centre = centre + AROUND * (2 * chance[axis] - 1)
         theta[:, axis, 2] = torch.minimum(torch.maximum(centre, shown - 1), 1 - shown)
     grid = F.affine_grid(theta, [n, 1, *side], align_corners=False)
-    both = torch.cat([images, masks.to(images)], 1)
+    both = torch.cat([images, masks[:, None].to(images)], 1)
     tiles = F.grid_sample(both, grid, padding_mode="border", align_corners=False)
     return tiles[:, : images.shape[1]], tiles[:, images.shape[1] :]
 
@@ -299,7 +269,7 @@ def _mosaic_term(source: Classifier, lax: Draw, batch: Batch, made: Mosaics) -> 
     with torch.no_grad():
         layers = batch.layers or source.stage_layers(made.images, len(batch.features))
         stages, _ = source.stages(made.images, layers)
-    maps = lax(tuple(stage.float() for stage in stages), made.asked, every=True)
+    maps = lax(tuple(stage.float() for stage in stages), made.asked)[:, None]
     wanted, counted = (
         F.interpolate(each, size=maps.shape[2:], mode="area")
         for each in (made.wanted, made.counted)
