@@ -22,6 +22,7 @@ from sufficit.explainers.recipes import RECIPES
 from sufficit.explainers.step import Batch, take_step
 from sufficit.provenance import provenance
 from sufficit.training.lax_training import untrained
+from sufficit.training.recorded import Recorder
 from timing import medians, side_by_side
 
 
@@ -85,11 +86,21 @@ def step_jobs(classifier: Classifier, images: Tensor, name: str) -> dict[str, Ca
         logits = classifier.logits_of(inputs).float()
         torch.autograd.grad(logits.logsumexp(1).sum(), inputs)
 
-    def step(batch: Batch) -> None:
+    recorder = Recorder(lax, generator)  # as in training
+
+    def numbers(net: Callable[..., Tensor], batch: Batch, done: object) -> dict[str, Tensor]:
         with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
-            found = take_step(classifier, lax, batch, recipe, generator, classes=lax.classes)
+            found = take_step(classifier, net, batch, recipe, generator, classes=lax.classes)
+        return {"loss": found.loss}
+
+    def written(batch: Batch, done: float) -> dict[str, Tensor]:
+        found = numbers(lax, batch, done)
+        found["loss"].backward()
+        return found
+
+    def step(batch: Batch) -> None:
         optimizer.zero_grad()
-        found.loss.backward()
+        recorder.step(numbers, written, batch, 1.0, None)
         optimizer.step()
 
     def bare() -> None:
@@ -125,7 +136,7 @@ def explain_jobs(
 
 
 def measure(
-    name: str, device: str, dtype: torch.dtype, batch: int, batches: int, rounds: int
+    name: str, device: str, dtype: torch.dtype, batch: int, batches: int, rounds: int, twice: bool
 ) -> dict[str, float]:
     build, side = MODELS[name]
     torch.manual_seed(0)
@@ -142,7 +153,7 @@ def measure(
         jobs |= step_jobs(classifier, images, recipe)
     with classifier.in_eval_mode():
         seconds = medians(side_by_side(jobs, device, rounds))
-    repeated = repeats(classifier, images[:64])
+    repeated = repeats(classifier, images[:64]) if twice else {}
     ratios = {
         "images explained": float(usual),
         "explain / forward": seconds["explain"] / seconds["forward"],
@@ -164,13 +175,15 @@ def main() -> None:
     words.add_argument("--batches", type=int, default=2, help="explained in one call")
     words.add_argument("--rounds", type=int, default=7)
     words.add_argument("--models", default="resnet18-stride8-64px")
+    words.add_argument("--no-repeats", action="store_true", help="trains no adapters")
     words.add_argument("--out", type=Path)
     asked = words.parse_args()
     dtype = torch.bfloat16 if asked.dtype == "bf16" else torch.float32
     batch = asked.batch or (256 if asked.device == "cuda" else 8)
     found = {}
     for name in asked.models.split(","):
-        found[name] = measure(name, asked.device, dtype, batch, asked.batches, asked.rounds)
+        sizes = (batch, asked.batches, asked.rounds)
+        found[name] = measure(name, asked.device, dtype, *sizes, not asked.no_repeats)
         for what, value in found[name].items():
             if "/" in what or "twice" in what:
                 print(f"{name}, batch {batch}: {what} = {value:.3f}")

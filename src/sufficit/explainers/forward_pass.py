@@ -86,12 +86,13 @@ def _run(
 ) -> Pass:
     output: Any = None
     seen: dict[str, tuple[Any, int]] = {}  # output of an earlier layer, and its version
-    leaf = torch.empty(0)
+    leaf, version = torch.empty(0), 0
 
     def cut(_: nn.Module, __: object, found: Any) -> Any:
         # Gradients reach the leaf even if all weights are frozen, and go no further. The model
-        # continues with a copy, so that later layers may overwrite it.
-        nonlocal output, leaf
+        # continues with a copy, so that later layers may overwrite it; without gradients, with the
+        # output itself, as long as none of them does.
+        nonlocal output, leaf, version
         tensor = found[0] if isinstance(found, tuple | list) and found else found
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             came = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
@@ -99,6 +100,9 @@ def _run(
         output, leaf = found, tensor.detach().requires_grad_(differentiate)
         if differentiate:
             torch.set_grad_enabled(True)  # until the end of the pass
+        elif not copy and not tensor.is_inference():
+            version = tensor._version
+            return None
         return like_output(leaf.clone())
 
     def keep(name: str, _: nn.Module, __: object, found: Any) -> None:
@@ -132,7 +136,8 @@ def _run(
     for name in earlier:
         if name not in seen:
             raise UserError(f"layer {name!r} is not used in the forward pass: choose another layer")
-    if any(not f.is_inference() and f._version != version for f, version in seen.values()):
+    known = [*seen.values(), (leaf, leaf._version if differentiate or copy else version)]
+    if any(not f.is_inference() and f._version != before for f, before in known):
         # A later layer has written over them: once more, with copies, which cost time.
         return _run(classifier, inputs, layer, differentiate, fold, earlier, copy=True)
     features = grid(leaf.detach())
