@@ -9,10 +9,10 @@ from rich import box
 from rich.table import Table
 
 from sufficit.cli.console import app, out, print_skipped, resumable
-from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, config_of, run_options
+from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, run_options
 from sufficit.files import check_output, place
 from sufficit.outside import literal
-from sufficit.runs.config import Workers
+from sufficit.runs.config import RunConfig, Workers
 
 if TYPE_CHECKING:
     from sufficit.sanity.metric_check import MetricCheck
@@ -23,13 +23,12 @@ OPTIONS = (
     *("device", "precision", "weights", "num_classes", "output", "size", "image_column"),
     *("label_column", "on_error", "images", "seed"),
 )
-DEFAULTS = {"images": 100}
 
 
 @app.command("check-metric")
-@run_options(*OPTIONS, defaults=DEFAULTS)
+@run_options(*OPTIONS, defaults={"images": 100})
 def check_metric(
-    given: dict[str, Any],
+    config: RunConfig,
     workers: Workers | None,
     to: OutOption = "sufficit-check",
     as_json: JsonOption = False,
@@ -47,7 +46,6 @@ def check_metric(
 
     sufficit check-metric --model torchvision:resnet50 --data photos --methods gradcam,layercam
     """
-    config = config_of(DEFAULTS | given)
     folder, data = place(to), place(config.data)
     check_output(folder, [data], overwrite=overwrite, command="check-metric")
     from sufficit.sanity.metric_check import check_metric as check

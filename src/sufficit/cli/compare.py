@@ -18,31 +18,12 @@ from sufficit.cli.options import (
 from sufficit.files import check_output, place
 from sufficit.loggers import check_log
 from sufficit.outside import literal
-from sufficit.runs.config import Workers
+from sufficit.runs.config import RunConfig, Workers
 
 if TYPE_CHECKING:
     from sufficit.runs.results import RunResults
 
-OPTIONS = (
-    *(
-        "model",
-        "data",
-        "images",
-        "quick",
-        "methods",
-        "sanity",
-        "controls",
-        "alpha_min",
-        "score",
-        "fill",
-    ),
-    *("fills", "held_out_fill", "twin", "targets", "truth", "leak", "donors", "alpha_curve"),
-    *("ceiling", "columns", "calls", "within", "value_step", "percent_step"),
-    *("layer", "normalize", "compile", "batch_size", "unit_size", "device", "precision"),
-    *("weights", "num_classes", "prompts", "output", "size", "image_column", "label_column"),
-    *("on_error", "verify", "save_heatmaps", "log", "seed"),
-)
-
+OPTIONS = tuple(RunConfig.__dataclass_fields__)
 REPORT = "report.html"  # the last file that is written
 
 

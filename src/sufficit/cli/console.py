@@ -1,12 +1,10 @@
 """The app that every command joins: its help in panels, where it prints, the page it opens."""
 
-import inspect
 import os
 import sys
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import wraps
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -16,7 +14,7 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from sufficit import __version__
-from sufficit.cli.options import config_of, run_options
+from sufficit.cli.options import WORKERS
 from sufficit.errors import UserError
 from sufficit.files import is_remote
 from sufficit.lock import owning
@@ -53,6 +51,7 @@ BY_NAME = {  # options that a command declares itself
     **dict.fromkeys(("patience", "recipe", "recipes", "seeds", "validation_share"), "Training"),
     **dict.fromkeys(("curves", "images", "random_labels", "search_images", "step"), "Scoring"),
     **dict.fromkeys(("batch_size", "devices", "num_nodes", "precision", "readers"), "Compute"),
+    **dict.fromkeys((option.name for option in WORKERS.values()), "Compute"),
     **dict.fromkeys(("as_json", "help", "log", "open_page", "open_report", "overwrite"), "Output"),
     **dict.fromkeys(("report", "title", "to", "verbose"), "Output"),
 }
@@ -122,22 +121,6 @@ def root(
     if version:
         typer.echo(f"sufficit {__version__}")
         raise typer.Exit
-
-
-def config_options(*names: str, **defaults: Any) -> Callable[..., Callable[..., None]]:
-    """Give a command these options of RunConfig; it gets them as `config`."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @wraps(command)
-        def configured(given: dict[str, Any], **values: Any) -> None:
-            command(config=config_of(given, fixed=defaults), **values)
-
-        own = inspect.signature(command, eval_str=True).parameters
-        kept = [p for name, p in own.items() if name != "config"]
-        configured.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]  # run_options reads it
-        return run_options(*names, defaults=defaults)(configured)
-
-    return decorate
 
 
 def load(config: RunConfig, **changed: Any) -> "Classifier":

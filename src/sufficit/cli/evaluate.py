@@ -11,18 +11,16 @@ from sufficit.cli.console import app, err, out, print_skipped, resumable, scored
 from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, config_of, run_options
 from sufficit.files import check_output, place
 from sufficit.outside import literal
-from sufficit.runs.config import Workers
+from sufficit.runs.config import RunConfig, Workers
 
 if TYPE_CHECKING:
     from sufficit.runs.results import RunResults
 
-OPTIONS = (
-    *("model", "data", "images", "alpha_min", "score", "fill", "fills", "held_out_fill", "columns"),
-    *("twin", "targets", "truth", "normalize", "leak", "donors", "calls", "within"),
-    *("value_step", "percent_step", "compile", "batch_size"),
-    *("unit_size", "device", "precision", "weights", "num_classes", "prompts", "output", "size"),
-    *("image_column", "label_column", "on_error", "verify", "seed"),
-)
+NOT_OF_A_FILE = (
+    *("methods", "controls", "layer", "sanity", "quick", "alpha_curve", "ceiling"),
+    *("save_heatmaps", "log"),
+)  # options of compare
+OPTIONS = tuple(name for name in RunConfig.__dataclass_fields__ if name not in NOT_OF_A_FILE)
 DEFAULTS = {"leak": False, "calls": "exact", "held_out_fill": "none"}
 
 

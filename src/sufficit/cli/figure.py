@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import typer
 
 from sufficit.cli.console import app, out
-from sufficit.cli.options import was_given
+from sufficit.cli.options import listed, was_given
 from sufficit.errors import UserError
 from sufficit.files import check_output, make_folder, place
 from sufficit.outside import literal
@@ -85,14 +85,10 @@ def figure(
     look = plots.Look(plots.width_from(width), font)
     results = RunResults.read(place(run))
     drawn = draw(
-        results, show, None if methods is None else _listed(methods),
-        images=_listed(images), columns=_listed(columns), kept=kept, rest=rest,
-        curves=_listed(curves), look=look, data=data,
+        results, show, None if methods is None else listed(methods),
+        images=listed(images), columns=listed(columns), kept=kept, rest=rest,
+        curves=listed(curves), look=look, data=data,
     )  # fmt: skip
     make_folder(out_file.parent)
     plots.save(drawn, out_file, dpi=dpi, tight=False)
     out.print(literal(out_file), highlight=False, soft_wrap=True)
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]

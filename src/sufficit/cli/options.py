@@ -5,13 +5,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING
 from functools import wraps
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
 from sufficit.files import place
-from sufficit.runs.config import RunConfig, Workers, config_from, read_toml
+from sufficit.runs.config import RunConfig, Workers, config_from, kinds_of, read_toml
 
 
 def _declared(name: str, *flags: str) -> Any:
@@ -44,29 +43,46 @@ ConfigOption = Annotated[
 ]  # fmt: skip
 
 
-def _worker_option(kind: Any, default: Any, flag: str, text: str) -> inspect.Parameter:
-    annotation = Annotated[kind, typer.Option(flag, help=text, rich_help_panel="Compute")]
-    name = flag[2:].replace("-", "_")
+def _option(
+    name: str, kind: Any, default: Any, text: str, *flags: str, **bounds: Any
+) -> inspect.Parameter:
+    """An option that several commands have and RunConfig does not."""
+    annotation = Annotated[kind, typer.Option(*flags, help=text, **bounds)]
     keyword = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, keyword, default=default, annotation=annotation)
 
 
 WORKERS = {  # the field of Workers: its option
-    "count": _worker_option(
-        int | None, None, "--workers", "Workers; Ray starts them on this machine."
+    "count": _option("workers", int | None, None, "Workers; Ray starts them on this machine."),
+    "address": _option(
+        "address", str | None, None, "Ray cluster to join: auto, HOST:PORT or ray://HOST:PORT."
     ),
-    "address": _worker_option(
-        str | None, None, "--address", "Ray cluster to join: auto, HOST:PORT or ray://HOST:PORT."
+    "gpus": _option(
+        "gpus_per_worker", float | None, None, "GPUs per worker, or a part of one, as in 0.5."
     ),
-    "gpus": _worker_option(
-        float | None, None, "--gpus-per-worker", "GPUs per worker, or a part of one, as in 0.5."
-    ),
-    "cpus": _worker_option(float, 1.0, "--cpus-per-worker", "CPUs and threads per worker."),
-    "unit_timeout": _worker_option(
-        float | None, None, "--unit-timeout",
+    "cpus": _option("cpus_per_worker", float, 1.0, "CPUs and threads per worker."),
+    "unit_timeout": _option(
+        "unit_timeout", float | None, None,
         "Replace a worker that computes a unit for more seconds than this.",
     ),
 }  # fmt: skip
+TRAINING = (  # what every training has
+    _option("batch_size", int, 32, "Images per step and process.", min=1),
+    _option(
+        "patience", int, 5, "Epochs without improvement that end training; 0: no limit.", min=0
+    ),
+    _option(
+        "validation_share", float, 0.1,
+        "Share of images held out for validation; at most 256 images.",
+    ),
+    _option("readers", int, 0, "Workers that read images.", "--workers", min=0),
+    _option("devices", int, 1, "Number of GPUs, or of CPU processes.", min=1),
+    _option("num_nodes", int, 1, "Number of machines.", min=1),
+    _option(
+        "precision", Literal["fp32", "bf16"], "fp32", "bf16 is mixed precision: weights stay fp32."
+    ),
+    _option("overwrite", bool, False, "Start again in --out."),
+)  # fmt: skip
 
 
 def run_options(
@@ -75,33 +91,36 @@ def run_options(
     """Give a command these options of RunConfig; it gets their values as `given`, a dict.
 
     Only what the command line sets is in `given`, so that a RUN.toml can set the rest. A command
-    with an argument `workers` has the options of workers too.
+    with an argument `config: RunConfig` gets the config of them instead. One with `workers` or
+    `training` has the options of workers, or of every training, too.
     """
     hints, changed = get_type_hints(RunConfig), dict(defaults or {})
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters
-        offered = WORKERS if "workers" in own else {}
+        configured = "config" in own and own["config"].annotation is RunConfig
+        workers = WORKERS if "workers" in own else {}
+        training = TRAINING if "training" in own else ()
         options = [_parameter(name, hints[name], changed) for name in names]
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.values()]
-        kept = [p for p in kept if p.name not in ("given", "ctx", "workers")]
+        made = {"given", "workers", "training", "config" if configured else "given"}
+        kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.values() if p.name not in made]
 
         @wraps(command)
         def wrapped(ctx: typer.Context, **values: Any) -> None:
-            given = {
-                name: _plain(name, values.pop(name)) if was_given(ctx, name) else values.pop(name)
-                for name in names
-            }
-            given = {name: value for name, value in given.items() if was_given(ctx, name)}
-            if offered:
-                chosen = {field: values.pop(option.name) for field, option in offered.items()}
+            flags = {name: values.pop(name) for name in names}
+            given = {n: _plain(n, value) for n, value in flags.items() if was_given(ctx, n)}
+            if workers:
+                chosen = {field: values.pop(option.name) for field, option in workers.items()}
                 asked = Workers(**chosen)  # also without --workers, so that a wrong one is refused
                 distributed = asked.count is not None or asked.address is not None
                 values["workers"] = asked if distributed else None
-            command(given=given, **values)
+            if training:
+                values["training"] = {option.name: values.pop(option.name) for option in training}
+            key = "config" if configured else "given"
+            command(**values, **{key: config_of(given, fixed=changed) if configured else given})
 
-        parameters = [context, *options, *offered.values(), *kept]
+        parameters = [context, *options, *workers.values(), *kept, *training]
         wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
         wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
         return wrapped
@@ -125,16 +144,14 @@ def _parameter(name: str, hint: Any, changed: Mapping[str, Any]) -> inspect.Para
     default = changed.get(name, RunConfig.__dataclass_fields__[name].default)
     if isinstance(default, tuple):
         default = ",".join(default)
-    short = ("-m",) if name == "methods" else ()
     flag = f"--{name.replace('_', '-')}"
-    flags = (flag, *short)
+    flags = (flag, "-m") if name == "methods" else (flag,)
     if hint is bool:
         flags = (f"{flag}/--no-{flag[2:]}",)
     kind: Any = hint
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    if len([k for k in kinds if k is not type(None)]) > 1 or any(
-        get_origin(k) is tuple for k in kinds
-    ):
+    kinds = kinds_of(hint)
+    several = len([k for k in kinds if k is not type(None)]) > 1
+    if several or any(get_origin(k) is tuple for k in kinds):
         kind = str | None if type(None) in kinds or default is None else str
         default = default if default is None else str(default)
     if default is MISSING:
@@ -146,16 +163,17 @@ def _parameter(name: str, hint: Any, changed: Mapping[str, Any]) -> inspect.Para
 
 def _plain(name: str, value: Any) -> Any:
     """A flag's value as RUN.toml has it."""
-    hint = get_type_hints(RunConfig)[name]
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = kinds_of(get_type_hints(RunConfig)[name])
     if isinstance(value, str) and any(get_origin(kind) is tuple for kind in kinds):
-        return [part.strip() for part in value.split(",") if part.strip()]
+        return listed(value)
+    choices = {c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)}
     number = next((kind for kind in (float, int) if kind in kinds), None)
-    if isinstance(value, str) and number is not None and value not in _choices(kinds):
+    if isinstance(value, str) and number is not None and value not in choices:
         with suppress(ValueError):
             return number(value)
     return value
 
 
-def _choices(kinds: tuple[Any, ...]) -> set[str]:
-    return {c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)}
+def listed(text: str) -> list[str]:
+    """The words of a text with commas between them."""
+    return [part.strip() for part in text.split(",") if part.strip()]

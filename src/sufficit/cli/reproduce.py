@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from sufficit.cli.console import RESUME, app, err, out, resumable
-from sufficit.cli.options import OverwriteOption, run_options
+from sufficit.cli.options import OverwriteOption, listed, run_options
 from sufficit.errors import UserError, without_secrets
 from sufficit.files import check_output, is_remote
 from sufficit.outside import literal
@@ -148,7 +148,7 @@ def _local(option: str, word: str | None) -> Path | None:
 
 
 def _words(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else tuple(w.strip() for w in text.split(",") if w.strip())
+    return None if text is None else tuple(listed(text))
 
 
 def _print(results: "TableResults", folder: Path) -> None:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from sufficit.cli.console import MODEL, app, config_options, load, out, print_skipped, resumable
-from sufficit.cli.options import OutOption, OverwriteOption
+from sufficit.cli.console import MODEL, app, load, out, print_skipped, resumable
+from sufficit.cli.options import OutOption, OverwriteOption, run_options
 from sufficit.files import check_output, place
 from sufficit.outside import literal
 from sufficit.runs.config import RunConfig
@@ -26,7 +26,7 @@ NOTHING_KEPT = (
 
 
 @app.command()
-@config_options(*OPTIONS, methods=("gradcam", "center"), images=64)
+@run_options(*OPTIONS, defaults={"methods": ("gradcam", "center"), "images": 64})
 def sanity(
     config: RunConfig,
     steps: Annotated[int, typer.Option(help="Most blocks to randomise, one by one.", min=1)] = 8,

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sufficit.cli.console import MODEL, app, config_options, load, out, show_page, warn
+from sufficit.cli.console import MODEL, app, load, out, show_page, warn
+from sufficit.cli.options import run_options
 from sufficit.errors import UserError
 from sufficit.files import place
 from sufficit.outside import literal
@@ -14,7 +15,9 @@ from sufficit.runs.config import RunConfig
 
 
 @app.command()
-@config_options(*MODEL, "methods", "value_step", methods=(), value_step=0.05, data="")
+@run_options(
+    *MODEL, "methods", "value_step", defaults={"methods": (), "value_step": 0.05, "data": ""}
+)
 def serve(
     config: RunConfig,
     host: Annotated[

@@ -1,26 +1,15 @@
 """`sufficit train-lax`."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
-from sufficit.cli.console import app, config_options, out, print_skipped
-from sufficit.cli.training_run import (
-    OPTIONS,
-    BatchSizeOption,
-    DevicesOption,
-    MixedPrecisionOption,
-    NodesOption,
-    PatienceOption,
-    ReadersOption,
-    StartAgainOption,
-    ValidationShareOption,
-    print_written,
-    reading_options,
-    train_on_folder,
-)
+from sufficit.cli.console import app, out, print_skipped
+from sufficit.cli.options import run_options
+from sufficit.cli.training_run import OPTIONS, print_written, train_on_folder
 from sufficit.files import place
 from sufficit.runs.config import RunConfig
 
@@ -43,9 +32,10 @@ TARGETS = {"label": "labels of their folders", "prediction": "model's own predic
 
 
 @app.command("train-lax")
-@config_options(*OPTIONS, "targets")
+@run_options(*OPTIONS, "targets")
 def train_lax(
     config: RunConfig,
+    training: dict[str, Any],
     to: Annotated[str, typer.Option("--out", help="Folder for the adapter.")],
     recipe: Annotated[
         str,
@@ -84,18 +74,10 @@ def train_lax(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Same adapter twice on a GPU; half the speed.")
     ] = False,
-    batch_size: BatchSizeOption = 32,
-    patience: PatienceOption = 5,
-    validation_share: ValidationShareOption = 0.1,
-    readers: ReadersOption = 0,
     cache_features: Annotated[
         bool,
         typer.Option("--cache-features", help="Compute features once; keeps all images in memory."),
     ] = False,
-    devices: DevicesOption = 1,
-    num_nodes: NodesOption = 1,
-    precision: MixedPrecisionOption = "fp32",
-    overwrite: StartAgainOption = False,
 ) -> None:
     """Train a LAX adapter, which draws the heatmap in the model's own forward pass.
 
@@ -120,7 +102,8 @@ def train_lax(
 
     # Raises before a model is loaded.
     recipe_of(recipe, epochs, area, alpha_min, answers, class_free)
-    options = FolderOptions(
+    options = partial(
+        FolderOptions,
         recipe=recipe,
         target=target or config.targets,
         epochs=epochs,
@@ -132,15 +115,8 @@ def train_lax(
         twin=judge,
         deterministic=deterministic,
         cache=cache_features,
-        batch_size=batch_size,
-        patience=patience or None,
-        validation_share=validation_share,
-        workers=readers,
-        overwrite=overwrite,
-        **reading_options(config),
     )
-    where: Any = {"devices": devices, "num_nodes": num_nodes, "precision": precision}
-    outcome = train_on_folder("train-lax", config, place(to), train_folder, options, **where)
+    outcome = train_on_folder("train-lax", config, place(to), train_folder, options, training)
     if outcome is not None:
         _print_outcome(outcome, place(to), config)
 

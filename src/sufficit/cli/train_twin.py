@@ -1,34 +1,24 @@
 """`sufficit train-twin`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
-from sufficit.cli.console import app, config_options, out, print_skipped
-from sufficit.cli.training_run import (
-    OPTIONS,
-    BatchSizeOption,
-    DevicesOption,
-    MixedPrecisionOption,
-    NodesOption,
-    PatienceOption,
-    ReadersOption,
-    StartAgainOption,
-    ValidationShareOption,
-    print_written,
-    reading_options,
-    train_on_folder,
-)
+from sufficit.cli.console import app, out, print_skipped
+from sufficit.cli.options import run_options
+from sufficit.cli.training_run import OPTIONS, print_written, train_on_folder
 from sufficit.files import place
 from sufficit.runs.config import RunConfig
 
 
 @app.command("train-twin")
-@config_options(*OPTIONS)
+@run_options(*OPTIONS)
 def train_twin(
     config: RunConfig,
+    training: dict[str, Any],
     to: Annotated[str, typer.Option("--out", help="Folder for the twin.")],
     target: Annotated[
         Literal["model", "label"],
@@ -36,14 +26,6 @@ def train_twin(
     ] = "model",
     epochs: Annotated[int, typer.Option(help="Number of epochs.", min=1)] = 5,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 3e-4,
-    batch_size: BatchSizeOption = 32,
-    patience: PatienceOption = 5,
-    validation_share: ValidationShareOption = 0.1,
-    readers: ReadersOption = 0,
-    devices: DevicesOption = 1,
-    num_nodes: NodesOption = 1,
-    precision: MixedPrecisionOption = "fp32",
-    overwrite: StartAgainOption = False,
 ) -> None:
     """Train a twin: a copy of the model that is used to hidden pixels, to score with.
 
@@ -58,20 +40,9 @@ def train_twin(
     """
     from sufficit.training.twin_folder import TwinOptions, train_twin_folder
 
-    options = TwinOptions(
-        target=target,
-        epochs=epochs,
-        lr=lr,
-        batch_size=batch_size,
-        patience=patience or None,
-        validation_share=validation_share,
-        workers=readers,
-        overwrite=overwrite,
-        **reading_options(config),
-    )
-    where: Any = {"devices": devices, "num_nodes": num_nodes, "precision": precision}
-    given = ("train-twin", config, place(to), train_twin_folder, options)
-    record = train_on_folder(*given, **where)
+    options = partial(TwinOptions, target=target, epochs=epochs, lr=lr)
+    given = ("train-twin", config, place(to), train_twin_folder, options, training)
+    record = train_on_folder(*given)
     if record is not None:
         _print_record(record, place(to), config)
 

@@ -5,9 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
-
-import typer
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sufficit.cli.console import MODEL, load, out, resumable
 from sufficit.errors import UserError
@@ -24,20 +22,6 @@ OPTIONS = (
     *(name for name in MODEL if name != "precision"),
     *("data", "image_column", "label_column", "on_error", "log", "seed"),
 )
-BatchSizeOption = Annotated[int, typer.Option(help="Images per step and process.", min=1)]
-PatienceOption = Annotated[
-    int, typer.Option(help="Epochs without improvement that end training; 0: no limit.", min=0)
-]
-ValidationShareOption = Annotated[
-    float, typer.Option(help="Share of images held out for validation; at most 256 images.")
-]
-ReadersOption = Annotated[int, typer.Option("--workers", help="Workers that read images.", min=0)]
-DevicesOption = Annotated[int, typer.Option(help="Number of GPUs, or of CPU processes.", min=1)]
-NodesOption = Annotated[int, typer.Option(help="Number of machines.", min=1)]
-MixedPrecisionOption = Annotated[
-    Literal["fp32", "bf16"], typer.Option(help="bf16 is mixed precision: weights stay fp32.")
-]
-StartAgainOption = Annotated[bool, typer.Option(help="Start again in --out.")]
 
 
 def train_on_folder(
@@ -45,16 +29,26 @@ def train_on_folder(
     config: RunConfig,
     folder: Path,
     train: Callable[..., Outcome],
-    options: "ReadingOptions",
-    *,
-    devices: int,
-    num_nodes: int,
-    precision: str,
+    make: "Callable[..., ReadingOptions]",
+    training: dict[str, Any],
 ) -> Outcome:
-    """Load the model, train on the images of the config, and return what training returns."""
+    """Load the model, train on the images of the config, and return what training returns.
+
+    `make` takes the options that every training has, and returns those of this one.
+    """
     from sufficit.classifier.loading import device_named
     from sufficit.training import processes
 
+    names = ("devices", "num_nodes", "precision", "readers", "patience")
+    devices, num_nodes, precision, readers, patience = (training.pop(name) for name in names)
+    options = make(
+        **training,
+        **config.column_options(),
+        patience=patience or None,
+        workers=readers,
+        on_error=config.on_error,
+        seed=config.seed,
+    )
     data, first = place(config.data), processes.leads(devices, num_nodes)
     if first:
         started = (folder / CHECKPOINT).exists()
@@ -74,11 +68,6 @@ def train_on_folder(
         close_logger(logger)
         processes.leave()
     return found
-
-
-def reading_options(config: RunConfig) -> dict[str, Any]:
-    """What every training takes of a config."""
-    return {"on_error": config.on_error, "seed": config.seed} | config.column_options()
 
 
 def print_written(folder: Path, files: str, *sentences: str, following: list[str]) -> None:

@@ -337,13 +337,22 @@ def write_toml(path: Path, config: RunConfig) -> None:
         part.write_bytes(content)
 
 
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type.
+
+    >>> kinds_of(int | None), kinds_of(str)
+    ((<class 'int'>, <class 'NoneType'>), (<class 'str'>,))
+    """
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
 def _converted(name: str, value: Any, hint: Any) -> Any:
     own = isinstance(value, str) and value.startswith("python:")
     if name == "score" and isinstance(value, str) and value not in KINDS and not own:
         raise unknown("score", value, (*KINDS, "python:FILE.py:FUNCTION"))
     if name == "normalize" and isinstance(value, bool):  # as it was once
         return "minmax" if value else "none"
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = kinds_of(hint)
     if value is None and type(None) in kinds:
         return None
     for kind in kinds:
