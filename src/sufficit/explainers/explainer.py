@@ -75,14 +75,14 @@ class Explainer:
     description: str  # what it draws
     needs: Literal["gradients", "features", "stages", "attention", "model", "images"]
     draw: Callable[..., Tensor]
+    what_for: str = "a method of your own"
+    reference: str = ""  # the paper
     score: Callable[..., Tensor] = cams.target_logits
     layer: str | None = None  # the layer it reads, if that is always the same
     reads: tuple[str, ...] = ()  # the layers whose features `stages` gets, the last one `layer`
     final: bool = False  # it draws values in 0..1, which are only resized
     check: Callable[[], None] = lambda: None  # raises if it does not fit the classifier
     class_agnostic: bool = False  # it draws one map for every class
-    what_for: str = "a method of your own"
-    reference: str = ""  # the paper
     # Forward passes per image, a backward pass counted as two; a function of the options, or a
     # formula if it depends on the model.
     cost: int | str | Callable[..., int | str] = 1

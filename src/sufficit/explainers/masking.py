@@ -7,6 +7,7 @@ Every masked image goes through `predict_views`.
 import math
 from collections.abc import Iterator
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,11 +29,10 @@ def occlusion(
     images: Tensor,
     targets: Tensor,
     *,
-    layer: str | None,
-    seed: int,
     grid: int,
     window: int,
     fill: str,
+    **_: Any,
 ) -> Tensor:
     """How much the confidence falls when a square is hidden: [N,H,W].
 
@@ -62,12 +62,12 @@ def rise(
     images: Tensor,
     targets: Tensor,
     *,
-    layer: str | None,
     seed: int,
     masks: int,
     cells: int,
     share: float,
     fill: str,
+    **_: Any,
 ) -> Tensor:
     """The mean of random masks, weighted by the confidence they leave: [N,H,W].
 
@@ -109,11 +109,11 @@ def kernel_shap(
     images: Tensor,
     targets: Tensor,
     *,
-    layer: str | None,
     seed: int,
     grid: int,
     samples: int,
     fill: str,
+    **_: Any,
 ) -> Tensor:
     """Shapley values of the target's logit, the players being grid x grid cells: [N,grid,grid].
 
@@ -193,15 +193,15 @@ def scorecam(
     targets: Tensor,
     *,
     layer: str | None,
-    seed: int,
     channels: int = 0,
+    **_: Any,
 ) -> Tensor:
     """Channels weighted by the softmax of the logits that they leave as masks: [N,h,w].
 
     Wang et al. 2020, algorithm 1: each channel is enlarged to the image and stretched to 0..1. Only
     the `channels` with the highest mean in an image are asked, or all with 0.
     """
-    n, _, h, w = images.shape
+    n, (h, w) = len(images), images.shape[2:]
     if layer is None:
         with torch.no_grad(), classifier.in_eval_mode():
             layer = classifier.feature_layer(classifier.normalize(images[:1]))
