@@ -5,6 +5,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -27,187 +28,161 @@ DONORS, FEW_DONORS = 16, 4  # per image, for leakage; few where masks are sample
 QUICK = {"images": 32, "calls": SAMPLED, "leak": False, "alpha_curve": False}
 QUICK_WORDS = f"32 images, {SAMPLED} masks per image, no leakage, no curve over alpha_min"
 
-INPUT, METHOD, SCORING, COMPUTE, OUTPUT = "Input", "Methods", "Scoring", "Compute", "Output"
-
 
 def _option(
-    default: Any, panel: str, text: str, *, least: float | None = None, most: float | None = None
+    panel: str, default: Any, text: str, *, least: float | None = None, most: float | None = None
 ) -> Any:
     """A field with what the command line says of it and the bounds of its value."""
     about = {"panel": panel, "help": text, "least": least, "most": most}
     return field(default=default, metadata=about)
 
 
+_input, _method, _scoring, _compute, _output = (
+    partial(_option, panel) for panel in ("Input", "Methods", "Scoring", "Compute", "Output")
+)
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """The model, the images, the heatmap sources, and how they are scored."""
 
-    model: str = _option(
+    model: str = _input(
         MISSING,
-        INPUT,
         "torchvision:NAME, timm:NAME, transformers:NAME, clip:NAME with --prompts, the folder of a"
         " saved classifier, or your own python:FILE.py:FUNCTION.",
     )
-    data: str = _option(
+    data: str = _input(
         MISSING,
-        INPUT,
         "Folder of images; class folders give labels. Or tar shards, as in 'web/{000..012}.tar', or"
         " parquet files. Local, s3://, gs://, or hf://datasets/OWNER/NAME.",
     )
-    methods: tuple[str, ...] = _option(
+    methods: tuple[str, ...] = _method(
         METHODS,
-        METHOD,
         "Heatmap sources, comma-separated: a method, with options as in finer-cam:nearest=5, the"
         " folder of a LAX adapter, python:FILE.py:FUNCTION, or a heatmap file (.npz, .safetensors)."
         " NAME=SOURCE gives a name.",
     )
-    images: int | None = _option(
-        None, INPUT, "Score so many of the images, drawn by --seed. Default: all.", least=1
+    images: int | None = _input(
+        None, "Score so many of the images, drawn by --seed. Default: all.", least=1
     )
-    quick: bool = _option(
-        False, INPUT, f"A first look: {QUICK_WORDS}, where you do not say otherwise."
+    quick: bool = _input(False, f"A first look: {QUICK_WORDS}, where you do not say otherwise.")
+    sanity: bool = _method(
+        False, "Also make the output layer random: do the maps change? On up to 8 images."
     )
-    sanity: bool = _option(
-        False,
-        METHOD,
-        "Also make the output layer random: do the maps change? On up to 8 images.",
-    )
-    controls: bool = _option(True, METHOD, "Also score the controls random and center.")
-    layer: str | None = _option(
-        None, METHOD, "Feature layer by name; found automatically for most models."
-    )
-    normalize: Literal["none", "minmax", "percentile", "rank"] = _option(
+    controls: bool = _method(True, "Also score the controls random and center.")
+    layer: str | None = _method(None, "Feature layer by name; found automatically for most models.")
+    normalize: Literal["none", "minmax", "percentile", "rank"] = _method(
         "none",
-        METHOD,
         "How the maps of a heatmap file are brought to 0..1: none (they are), minmax, percentile"
         " (clipped at the 99th first), or rank. MSI depends on it.",
     )
-    truth: str | None = _option(
+    truth: str | None = _input(
         None,
-        INPUT,
         "Where the objects are: a folder of masks named as the images or of Pascal VOC .xml, COCO's"
         " .json, CUB-200's bounding_boxes.txt, or a .csv. Adds pointing game, IoU and others.",
     )
-    targets: Literal["auto", "label", "prediction"] = _option(
-        "auto", SCORING, "Class to score each image for. auto: labels where there are any."
+    targets: Literal["auto", "label", "prediction"] = _scoring(
+        "auto", "Class to score each image for. auto: labels where there are any."
     )
-    alpha_min: float | Literal["search"] = _option(0.5, SCORING, "A number in 0..1, or search.")
-    score: str = _option(
+    alpha_min: float | Literal["search"] = _scoring(0.5, "A number in 0..1, or search.")
+    score: str = _scoring(
         "accuracy",
-        SCORING,
         "What a masked image scores: accuracy, confidence, or python:FILE.py:FUNCTION, a number per"
         " image from what the model returns.",
     )
-    fill: str = _option(
+    fill: str = _scoring(
         "black",
-        SCORING,
         "black, mean, blur, noise, road (imputed from neighbours), drop (tokens of a ViT), or an"
         " image file.",
     )
-    fills: tuple[str, ...] | None = _option(
-        None,
-        SCORING,
-        "Score every column with each of these fills, as in black,blur; instead of --fill.",
+    fills: tuple[str, ...] | None = _scoring(
+        None, "Score every column with each of these fills, as in black,blur; instead of --fill."
     )
-    held_out_fill: str | None = _option(
+    held_out_fill: str | None = _scoring(
         "auto",
-        SCORING,
         "Score MSI with this fill as well; same choices as --fill, or none. auto: blur (black if"
         " the fill is blur) on a few masks per image, unless there are several --fills.",
     )
-    twin: str | None = _option(
+    twin: str | None = _scoring(
         None,
-        SCORING,
         "Also score with this classifier of the same classes, made by train-twin: msi_twin, ...",
     )
-    leak: bool = _option(True, SCORING, "Measure leakage: does the mask shape reveal the class?")
-    donors: int | None = _option(
-        None, SCORING, f"Images of other classes under each mask, for leakage. Default: {DONORS};"
+    leak: bool = _scoring(True, "Measure leakage: does the mask shape reveal the class?")
+    donors: int | None = _scoring(
+        None, f"Images of other classes under each mask, for leakage. Default: {DONORS};"
         f" {FEW_DONORS} with sampled masks on more than {FEW} images.", least=1, most=10**6,
     )  # fmt: skip
-    alpha_curve: bool = _option(
-        True,
-        SCORING,
-        "MSI over alpha_min on up to 16 images, for half the calls of the scores.",
+    alpha_curve: bool = _scoring(
+        True, "MSI over alpha_min on up to 16 images, for half the calls of the scores."
     )
-    ceiling: bool = _option(
+    ceiling: bool = _scoring(
         False,
-        SCORING,
         "On up to 64 images, compare with boxes searched for each image, under a fill the search"
         " does not use. Takes 1,500 calls per image and 25 per method.",
     )
-    columns: tuple[str, ...] | None = _option(
-        None, SCORING, "paper (the default), all, or columns by name, as in msi,srg."
+    columns: tuple[str, ...] | None = _scoring(
+        None, "paper (the default), all, or columns by name, as in msi,srg."
     )
-    calls: int | Literal["auto", "exact", "adaptive"] = _option(
+    calls: int | Literal["auto", "exact", "adaptive"] = _scoring(
         "auto",
-        SCORING,
         "Masks per image: a number (drawn by seed; means stay unbiased), exact, or adaptive. auto:"
         f" exact up to {FEW} images, else {SAMPLED}, or {SEARCHED} to search for alpha_min.",
     )
-    within: float | None = _option(
+    within: float | None = _scoring(
         None,
-        SCORING,
         "Score images in random order until the 95 % interval of every method's MSI is within"
         " ± this, as in 0.01.",
         least=1e-6,
         most=1,
     )
-    value_step: float = _option(0.01, SCORING, "Step of the pixel-value curves.")
-    percent_step: float = _option(0.02, SCORING, "Step of the percentage curves.")
-    weights: str = _option(
-        "default", INPUT, "default (published), none (random), or a .safetensors, .pt or .pth file."
+    value_step: float = _scoring(0.01, "Step of the pixel-value curves.")
+    percent_step: float = _scoring(0.02, "Step of the percentage curves.")
+    weights: str = _input(
+        "default", "default (published), none (random), or a .safetensors, .pt or .pth file."
     )
-    prompts: tuple[str, ...] | None = _option(
-        None, INPUT, "Classes of a clip: model, comma-separated, as in 'a cat,a dog'."
+    prompts: tuple[str, ...] | None = _input(
+        None, "Classes of a clip: model, comma-separated, as in 'a cat,a dog'."
     )
-    num_classes: int | None = _option(
-        None, INPUT, "Number of classes, for your own weights.", least=2, most=10**5
+    num_classes: int | None = _input(
+        None, "Number of classes, for your own weights.", least=2, most=10**5
     )
-    output: Literal["logits", "probabilities"] | None = _option(
-        None, INPUT, "What the model gives; probabilities if it ends in a softmax or a sigmoid."
+    output: Literal["logits", "probabilities"] | None = _input(
+        None, "What the model gives; probabilities if it ends in a softmax or a sigmoid."
     )
-    size: str | None = _option(None, INPUT, "Input size: 224 or 224x320 (height x width).")
-    image_column: str | None = _option(
-        None, INPUT, "Column of parquet files that holds the images, if there are several."
+    size: str | None = _input(None, "Input size: 224 or 224x320 (height x width).")
+    image_column: str | None = _input(
+        None, "Column of parquet files that holds the images, if there are several."
     )
-    label_column: str | None = _option(
-        None, INPUT, "Column that holds the labels. Default: label, labels or fine_label."
+    label_column: str | None = _input(
+        None, "Column that holds the labels. Default: label, labels or fine_label."
     )
-    on_error: Literal["skip", "stop"] = _option("skip", INPUT, "What an unreadable image does.")
-    verify: bool = _option(
+    on_error: Literal["skip", "stop"] = _input("skip", "What an unreadable image does.")
+    verify: bool = _input(
         False,
-        INPUT,
         "On resume, compare the contents of all finished images, also where size and time are the"
         " same.",
     )
-    device: str = _option("auto", COMPUTE, "auto, cpu, cuda, cuda:1 or mps.")
-    precision: Literal["fp32", "bf16", "fp16"] = _option(
-        "fp32", COMPUTE, "Precision of weights and inputs."
+    device: str = _compute("auto", "auto, cpu, cuda, cuda:1 or mps.")
+    precision: Literal["fp32", "bf16", "fp16"] = _compute(
+        "fp32", "Precision of weights and inputs."
     )
-    compile: Literal["auto", "on", "off"] = _option(
+    compile: Literal["auto", "on", "off"] = _compute(
         "auto",
-        COMPUTE,
         "Score with a compiled copy of the model. auto: on CUDA, in runs that are long enough.",
     )
-    batch_size: int | None = _option(
-        None, COMPUTE, "Masked images per forward pass.", least=1, most=10**6
-    )
-    unit_size: int | None = _option(
+    batch_size: int | None = _compute(None, "Masked images per forward pass.", least=1, most=10**6)
+    unit_size: int | None = _compute(
         None,
-        COMPUTE,
         "Images per unit of work: what a crash loses, and a file. Default:"
         f" {UNIT}; an eighth of fewer images if the run takes more than half a minute.",
         least=1,
         most=10**5,
     )
-    save_heatmaps: bool = _option(
-        False, OUTPUT, "Also write METHOD/heatmaps.npz at image size (large)."
+    save_heatmaps: bool = _output(False, "Also write METHOD/heatmaps.npz at image size (large).")
+    log: Literal["tensorboard", "wandb", "mlflow", "csv"] | None = _output(
+        None, "Also log the numbers there: tensorboard, wandb, mlflow (extras), or csv."
     )
-    log: Literal["tensorboard", "wandb", "mlflow", "csv"] | None = _option(
-        None, OUTPUT, "Also log the numbers there: tensorboard, wandb, mlflow (extras), or csv."
-    )
-    seed: int = _option(0, COMPUTE, "Seed of everything random.", least=0, most=2**63 - 1)
+    seed: int = _compute(0, "Seed of everything random.", least=0, most=2**63 - 1)
 
     def __post_init__(self) -> None:
         if self.fills is not None:
