@@ -40,10 +40,9 @@ from sufficit.metrics.artefacts import ARTEFACTS
 from sufficit.metrics.compare_scores import compare_scores
 from sufficit.metrics.scores import Scores
 from sufficit.provenance import provenance, save_json
-from sufficit.training.loaders import Shuffled
+from sufficit.training.feed import Shuffled
 from sufficit.training.processes import fabric_for
-from sufficit.training.trust import CONTROLS, trust
-from sufficit.training.validation import HELD_OUT_FILL, ValidationSet
+from sufficit.training.validation import CONTROLS, HELD_OUT_FILL, ValidationSet, trust
 
 SIDE, STORED = 224, 256  # pixels
 SMALLEST, STRETCH = 0.25, 4 / 3  # of a random crop: share of the image, most width over height

@@ -17,7 +17,7 @@ from sufficit.training.classifier_training import (
     augmented_loader,
     train_classifier,
 )
-from sufficit.training.loaders import Shuffled, loader_for
+from sufficit.training.feed import Shuffled, loader_for
 from sufficit.training.processes import fabric_for
 
 RECIPE = ClassifierRecipe(epochs=6, batch_size=16, lr=0.1, weight_decay=0)
@@ -178,6 +178,6 @@ def test_features_are_computed_once_and_are_the_pictures_own(
         with torch.no_grad():
             wanted, _ = classifier.features(batch.images)
         torch.testing.assert_close(batch.features[-1], wanted)
-    monkeypatch.setattr("sufficit.training.loaders.MEMORY", 100)
+    monkeypatch.setattr("sufficit.training.feed.MEMORY", 100)
     plain = loader_for(classifier, split, 4)
     assert [type(batch) for batch in plain] == [tuple] * 3, "too large for the memory"

@@ -21,10 +21,10 @@ from object_server import ObjectServer, denied
 from sufficit import Classifier, Lax, UserError, evaluate, explain, sanity_check
 from sufficit.classifier.checkpoint import View
 from sufficit.cli import main
-from sufficit.data.batches import TrainingImages, replace_missing
 from sufficit.data.images import ImageFile, read_image
 from sufficit.data.splits import Part, evenly, how_many, read_folder
 from sufficit.explainers.sources import methods_from
+from sufficit.training.folder_images import TrainingImages, replace_missing
 
 N = 40
 MODEL = ["--model", "sufficit:digits"]

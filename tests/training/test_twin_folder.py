@@ -10,8 +10,8 @@ import torch
 from digit_images import write_digits
 from small_runs import StopError
 from sufficit import Classifier
-from sufficit.data.batches import TrainingImages
 from sufficit.data.images import read_image
+from sufficit.training.folder_images import TrainingImages
 
 MODEL = ["--model", "sufficit:digits"]
 QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "1e-3"]

@@ -36,7 +36,7 @@ from sufficit.runs.job import make_job
 from sufficit.seeds import seeded
 from sufficit.training import classifier_training as training
 from sufficit.training import train_lax
-from sufficit.training.loaders import Shuffled, loader_for
+from sufficit.training.feed import Shuffled, loader_for
 from sufficit.training.processes import fabric_for
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from sufficit.classifier.classifier import Classifier, constant
 from sufficit.data.splits import Split, seen
 from sufficit.progress import Progress
-from sufficit.training.feed import keeping_randomness, mixed_seed
-from sufficit.training.loaders import Shuffled
+from sufficit.training.feed import Shuffled, keeping_randomness, mixed_seed
 from sufficit.training.trainer import Trainer
 
 if TYPE_CHECKING:

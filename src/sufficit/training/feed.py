@@ -1,7 +1,11 @@
-"""From anyone's loader of images to batches with targets and features, the same on every run."""
+"""From anyone's loader of images to batches with targets and features, the same on every run.
 
+And loaders of what stays in memory: images as bytes on a device, with or without their features.
+"""
+
+import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import length_hint
@@ -13,16 +17,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from sufficit.classifier.classifier import Classifier, check_images, check_range, check_targets
+from sufficit.data.splits import Split
 from sufficit.errors import UserError
 from sufficit.explainers.step import Batch
 from sufficit.seeds import unmoved
-from sufficit.training.loaders import Shuffled
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 Target = Literal["label", "prediction", "model"]
 """Labels; the classifier's own predictions; its probabilities (labels may be missing)."""
+SHARE = 0.4  # of the free memory of a GPU, for features
+MEMORY = 2 * 2**30  # bytes for features on other devices
 Loader = Iterable[Any]
 
 
@@ -178,6 +184,28 @@ def feed_of(
     return Feed(classifier, loader, target, seed, rank)
 
 
+@dataclass
+class Shuffled:
+    """A loader: `take(rows)`, the batch of some rows, in a new order each time.
+
+    The order comes from torch's own generator. With a limit it gives that many rows, others each
+    time.
+    """
+
+    take: Callable[[Tensor], Any]
+    rows: int
+    device: torch.device  # of the rows
+    batch_size: int
+    limit: int | None = None
+
+    def __len__(self) -> int:
+        return math.ceil(min(self.limit or self.rows, self.rows) / self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        order = torch.randperm(self.rows)[: self.limit or None]
+        yield from map(self.take, order.to(self.device).split(self.batch_size))
+
+
 def cache_features(
     classifier: Classifier,
     loader: Loader,
@@ -196,6 +224,34 @@ def cache_features(
         found = [batch.to(device) for batch in feed.batches(0)]
     whole = Batch.joined(found)
     return Shuffled(whole.rows, len(whole.targets), whole.targets.device, len(found[0].targets))
+
+
+@torch.no_grad()
+def loader_for(
+    classifier: Classifier, split: Split, batch_size: int, limit: int | None = None
+) -> Shuffled:
+    """Batches with features that are computed once, where these fit into the device's memory."""
+    images, device = split.part(slice(0, 1))[0], classifier.device
+    layers = classifier.stage_layers(images)
+    stages, _ = classifier.stages(images, layers)
+    free = SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else MEMORY
+    order = (len(split), split.labels.device, batch_size, limit)
+    if sum(stage.nbytes for stage in stages) * len(split) > free:
+        return Shuffled(split.part, *order)
+    every = [stage.new_empty(len(split), *stage.shape[1:]) for stage in stages]
+    first = torch.empty(len(split), 2, dtype=torch.long, device=device)
+    for start in range(0, len(split), batch_size):
+        rows = slice(start, start + batch_size)
+        found, logits = classifier.stages(split.part(rows)[0], layers)
+        first[rows] = logits.topk(2, dim=1).indices
+        for whole, part in zip(every, found, strict=True):
+            whole[rows] = part
+
+    def take(rows: Tensor) -> Batch:
+        features = tuple(stage[rows].float() for stage in every)
+        return Batch(*split.part(rows), features, first[rows], layers)
+
+    return Shuffled(take, *order)
 
 
 @contextmanager

@@ -26,8 +26,13 @@ from sufficit.training.feed import Loader, cache_features
 from sufficit.training.folder_images import ReadingOptions, open_folder
 from sufficit.training.lax_training import best_of, train_lax
 from sufficit.training.processes import fabric_for
-from sufficit.training.trust import CONTROLS, Trust, trust
-from sufficit.training.validation import ValidationScores, ValidationSet
+from sufficit.training.validation import (
+    CONTROLS,
+    Trust,
+    ValidationScores,
+    ValidationSet,
+    trust,
+)
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

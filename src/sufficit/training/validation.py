@@ -1,6 +1,7 @@
-"""The images that an adapter is validated on after each epoch, and its scores there."""
+"""The images that an adapter is validated on: its scores, and whether it can be trusted."""
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +10,20 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
-from sufficit.explainers import Method, explain
-from sufficit.metrics.artefacts import ARTEFACTS
-from sufficit.metrics.scores import evaluate
+from sufficit.explainers import EXPLAINERS, Method, explain
+from sufficit.metrics.artefacts import ARTEFACTS, Cell, GridEnergy, smoothed
+from sufficit.metrics.leakage import LIMIT, leak_warning
+from sufficit.metrics.scores import Scores, evaluate
+from sufficit.report.interpretation import joined
+from sufficit.statistics import Standing, compare_values
 
 HELD_OUT_FILL = "blur"  # of the image itself, which no recipe trains with
+CONTROLS = tuple(name for name, one in EXPLAINERS.items() if one.needs == "images")
+"""Maps that do not depend on the model: any method must beat them."""
+WORDS = {"lax": "LAX", "gradcam": "Grad-CAM"}
+GRID_LIMIT = 1.1  # times the grid energy of the smoothed maps
+MOST_PARTS = 3  # median
+MOST_EMPTY = 0.1  # share of images
 
 
 @dataclass(frozen=True)
@@ -79,3 +89,130 @@ def predictions(classifier: Classifier, images: Tensor) -> Tensor:
     """The classifier's own classes: [N,C,H,W] -> [N], on the CPU."""
     with torch.no_grad():
         return torch.cat([classifier(batch).argmax(1).cpu() for batch in images.split(64)])
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question about an adapter, and its answer."""
+
+    name: str
+    holds: bool | None  # None: these images cannot tell
+    words: str
+
+
+@dataclass(frozen=True)
+class Trust:
+    """The checks of an adapter, and what follows from them."""
+
+    checks: tuple[Check, ...]  # the first three are about what the maps say, the others their look
+
+    @property
+    def trusted(self) -> bool | None:
+        """Whether the maps say what the model uses; None where these images cannot tell."""
+        found = [check.holds for check in self.checks if check.name in _CONTENT]
+        return False if False in found else None if None in found else True
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a sentence or two."""
+        failed, unsure = (
+            [check.name for check in self.checks if check.holds is answer]
+            for answer in (False, None)
+        )
+        if self.trusted is False:
+            why = joined([name for name in failed if name in _CONTENT])
+            return f"Do not trust this adapter: it fails in {why}."
+        if self.trusted is None:
+            why = joined([name for name in unsure if name in _CONTENT])
+            return f"Not sure: too few held-out images to tell about {why}. Train with more images."
+        look = joined([name for name in failed if name not in _CONTENT])
+        but = f" Its maps show artefacts, though: {look}." if look else ""
+        return f"This adapter can be trusted on images like these.{but}"
+
+    def lines(self) -> list[str]:
+        """The verdict, then a sentence per check with its mark."""
+        marks = {True: "yes", False: "NO", None: "?"}
+        return [self.verdict, *(f"[{marks[one.holds]}] {one.words}" for one in self.checks)]
+
+
+_CONTENT = ("MSI", "MSI with another fill", "leakage")
+
+
+def trust(
+    scores: Mapping[str, Scores], heatmaps: Tensor, cell: Cell | None, alpha_min: float
+) -> Trust:
+    """Judge an adapter by the scores of `lax`, `gradcam` and the controls, and its maps [N,H,W]."""
+    return Trust(tuple(_checks(scores, heatmaps, cell, alpha_min)))
+
+
+def _checks(
+    scores: Mapping[str, Scores], heatmaps: Tensor, cell: Cell | None, alpha_min: float
+) -> Iterator[Check]:
+    unseen = f"MSI with the fill {HELD_OUT_FILL}, unknown to training"
+    for column, name, words in (("msi", *_CONTENT[:1] * 2), ("msi_held_out", _CONTENT[1], unseen)):
+        values = {method: found[column].numpy() for method, found in scores.items()}
+        yield _better(compare_values(values, column, controls=CONTROLS), name, words)
+    own = scores["lax"]
+    yield _leakage(own)
+    yield _grid(own.grid_energy, heatmaps, cell)
+    yield _fragments(own.fragments, alpha_min)
+
+
+def _better(standing: Standing, name: str, words: str) -> Check:
+    """Is it significantly better than Grad-CAM and every control?"""
+    rivals = [one for one in standing.means if one != "lax"]
+    named = {one: WORDS.get(one, f"the control {one}") for one in rivals}
+    means = ", ".join(f"{named[one]} {standing.means[one]:+.2f}" for one in rivals)
+    start = f"{words}: LAX {standing.means['lax']:+.2f}, {means}."
+    ahead = [one for one in rivals if standing.beats(one, "lax")]
+    level = [one for one in rivals if one not in ahead and not standing.beats("lax", one)]
+    test = f"{standing.n} images, paired tests with Holm's correction"
+    if ahead or any(standing.means[one] >= standing.means["lax"] for one in level):
+        rest = [one for one in level if standing.means[one] >= standing.means["lax"]]
+        kinds = {"significantly worse": ahead, "not better": rest}
+        said = [f"{how} than {_list(some, named)}" for how, some in kinds.items() if some]
+        return Check(name, False, f"{start} LAX is {' and '.join(said)} ({test}).")
+    if level:
+        found = f"The difference to {_list(level, named)} is not significant ({test})."
+        return Check(name, None, f"{start} {found}")
+    return Check(name, True, f"{start} LAX is significantly better than each ({test}).")
+
+
+def _list(names: Sequence[str], named: Mapping[str, str]) -> str:
+    return joined([named[name] for name in names])
+
+
+def _leakage(scores: Scores) -> Check:
+    """Does the shape of the masks tell the class?"""
+    name = _CONTENT[2]
+    if scores.leaked is None:
+        return Check(name, None, "Leakage: not measured, because all images have one class.")
+    summary = scores.summary()
+    warning, ratio = leak_warning(summary), summary["leak_ratio"]
+    if warning is None:
+        ends = f"95 % interval {ratio.low:.2f} .. {ratio.high:.2f}"
+        how = f"above it, within the limit of {LIMIT:g}" if ratio.low > 1 else "not significant"
+        return Check(name, True, f"Leakage: {ratio.mean:.2f} times chance ({ends}), {how}.")
+    unsure = warning.startswith(f"{ratio.n} images are too few")
+    return Check(name, None if unsure else False, f"Leakage: {warning}.")
+
+
+def _grid(energy: Tensor, heatmaps: Tensor, cell: Cell | None) -> Check:
+    """Is there a grid that a Gaussian of half a cell would remove?"""
+    name = "grid"
+    found = energy.nanmean().item()
+    if cell is None or math.isnan(found):
+        return Check(name, None, "Grid: not measured, the features have too few cells.")
+    copy = GridEnergy(cell)(smoothed(heatmaps, cell)).mean().item()
+    clean = found <= GRID_LIMIT * copy
+    end = "The maps show no grid." if clean else "The maps show the grid of the features' cells."
+    return Check(name, clean, f"Grid energy: {found:.2f}, smoothed maps {copy:.2f}. {end}")
+
+
+def _fragments(parts: Tensor, alpha_min: float) -> Check:
+    """Is there a region in (nearly) every image, in few parts?"""
+    median, empty = parts.median().item(), (parts == 0).double().mean().item()
+    number = f"{median:g} part{'s' * (median != 1)} (median)"
+    words = f"Fragments: the region at or above {alpha_min:g} has {number}"
+    words += f" and is empty in {empty:.0%} of the images."
+    return Check("fragments", median <= MOST_PARTS and empty <= MOST_EMPTY, words)

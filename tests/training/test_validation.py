@@ -11,7 +11,7 @@ from torch import Tensor
 from sufficit.explainers.recipes import LaxRecipe
 from sufficit.statistics import Estimate
 from sufficit.training.train_folder import FolderOptions, _length, epochs_for
-from sufficit.training.trust import Check, Trust, trust
+from sufficit.training.validation import Check, Trust, trust
 
 N = 24
 

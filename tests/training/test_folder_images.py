@@ -9,9 +9,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from sufficit import UserError
-from sufficit.data.batches import TrainingImages
 from sufficit.data.images import list_images
 from sufficit.data.splits import Part
+from sufficit.training.folder_images import TrainingImages
 
 
 def part_of(folder: Path, n: int, bad: tuple[int, ...] = ()) -> Part:
