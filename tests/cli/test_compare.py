@@ -96,6 +96,12 @@ def test_a_run_killed_before_its_report_gets_it_from_the_same_command(
     for name in ("report.html", "sheet.png", "curves.png"):
         assert (out / name).stat().st_size > 0
     assert "holds a finished run" in sufficit(*words(photos, "--no-leak")).err
+    (out / "report.html").unlink()
+    (out / "summary.json").unlink()
+    lacking = sufficit(*words(photos, "--no-leak"))
+    assert (lacking.code, record.read_text()) == (2, before)
+    assert "summary.json could not be read" in lacking.err
+    assert "run it again with --overwrite" in lacking.err
 
 
 def test_an_interrupted_run_is_resumed_by_the_same_command(sufficit, photos: Path) -> None:

@@ -18,6 +18,7 @@ from sufficit import Classifier, evaluate, leak, resize
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images, read_image
 from sufficit.metrics.leakage import leak_warning
+from sufficit.runs.store import Store
 
 N = 6
 FAST = ["--value-step", "0.1", "--percent-step", "0.1"]
@@ -68,6 +69,28 @@ def test_it_writes_what_the_function_returns(sufficit, digits: Path) -> None:
     assert summary["msi"]["low"] <= summary["msi"]["mean"] <= summary["msi"]["high"]
     assert f"{expected.mean()['msi']:.3f}" in run.out
     assert "Targets: the labels." in run.words
+
+
+def test_a_kill_after_the_results_leaves_them_to_be_read(
+    sufficit, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(store: Store) -> None:
+        if (store.folder / "run.json").exists():
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sufficit.runs.store.Store.remove_units", killed)
+        assert sufficit(*scored(digits)).code == 130
+    out = digits.parent / "out"
+    before = (out / "run.json").read_text()
+    with monkeypatch.context() as patched:
+        patched.setattr("sufficit.runs.engine.compute", None)  # nothing is computed again
+        again = sufficit(*scored(digits))
+    assert again.code == 0, again.err
+    assert "Targets: the labels." in again.words
+    assert (out / "run.json").read_text() == before
+    assert not (out / "units").exists()
+    assert "holds a finished run" in sufficit(*scored(digits)).err
 
 
 def test_json_alone_is_printed(sufficit, digits: Path) -> None:

@@ -60,7 +60,10 @@ def evaluate(
     fixed = {"methods": [f"heatmaps={heatmaps}"], "controls": False, "alpha_curve": False}
     config = config_of(DEFAULTS | given, fixed=fixed)
     out_folder, data = place(to), place(config.data)
-    check_output(out_folder, [data], overwrite=overwrite, command="evaluate")
+    from sufficit.runs.store import UNITS
+
+    unread = (out_folder / UNITS).exists()  # a kill after the results; `run` reads them
+    check_output(out_folder, [data], overwrite=overwrite or unread, command="evaluate")
     how: Any = {"as_json": as_json, "overwrite": overwrite, "workers": workers}
     with resumable(out_folder):
         _, results = scored(config, out_folder, flat=True, **how)

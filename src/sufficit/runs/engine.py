@@ -76,13 +76,8 @@ def run(
             owned.clear()
         stages = (SCORES, LEAK) if searching else (SCORES,)
         job = placed(job, cluster)
-        if (found := _finished(job, owned, stages, flat=flat)) is not None:
+        if (found := _finished(job, owned, stages, flat=flat, keep=keep)) is not None:
             return found
-        if keep and (owned.folder / "run.json").exists():
-            raise UserError(
-                f"{owned.folder} holds a finished run of other settings or images: choose another"
-                " --out, or --overwrite"
-            )
         store = start(job, owned, stages)
         whole = len(job.units)
         for part in looks(job):  # without --within one, at all images
@@ -96,17 +91,24 @@ def run(
         return write_results(job, store, alpha_min, flat=flat, temporary=out is None)
 
 
-def _finished(job: Job, owned: Store, stages: Sequence[str], *, flat: bool) -> RunResults | None:
-    """The results of the same job that are in its folder already, if they are complete."""
+def _finished(
+    job: Job, owned: Store, stages: Sequence[str], *, flat: bool, keep: bool
+) -> RunResults | None:
+    """The results of the same job that are in its folder already; to `keep` others is an error."""
     record = owned.finished(job.key(), job.entries, stages)
     same = {"flat": flat, "config": plain(asdict(job.config))}
     if record is None or any(record.get(name) != one for name, one in same.items()):
+        if keep and (owned.folder / "run.json").exists():
+            raise UserError(
+                f"{owned.folder} holds a finished run of other settings or images: choose another"
+                " --out, or --overwrite"
+            )
         return None
     try:
         found = RunResults.read(owned.folder, record)
-    except GoneError:
-        raise
-    except UserError:  # it is not complete
+    except UserError as error:  # it is not complete
+        if keep or isinstance(error, GoneError):
+            raise
         return None
     owned.remove_units()  # a kill may have left some
     return found

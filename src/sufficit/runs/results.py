@@ -81,7 +81,9 @@ class RunResults:
         except GoneError:
             raise
         except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
-            raise UserError(f"{folder} is not complete ({error}): run it again") from error
+            raise UserError(
+                f"{folder} is not complete ({error}): run it again with --overwrite"
+            ) from error
         return RunResults(folder, record, config, summaries, standing, rows, curves, shown)
 
     @property
@@ -207,19 +209,13 @@ class RunResults:
             raise UserError(
                 "a report shows MSI on images of one size: score the column msi, with --size"
             )
-        config, record = self.config, self.record
-        facts = Facts.of(
-            record,
-            model=config.model,
-            data=config.data,
-            seed=config.seed,
-            n_skipped=record["n_skipped"],
-            targets=record["targets"],
-        )
+        config, record, sources = self.config, self.record, self.record["sources"]
+        known = {name: getattr(config, name) for name in ("model", "data", "seed")}
+        known |= {name: record[name] for name in ("n_skipped", "targets")}
         few = self.n * len(self.methods) <= MOST_ROWS
         return Content(
             title=f"{len(self.standing.ranking)} methods on {config.model}",
-            facts=facts,
+            facts=Facts.of(record, **known),
             scores=self.scores,
             summaries=self.summaries,
             standing=self.standing,
@@ -232,10 +228,8 @@ class RunResults:
             conditions=self.conditions,
             ceiling=record.get("ceiling"),
             head_check=record.get("head_check"),
-            class_agnostic=[n for n, one in record["sources"].items() if one["class_agnostic"]],
-            answers={
-                n: k for n, one in record["sources"].items() if (k := one.get("answers", 1)) > 1
-            },
+            class_agnostic=[n for n, one in sources.items() if one["class_agnostic"]],
+            answers={n: k for n, one in sources.items() if (k := one.get("answers", 1)) > 1},
         )
 
     def remarks(self) -> list[str]:
@@ -314,8 +308,8 @@ class RunResults:
         missing = wanted - {*found}
         if missing:
             raise UserError(
-                f"{self.folder} has no heatmaps of {min(missing)}: run it again, in"
-                " Python with out=FOLDER"
+                f"{self.folder} has no heatmaps of {min(missing)}: run it again with --overwrite,"
+                " in Python with out=FOLDER"
             )
         return {m: torch.stack([found[name][m] for name in names]) for m in methods}
 

@@ -264,4 +264,6 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
             raise
         except (OSError, ArrowException, ValueError) as error:
             reason = " ".join(str(error).split())  # pyarrow's may have several lines
-            raise UserError(f"{self._folder} is not complete ({reason}): run it again") from error
+            raise UserError(
+                f"{self._folder} is not complete ({reason}): run it again with --overwrite"
+            ) from error
