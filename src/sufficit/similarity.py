@@ -6,7 +6,7 @@ and torchmetrics' SSIM takes 14 times as long in float64.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from itertools import combinations
 from typing import Any
 
@@ -195,10 +195,6 @@ class RankedCondition:
         'for the twin with the fill blur'
         """
         return f"{'for the twin ' * self.twin}with the fill {self.fill}"
-
-    def record(self) -> dict[str, Any]:
-        """What run.json holds of it."""
-        return asdict(self)
 
     @staticmethod
     def read(found: Mapping[str, Any], standing: Standing) -> "RankedCondition":

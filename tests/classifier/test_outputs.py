@@ -13,9 +13,8 @@ from small_models import random_images, small_model, small_vit
 from small_runs import FLAGS, config_for, run_small, write_photos
 from sufficit import Classifier, Recipe, UserError, compare, evaluate, explain
 from sufficit.classifier.acceleration import accelerated
-from sufficit.classifier.classifier import OutputWarning
 from sufficit.classifier.fingerprint import fingerprint, same
-from sufficit.classifier.outputs import to_logits
+from sufficit.classifier.outputs import OutputWarning, to_logits
 
 STEPS = {"value_step": 0.25, "percent_step": 0.25}
 
@@ -194,7 +193,7 @@ def ended():
 """
 
 
-@pytest.mark.filterwarnings("ignore::sufficit.classifier.classifier.OutputWarning")
+@pytest.mark.filterwarnings("ignore::sufficit.classifier.outputs.OutputWarning")
 def test_a_run_says_so_in_its_record_and_remarks(tmp_path: Path) -> None:
     photos = write_photos(tmp_path, 6, model=MODEL + ENDED)
     ended = config_for(photos, model=f"python:{tmp_path / 'model.py'}:ended")
@@ -213,7 +212,7 @@ def test_a_run_says_so_in_its_record_and_remarks(tmp_path: Path) -> None:
     assert found == pytest.approx(wanted, abs=1e-6)
 
 
-@pytest.mark.filterwarnings("default::sufficit.classifier.classifier.OutputWarning")
+@pytest.mark.filterwarnings("default::sufficit.classifier.outputs.OutputWarning")
 def test_the_command_line_takes_it(tmp_path: Path, sufficit) -> None:
     photos = write_photos(tmp_path, 6, model=MODEL + ENDED)
     model = f"python:{tmp_path / 'model.py'}:ended"

@@ -17,6 +17,7 @@ from sufficit.classifier.checkpoint import OUTPUTS, Recipe, View, check_mean_std
 from sufficit.classifier.outputs import (
     PROBABILITIES,
     SUMS_TO_ONE,
+    OutputWarning,
     Sigmoids,
     as_logit,
     kind_of,
@@ -314,10 +315,6 @@ class Classifier:
             "device": f"{self.device}, {str(self.dtype).removeprefix('torch.')}",
         }
         return html_table("Classifier", ("", ""), [*facts.items()])
-
-
-class OutputWarning(UserWarning):
-    """The model gives probabilities, and they are taken for logits."""
 
 
 @lru_cache(maxsize=64)  # each copy to a GPU would wait for the GPU

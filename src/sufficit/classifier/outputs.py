@@ -16,6 +16,10 @@ SIGMOIDS = {torch.sigmoid, Tensor.sigmoid, torch.special.expit}
 SUMS_TO_ONE = {torch.float16: 1e-2, torch.bfloat16: 1e-2}  # else 1e-4
 
 
+class OutputWarning(UserWarning):
+    """The model gives probabilities, and they are taken for logits."""
+
+
 class Sigmoids(TorchFunctionMode):
     """Inside, keeps what the last sigmoid gave."""
 

@@ -8,10 +8,9 @@ import typer
 from rich import box
 from rich.table import Table
 
-from sufficit.cli.console import app, out, print_skipped, resumable
+from sufficit.cli.console import app, out, print_skipped, resumable, say
 from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, run_options
 from sufficit.files import check_output, place
-from sufficit.outside import literal
 from sufficit.runs.config import RunConfig, Workers
 
 if TYPE_CHECKING:
@@ -61,15 +60,12 @@ def check_metric(
         typer.echo(json.dumps(json.loads((folder / "check.json").read_text()), indent=2))
         return
     out.print(check_table(found))
-    out.print(
-        literal(
-            "Share of pairs of levels in the right order; 0.5 is chance. By means: of the means"
-            " over the images, with a 95 % interval. By image: of the values of single images."
-        ),
-        highlight=False,
+    say(
+        "Share of pairs of levels in the right order; 0.5 is chance. By means: of the means"
+        " over the images, with a 95 % interval. By image: of the values of single images."
     )
     written = f"Written to {folder}: check.csv, check.json, check.png, degraded (the run)"
-    out.print(literal(written), highlight=False, soft_wrap=True)
+    say(written, soft_wrap=True)
 
 
 def check_table(found: "MetricCheck") -> Table:

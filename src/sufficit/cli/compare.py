@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sufficit.cli.console import app, out, print_skipped, resumable, scored, warn
+from sufficit.cli.console import app, out, print_skipped, resumable, say, scored, warn
 from sufficit.cli.options import (
     ConfigOption,
     JsonOption,
@@ -80,16 +80,13 @@ def compare(
         lines = results.table().round(3).to_string().splitlines()
         out.print(*map(literal, lines), sep="\n", highlight=False)
         text = f"No report, which shows MSI on images of one size. Results: {out_folder}"
-        out.print(literal(text), highlight=False)
+        say(text)
         return
     print_results(results)
-    out.print(
-        literal(
-            f"Report: {out_folder / REPORT}. Also there: sheet.png, curves.png, pairs.csv"
-            " (every pair of methods), METHOD/scores.parquet (one row per image). To repeat this"
-            f" run: sufficit compare --config {out_folder / 'RUN.toml'} --out ANOTHER"
-        ),
-        highlight=False,
+    say(
+        f"Report: {out_folder / REPORT}. Also there: sheet.png, curves.png, pairs.csv"
+        " (every pair of methods), METHOD/scores.parquet (one row per image). To repeat this"
+        f" run: sufficit compare --config {out_folder / 'RUN.toml'} --out ANOTHER",
         soft_wrap=True,
     )
 
@@ -107,7 +104,7 @@ def print_results(results: "RunResults") -> None:
         out.print(f"[bold]{line.question}[/]", said, highlight=False)
     known = [*results.answers(), *notes(content)]
     for sentence in known:
-        out.print(literal(sentence), highlight=False)
+        say(sentence)
     for caution in (one for one in warnings_of(content) if one.text not in known):
         warn(caution.text)
 

@@ -22,7 +22,6 @@ from sufficit.outside import literal
 from sufficit.runs.config import RunConfig, Workers
 
 if TYPE_CHECKING:
-    from sufficit.classifier.classifier import Classifier
     from sufficit.runs.job import Job
     from sufficit.runs.results import RunResults
 
@@ -45,9 +44,7 @@ MAIN, REST = "Most used", "More"
 PANELS = (MAIN, "Input", "Methods", "Training", "Scoring", "Compute", REST, "Output")
 BY_NAME = {  # options that a command declares itself
     **dict.fromkeys(("classes", "download", "example", "test_images", "train_images"), "Input"),
-    **dict.fromkeys(
-        ("alpha_min", "area", "cache_features", "epochs", "lax_epochs", "lr"), "Training"
-    ),
+    **dict.fromkeys(("alpha_min", "area", "cache", "epochs", "lax_epochs", "lr"), "Training"),
     **dict.fromkeys(("patience", "recipe", "recipes", "seeds", "validation_share"), "Training"),
     **dict.fromkeys(("curves", "images", "random_labels", "search_images", "step"), "Scoring"),
     **dict.fromkeys(("batch_size", "devices", "num_nodes", "precision", "readers"), "Compute"),
@@ -96,10 +93,6 @@ class PanelApp(typer.Typer):
         return super().command(name, **{"cls": PanelCommand} | options)
 
 
-MODEL = (
-    *("model", "weights", "num_classes", "prompts", "output", "size", "layer", "device"),
-    "precision",
-)
 app = PanelApp(
     name="sufficit",
     help="Score visual explanations of image classifiers. Start with: sufficit demo",
@@ -121,13 +114,6 @@ def root(
     if version:
         typer.echo(f"sufficit {__version__}")
         raise typer.Exit
-
-
-def load(config: RunConfig, **changed: Any) -> "Classifier":
-    """The classifier that the options MODEL name, some of them changed."""
-    from sufficit.classifier.loading import load_classifier
-
-    return load_classifier(**{name: getattr(config, name) for name in MODEL} | changed)
 
 
 def scored(
@@ -178,6 +164,11 @@ def _units_kept(folder: Path) -> str:
             )
         kept = f"{state.done_images} of {state.images} images are done and kept"
     return f"{kept}. {RESUME}"
+
+
+def say(text: object, *, soft_wrap: bool = False) -> None:
+    """Print a sentence as it is, without colours; `soft_wrap` leaves the lines to the terminal."""
+    out.print(literal(text), highlight=False, soft_wrap=soft_wrap)
 
 
 def warn(text: object) -> None:

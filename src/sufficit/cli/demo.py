@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sufficit.cli.compare import print_results, write_pictures
-from sufficit.cli.console import app, out, resumable, show_page
+from sufficit.cli.console import app, out, resumable, say, show_page
 from sufficit.cli.options import OutOption, SeedOption, was_given
 from sufficit.errors import UserError
 from sufficit.files import check_output, place
@@ -85,8 +85,7 @@ def demo(
     report = out_folder / "report.html"
     opened = show_page(report, open_report)
     words = "is open in your browser" if opened else "opens in any browser"
-    said = literal(f"{report} {words}, without a network.")
-    out.print(said, highlight=False, soft_wrap=True)
+    say(f"{report} {words}, without a network.", soft_wrap=True)
 
 
 def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sufficit.cli.console import app, err, out, print_skipped, resumable, scored
+from sufficit.cli.console import app, err, out, print_skipped, resumable, say, scored
 from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, config_of, run_options
 from sufficit.files import check_output, place
 from sufficit.outside import literal
@@ -74,18 +74,14 @@ def evaluate(
     out.print(_summary_table(results))
     _print_targets(results)
     for answer in results.answers():
-        out.print(literal(answer), highlight=False)
+        say(answer)
     for remark in (*results.remarks(), *results.record["leak_warnings"].values()):
         if remark not in results.answers():
             err.print("[yellow]Warning:[/]", literal(remark))
     if verbose:
         calls = results.rows.column("heatmaps", "calls")
         out.print(f"Model calls: {int(calls.sum())}, {calls.min()} to {calls.max()} per image.")
-    out.print(
-        literal(f"Results: {out_folder}. For a report: sufficit report {out_folder}"),
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(f"Results: {out_folder}. For a report: sufficit report {out_folder}", soft_wrap=True)
 
 
 def _print_targets(results: "RunResults") -> None:

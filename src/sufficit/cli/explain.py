@@ -5,11 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from sufficit.cli.console import app, out, print_skipped, resumable, warn
+from sufficit.cli.console import app, print_skipped, resumable, say, warn
 from sufficit.cli.options import OutOption, OverwriteOption, config_of, run_options
 from sufficit.errors import UserError
 from sufficit.files import check_output, place
-from sufficit.outside import literal
 from sufficit.runs.config import Workers
 
 OPTIONS = (
@@ -63,7 +62,7 @@ def explain(
     from sufficit.runs.overlays import SHEET_ROWS, class_number, explain_run, images_in
 
     sources, source = sources_named(config), images_in(given_images)
-    classifier = load_model(config)
+    classifier = load_model(config, layer=None)
     if target is not None:
         config = replace(config, targets="prediction")
     job = make_job(config, classifier=classifier, images=source, sources=sources, unit=SHEET_ROWS)
@@ -75,4 +74,4 @@ def explain(
     for remark in run_remarks(record["n"], record["empty_heatmaps"]):
         warn(remark)
     for path in sorted(out_folder.iterdir()):
-        out.print(literal(path), highlight=False, soft_wrap=True)
+        say(path, soft_wrap=True)

@@ -4,11 +4,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from sufficit.cli.console import app, out
+from sufficit.cli.console import app, say
 from sufficit.cli.options import listed, was_given
 from sufficit.errors import UserError
 from sufficit.files import check_output, make_folder, place
-from sufficit.outside import literal
 
 OWNERS = dict.fromkeys(("images", "columns", "kept", "rest", "data"), "sheet") | {
     "curves": "curves"
@@ -91,4 +90,4 @@ def figure(
     )  # fmt: skip
     make_folder(out_file.parent)
     plots.save(drawn, out_file, dpi=dpi, tight=False)
-    out.print(literal(out_file), highlight=False, soft_wrap=True)
+    say(out_file, soft_wrap=True)

@@ -1,7 +1,7 @@
 """Options of the commands. Those of a run come from RunConfig, where each is declared once."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING
 from functools import wraps
@@ -43,56 +43,58 @@ ConfigOption = Annotated[
 ]  # fmt: skip
 
 
-def _option(
-    name: str, kind: Any, default: Any, text: str, *flags: str, **bounds: Any
+def own_option(
+    name: str, kind: Any, text: str, *flags: str, default: Any = None, **bounds: Any
 ) -> inspect.Parameter:
-    """An option that several commands have and RunConfig does not."""
-    annotation = Annotated[kind, typer.Option(*flags, help=text, **bounds)]
+    """An option that RunConfig does not have."""
+    hint: Any = kind | None if default is None else kind
+    annotation = Annotated[hint, typer.Option(*flags, help=text, **bounds)]
     keyword = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, keyword, default=default, annotation=annotation)
 
 
 WORKERS = {  # the field of Workers: its option
-    "count": _option("workers", int | None, None, "Workers; Ray starts them on this machine."),
-    "address": _option(
-        "address", str | None, None, "Ray cluster to join: auto, HOST:PORT or ray://HOST:PORT."
+    "count": own_option("workers", int, "Workers; Ray starts them on this machine."),
+    "address": own_option(
+        "address", str, "Ray cluster to join: auto, HOST:PORT or ray://HOST:PORT."
     ),
-    "gpus": _option(
-        "gpus_per_worker", float | None, None, "GPUs per worker, or a part of one, as in 0.5."
+    "gpus": own_option("gpus_per_worker", float, "GPUs per worker, or a part of one, as in 0.5."),
+    "cpus": own_option("cpus_per_worker", float, "CPUs and threads per worker.", default=1.0),
+    "unit_timeout": own_option(
+        "unit_timeout", float, "Replace a worker that computes a unit for more seconds than this."
     ),
-    "cpus": _option("cpus_per_worker", float, 1.0, "CPUs and threads per worker."),
-    "unit_timeout": _option(
-        "unit_timeout", float | None, None,
-        "Replace a worker that computes a unit for more seconds than this.",
-    ),
-}  # fmt: skip
+}
 TRAINING = (  # what every training has
-    _option("batch_size", int, 32, "Images per step and process.", min=1),
-    _option(
-        "patience", int, 5, "Epochs without improvement that end training; 0: no limit.", min=0
+    own_option("batch_size", int, "Images per step and process.", default=32, min=1),
+    own_option(
+        "patience", int, "Epochs without improvement that end training; 0: no limit.",
+        default=5, min=0,
     ),
-    _option(
-        "validation_share", float, 0.1,
-        "Share of images held out for validation; at most 256 images.",
+    own_option(
+        "validation_share", float, "Share of images held out for validation; at most 256 images.",
+        default=0.1,
     ),
-    _option("readers", int, 0, "Workers that read images.", "--workers", min=0),
-    _option("devices", int, 1, "Number of GPUs, or of CPU processes.", min=1),
-    _option("num_nodes", int, 1, "Number of machines.", min=1),
-    _option(
-        "precision", Literal["fp32", "bf16"], "fp32", "bf16 is mixed precision: weights stay fp32."
+    own_option("readers", int, "Workers that read images.", "--workers", default=0, min=0),
+    own_option("devices", int, "Number of GPUs, or of CPU processes.", default=1, min=1),
+    own_option("num_nodes", int, "Number of machines.", default=1, min=1),
+    own_option(
+        "precision", Literal["fp32", "bf16"], "bf16 is mixed precision: weights stay fp32.",
+        default="fp32",
     ),
-    _option("overwrite", bool, False, "Start again in --out."),
+    own_option("overwrite", bool, "Start again in --out.", default=False),
 )  # fmt: skip
 
 
 def run_options(
-    *names: str, defaults: Mapping[str, Any] | None = None
+    *names: str,
+    defaults: Mapping[str, Any] | None = None,
+    further: Sequence[inspect.Parameter] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these options of RunConfig; it gets their values as `given`, a dict.
 
     Only what the command line sets is in `given`, so that a RUN.toml can set the rest. A command
-    with an argument `config: RunConfig` gets the config of them instead. One with `workers` or
-    `training` has the options of workers, or of every training, too.
+    with an argument `config: RunConfig` gets the config of them instead. One with `workers` has the
+    options of workers too. The values of `further` options are in a dict of that name.
     """
     hints, changed = get_type_hints(RunConfig), dict(defaults or {})
 
@@ -100,10 +102,9 @@ def run_options(
         own = inspect.signature(command, eval_str=True).parameters
         configured = "config" in own and own["config"].annotation is RunConfig
         workers = WORKERS if "workers" in own else {}
-        training = TRAINING if "training" in own else ()
         options = [_parameter(name, hints[name], changed) for name in names]
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        made = {"given", "workers", "training", "config" if configured else "given"}
+        made = {"given", "workers", "further", "config" if configured else "given"}
         kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.values() if p.name not in made]
 
         @wraps(command)
@@ -115,12 +116,12 @@ def run_options(
                 asked = Workers(**chosen)  # also without --workers, so that a wrong one is refused
                 distributed = asked.count is not None or asked.address is not None
                 values["workers"] = asked if distributed else None
-            if training:
-                values["training"] = {option.name: values.pop(option.name) for option in training}
+            if further:
+                values["further"] = {option.name: values.pop(option.name) for option in further}
             key = "config" if configured else "given"
             command(**values, **{key: config_of(given, fixed=changed) if configured else given})
 
-        parameters = [context, *options, *workers.values(), *kept, *training]
+        parameters = [context, *options, *workers.values(), *kept, *further]
         wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
         wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
         return wrapped

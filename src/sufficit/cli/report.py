@@ -4,9 +4,8 @@ from typing import Annotated
 
 import typer
 
-from sufficit.cli.console import app, out, show_page
+from sufficit.cli.console import app, say, show_page
 from sufficit.files import check_output, place
-from sufficit.outside import literal
 
 
 @app.command()
@@ -37,6 +36,6 @@ def report(
     content = RunResults.read(place(run)).content()
     check_output(path.parent)
     write_report(path, content if title is None else replace(content, title=title))
-    out.print(literal(str(path)), highlight=False, soft_wrap=True)
+    say(str(path), soft_wrap=True)
     if open_report:
         show_page(path, wanted=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from sufficit.cli.console import RESUME, app, err, out, resumable
-from sufficit.cli.options import OverwriteOption, listed, run_options
+from sufficit.cli.options import OverwriteOption, listed, own_option, run_options
 from sufficit.errors import UserError, without_secrets
 from sufficit.files import check_output, is_remote
 from sufficit.outside import literal
@@ -17,11 +17,35 @@ if TYPE_CHECKING:
     from sufficit.reproduce.table_results import TableResults
 
 
+PLAN = (  # the fields of a TablePlan that can be given
+    own_option("images", int, "Test images to score; 2000 by default.", min=2),
+    own_option("search_images", int, "Images to search alpha_min on; 500 by default.", min=1),
+    own_option("train_images", int, "Training images; all by default.", min=20),
+    own_option("test_images", int, "Test images to draw from; all by default.", min=2),
+    own_option("seeds", int, "Adapters per recipe; 3 by default.", min=0),
+    own_option("recipes", str, "Recipes of LAX; paper,robust by default."),
+    own_option("epochs", int, "Epochs of the classifier.", min=1),
+    own_option("lax_epochs", int, "Epochs of each adapter.", min=1),
+    own_option("model", str, "Another architecture than the paper's."),
+    own_option(
+        "weights", str, "Initial weights: default (ImageNet), none, or a .safetensors file."
+    ),
+    own_option("classes", str, "Classes of CUB-200, comma-separated; twenty drawn by the seed."),
+    own_option("precision", str, "fp32 or bf16; bf16 on a GPU by default."),
+    own_option("batch_size", int, "Masked images per forward pass.", min=1),
+    own_option("seed", int, "Seed of everything random.", min=0),
+    own_option(
+        "step", float, "Step of the pixel-value curves, 0.01; the percentage curves have 2x."
+    ),
+)
+
+
 @app.command()
-@run_options("device")
+@run_options("device", further=PLAN)
 def reproduce(
     given: dict[str, Any],
     workers: Workers | None,
+    further: dict[str, Any],
     table: Annotated[
         str, Argument(help="synthetic-mnist, cub200, cifar10, cifar10-vit, or folder: your own.")
     ],
@@ -40,37 +64,6 @@ def reproduce(
     download: Annotated[
         bool, Option("--download", help="Download the data to --data first.")
     ] = False,
-    images: Annotated[
-        int | None, Option(help="Test images to score; 2000 by default.", min=2)
-    ] = None,
-    search_images: Annotated[
-        int | None, Option(help="Images to search alpha_min on; 500 by default.", min=1)
-    ] = None,
-    train_images: Annotated[
-        int | None, Option(help="Training images; all by default.", min=20)
-    ] = None,
-    test_images: Annotated[
-        int | None, Option(help="Test images to draw from; all by default.", min=2)
-    ] = None,
-    seeds: Annotated[int | None, Option(help="Adapters per recipe; 3 by default.", min=0)] = None,
-    recipes: Annotated[str | None, Option(help="Recipes of LAX; paper,robust by default.")] = None,
-    epochs: Annotated[int | None, Option(help="Epochs of the classifier.", min=1)] = None,
-    lax_epochs: Annotated[int | None, Option(help="Epochs of each adapter.", min=1)] = None,
-    model: Annotated[str | None, Option(help="Another architecture than the paper's.")] = None,
-    weights: Annotated[
-        str | None,
-        Option(help="Initial weights: default (ImageNet), none, or a .safetensors file."),
-    ] = None,
-    classes: Annotated[
-        str | None, Option(help="Classes of CUB-200, comma-separated; twenty drawn by the seed.")
-    ] = None,
-    precision: Annotated[str | None, Option(help="fp32 or bf16; bf16 on a GPU by default.")] = None,
-    batch_size: Annotated[int | None, Option(help="Masked images per forward pass.", min=1)] = None,
-    seed: Annotated[int | None, Option(help="Seed of everything random.", min=0)] = None,
-    step: Annotated[
-        float | None,
-        Option(help="Step of the pixel-value curves, 0.01; the percentage curves have 2x."),
-    ] = None,
     report: Annotated[bool, Option(help="Write report.html at the end.")] = True,
     overwrite: OverwriteOption = False,
 ) -> None:
@@ -106,27 +99,10 @@ def reproduce(
     options: dict[str, Any] = {"data": data, "quick": quick, "overwrite": overwrite}
     options |= {"device": device_named(given.get("device", "auto")), "workers": workers}
     options |= {"say": lambda line: err.print(literal(line), highlight=False), "report": report}
+    for name in ("recipes", "classes"):
+        further[name] = None if further[name] is None else tuple(listed(further[name]))
     with resumable(folder, _stages_kept):
-        results = run(
-            table,
-            folder,
-            **options,
-            images=images,
-            search_images=search_images,
-            train_images=train_images,
-            test_images=test_images,
-            seeds=seeds,
-            step=step,
-            recipes=_words(recipes),
-            epochs=epochs,
-            lax_epochs=lax_epochs,
-            model=model,
-            weights=weights,
-            classes=_words(classes),
-            precision=precision,
-            batch_size=batch_size,
-            seed=seed,
-        )
+        results = run(table, folder, **options, **further)
     _print(results, folder)
 
 
@@ -145,10 +121,6 @@ def _local(option: str, word: str | None) -> Path | None:
             " the data here, and the results to object storage when they are done"
         )
     return None if word is None else Path(word)
-
-
-def _words(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else tuple(listed(text))
 
 
 def _print(results: "TableResults", folder: Path) -> None:

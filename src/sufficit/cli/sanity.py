@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from sufficit.cli.console import MODEL, app, load, out, print_skipped, resumable
+from sufficit.cli.console import app, out, print_skipped, resumable, say
 from sufficit.cli.options import OutOption, OverwriteOption, run_options
 from sufficit.files import check_output, place
 from sufficit.outside import literal
-from sufficit.runs.config import RunConfig
+from sufficit.runs.config import MODEL, RunConfig
 
 if TYPE_CHECKING:
     from sufficit.sanity import SanityReport
@@ -52,10 +52,11 @@ def sanity(
     """
     out_folder, data = place(to), place(config.data)
     check_output(out_folder, [data], overwrite=overwrite, command="sanity")
+    from sufficit.runs.job import load_model
     from sufficit.sanity import SanityOptions, check_folder, save_sanity
 
     options = SanityOptions(steps, random_labels, epochs, train_images)
-    classifier = load(config, layer=None)  # check_folder looks for the layer in each copy
+    classifier = load_model(config, layer=None)  # check_folder looks for the layer in each copy
     with resumable(out_folder, lambda _: NOTHING_KEPT):
         result = check_folder(config, classifier, options)
         known = {name: getattr(config, name) for name in OPTIONS}
@@ -63,7 +64,7 @@ def sanity(
     print_skipped(result.skipped)
     _print_report(result.report)
     written = f"Written to {out_folder}: report.html, sanity.csv, sanity.png, run.json"
-    out.print(literal(written), highlight=False)
+    say(written)
 
 
 def _print_report(report: "SanityReport") -> None:
@@ -89,4 +90,4 @@ def _print_report(report: "SanityReport") -> None:
         method.stylize("bold")
         out.print(method, literal(sentence), highlight=False)
     if remark := report.remark():
-        out.print(literal(remark), highlight=False)
+        say(remark)

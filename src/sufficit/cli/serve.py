@@ -6,12 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from sufficit.cli.console import MODEL, app, load, out, show_page, warn
+from sufficit.cli.console import app, out, say, show_page, warn
 from sufficit.cli.options import run_options
 from sufficit.errors import UserError
 from sufficit.files import place
-from sufficit.outside import literal
-from sufficit.runs.config import RunConfig
+from sufficit.runs.config import MODEL, RunConfig
 
 
 @app.command()
@@ -62,13 +61,14 @@ def serve(
         raise UserError(f"the page needs {', '.join(missing)}: pip install '.[web]'")
     from sufficit import web
     from sufficit.explainers.sources import methods_from
+    from sufficit.runs.job import load_model
     from sufficit.web.server import bind, is_local, url
 
     limits = web.Limits(
         bytes=int(max_mb * 1e6), pixels=int(max_megapixels * 1e6), places=1 + max_waiting
     )
     with bind(host, port) as listening:  # before the model: a taken port fails at once
-        classifier = load(config)
+        classifier = load_model(config)
         files = [place(word) for word in example or []]
         examples = [(file.name, web.example_image(file, limits)) for file in files]
         methods = methods_from(config.methods)
@@ -77,7 +77,7 @@ def serve(
         names = [*(allow_host or []), *([] if local else [socket.gethostname()])]
         access: Any = {"names": names, "loopback": local}
         app_of_page = web.make_app(service, limits, examples=examples, title=title, **access)
-        out.print(literal(f"{config.model} at {page}; Ctrl-C stops it."), highlight=False)
+        say(f"{config.model} at {page}; Ctrl-C stops it.")
         out.file.flush()  # a log file gets the line now
         if not local:
             warn("the page has no password: anyone who can reach this port can use it.")

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from sufficit.cli.console import app, out, print_skipped
-from sufficit.cli.options import run_options
+from sufficit.cli.options import TRAINING, listed, own_option, run_options
 from sufficit.cli.training_run import OPTIONS, print_written, train_on_folder
 from sufficit.files import place
 from sufficit.runs.config import RunConfig
@@ -28,56 +28,57 @@ HEADINGS = {
     "grid_energy": "grid",
     "fragments": "parts",
 }
+RECIPE = ("recipe", "epochs", "area", "alpha_min", "answers", "class_free")
 TARGETS = {"label": "labels of their folders", "prediction": "model's own predictions"}
 
 
+ADAPTER = (  # the fields of FolderOptions that are of adapters alone
+    own_option(
+        "recipe",
+        str,
+        "robust, paper, l1, one of the paper's tables (paper-cub200), or another work's losses"
+        " (rt-saliency, masked-in-out, learn-to-rank).",
+        default="robust",
+    ),
+    own_option("target", Literal["auto", "label", "prediction"], "Same as --targets.", hidden=True),
+    own_option(
+        "epochs", int, "Default: 1,500 steps, but at least the epochs of the recipe.", min=1
+    ),
+    own_option("area", float, "Wanted mean of a heatmap, such as 0.1."),
+    own_option("alpha_min", float, "Value above which a heatmap marks; default 0.5."),
+    own_option(
+        "class_free",
+        bool,
+        "Explain the prediction only, not a class asked for.",
+        "--class-free",
+        default=False,
+    ),
+    own_option("answers", int, "Maps to draw, one per region, each to suffice alone.", min=1),
+    own_option("layers", str, "Layers to read, as A,B,C, the coarsest last; else found."),
+    own_option("judge", str, "Folder of a twin, which judges every other step."),
+    own_option(
+        "deterministic",
+        bool,
+        "Same adapter twice on a GPU; half the speed.",
+        "--deterministic",
+        default=False,
+    ),
+    own_option(
+        "cache",
+        bool,
+        "Compute features once; keeps all images in memory.",
+        "--cache-features",
+        default=False,
+    ),
+)
+
+
 @app.command("train-lax")
-@run_options(*OPTIONS, "targets")
+@run_options(*OPTIONS, "targets", further=(*ADAPTER, *TRAINING))
 def train_lax(
     config: RunConfig,
-    training: dict[str, Any],
+    further: dict[str, Any],
     to: Annotated[str, typer.Option("--out", help="Folder for the adapter.")],
-    recipe: Annotated[
-        str,
-        typer.Option(
-            help="robust, paper, l1, one of the paper's tables (paper-cub200), or another work's"
-            " losses (rt-saliency, masked-in-out, learn-to-rank)."
-        ),
-    ] = "robust",
-    target: Annotated[
-        Literal["auto", "label", "prediction"] | None,
-        typer.Option(help="Same as --targets.", hidden=True),
-    ] = None,
-    epochs: Annotated[
-        int | None,
-        typer.Option(help="Default: 1,500 steps, but at least the epochs of the recipe.", min=1),
-    ] = None,
-    area: Annotated[
-        float | None, typer.Option(help="Wanted mean of a heatmap, such as 0.1.")
-    ] = None,
-    alpha_min: Annotated[
-        float | None, typer.Option(help="Value above which a heatmap marks; default 0.5.")
-    ] = None,
-    class_free: Annotated[
-        bool,
-        typer.Option("--class-free", help="Explain the prediction only, not a class asked for."),
-    ] = False,
-    answers: Annotated[
-        int | None, typer.Option(help="Maps to draw, one per region, each to suffice alone.", min=1)
-    ] = None,
-    layers: Annotated[
-        str | None, typer.Option(help="Layers to read, as A,B,C, the coarsest last; else found.")
-    ] = None,
-    judge: Annotated[
-        str | None, typer.Option(help="Folder of a twin, which judges every other step.")
-    ] = None,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Same adapter twice on a GPU; half the speed.")
-    ] = False,
-    cache_features: Annotated[
-        bool,
-        typer.Option("--cache-features", help="Compute features once; keeps all images in memory."),
-    ] = False,
 ) -> None:
     """Train a LAX adapter, which draws the heatmap in the model's own forward pass.
 
@@ -100,23 +101,12 @@ def train_lax(
     from sufficit.explainers.recipes import recipe_of
     from sufficit.training import FolderOptions, train_folder
 
-    # Raises before a model is loaded.
-    recipe_of(recipe, epochs, area, alpha_min, answers, class_free)
-    options = partial(
-        FolderOptions,
-        recipe=recipe,
-        target=target or config.targets,
-        epochs=epochs,
-        area=area,
-        alpha_min=alpha_min,
-        answers=answers,
-        class_free=class_free,
-        layers=None if layers is None else tuple(one.strip() for one in layers.split(",")),
-        twin=judge,
-        deterministic=deterministic,
-        cache=cache_features,
-    )
-    outcome = train_on_folder("train-lax", config, place(to), train_folder, options, training)
+    own = {option.name: further.pop(option.name) for option in ADAPTER}
+    recipe_of(*(own[name] for name in RECIPE))  # raises before a model is loaded
+    own["target"] = own["target"] or config.targets
+    own["layers"] = None if own["layers"] is None else tuple(listed(own["layers"]))
+    options = partial(FolderOptions, twin=own.pop("judge"), **own)
+    outcome = train_on_folder("train-lax", config, place(to), train_folder, options, further)
     if outcome is not None:
         _print_outcome(outcome, place(to), config)
 

@@ -8,17 +8,17 @@ import typer
 from rich.table import Table
 
 from sufficit.cli.console import app, out, print_skipped
-from sufficit.cli.options import run_options
+from sufficit.cli.options import TRAINING, run_options
 from sufficit.cli.training_run import OPTIONS, print_written, train_on_folder
 from sufficit.files import place
 from sufficit.runs.config import RunConfig
 
 
 @app.command("train-twin")
-@run_options(*OPTIONS)
+@run_options(*OPTIONS, further=TRAINING)
 def train_twin(
     config: RunConfig,
-    training: dict[str, Any],
+    further: dict[str, Any],
     to: Annotated[str, typer.Option("--out", help="Folder for the twin.")],
     target: Annotated[
         Literal["model", "label"],
@@ -41,7 +41,7 @@ def train_twin(
     from sufficit.training.twin_folder import TwinOptions, train_twin_folder
 
     options = partial(TwinOptions, target=target, epochs=epochs, lr=lr)
-    given = ("train-twin", config, place(to), train_twin_folder, options, training)
+    given = ("train-twin", config, place(to), train_twin_folder, options, further)
     record = train_on_folder(*given)
     if record is not None:
         _print_record(record, place(to), config)

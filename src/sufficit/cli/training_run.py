@@ -7,12 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sufficit.cli.console import MODEL, load, out, resumable
+from sufficit.cli.console import resumable, say
 from sufficit.errors import UserError
 from sufficit.files import CHECKPOINT, check_output, place
 from sufficit.loggers import check_log, close_logger, logger_named
-from sufficit.outside import literal
-from sufficit.runs.config import RunConfig
+from sufficit.runs.config import MODEL, RunConfig
 
 if TYPE_CHECKING:
     from sufficit.training.folder_images import ReadingOptions
@@ -37,6 +36,7 @@ def train_on_folder(
     `make` takes the options that every training has, and returns those of this one.
     """
     from sufficit.classifier.loading import device_named
+    from sufficit.runs.job import load_model
     from sufficit.training import processes
 
     names = ("devices", "num_nodes", "precision", "readers", "patience")
@@ -63,7 +63,7 @@ def train_on_folder(
         logger = None if log is None else logger_named(log, folder, named | asdict(options))
         fabric = processes.fabric_for(device, devices, precision, num_nodes, logger)
         where = str(fabric.device) if devices * num_nodes == 1 else "cpu"
-        classifier = load(config, device=where, precision="fp32")
+        classifier = load_model(config, device=where, precision="fp32")
         found = train(classifier, data, folder, options, fabric=fabric, config=named)
         close_logger(logger)
         processes.leave()
@@ -73,8 +73,8 @@ def train_on_folder(
 def print_written(folder: Path, files: str, *sentences: str, following: list[str]) -> None:
     """Say what was trained, what was written, and which command comes next."""
     for text in (*sentences, f"Written to {folder}: {files}"):
-        out.print(literal(text), highlight=False)
-    out.print(literal(f"Next: {shlex.join(following)}"), highlight=False, soft_wrap=True)
+        say(text)
+    say(f"Next: {shlex.join(following)}", soft_wrap=True)
 
 
 def _epochs_kept(folder: Path) -> str:

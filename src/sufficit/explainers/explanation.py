@@ -28,7 +28,7 @@ OwnMethod = Callable[[Classifier, Tensor, Tensor], Tensor]
 Method = str | tuple[str, Mapping[str, Any]] | Explainer | OwnMethod | Lax
 Methods = Sequence[str] | Mapping[str, Method]
 """Names, or names and methods."""
-
+Known = Mapping[str, Explainer | OwnMethod]
 _ROUNDING = 1e-6  # a smaller spread, as a share of the map's peak, is rounding
 
 
@@ -130,7 +130,7 @@ def draw_all(
         raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
     if not all(isinstance(method, Explainer) for method in wanted.values()):
         checks.check_extremes(torch.stack(images.aminmax()))  # a user's function gets 0..1 only
-    judged = [*_watching(wanted), *_asking(wanted)]
+    judged = [name for some in _split(wanted) for name in some]
     batches, peaks = list[Drawn](), list[Tensor]()
     with bar("explaining", progress) as tick:
         start = 0
@@ -170,29 +170,24 @@ def draw_all(
     return found
 
 
-def _watching(methods: Mapping[str, Explainer | OwnMethod]) -> dict[str, Explainer]:
-    """The methods that read a forward pass, which they share."""
-    explainers = {name: m for name, m in methods.items() if isinstance(m, Explainer)}
-    return {name: m for name, m in explainers.items() if m.needs not in ("images", "model")}
-
-
-def _asking(methods: Mapping[str, Explainer | OwnMethod]) -> dict[str, Explainer]:
-    """The methods that call the model themselves."""
-    explainers = {name: m for name, m in methods.items() if isinstance(m, Explainer)}
-    return {name: method for name, method in explainers.items() if method.needs == "model"}
+def _split(methods: Known) -> tuple[dict[str, Explainer], dict[str, Explainer]]:
+    """The methods that read a forward pass, which they share, and those that call the model."""
+    known = {n: m for n, m in methods.items() if isinstance(m, Explainer) and m.needs != "images"}
+    asking = {name: method for name, method in known.items() if method.needs == "model"}
+    return {name: method for name, method in known.items() if name not in asking}, asking
 
 
 def _draw(
     classifier: Classifier,
     images: Tensor,
     targets: Tensor | None,
-    methods: Mapping[str, Explainer | OwnMethod],
+    methods: Known,
     layer: str | None,
     seed: int,
     names: Sequence[object],
 ) -> Drawn:
     """What every method but the controls draws, with one forward pass per layer: [N,C,H,W], [N]."""
-    watching, asking = _watching(methods), _asking(methods)
+    watching, asking = _split(methods)
     own = {name: m for name, m in methods.items() if not isinstance(m, Explainer)}
     if not watching and not asking and not own:
         return {}
@@ -281,11 +276,11 @@ def methods_for(
     return found
 
 
-def _check_methods(methods: Mapping[str, Explainer | OwnMethod]) -> None:
+def _check_methods(methods: Known) -> None:
     for method in methods.values():
         if isinstance(method, Explainer):
             method.check()
-    _check_extras(_asking(methods))
+    _check_extras(_split(methods)[1])
 
 
 def _known(method: Method, classifier: Classifier) -> Explainer | OwnMethod:

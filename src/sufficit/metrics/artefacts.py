@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.metrics.metric import Heading, Metric, no_bands
+from sufficit.metrics.metric import Heading, Metric, of_map
 from sufficit.perturbation.fills import blur_matrix
 
 Cell = tuple[float, float]  # height and width of a feature cell, in pixels
@@ -197,18 +197,6 @@ _GRID = "Energy of the heatmap at the period of a feature cell, over that around
 _PARTS = "Number of connected parts of the region at or above alpha_min."
 
 ARTEFACTS: Mapping[str, Metric] = {
-    "grid_energy": Metric(
-        False,
-        no_bands,
-        lambda predictions, _: predictions.measure(GridEnergy()),
-        heading=Heading("grid", "Grid energy", _GRID),
-        measures=lambda _: [GridEnergy()],
-    ),
-    "fragments": Metric(
-        False,
-        no_bands,
-        lambda predictions, s: predictions.measure(Fragments(s.alpha_min)),
-        heading=Heading("parts", "Fragments", _PARTS),
-        measures=lambda s: [Fragments(s.alpha_min)],
-    ),
+    "grid_energy": of_map(False, GridEnergy(), Heading("grid", "Grid energy", _GRID)),
+    "fragments": of_map(False, Fragments, Heading("parts", "Fragments", _PARTS)),
 }

@@ -21,10 +21,11 @@ from sufficit.metrics.metric import (
     area,
     curve_weights,
     no_bands,
+    of_map,
 )
 from sufficit.perturbation.bands import EVERYTHING, Band
 from sufficit.perturbation.image_masks import ImageMask
-from sufficit.perturbation.predictions import Measure, Predictions
+from sufficit.perturbation.predictions import Predictions
 from sufficit.perturbation.sampling import uniforms
 from sufficit.similarity import rank_correlation
 
@@ -126,17 +127,6 @@ def infidelity(predictions: Predictions, schedule: Schedule) -> Tensor:
     product, square = (sums * falls).mean(1), sums.square().mean(1)
     gain = torch.where(square > 0, product.square() / square, 0.0)
     return falls.square().mean(1) - gain
-
-
-def of_map(higher: bool, measure: Measure, heading: Heading) -> Metric:
-    """Return the column that a measure of the heatmap is."""
-    return Metric(
-        higher,
-        no_bands,
-        lambda predictions, _: predictions.measure(measure),
-        heading=heading,
-        measures=lambda _: [measure],
-    )
 
 
 def _of_image(

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from sufficit.data.truth import BOX, OBJECT, with_boxes
 from sufficit.errors import UserError
-from sufficit.metrics.further_columns import of_map
-from sufficit.metrics.metric import Heading, Metric, no_bands
+from sufficit.metrics.metric import Heading, Metric, of_map
 from sufficit.perturbation.bands import ranks
 from sufficit.similarity import region_overlap
 
@@ -129,13 +128,7 @@ _RANK = "Share of the object's pixels among as many pixels with the highest heat
 _IOU = "Overlap of the region above alpha_min with the object, over their union."
 
 LOCALIZATION: Mapping[str, Metric] = {
-    "iou": Metric(
-        True,
-        no_bands,
-        lambda predictions, s: predictions.measure(Overlap(s.alpha_min)),
-        heading=Heading("IoU", "IoU", _IOU),
-        measures=lambda s: [Overlap(s.alpha_min)],
-    ),
+    "iou": of_map(True, Overlap, Heading("IoU", "IoU", _IOU)),
     "pointing": of_map(True, pointing, Heading("pointing", "Pointing game", _POINTING)),
     "energy": of_map(True, energy, Heading("energy", "Energy in the box", _ENERGY)),
     "mass_accuracy": of_map(True, mass_accuracy, Heading("mass", "Relevance mass accuracy", _MASS)),

@@ -107,6 +107,22 @@ class Metric:
         return bool(self.weights(schedule) or self.asks(schedule) or self.hides(schedule))
 
 
+def of_map(higher: bool, measure: Measure | type, heading: Heading) -> Metric:
+    """Return the column that a measure of the heatmap is; a class makes one of an alpha_min."""
+
+    def at(schedule: Schedule) -> Measure:
+        found: Measure = measure(schedule.alpha_min) if isinstance(measure, type) else measure
+        return found
+
+    return Metric(
+        higher,
+        no_bands,
+        lambda predictions, schedule: predictions.measure(at(schedule)),
+        heading=heading,
+        measures=lambda schedule: [at(schedule)],
+    )
+
+
 def trapezoid(values: Tensor, grid: Sequence[float]) -> Tensor:
     """Return the area under each curve: [N,P] -> [N].
 

@@ -16,6 +16,10 @@ from sufficit.files import refuse_secrets, writing
 METHODS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
 KINDS = ("accuracy", "confidence")
 CONTROLS = ("random", "center")
+MODEL = (
+    *("model", "weights", "num_classes", "prompts", "output", "size", "layer", "device"),
+    "precision",
+)  # the options that name a model
 MOST_BYTES = 2**20  # of a RUN.toml
 UNIT, FEWEST_UNITS, LONG = 32, 8, 2 * 10**9
 """Images per unit; units of a run with fewer images, if forward passes times weights are so many:

@@ -41,7 +41,7 @@ from sufficit.runs.config import DONORS, Workers
 from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, check_contents, quiet
 from sufficit.runs.job import Job
 from sufficit.runs.maps import maps_from_file, pack
-from sufficit.runs.merge import best_alpha, is_precise, stem_of, write_results
+from sufficit.runs.merge import OF_SOME, best_alpha, is_precise, stem_of, write_results
 from sufficit.runs.rankings import ceiling_scores, looks
 from sufficit.runs.results import RunResults
 from sufficit.runs.shown import keeps_all
@@ -236,14 +236,16 @@ class Worker(ImageWorker):
         }
         if self.leaks and not self.job.plan.searching:
             tensors |= self._leaked(batch)
-        sampled = [i for i, number in enumerate(batch.numbers) if number in self.job.alpha_sample]
-        if sampled:
-            tensors |= self._alpha_curves(batch.rows(sampled), facts)
-        searched = [i for i, k in enumerate(batch.numbers) if k in self.job.ceiling_sample]
-        if searched:
-            tensors |= self._ceiling(batch.rows(searched), facts)
-        plan = self.job.plan
-        by_rank = self.job.sources if plan.ranks else ()  # whose best shares need these sums
+        job, plan = self.job, self.job.plan
+        samples = {"alpha": job.alpha_sample, "ceiling": job.ceiling_sample}
+        for kind, numbers in samples.items():
+            some = [i for i, number in enumerate(batch.numbers) if number in numbers]
+            if some:
+                part = batch.rows(some)
+                found, calls = self._sampled(kind, part)
+                facts |= {f"{kind}_images": part.names, f"{kind}_calls": calls}
+                tensors |= {f"{name}{OF_SOME[kind]}": values for name, values in found.items()}
+        by_rank = job.sources if plan.ranks else ()  # whose best shares need these sums
         facts |= {
             "names": batch.names,
             "numbers": batch.numbers,
@@ -292,21 +294,13 @@ class Worker(ImageWorker):
             for part in TENSORS
         }
 
-    def _alpha_curves(self, batch: MapBatch, facts: dict[str, Any]) -> dict[str, Tensor]:
-        """MSI of some images at every alpha_min."""
+    def _sampled(self, kind: str, batch: MapBatch) -> tuple[dict[str, Tensor], int]:
+        """MSI at every alpha_min, or with a held-out fill and of searched boxes; the calls."""
         job, model = self.job, self.scorers(batch.images)[0]
+        if kind == "ceiling":
+            return ceiling_scores(job, model, batch, self.alpha_min)
         given = (model, batch.images, batch.heatmaps, batch.targets, job.curve_plan)
-        how: Any = {"fill": job.fill, "batch_size": job.config.batch_size}
-        found, calls = msi_by_method(*given, **how)
-        facts |= {"alpha_images": batch.names, "alpha_calls": calls}
-        return {f"{name}/alphas": values for name, values in found.items()}
-
-    def _ceiling(self, batch: MapBatch, facts: dict[str, Any]) -> dict[str, Tensor]:
-        """MSI of every source and of searched boxes, on some images, with a held-out fill."""
-        model, _ = self.scorers(batch.images)
-        found, calls = ceiling_scores(self.job, model, batch, self.alpha_min)
-        facts |= {"ceiling_images": batch.names, "ceiling_calls": calls}
-        return {f"{name}/ceiling": values for name, values in found.items()}
+        return msi_by_method(*given, fill=job.fill, batch_size=job.config.batch_size)
 
     def _kept(self, batch: MapBatch, predictions: Mapping[str, Predictions]) -> list[StageFile]:
         """The maps, and the pixels of images that may be shown."""

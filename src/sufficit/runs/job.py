@@ -34,7 +34,7 @@ from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.tokens import drops, token_model
 from sufficit.provenance import plain
 from sufficit.report.content import MOST_SHOWN
-from sufficit.runs.config import CONTROLS, FEWEST_UNITS, LONG, UNIT, RunConfig
+from sufficit.runs.config import CONTROLS, FEWEST_UNITS, LONG, MODEL, UNIT, RunConfig
 from sufficit.runs.maps import (
     GivenMaps,
     MapTensor,
@@ -221,7 +221,7 @@ def make_job(
         check_name(name)
     plan = make_plan(**config.plan_options())
     if classifier is None:
-        classifier = load_model(config)
+        classifier = load_model(config, layer=None)  # sources name their layer
     elif config.output not in (None, classifier.output):
         raise UserError(
             f"the classifier gives {classifier.output}, not {config.output}: set it there, as in"
@@ -330,18 +330,9 @@ def _in_units(
     return entries
 
 
-def load_model(config: RunConfig) -> Classifier:
-    """The classifier that a config names."""
-    return load_classifier(
-        config.model,
-        weights=config.weights,
-        num_classes=config.num_classes,
-        prompts=config.prompts,
-        output=config.output,
-        size=config.size,
-        device=config.device,
-        precision=config.precision,
-    )
+def load_model(config: RunConfig, **changed: Any) -> Classifier:
+    """The classifier that the options MODEL of a config name, some of them changed."""
+    return load_classifier(**{name: getattr(config, name) for name in MODEL} | changed)
 
 
 def fill_named(word: str, models: Sequence[Classifier]) -> str | Tensor:

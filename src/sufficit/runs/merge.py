@@ -46,7 +46,7 @@ from sufficit.statistics import Estimate, estimates_of
 from sufficit.sums import Sums, few_images
 
 TOGETHER = 512  # images that are merged at a time, at least, where there are so many
-OF_SOME = ("/alphas", "/ceiling")  # tensors of some images of a unit
+OF_SOME = {"alpha": "/alphas", "ceiling": "/ceiling"}  # kinds and tensors of some images of a unit
 NAMED = 1000  # skipped and stretched images, at most, that run.json names
 
 
@@ -143,7 +143,7 @@ def write_results(
         accuracy = next((one.clean_accuracy for one in ranked if one.twin), None)
         about = {"model": job.config.twin, "fingerprint": asdict(fingerprint(job.twin))}
         record["twin"] = plain(about | {"clean_accuracy": accuracy})
-    record["conditions"] = plain([one.record() for one in ranked])
+    record["conditions"] = plain(ranked)
     record["rank_correlations"] = plain([asdict(one) for one in correlations(ranked)])
     if standing is not None and flat:
         record["standing"] = plain(standing)
@@ -153,6 +153,15 @@ def write_results(
         return replace(results, rows=results.rows.in_memory())
     store.remove_units()
     return results
+
+
+@dataclass
+class SampledMsi:
+    """MSI that is measured on some of the images."""
+
+    images: list[str] = field(default_factory=list)
+    calls: int = 0
+    msi: dict[str, list[Tensor]] = field(default_factory=dict)  # by source
 
 
 @dataclass
@@ -176,12 +185,7 @@ class Merged:
     choice: Choice = field(default_factory=Choice)
     places: dict[int, tuple[int, int, str]] = field(default_factory=dict)
     """Number -> row, unit and name of the images that may be shown, by row."""
-    sample: list[str] = field(default_factory=list)  # images of MSI over alpha_min
-    sample_calls: int = 0
-    sample_msi: dict[str, list[Tensor]] = field(default_factory=dict)
-    ceiling_images: list[str] = field(default_factory=list)
-    ceiling_calls: int = 0
-    ceiling_msi: dict[str, list[Tensor]] = field(default_factory=dict)  # and of searched boxes
+    samples: dict[str, SampledMsi] = field(default_factory=dict)  # by kind of OF_SOME
 
 
 def _merged(job: Job, store: Store, alpha_min: float, *, flat: bool) -> Merged:
@@ -194,7 +198,7 @@ def _merged(job: Job, store: Store, alpha_min: float, *, flat: bool) -> Merged:
     plans = {name: replace(fixed, schedules=(schedule,)) for name, schedule in own.items()}
     with ExitStack() as closing:
         for units in grouped(_units(job, store, found, closing), TOGETHER):
-            whole = joined([kept for _, kept in units], without=OF_SOME)
+            whole = joined([kept for _, kept in units], without=(*OF_SOME.values(),))
             names, numbers = whole.facts["names"], whole.facts["numbers"]
             scores = {name: _scores(job, whole, name, plans[name]) for name in plans}
             if not found.sources:
@@ -260,15 +264,14 @@ def _add_facts(job: Job, found: Merged, kept: UnitFile) -> None:
         found.shapes.add(tuple(facts["shape"]))
     for name in job.sources:
         found.empty[name] = found.empty.get(name, 0) + facts["empty"][name]
-        if "alpha_images" in facts:
-            found.sample_msi.setdefault(name, []).append(kept.tensors[f"{name}/alphas"])
-    for name in (*job.sources, SEARCHED) if "ceiling_images" in facts else ():
-        found.ceiling_msi.setdefault(name, []).append(kept.tensors[f"{name}/ceiling"])
-    found.ceiling_images += facts.get("ceiling_images", [])
-    found.ceiling_calls += facts.get("ceiling_calls", 0)
+    for kind in (kind for kind in OF_SOME if f"{kind}_images" in facts):
+        sample = found.samples.setdefault(kind, SampledMsi())
+        sample.images += facts[f"{kind}_images"]
+        sample.calls += facts[f"{kind}_calls"]
+        for name in (*job.sources, SEARCHED):
+            if (tensor := f"{name}{OF_SOME[kind]}") in kept.tensors:
+                sample.msi.setdefault(name, []).append(kept.tensors[tensor])
     found.output = found.output or facts.get("output", "")
-    found.sample += facts.get("alpha_images", [])
-    found.sample_calls += facts.get("alpha_calls", 0)
 
 
 def stem_of(name: str, key: str) -> str:
@@ -340,17 +343,16 @@ def _record(
         alphas = list(next(iter(searches.values())).alphas)
         record["search"] = {"alphas": alphas, "mean_msi": means}
         record["own_alpha_min"] = {name: search.best for name, search in searches.items()}
-    if merged.sample:
+    if sample := merged.samples.get("alpha"):
         record["alpha_curve"] = {
-            "images": merged.sample,
+            "images": sample.images,
             "value_step": coarse(job.config.value_step),
             "alphas": list(ALPHA_GRID),
-            "mean_msi": {n: torch.cat(p).nanmean(0).tolist() for n, p in merged.sample_msi.items()},
-            "model_calls": merged.sample_calls,
+            "mean_msi": {n: torch.cat(p).nanmean(0).tolist() for n, p in sample.msi.items()},
+            "model_calls": sample.calls,
         }
-    if merged.ceiling_images:
-        given = (merged.ceiling_images, merged.ceiling_msi, merged.ceiling_calls)
-        record["ceiling"] = ceiling_record(job, *given)
+    if sample := merged.samples.get("ceiling"):
+        record["ceiling"] = ceiling_record(job, sample.images, sample.msi, sample.calls)
     return record
 
 

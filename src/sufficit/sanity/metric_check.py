@@ -208,7 +208,7 @@ def check_metric(
 
     At most `config.images` are drawn by the seed. Run again with the same folder, it resumes.
     """
-    classifier = load_model(config) if classifier is None else classifier
+    classifier = load_model(config, layer=None) if classifier is None else classifier
     images = open_images(config.data, **config.column_options()) if images is None else images
     listed = list(images)
     some = listed if config.images is None else drawn(listed, config.images, config.seed)
