@@ -93,9 +93,9 @@ def read_voc(folder: Path) -> Boxes:
 
 def read_cub(path: Path) -> Boxes:
     """The boxes of CUB-200's bounding_boxes.txt, with images.txt beside it."""
-    names = dict(_cub_lines(path.with_name(CUB_IMAGES), 2))
+    names = dict(cub_lines(path.with_name(CUB_IMAGES), 2))
     found: Boxes = {}
-    for number, sides in _cub_lines(path, 5):
+    for number, sides in cub_lines(path, 5):
         if number not in names:
             raise UserError(f"{path}: image {number} is not in {CUB_IMAGES}. Get both again")
         found.setdefault(names[number], []).append(_box(path, *sides.split()))
@@ -117,7 +117,7 @@ def read_csv(path: Path) -> Boxes:
     return found
 
 
-def _cub_lines(path: Path, words: int) -> Iterator[tuple[str, str]]:
+def cub_lines(path: Path, words: int) -> Iterator[tuple[str, str]]:
     """The first word of each line, and the rest."""
     for line in _read_text(path, MOST_BYTES).splitlines():
         parts = line.split(maxsplit=1 if words == 2 else -1)

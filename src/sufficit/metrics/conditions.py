@@ -33,11 +33,6 @@ class Condition:
     columns: tuple[str, ...] | None = None  # None: all that ask the model
     calls: int | None = None  # masks per image, at most; None: as the plan says
 
-    @property
-    def fill_name(self) -> str:
-        """The fill in words."""
-        return self.fill if isinstance(self.fill, str) else self.key.removeprefix("twin_") or "own"
-
     def column(self, name: str) -> str:
         """What a column is called under this condition."""
         return f"{name}_{self.key}" if self.key else name

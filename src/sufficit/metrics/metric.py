@@ -102,10 +102,6 @@ class Metric:
     measures: Callable[[Schedule], list[Measure]] = lambda _: []
     hides: Callable[[Schedule], list[ImageMask]] = lambda _: []
 
-    def asks_model(self, schedule: Schedule) -> bool:
-        """Whether it depends on the model's answers: no fill changes what the map alone says."""
-        return bool(self.weights(schedule) or self.asks(schedule) or self.hides(schedule))
-
 
 def of_map(higher: bool, measure: Measure | type, heading: Heading) -> Metric:
     """Return the column that a measure of the heatmap is; a class makes one of an alpha_min."""

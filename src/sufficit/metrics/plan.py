@@ -74,9 +74,10 @@ class Plan:
 
     def part(self, columns: Sequence[str], calls: int | None = None) -> "Plan":
         """Return the plan of those columns that ask the model, with at most so many calls."""
-        first = self.schedules[0]
-        asking = tuple(name for name in columns if self.metric(name).asks_model(first))
-        return replace(self, columns=asking, calls=self.calls if calls is None else calls)
+        s, metrics = self.schedules[0], {name: self.metric(name) for name in columns}
+        # Others read the heatmap alone, which no fill changes.
+        asking = (n for n, m in metrics.items() if m.weights(s) or m.asks(s) or m.hides(s))
+        return replace(self, columns=tuple(asking), calls=self.calls if calls is None else calls)
 
     def of_bands(self) -> "Plan":
         """Return the plan without columns of image masks, or of the heatmap alone."""

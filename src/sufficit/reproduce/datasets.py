@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.data import digits
-from sufficit.data.annotations import CUB_BOXES
+from sufficit.data.annotations import CUB_BOXES, cub_lines
 from sufficit.data.image_files import FORMATS, BadImageError, ignore_image_warnings, read_image
 from sufficit.data.images import ImageFile, class_forms, class_named, list_images
 from sufficit.data.loader import Entry
@@ -286,7 +286,7 @@ def cub200(root: Path, options: DataOptions) -> Sets:
     missing = [name for name in CUB_LISTS if not (folder / name).is_file()]
     if missing:
         raise UserError(f"{folder} is incomplete: {', '.join(missing)} not found. Get it again")
-    names, paths, labels, is_train = (_column(folder / name) for name in CUB_LISTS)
+    names, paths, labels, is_train = (dict(cub_lines(folder / name, 2)) for name in CUB_LISTS)
     chosen = choose_classes(list(names.values()), options.classes, options.seed)
     numbers = {key: chosen.index(name) for key, name in names.items() if name in chosen}
     splits = []
@@ -331,14 +331,6 @@ def choose_classes(known: Sequence[str], wanted: Sequence[str], seed: int) -> li
     if len(chosen) < 2:
         raise UserError(f"a classifier needs two classes or more, got {', '.join(chosen)} alone")
     return chosen
-
-
-def _column(path: Path) -> dict[str, str]:
-    """The second word of each line by the first."""
-    pairs = [line.split(maxsplit=1) for line in path.read_text().splitlines() if line.strip()]
-    if any(len(pair) != 2 for pair in pairs):
-        raise UserError(f"{path}: a line is not a number and a word. Get it again")
-    return {key: value.strip() for key, value in pairs}
 
 
 # Image folders

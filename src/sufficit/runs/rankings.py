@@ -67,7 +67,9 @@ class Rankings:
             key, (hits, n) = condition.key, self._clean[condition.twin].tolist()
             given = (job.ranked, condition.column("msi"), chance_of(job), job.controls)
             standing = standing_of(self._msi[key], *given)
-            facts = (condition.fill_name, condition.twin, job.plans[key].width, self._calls[key])
+            own = key.removeprefix("twin_") or "own"  # the name of a fill that is an image
+            fill = condition.fill if isinstance(condition.fill, str) else own
+            facts = (fill, condition.twin, job.plans[key].width, self._calls[key])
             found.append(RankedCondition(key, *facts, hits / n if n else float("nan"), standing))
         return found
 
