@@ -38,7 +38,7 @@ def train_twin(
 
     sufficit train-twin --model torchvision:resnet50 --data photos --out twin --precision bf16
     """
-    from sufficit.training.twin_folder import TwinOptions, train_twin_folder
+    from sufficit.training.train_folder import TwinOptions, train_twin_folder
 
     options = partial(TwinOptions, target=target, epochs=epochs, lr=lr)
     given = ("train-twin", config, place(to), train_twin_folder, options, further)

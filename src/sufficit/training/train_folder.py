@@ -1,4 +1,4 @@
-"""Train an adapter on a folder of images: the whole chain, from files to files."""
+"""Train an adapter, or a twin, on a folder of images: the whole chain, from files to files."""
 
 import math
 import time
@@ -11,21 +11,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from sufficit import plots
+from sufficit.classifier.checkpoint import check_saving
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.image_files import ignore_image_warnings
 from sufficit.errors import EmptyHeatmapWarning, UserError
 from sufficit.explainers import Method
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.recipes import LaxRecipe, recipe_of
-from sufficit.files import place, writing
+from sufficit.files import place, read_json, writing
 from sufficit.metrics.leakage import leak_warning
 from sufficit.outside import as_csv
-from sufficit.provenance import provenance, save_json
+from sufficit.provenance import plain, provenance, save_json
 from sufficit.statistics import Estimate
 from sufficit.training.feed import Loader, cache_features
 from sufficit.training.folder_images import ReadingOptions, open_folder
 from sufficit.training.lax_training import best_of, train_lax
 from sufficit.training.processes import fabric_for
+from sufficit.training.twin_training import EPOCHS, LR, TwinTarget, train_twin
 from sufficit.training.validation import (
     CONTROLS,
     Trust,
@@ -43,6 +45,7 @@ SHARED = (
     *("seed", "overwrite", "progress"),
 )
 """The options of a folder that `train_lax` has too."""
+TWIN_SHARED = ("target", "epochs", "lr", "patience", "seed", "overwrite", "progress")
 SHOWN = 12  # images on the sheet
 STEPS = 1500  # that a training has at least, unless epochs are given
 
@@ -258,3 +261,59 @@ def _sheet(outcome: TrainingOutcome, validation: ValidationSet, classifier: Clas
         for name, found in shown.items()
     }
     return plots.sheet_figure(images, maps, titles, captions)
+
+
+@dataclass(frozen=True)
+class TwinOptions(ReadingOptions):
+    """How to train a twin on a folder: the options of `train_twin`, and how files are read."""
+
+    target: TwinTarget = "model"
+    epochs: int = EPOCHS
+    lr: float = LR
+
+
+def train_twin_folder(
+    classifier: Classifier,
+    data: str | Path,
+    out: str | Path,
+    options: TwinOptions | None = None,
+    *,
+    fabric: "Fabric | None" = None,
+    config: dict[str, Any] | None = None,
+) -> dict[str, Any] | None:
+    """Train a twin on the images below a folder; return what run.json holds.
+
+    `out` gets the twin, history.csv and run.json. The same call resumes an interrupted run. With
+    several processes, which `fabric` starts, only the first returns a record.
+    """
+    options, out, start = options or TwinOptions(), place(out), time.monotonic()
+    check_saving(classifier)
+    fabric = fabric or fabric_for(classifier.device)
+    with ignore_image_warnings():
+        wanted: Any = "label" if options.target == "label" else "auto"
+        found = open_folder(classifier, data, wanted, options, fabric)
+        held = found.held_out
+        labelled = found.folder.target == "label"
+        given: dict[str, Any] = {name: getattr(options, name) for name in TWIN_SHARED}
+        given |= {"validation": [(held.images, held.targets) if labelled else held.images]}
+        given |= {"validation_images": len(held.names), "about": found.about, "fabric": fabric}
+        train_twin(classifier, found.images, out=out, **given)
+        skipped = found.skipped(out, fabric)
+    if not fabric.is_global_zero:
+        return None
+    import pandas
+
+    record: dict[str, Any] = read_json(out / "run.json")
+    with writing(out / "history.csv") as path:
+        pandas.DataFrame(record["history"]).to_csv(path, index=False)
+    settings = {**(config or {}), "data": str(data), "options": replace(options, progress=None)}
+    record |= {
+        "config": plain(record["config"] | settings),
+        "n_trained_on": found.count(skipped),
+        "validation_images": list(held.names),
+        "n_skipped": len(skipped),
+        "skipped": skipped,
+        "seconds": time.monotonic() - start,
+    }
+    save_json(out / "run.json", record)
+    return record
