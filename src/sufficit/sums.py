@@ -1,8 +1,8 @@
 """Sums of columns over images, and the intervals of means and ratios that are made of them.
 
-Sums do not grow with the number of images and can be added. The interval of a mean is Student's t,
-widened on the side of the longer tail by Hall's correction for skewness; that of a ratio is
-Fieller's. docs/statistics.md has what was measured of them, of the bootstrap's, and of the tests.
+Sums do not grow with the number of images. The interval of a mean is Student's t, widened on the
+side of the longer tail by Hall's correction for skewness; that of a ratio is Fieller's.
+docs/statistics.md has what was measured of them, of the bootstrap's, and of the tests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,21 +41,6 @@ class Sums:
         rows = [np.asarray(values[column], np.float64) for column in self.columns]
         self._add(np.asarray(numbers, np.int64), np.stack(rows, axis=1))
 
-    def __add__(self, other: "Sums") -> "Sums":
-        """Return the sums over the images of both, which must not have images in common."""
-        if (self.columns, self.seed) != (other.columns, other.seed):
-            raise ValueError("sums to add must have the same columns and seed")
-        found = Sums(self.columns, seed=self.seed)
-        for part in (self, other):
-            for numbers, rows in part._single:
-                found._add(numbers, rows)
-            if part._sums is not None and part._counts is not None:
-                sums, counts = found._many()
-                sums += part._sums
-                counts += part._counts
-                found.n += part.n
-        return found
-
     def groups(self, columns: Sequence[Any] | None = None) -> tuple[Floats, Counts]:
         """Return the sums and counts of each group, of single images in order: [groups,columns]."""
         sums, counts = self._sums, self._counts
@@ -86,7 +71,7 @@ class Sums:
             if self.n > GROUPS:
                 self._many()
 
-    def _many(self) -> tuple[Floats, Counts]:
+    def _many(self) -> None:
         """Put all images into groups that they share."""
         shape = GROUPS, len(self.columns)
         key = _mixed(np.array([self.seed % 2**64], np.uint64))
@@ -99,7 +84,6 @@ class Sums:
             np.add.at(self._sums.reshape(-1), places, np.where(known, rows, 0.0).ravel())
             np.add.at(self._counts.reshape(-1), places, known.ravel().astype(np.int64))
         self._single.clear()
-        return self._sums, self._counts
 
 
 def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
