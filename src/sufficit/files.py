@@ -11,12 +11,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast, overload
 
 from sufficit.errors import GoneError, UserError, without_secrets
 
 if TYPE_CHECKING:
     from sufficit.storage import RemotePath
+
+    class Remote(Path, RemotePath):  # type: ignore[misc]  # what `is_remote` makes of a Path
+        """A path on object storage, which is used as a Path, and its own methods."""
+
 
 CHECKPOINT = "checkpoint.pt"  # from which a training run resumes
 LONGEST = 255  # bytes in a file's name, on most systems
@@ -68,6 +72,10 @@ def refuse_secrets(word: str) -> None:
         )
 
 
+@overload
+def is_remote(path: Path) -> "TypeGuard[Remote]": ...
+@overload
+def is_remote(path: str) -> bool: ...
 def is_remote(path: str | Path) -> bool:
     """Whether a path, or the word for one, is on object storage.
 
@@ -80,19 +88,19 @@ def is_remote(path: str | Path) -> bool:
 @contextmanager
 def local_file(path: Path) -> Iterator[Path]:
     """The file itself, or a temporary copy of one on object storage."""
-    if not is_remote(path):
+    if is_remote(path):
+        with TemporaryDirectory(prefix="sufficit-") as folder:
+            copy = Path(folder) / f"copy{path.suffix}"
+            path.download(copy)
+            yield copy
+    else:
         yield path
-        return
-    with TemporaryDirectory(prefix="sufficit-") as folder:
-        copy = Path(folder) / f"copy{path.suffix}"
-        cast("RemotePath", path).download(copy)
-        yield copy
 
 
 def version_of(path: Path) -> str:
     """What changes when a file is written again: its time, or what object storage has."""
     if is_remote(path):
-        return cast("RemotePath", path).version()
+        return path.version()
     try:
         return str(path.stat().st_mtime_ns)
     except OSError:
@@ -103,7 +111,7 @@ def names_in(folder: Path) -> list[str]:
     """The names of all that is in a folder, if it exists."""
     try:
         if is_remote(folder):
-            return [name for name, *_ in cast("RemotePath", folder).entries()]
+            return [name for name, *_ in folder.entries()]
         return os.listdir(folder)  # noqa: PTH208  # a Path for each of many names takes long
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -112,7 +120,7 @@ def names_in(folder: Path) -> list[str]:
 def remove_folder(folder: Path) -> None:
     """Delete a folder with all that is in it, if it exists."""
     if is_remote(folder):
-        cast("RemotePath", folder).remove_all()
+        folder.remove_all()
     else:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -235,12 +243,12 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _uploading(path: Path) -> Iterator[Path]:
+def _uploading(path: "Remote") -> Iterator[Path]:
     try:
         with TemporaryDirectory(prefix="sufficit-") as folder:
             part = Path(folder) / f"part{path.suffix}"
             yield part
-            cast("RemotePath", path).upload(part)
+            path.upload(part)
     except FileNotFoundError as error:
         wrong = "there is no such bucket" if error.filename == str(path) else error.strerror
         raise UserError(f"{path} could not be written: {wrong}. Check the path") from error

@@ -16,14 +16,11 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from threading import Event, Lock, Thread, get_ident
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 from uuid import uuid4
 
 from sufficit.errors import GoneError, UserError
 from sufficit.files import has_ended, is_remote, make_folder
-
-if TYPE_CHECKING:
-    from sufficit.storage import RemotePath
 
 LOCK = ".lock"
 RENEW, LOOK, LOST = 15.0, 1.0, 60.0
@@ -204,7 +201,7 @@ def _create(path: Path, owner: dict[str, Any]) -> bool:
         return False
     content = json.dumps(owner).encode()
     if is_remote(path):
-        cast("RemotePath", path).create(content)
+        path.create(content)
     else:
         with suppress(FileExistsError), path.open("xb") as file:
             file.write(content)
@@ -214,7 +211,7 @@ def _create(path: Path, owner: dict[str, Any]) -> bool:
 def _write(path: Path, owner: dict[str, Any]) -> None:
     content = json.dumps(owner).encode()
     if is_remote(path):
-        cast("RemotePath", path).put(content)
+        path.put(content)
     else:
         path.write_bytes(content)
 

@@ -15,7 +15,7 @@ from io import BytesIO
 from os.path import join, splitext
 from pathlib import Path
 from stat import S_ISREG
-from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+from typing import BinaryIO, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,9 +24,6 @@ from sufficit.classifier.checkpoint import View
 from sufficit.data.pictures import FORMATS, BadImageError, read_picture
 from sufficit.errors import GoneError, UserError
 from sufficit.files import is_remote, is_unfinished, place
-
-if TYPE_CHECKING:
-    from sufficit.storage import RemotePath
 
 __all__ = ["FORMATS", "BadImageError", "ImageFile", "decode_image", "read_image"]  # for others
 
@@ -205,7 +202,9 @@ _Listed = tuple[dict[str, tuple[int, str]], set[str]]
 def _listed(folder: str) -> _Listed:
     files, folders = dict[str, tuple[int, str]](), set[str]()
     try:
-        for name, kind, size, version in cast("RemotePath", place(folder)).entries():
+        path = place(folder)
+        assert is_remote(path)  # the caller asked
+        for name, kind, size, version in path.entries():
             if kind == "directory":
                 folders.add(name)
             elif is_image(name):

@@ -8,7 +8,6 @@ from heapq import nsmallest
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
@@ -27,9 +26,6 @@ from sufficit.data.patterns import files_named
 from sufficit.data.shards import ShardImage, images_of_shards
 from sufficit.errors import UserError
 from sufficit.files import is_remote, place
-
-if TYPE_CHECKING:
-    from sufficit.storage import RemotePath
 
 __all__ = ["BadImageError", "ImageFile", "ignore_image_warnings", "read_image"]  # for others
 
@@ -147,10 +143,10 @@ class Listing:
     def _listed(self) -> Iterator[ImageFile]:
         root, columns = self.root, (self.image_column, self.label_column)
         if is_remote(root):
-            cast("RemotePath", root).fs.invalidate_cache()  # hf:// keeps what it listed before
+            root.fs.invalidate_cache()  # hf:// keeps what it listed before
         shards, tables = files_named(root, ".tar"), files_named(root, ".parquet")
         if not shards and not tables and not root.is_dir():
-            if is_remote(root) and cast("RemotePath", root).lacks_bucket():
+            if is_remote(root) and root.lacks_bucket():
                 raise UserError(
                     f"no folder of images at {root}: there is no such bucket. Check the path"
                 )

@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -18,9 +19,6 @@ from sufficit.data.images import ImageSource, SourceImage, class_forms, class_na
 from sufficit.data.shards import ShardImage
 from sufficit.errors import UserError
 from sufficit.files import is_remote
-
-if TYPE_CHECKING:
-    from sufficit.storage import RemotePath
 
 THREADS = min(8, os.cpu_count() or 1)  # that decode images, at most
 GAP = 2**16  # bytes between two images of a shard that a request may read in vain
@@ -258,7 +256,7 @@ def downloaded(entries: Sequence[Entry]) -> list[Entry]:
     files = [image for image in images if isinstance(image, ImageFile) and is_remote(image.file)]
     remote = [one for one in files if type(one) in (ImageFile, ShardImage) and not one.fault]
     # Each thread that makes a path of hf:// connects and lists again, so that it is made here.
-    groups = [(cast("RemotePath", run[0].path), run) for run in runs(remote)]
+    groups = [(run[0].path, run) for run in runs(remote)]
     known: dict[SourceImage, Download] = {}
     if groups:
         for (_, run), found in zip(groups, ahead(_fetch, groups), strict=True):
@@ -286,9 +284,10 @@ def _follows(first: ImageFile, last: ImageFile, image: ImageFile) -> bool:
     return near and image.start + image.size - first.start <= MOST_RUN
 
 
-def _fetch(asked: tuple["RemotePath", Sequence[ImageFile]]) -> list[Download]:
+def _fetch(asked: tuple[Path, Sequence[ImageFile]]) -> list[Download]:
     """The images of one request."""
     path, run = asked
+    assert is_remote(path)  # the caller asked
     first, last = run[0], run[-1]
     try:
         with while_there(first.root):

@@ -34,7 +34,7 @@ def names_in_common(paths: Sequence[Path]) -> list[str]:
     >>> names_in_common([Path("in/a/1.tar"), Path("in/b/1.tar")])
     ['a/1.tar', 'b/1.tar']
     """
-    whole = [PurePosixPath(p.path) if is_remote(p) else p.resolve() for p in paths]  # type: ignore[attr-defined]  # of a RemotePath
+    whole = [PurePosixPath(p.path) if is_remote(p) else p.resolve() for p in paths]
     root = commonpath([path.parent for path in whole]) if whole else ""
     return [path.relative_to(root).as_posix() for path in whole]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os import SEEK_END
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO
 
 from sufficit.data.image_files import (
     SUFFIXES,
@@ -26,9 +26,6 @@ from sufficit.data.image_files import (
 from sufficit.data.patterns import names_in_common
 from sufficit.errors import UserError
 from sufficit.files import is_remote, version_of
-
-if TYPE_CHECKING:
-    from sufficit.storage import RemotePath
 
 BLOCK = tarfile.BLOCKSIZE  # bytes of a header; content is padded to a multiple of it
 AHEAD = 2**22  # bytes of a remote shard per request for headers
@@ -47,10 +44,10 @@ class ShardImage(ContainedImage):
         if self.fault:
             raise BadImageError(self.fault)
         with while_there(self.path):
-            if is_remote(self.file):
-                end = self.start + self.size
-                return cast("RemotePath", self.path).read_range(self.start, end)
-            with self.path.open("rb") as file:
+            path = self.path
+            if is_remote(path):
+                return path.read_range(self.start, self.start + self.size)
+            with path.open("rb") as file:
                 return _content(file, self.start, self.size)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -27,9 +27,6 @@ from sufficit.files import (
 )
 from sufficit.lock import owning
 from sufficit.provenance import plain, save_json
-
-if TYPE_CHECKING:
-    from sufficit.storage import RemotePath
 
 UNITS = "units"
 SCORES, HEATMAPS, PIXELS, LEAK, DONORS = "scores", "heatmaps", "pixels", "leak", "donors"  # stages
@@ -115,11 +112,10 @@ class Store:
         path = self.path(stage, unit)
         if not is_remote(path):
             return self.read(stage, unit, names=[]).facts
-        remote = cast("RemotePath", path)
         with _readable(path):
-            start = remote.read_range(0, HEADER)
+            start = path.read_range(0, HEADER)
             end = 8 + min(MOST_HEADER, int.from_bytes(start[:8], "little"))
-            start = start if end <= HEADER else remote.read_range(0, end)
+            start = start if end <= HEADER else path.read_range(0, end)
             return self._own(json.loads(json.loads(start[8:end])["__metadata__"]["facts"]))
 
     def _own(self, facts: dict[str, Any]) -> dict[str, Any]:
