@@ -44,7 +44,9 @@ MAIN, REST = "Most used", "More"
 PANELS = (MAIN, "Input", "Methods", "Training", "Scoring", "Compute", REST, "Output")
 BY_NAME = {  # options that a command declares itself
     **dict.fromkeys(("classes", "download", "example", "test_images", "train_images"), "Input"),
-    **dict.fromkeys(("alpha_min", "area", "cache", "epochs", "lax_epochs", "lr"), "Training"),
+    **dict.fromkeys(
+        ("alpha_min", "area", "cache_features", "epochs", "lax_epochs", "lr"), "Training"
+    ),
     **dict.fromkeys(("patience", "recipe", "recipes", "seeds", "validation_share"), "Training"),
     **dict.fromkeys(("curves", "images", "random_labels", "search_images", "step"), "Scoring"),
     **dict.fromkeys(("batch_size", "devices", "num_nodes", "precision", "readers"), "Compute"),

@@ -46,7 +46,8 @@ ConfigOption = Annotated[
 def own_option(
     name: str, kind: Any, text: str, *flags: str, default: Any = None, **bounds: Any
 ) -> inspect.Parameter:
-    """An option that RunConfig does not have."""
+    """An option that RunConfig does not have; one that is off has no --no-NAME unless given."""
+    flags = flags or ((f"--{name.replace('_', '-')}",) if default is False else ())
     hint: Any = kind | None if default is None else kind
     annotation = Annotated[hint, typer.Option(*flags, help=text, **bounds)]
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -81,7 +82,9 @@ TRAINING = (  # what every training has
         "precision", Literal["fp32", "bf16"], "bf16 is mixed precision: weights stay fp32.",
         default="fp32",
     ),
-    own_option("overwrite", bool, "Start again in --out.", default=False),
+    own_option(
+        "overwrite", bool, "Start again in --out.", "--overwrite/--no-overwrite", default=False
+    ),
 )  # fmt: skip
 
 

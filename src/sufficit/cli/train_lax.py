@@ -30,8 +30,6 @@ HEADINGS = {
 }
 RECIPE = ("recipe", "epochs", "area", "alpha_min", "answers", "class_free")
 TARGETS = {"label": "labels of their folders", "prediction": "model's own predictions"}
-
-
 ADAPTER = (  # the fields of FolderOptions that are of adapters alone
     own_option(
         "recipe",
@@ -47,28 +45,16 @@ ADAPTER = (  # the fields of FolderOptions that are of adapters alone
     own_option("area", float, "Wanted mean of a heatmap, such as 0.1."),
     own_option("alpha_min", float, "Value above which a heatmap marks; default 0.5."),
     own_option(
-        "class_free",
-        bool,
-        "Explain the prediction only, not a class asked for.",
-        "--class-free",
-        default=False,
+        "class_free", bool, "Explain the prediction only, not a class asked for.", default=False
     ),
     own_option("answers", int, "Maps to draw, one per region, each to suffice alone.", min=1),
     own_option("layers", str, "Layers to read, as A,B,C, the coarsest last; else found."),
     own_option("judge", str, "Folder of a twin, which judges every other step."),
     own_option(
-        "deterministic",
-        bool,
-        "Same adapter twice on a GPU; half the speed.",
-        "--deterministic",
-        default=False,
+        "deterministic", bool, "Same adapter twice on a GPU; half the speed.", default=False
     ),
     own_option(
-        "cache",
-        bool,
-        "Compute features once; keeps all images in memory.",
-        "--cache-features",
-        default=False,
+        "cache_features", bool, "Compute features once; keeps all images in memory.", default=False
     ),
 )
 
@@ -105,7 +91,8 @@ def train_lax(
     recipe_of(*(own[name] for name in RECIPE))  # raises before a model is loaded
     own["target"] = own["target"] or config.targets
     own["layers"] = None if own["layers"] is None else tuple(listed(own["layers"]))
-    options = partial(FolderOptions, twin=own.pop("judge"), **own)
+    own |= {"twin": own.pop("judge"), "cache": own.pop("cache_features")}
+    options = partial(FolderOptions, **own)
     outcome = train_on_folder("train-lax", config, place(to), train_folder, options, further)
     if outcome is not None:
         _print_outcome(outcome, place(to), config)
