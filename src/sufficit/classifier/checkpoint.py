@@ -113,12 +113,10 @@ def save(classifier: "Classifier", folder: Path) -> Path:
     """Write weights and description to the folder, the description last."""
     check_saving(classifier)
     assert classifier.recipe is not None
+    names = ("layer", "mean", "std", "classes", "output")
     description = {
         "recipe": asdict(classifier.recipe),
-        **{
-            name: getattr(classifier, name)
-            for name in ("layer", "mean", "std", "classes", "output")
-        },
+        **{name: getattr(classifier, name) for name in names},
         "view": classifier.view and asdict(classifier.view),
     }
     check_output(folder)

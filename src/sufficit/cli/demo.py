@@ -38,8 +38,7 @@ def demo(
     ] = False,
     model: Annotated[str, typer.Option(help="The network of --photos.")] = NETWORK,
     weights: Annotated[
-        str,
-        typer.Option(help="Weights of --photos: default (a download), or a file of your own."),
+        str, typer.Option(help="Weights of --photos: default (a download), or a file of your own.")
     ] = "default",
     to: OutOption = "sufficit-demo",
     images: Annotated[int, typer.Option(help="Number of digits to score.", min=2, max=1000)] = 32,

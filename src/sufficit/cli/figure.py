@@ -9,9 +9,8 @@ from sufficit.cli.options import listed, was_given
 from sufficit.errors import UserError
 from sufficit.files import check_output, make_folder, place
 
-OWNERS = dict.fromkeys(("images", "columns", "kept", "rest", "data"), "sheet") | {
-    "curves": "curves"
-}
+OWNERS = dict.fromkeys(("images", "columns", "kept", "rest", "data"), "sheet")
+OWNERS |= {"curves": "curves"}
 """The options that only one --show has."""
 
 

@@ -31,8 +31,7 @@ OverwriteOption = Annotated[
     typer.Option("--overwrite", help="Replace an earlier run in --out.", rich_help_panel="Output"),
 ]
 JsonOption = Annotated[
-    bool,
-    typer.Option("--json", help="Print the summary as JSON only.", rich_help_panel="Output"),
+    bool, typer.Option("--json", help="Print the summary as JSON only.", rich_help_panel="Output")
 ]
 ConfigOption = Annotated[
     str | None,

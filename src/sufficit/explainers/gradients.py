@@ -50,10 +50,8 @@ def mean_gradient(
         count, found = some.stop - start, None
         try:
             points, factor = variant(some)
-            goals = targets.repeat(count)
-            found = image_gradients(classifier, points.flatten(0, 1), goals).unflatten(
-                0, (count, n)
-            )
+            given = (points.flatten(0, 1), targets.repeat(count))
+            found = image_gradients(classifier, *given).unflatten(0, (count, n))
             total = total + (factor * found).sum(0)
         except torch.OutOfMemoryError:
             if count == 1:

@@ -205,14 +205,12 @@ def _captum(
         places = torch.arange(output.numel(), device=inputs.device).view_as(output)
         by_cell = model.classifier.as_grid(places, inputs).flatten(2)  # [1,K,hw]
         cells = torch.zeros_like(places).flatten()  # 0: in no cell, as a class token
-        cells[by_cell] = torch.arange(1, by_cell.shape[2] + 1, device=inputs.device).expand_as(
-            by_cell
-        )
+        numbers = torch.arange(1, by_cell.shape[2] + 1, device=inputs.device)
+        cells[by_cell] = numbers.expand_as(by_cell)
         options["layer_mask"] = cells.view_as(output)
     found = layers.first(kind(model, *place, **own).attribute(inputs, **options))
-    return (found if found.shape == inputs.shape else model.classifier.as_grid(found, inputs)).sum(
-        1
-    )
+    found = found if found.shape == inputs.shape else model.classifier.as_grid(found, inputs)
+    return found.sum(1)
 
 
 def _zennit(

@@ -60,9 +60,8 @@ class AttentionFold(TorchFunctionMode):
             self._add(weights)
             if not options.get("need_weights", True):
                 return output, None
-            return output, weights.mean(-3) if options.get(
-                "average_attn_weights", True
-            ) else weights
+            averaged = options.get("average_attn_weights", True)
+            return output, weights.mean(-3) if averaged else weights
         result = func(*args, **options)
         if name == "scaled_dot_product_attention":
             self._add(attention_weights(*args, **options))

@@ -177,9 +177,8 @@ WHOLE_CURVES = ("sufficient_share",)
 
 COARSE = (0.04, 0.1, 0.2, 0.3, 0.5)
 """Shares that are asked for every image, where the others are drawn; to the nearest of the grid."""
-Shares = tuple[
-    float, float
-]  # at which the images of either half are read; NaN if the other is empty
+Shares = tuple[float, float]
+"""At which the images of either half are read; NaN if the other is empty."""
 
 
 def coarse_shares(schedule: Schedule) -> list[float]:

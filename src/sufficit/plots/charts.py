@@ -186,9 +186,7 @@ def _legend(figure: "Figure", axis: "Axes", look: Look) -> None:
 
 
 def sizes_figure(
-    summaries: Mapping[str, Mapping[str, Estimate]],
-    quiet: Sequence[str] = (),
-    look: Look = USUAL,
+    summaries: Mapping[str, Mapping[str, Estimate]], quiet: Sequence[str] = (), look: Look = USUAL
 ) -> "Figure":
     """Base score over mask penalty, one point per method with its intervals; lines of equal MSI.
 

@@ -27,13 +27,7 @@ class Answer:
 
 def answer(content: Content) -> list[Answer]:
     """Five lines that a reader who knows no metric understands."""
-    return [
-        _best(content),
-        _holds(content),
-        _leaking(content),
-        _ceiling(content),
-        _sure(content),
-    ]
+    return [_best(content), _holds(content), _leaking(content), _ceiling(content), _sure(content)]
 
 
 def notes(content: Content) -> list[str]:

@@ -177,9 +177,8 @@ def _by_rank(content: Content) -> Iterator[str]:
         yield "MSI by rank, which ignores how values are scaled, orders the methods the same way."
         return
     first, second = turned[0]
-    more = f" {len(turned)} of {len(order) * (len(order) - 1) // 2} pairs are turned." * (
-        len(turned) > 1
-    )
+    pairs = len(order) * (len(order) - 1) // 2
+    more = f" {len(turned)} of {pairs} pairs are turned." if turned[1:] else ""
     yield (
         "MSI by rank, which ignores how values are scaled, orders some methods the other way:"
         f" {second} ({means[second]:.3f}) before {first} ({means[first]:.3f}).{more}"

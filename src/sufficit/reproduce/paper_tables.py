@@ -70,12 +70,10 @@ class PaperTable:
 
 
 def _table(rows: Mapping[str, list[float]], **table: Any) -> PaperTable:
-    training, adapter = (
-        NetTraining(**table.pop("training")),
-        AdapterTraining(**table.pop("adapter")),
-    )
+    table["training"] = NetTraining(**table["training"])
+    table["adapter"] = AdapterTraining(**table["adapter"])
     printed = {method: dict(zip(COLUMNS, row, strict=True)) for method, row in rows.items()}
-    return PaperTable(training=training, adapter=adapter, printed=printed, **table)
+    return PaperTable(printed=printed, **table)
 
 
 _FOUND: dict[str, Any] = tomllib.loads(Path(__file__).with_name("paper.toml").read_text())

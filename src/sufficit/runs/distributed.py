@@ -22,15 +22,7 @@ import torch
 
 from sufficit.data.loader import check_sizes
 from sufficit.errors import UserError
-from sufficit.runs.actors import (
-    DRAW_DONORS,
-    Outcome,
-    Place,
-    UnitActor,
-    end_process,
-    ship,
-    short,
-)
+from sufficit.runs.actors import DRAW_DONORS, Outcome, Place, UnitActor, end_process, ship, short
 from sufficit.runs.config import Workers
 from sufficit.runs.engine import Worker
 from sufficit.runs.job import Job
@@ -56,9 +48,8 @@ class RayCluster:
 
     def __init__(self, workers: Workers, device: torch.device) -> None:
         self.workers, self.ray = workers, _import_ray(here=workers.address is None)
-        most = (
-            1.0 if workers.address else min(1.0, torch.cuda.device_count() / (workers.count or 1))
-        )
+        share = torch.cuda.device_count() / (workers.count or 1)
+        most = 1.0 if workers.address else min(1.0, share)
         usual = most if device.type == "cuda" else 0.0
         self.gpus = usual if workers.gpus is None else workers.gpus
         self.device = "cuda:0" if self.gpus else "cpu" if device.type == "cuda" else str(device)

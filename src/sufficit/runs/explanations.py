@@ -18,14 +18,7 @@ from sufficit.data.truth import TruthError
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError, cannot_resume
 from sufficit.explainers.explanation import DrawnMaps
 from sufficit.runs.job import Job
-from sufficit.runs.maps import (
-    GivenMaps,
-    draw_sources,
-    maps_as_file,
-    maps_from_file,
-    pack,
-    unpack,
-)
+from sufficit.runs.maps import GivenMaps, draw_sources, maps_as_file, maps_from_file, pack, unpack
 from sufficit.runs.store import DONORS, HEATMAPS, StageFile, Store
 
 NOT_FINITE = "the model gives NaN or infinite values for it"

@@ -35,14 +35,7 @@ from sufficit.perturbation.tokens import drops, token_model
 from sufficit.provenance import plain
 from sufficit.report.content import MOST_SHOWN
 from sufficit.runs.config import CONTROLS, FEWEST_UNITS, LONG, MODEL, UNIT, RunConfig
-from sufficit.runs.maps import (
-    GivenMaps,
-    MapTensor,
-    Source,
-    check_name,
-    identity,
-    sources_named,
-)
+from sufficit.runs.maps import GivenMaps, MapTensor, Source, check_name, identity, sources_named
 from sufficit.runs.store import UNIT_SIZE
 
 

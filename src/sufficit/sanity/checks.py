@@ -375,21 +375,17 @@ def _page(report: SanityReport, run: dict[str, Any]) -> str:
     facts = {"Command": run["command"], "Date": run["time"], "Seed": run["seed"]}
     facts |= {"Targets": run["targets"], "Device": f"{device['type']}, {device['name']}"}
     facts |= {"Skipped": len(run["skipped"]), "Commit": run["commit"] or ""}
-    figure = report.figure()
-    return (
-        environment()
-        .get_template("sanity.html")
-        .render(
-            model=config["model"],
-            data_name=config["data"],
-            n=run["n"],
-            verdict=words,
-            layers=[one.layer for one in next(iter(steps.values()))],
-            rows=rows,
-            threshold=report.threshold,
-            cautions=[*filter(None, [few_images(run["n"]), report.remark()])],
-            chart=Markup(plots.svg(figure, "sanity", "Similarity over the cascade")),
-            facts=[(name, str(value)) for name, value in facts.items() if value != ""],
-            **look_and_feel(),
-        )
+    figure, page = report.figure(), environment().get_template("sanity.html")
+    return page.render(
+        model=config["model"],
+        data_name=config["data"],
+        n=run["n"],
+        verdict=words,
+        layers=[one.layer for one in next(iter(steps.values()))],
+        rows=rows,
+        threshold=report.threshold,
+        cautions=[*filter(None, [few_images(run["n"]), report.remark()])],
+        chart=Markup(plots.svg(figure, "sanity", "Similarity over the cascade")),
+        facts=[(name, str(value)) for name, value in facts.items() if value != ""],
+        **look_and_feel(),
     )

@@ -28,13 +28,7 @@ from sufficit.training.folder_images import ReadingOptions, open_folder
 from sufficit.training.lax_training import best_of, train_lax
 from sufficit.training.processes import fabric_for
 from sufficit.training.twin_training import EPOCHS, LR, TwinTarget, train_twin
-from sufficit.training.validation import (
-    CONTROLS,
-    Trust,
-    ValidationScores,
-    ValidationSet,
-    trust,
-)
+from sufficit.training.validation import CONTROLS, Trust, ValidationScores, ValidationSet, trust
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

@@ -318,21 +318,17 @@ class TwinTrainer(Trainer):
         best = best_of(self.state.history)
         accuracies = ("whole_accuracy", "masked_accuracy", "validation_loss")
         known = provenance(self.facts, self.fabric.device, self.original.dtype)
-        return (
-            known
-            | self.state.made
-            | {
-                "best_epoch": best["epoch"],
-                "n_validated_on": len(self.validation.images),
-                "accuracy_of": "labels"
-                if self.validation.labelled
-                else "the original's predictions",
-                "original": self.before,
-                "twin": {name: best[name] for name in accuracies},
-                "twin_of": self.facts["twin_of"],
-                "history": list(self.state.history),
-            }
-        )
+        kind = "labels" if self.validation.labelled else "the original's predictions"
+        return known | {
+            **self.state.made,
+            "best_epoch": best["epoch"],
+            "n_validated_on": len(self.validation.images),
+            "accuracy_of": kind,
+            "original": self.before,
+            "twin": {name: best[name] for name in accuracies},
+            "twin_of": self.facts["twin_of"],
+            "history": list(self.state.history),
+        }
 
     def result(self) -> Classifier:
         """The twin of the best epoch, in eval mode."""
