@@ -89,7 +89,7 @@ _ROBUST = LaxRecipe(
     size=2,
     decide=0.5,
     absent=1,
-    mosaics=2,
+    mosaics=0.25,
     fills=_FILLS,
     stages=3,
 )

@@ -6,7 +6,7 @@ start them as a GPU to run them; a graph starts all of them at once.
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -115,7 +115,7 @@ class Recorder:
         """Free the generators of a recording that failed: the end of any other does that."""
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        with warnings.catch_warnings(), torch.cuda.graph(graph):
+        with suppress(RuntimeError), warnings.catch_warnings(), torch.cuda.graph(graph):
             warnings.simplefilter("ignore")  # it is empty
 
 
