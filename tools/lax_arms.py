@@ -99,7 +99,7 @@ def scores_of(table: TablePipeline, test: Split, lax: Lax) -> tuple[dict[str, fl
     if test.masks is not None:
         objects = middle(test.masks[:, None], table.plan.side)[:, 0]
         found["iou"] = float(region_overlap(heatmaps, objects.float(), alpha, empty=0.0).mean())
-        found["pointing"] = float(pointing(heatmaps, objects).mean())
+        found["pointing"] = float(pointing(heatmaps, objects).nanmean())
     return found, heatmaps
 
 
