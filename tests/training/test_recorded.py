@@ -1,16 +1,22 @@
 """Recorded steps: when they are used and, on a GPU, that they are the steps as written."""
 
+import gc
 import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Generator, Tensor, nn
+from torch.func import functional_call
 
 from small_models import cnn
 from sufficit import Classifier, train_lax
 from sufficit.explainers.step import Batch
-from sufficit.training import recorded
+from sufficit.training import lax_training, recorded
 from sufficit.training.processes import fabric_for
 from sufficit.training.recorded import Recorder, SlowTrainingWarning
 
@@ -39,7 +45,7 @@ def batch_of(n: int) -> Batch:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """One that believes it has a GPU."""
-    found = Recorder(nn.Linear(1, 1), Generator())
+    found = Recorder(nn.Linear(1, 1), Generator(), (3, 4, 4))
     assert not found.usable  # on a CPU
     found.usable = True
     monkeypatch.setattr(recorded, "RecordedStep", Replayed)
@@ -89,6 +95,200 @@ def test_a_step_that_waits_for_the_gpu_is_never_recorded(
         for _ in range(3):
             recorder.step(*given, 2.0, None)
     assert asked[3:] == [2, 2, 2]
+
+
+def as_written(batch: Batch, done: float) -> dict[str, Tensor]:
+    return {"loss": torch.tensor(done)}
+
+
+def test_no_more_than_eight_forms_are_recorded(recorder: Recorder) -> None:
+    for _ in range(3):
+        for n in range(1, 13):
+            recorder.step(lambda *_: {}, as_written, batch_of(n), 1.0, None)
+    losses = [
+        recorder.step(lambda *_: {}, as_written, batch_of(n), 1.0, None)["loss"].item()
+        for n in range(1, 13)
+    ]
+    assert losses == [-1.0] * 8 + [1.0] * 4
+
+
+def test_images_of_another_size_end_the_recording(recorder: Recorder) -> None:
+    for _ in range(3):
+        recorder.step(lambda *_: {}, as_written, batch_of(4), 1.0, None)
+    large = batch_of(4)._replace(images=torch.rand(4, 3, 8, 8))
+    with pytest.warns(SlowTrainingWarning, match="several sizes"):
+        recorder.step(lambda *_: {}, as_written, large, 1.0, None)
+    # A model may keep something for the last size that it saw, which the graph would read.
+    assert recorder.step(lambda *_: {}, as_written, batch_of(4), 1.0, None)["loss"] == 1
+
+
+def test_a_step_that_fails_half_way_leaves_no_gradient(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorder, "_recover", lambda _: None)
+    weight, asked = recorder.lax.weight, []
+
+    def waits(batch: Batch, done: float) -> dict[str, Tensor]:
+        asked.append(done)
+        (3 * weight).sum().backward()
+        if len(asked) == 2:
+            raise RuntimeError("waits, in the gradient of an earlier layer")
+        return {"loss": torch.tensor(done)}
+
+    for done in (0.0, 1.0):
+        weight.grad = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SlowTrainingWarning)
+            recorder.step(lambda *_: {}, waits, batch_of(4), done, None)
+    assert asked == [0, 1, 1]
+    assert weight.grad.item() == 3
+
+
+def test_graphs_give_their_memory_to_what_lacks_it(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorder, "_recover", lambda _: None)
+
+    def full(batch: Batch, done: float) -> dict[str, Tensor]:
+        if recorder._steps:
+            raise torch.OutOfMemoryError("out of memory")
+        return as_written(batch, done)
+
+    def recorded_again() -> None:
+        recorder.usable = True
+        for _ in range(3):
+            recorder.step(lambda *_: {}, as_written, batch_of(4), 1.0, None)
+
+    recorded_again()
+    with pytest.warns(SlowTrainingWarning, match="out of memory"):
+        assert recorder.step(lambda *_: {}, full, batch_of(2), 1.0, None)["loss"] == 1
+    recorded_again()
+    with pytest.warns(SlowTrainingWarning, match="out of memory"):
+        assert recorder.with_memory(lambda: full(batch_of(4), 2.0))["loss"] == 2
+
+
+def test_errors_of_a_first_step_are_its_own(recorder: Recorder) -> None:
+    def wrong(batch: Batch, done: float) -> dict[str, Tensor]:
+        raise RuntimeError("shapes do not fit")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match="shapes do not fit"):
+            recorder.step(lambda *_: {}, wrong, batch_of(4), 1.0, None)
+
+
+class Rewritten:
+    """In place of a graph: the step on leaves of its own, each time anew."""
+
+    alive: ClassVar[weakref.WeakSet["Rewritten"]] = weakref.WeakSet()
+    calls = 0
+
+    def __init__(self, work: object, lax: nn.Module, batch: Batch, generator: Generator) -> None:
+        self.work, self.lax = work, lax
+        self.alive.add(self)
+
+    def __call__(self, batch: Batch, done: float) -> dict[str, Tensor]:
+        Rewritten.calls += 1
+        weights = dict(self.lax.named_parameters())
+        leaves = {name: one.detach().requires_grad_() for name, one in weights.items()}
+
+        def drawn(*given: object) -> Tensor:
+            return functional_call(self.lax, leaves, given)
+
+        numbers = self.work(drawn, batch, torch.tensor(done))
+        numbers["loss"].backward()
+        for name, weight in weights.items():
+            weight.grad = leaves[name].grad
+        return {name: value.detach() for name, value in numbers.items()}
+
+
+@pytest.fixture
+def pretending(monkeypatch: pytest.MonkeyPatch) -> type[Rewritten]:
+    """Trainings believe they have a GPU."""
+
+    class Usable(Recorder):
+        def __init__(self, *given: object) -> None:
+            super().__init__(*given)
+            self.usable = True
+
+    monkeypatch.setattr(lax_training, "Recorder", Usable)
+    monkeypatch.setattr(recorded, "RecordedStep", Rewritten)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(Rewritten, "calls", 0)
+    return Rewritten
+
+
+def on_cpu(**options: object) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    classifier = Classifier(cnn().eval())
+    given = {"epochs": 2, "validation_images": 16, "progress": False} | options
+    return train_lax(classifier, loader(), **given).state_dict()
+
+
+def test_steps_that_are_replayed_train_the_same_and_are_gone_afterwards(
+    pretending: type[Rewritten], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.disable()  # a graph must not hold its memory until Python looks for cycles
+    try:
+        found = on_cpu()
+        assert not pretending.alive
+    finally:
+        gc.enable()
+    assert pretending.calls == 2 * 8 - 2
+    monkeypatch.undo()
+    wanted = on_cpu()
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name])
+
+
+def test_a_net_of_ones_own_is_never_recorded(pretending: type[Rewritten]) -> None:
+    class Sometimes(nn.Conv2d):
+        """Does another thing each time, in Python."""
+
+        calls = 0
+
+        def forward(self, features: Tensor) -> Tensor:
+            Sometimes.calls += self.training
+            return super().forward(features) * (1 + Sometimes.calls % 2)
+
+    on_cpu(net=Sometimes(9, 1, 1), recipe="paper")
+    assert Sometimes.calls >= 2 * 8
+    assert pretending.calls == 0
+
+
+def test_recording_leaves_other_threads_alone_and_is_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or a loader that pins memory in a thread would end, and a second GPU's graph be empty."""
+    seen = []
+
+    class Graph:
+        def register_generator_state(self, _: Generator) -> None: ...
+        def replay(self) -> None: ...
+
+    @contextmanager
+    def graph(_: Graph, **options: object) -> Iterator[None]:
+        seen.append(options)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: ("stream of", device))
+    recorded._stream.cache_clear()
+    lax = nn.Linear(2, 1, bias=False)
+    batch = Batch(torch.ones(3, 2), torch.zeros(3), (), torch.zeros(3))
+
+    def work(draw: object, batch: Batch, done: Tensor) -> dict[str, Tensor]:
+        return {"loss": draw(batch.images).sum()}
+
+    step = recorded.RecordedStep(work, lax, batch, Generator())
+    monkeypatch.undo()
+    recorded._stream.cache_clear()
+    step(batch, 0.5)
+    assert lax.weight.grad.tolist() == [[3, 3]]
+    cpu = torch.device("cpu")
+    assert seen == [{"stream": ("stream of", cpu), "capture_error_mode": "thread_local"}]
 
 
 def loader() -> list[tuple[Tensor, Tensor]]:

@@ -225,7 +225,7 @@ class LaxTrainer(Trainer):
         if self.state.history and self.state.best is None:
             raise UserError(f"The {CHECKPOINT} in {self.out} has no best adapter: remove it")
         self._generator = Generator(self.fabric.device)
-        self._recorder = Recorder(lax, self._generator)
+        self._recorder = Recorder(lax, self._generator, validation.images.shape[1:])
 
     def _batches(self, epoch: int) -> Iterable[Batch]:
         seed = mixed_seed(self.feed.seed, epoch, self.fabric.global_rank)
@@ -245,13 +245,23 @@ class LaxTrainer(Trainer):
         return {name: value for name, value in vars(found).items() if name != "terms"}
 
     def learn(self, batch: Batch, done: float) -> dict[str, Tensor]:
-        """As any trainer; on one GPU, steps are recorded and replayed."""
+        """As any trainer; on one GPU, steps are recorded and replayed.
+
+        A net of the user's own may do another thing at each step, which a graph would not.
+        """
         self._judging = next(self._judge)
         scaled = getattr(self.fabric.strategy.precision, "scaler", None)  # of float16
-        if self.fabric.world_size > 1 or scaled is not None:
+        if self.fabric.world_size > 1 or scaled is not None or self.lax.own_net:
             return super().learn(batch, done)
         given = (self._numbers, super().learn, batch, done, id(self._judging))
         return self._recorder.step(*given)
+
+    def fit(self, title: str, progress: bool | Progress | None = None) -> None:
+        """As any trainer; afterwards the memory of recorded steps is free."""
+        try:
+            super().fit(title, progress)
+        finally:
+            self._recorder.free()
 
     def run_epoch(self, tick: Tick | None) -> None:
         """As any trainer; losses that are not finite become an error with the best adapter."""
@@ -279,7 +289,8 @@ class LaxTrainer(Trainer):
         found = None
         if self.fabric.is_global_zero:
             self.lax.eval()
-            found = self.validation.score(self.classifier, self.lax, self.recipe.alpha_min)
+            given = (self.classifier, self.lax, self.recipe.alpha_min)
+            found = self._recorder.with_memory(lambda: self.validation.score(*given))
         row = self.fabric.broadcast(found.row if found else {})
         if math.isnan(row["worth"]):
             raise LossError("The classifier gives NaN for masked images: it can't be explained")

@@ -5,9 +5,11 @@ start them as a GPU to run them; a graph starts all of them at once.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -15,6 +17,8 @@ from torch.func import functional_call
 
 from sufficit.explainers.step import Batch
 
+MOST = 8  # graphs of a training: each holds the memory of a step
+Found = TypeVar("Found")
 Work = Callable[[Callable[..., Tensor], Batch, Tensor], dict[str, Tensor]]
 """An adapter, a batch, the finished share of training -> "loss", with its gradient, and more."""
 
@@ -35,7 +39,7 @@ class RecordedStep:
         self.done = torch.zeros((), device=generator.device)
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(generator)
-        with torch.cuda.graph(self.graph):
+        with _recording(self.graph, generator.device):
             # The weights themselves belong to another stream, which must not wait for this one.
             leaves = {name: one.detach().requires_grad_() for name, one in self.weights.items()}
 
@@ -64,12 +68,15 @@ class Recorder:
 
     The first step of a form runs as written, which prepares what can't be made while recording.
     The second does too and shows whether anything in it waits for the GPU, which a graph can't.
+    All images must be of one `size` [C,H,W]: a graph reads what a model keeps for a size, and
+    another size may replace that.
     """
 
-    def __init__(self, lax: nn.Module, generator: Generator) -> None:
-        self.lax, self.generator = lax, generator
+    def __init__(self, lax: nn.Module, generator: Generator, size: Sequence[int]) -> None:
+        self.lax, self.generator, self.size = lax, generator, tuple(size)
         self.usable = generator.device.type == "cuda" and torch.version.cuda is not None
-        self._steps: dict[object, RecordedStep | int] = {}  # or how many have run as written
+        self._steps: dict[object, RecordedStep] = {}
+        self._written: Counter[object] = Counter()  # steps of a form that have run so
 
     def step(
         self,
@@ -80,43 +87,79 @@ class Recorder:
         kind: object,
     ) -> dict[str, Tensor]:
         """The numbers of a step with the gradients in `grad`; `written` is the step as written."""
+        if self.usable and tuple(batch.images.shape[1:]) != self.size:
+            self._stop("images of several sizes")
         if not self.usable:
             return written(batch, done)
         forms = [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in batch.tensors]
         form = (kind, batch.layers, *forms)
-        known = self._steps.get(form, 0)
-        if isinstance(known, RecordedStep):
-            return known(batch, done)
-        if known == 0:
-            self._steps[form] = 1
-            return written(batch, done)
+        if form in self._steps:
+            return self._steps[form](batch, done)
+        known = self._written[form] if len(self._steps) < MOST else 0
         state = self.generator.get_state()
         try:
-            if known == 1:
-                with _never_waiting():
+            if known < 2:
+                with _never_waiting() if known else nullcontext():
                     found = written(batch, done)
-                self._steps[form] = 2
+                self._written[form] += 1
                 return found
-            known = self._steps[form] = RecordedStep(work, self.lax, batch, self.generator)
-        except (RuntimeError, torch.OutOfMemoryError) as error:
-            self.usable = False
+            step: Any = RecordedStep(work, self.lax, batch, self.generator)
+            self._steps[form] = step
+        except RuntimeError as error:
+            short = isinstance(error, torch.OutOfMemoryError) and self._steps
+            if not known and not short:
+                raise  # it has nothing to do with recording
             self._recover()
-            reason = str(error).split("\n")[0]
-            warnings.warn(
-                f"a training step can't be recorded as a CUDA graph ({reason}): each runs as"
-                " written, which is slower",
-                SlowTrainingWarning,
-                stacklevel=2,
-            )
+            self._stop(str(error).split("\n")[0])
+            step = written
         self.generator.set_state(state)
-        return known(batch, done) if isinstance(known, RecordedStep) else written(batch, done)
+        return step(batch, done)  # type: ignore[no-any-return]  # numbers
+
+    def with_memory(self, call: Callable[[], Found]) -> Found:
+        """What a call gives; if memory runs out, once more without the graphs, which hold some."""
+        try:
+            return call()
+        except torch.OutOfMemoryError as error:
+            if not self._steps:
+                raise
+            self._stop(str(error).split("\n")[0])
+        return call()
+
+    def free(self) -> None:
+        """Give the memory of all graphs back, with the gradients of the weights."""
+        self._steps.clear()
+        for weight in self.lax.parameters():
+            weight.grad = None
+
+    def _stop(self, reason: str) -> None:
+        self.usable = False
+        self.free()
+        warnings.warn(
+            f"a training step can't be recorded as a CUDA graph ({reason}): each runs as written,"
+            " which is slower",
+            SlowTrainingWarning,
+            stacklevel=3,
+        )
 
     def _recover(self) -> None:
         """Free the generators of a recording that failed: the end of any other does that."""
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        with suppress(RuntimeError), warnings.catch_warnings(), torch.cuda.graph(graph):
+        with suppress(RuntimeError), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it is empty
+            with _recording(graph, self.generator.device):
+                pass
+
+
+def _recording(graph: torch.cuda.CUDAGraph, device: torch.device) -> torch.cuda.graph:
+    """Inside, this thread records what it does on the device; others, as of a loader, go on."""
+    return torch.cuda.graph(graph, stream=_stream(device), capture_error_mode="thread_local")
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream to record on; torch's own is of the device that was the first to record."""
+    return torch.cuda.Stream(device)
 
 
 @contextmanager
