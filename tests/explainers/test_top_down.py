@@ -251,6 +251,17 @@ def test_an_adapter_can_be_used_in_inference_mode_first_and_trained_later() -> N
     assert lax.net.head.weight.grad is not None
 
 
+def test_an_adapter_draws_after_it_was_exported() -> None:
+    lax, targets = Lax([3, 5, 4], steps=1, classes=4), torch.tensor([3, 0])
+    sides = ((3, 12), (5, 6), (4, 3))  # of no other test, so that no matrix is there yet
+    stages = [rand(2, k, side, side) for k, side in sides]
+    stages = [stage.to(memory_format=torch.channels_last) for stage in stages]
+    wanted = plain_net(lax.net, stages, targets)[:, 0].sigmoid()
+    program = torch.export.export(lax.eval(), (tuple(stages), targets), strict=False).module()
+    for draw in (lax, program):
+        torch.testing.assert_close(draw(tuple(stages), targets), wanted)
+
+
 def test_the_scale_of_a_layer_does_not_matter_once_its_spread_is_known() -> None:
     torch.manual_seed(1)
     one, other = Lateral(4, 3), Lateral(4, 3)

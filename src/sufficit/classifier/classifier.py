@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sufficit.classifier import layers
 from sufficit.classifier.checkpoint import OUTPUTS, Recipe, View, check_mean_std, save
+from sufficit.classifier.layers import kept
 from sufficit.classifier.outputs import (
     PROBABILITIES,
     SUMS_TO_ONE,
@@ -317,8 +318,7 @@ class Classifier:
         return html_table("Classifier", ("", ""), [*facts.items()])
 
 
-@lru_cache(maxsize=64)  # each copy to a GPU would wait for the GPU
-@torch.inference_mode(False)
+@kept
 def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """One number per channel: [C,1,1]."""
     return torch.tensor(values, dtype=dtype, device=device)[:, None, None]

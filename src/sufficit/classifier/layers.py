@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 import torch
@@ -46,6 +46,22 @@ def uncompiled() -> AbstractContextManager[None]:
     if "torch._dynamo" not in sys.modules:  # nothing is compiled, and the import is slow
         return nullcontext()
     return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
+
+
+def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Keep what a function makes: each copy to a GPU would wait for the GPU.
+
+    While torch traces a program, as for an export, a tensor has no numbers that could be kept.
+    """
+    plain = torch.inference_mode(False)(make)
+    known = lru_cache(maxsize=64)(plain)
+
+    @wraps(make)
+    def found(*given: object) -> Tensor:
+        made: Tensor = (plain if torch.compiler.is_compiling() else known)(*given)
+        return made
+
+    return found
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -1,13 +1,14 @@
 """The nets of an adapter: the paper's convnet over one layer, and the top-down net over several."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise, product
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from sufficit.classifier.layers import kept
 
 WIDTHS = (256, 128, 64)  # of the convnet
 WIDTH, NARROW = 64, 32  # of the top-down net, the second for features of fewer channels than MANY
@@ -207,8 +208,7 @@ def _enlarged(found: Tensor, size: Sequence[int], lateral: Tensor | None = None)
     return lateral
 
 
-@lru_cache(maxsize=64)  # each copy to a GPU would wait for the GPU
-@torch.inference_mode(False)
+@kept
 def _bilinear(
     size: tuple[int, int], wanted: tuple[int, int], device: torch.device, dtype: torch.dtype
 ) -> Tensor:
@@ -221,7 +221,8 @@ def _bilinear(
 def _convolved(found: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A 3x3 convolution and a ReLU: on a GPU, without gradients, in one go."""
     cudnn = found.is_cuda and torch.version.cuda is not None and torch.backends.cudnn.enabled
-    if cudnn and not torch.is_grad_enabled():
+    same = found.dtype == weight.dtype != torch.float64  # autocast knows nothing of it
+    if cudnn and same and not torch.is_grad_enabled():
         both: Tensor = torch.cudnn_convolution_relu(found, weight, bias, (1, 1), (1, 1), (1, 1), 1)
         return both
     return F.conv2d(found, weight, bias, padding=1).relu_()
@@ -240,8 +241,7 @@ def smooth_double(maps: Tensor) -> Tensor:
     return down @ (maps @ right.T)
 
 
-@lru_cache(maxsize=64)  # each copy to a GPU would wait for the GPU
-@torch.inference_mode(False)
+@kept
 def _spline(side: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """The weights of twice as many cells on the cells of a line: [2n,n]."""
     lines = F.interpolate(torch.eye(side)[None], scale_factor=2, mode="linear")
