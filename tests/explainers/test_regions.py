@@ -214,6 +214,7 @@ def test_adapters_of_two_answers_from_before_regions_load(tmp_path) -> None:
         ({"regions": "2"}, r"regions must be a whole number in 2\.\.8, got '2'"),
         ({"regions": 2, "alone": 2}, r"alone must be a whole number in 0\.\.1, got 2"),
         ({"alone": 1}, r"alone must be a whole number in 0\.\.0, got 1"),
+        ({"regions": 2, "answers": 2, "alone": 1}, r"alone must be .* in 0\.\.0, got 1"),
     ],
 )
 def test_regions_that_no_adapter_has_are_refused(options: dict, words: str) -> None:

@@ -301,12 +301,13 @@ def _check_sizes(lax: Lax) -> None:
         raise UserError(
             f"an adapter reads at most {_MAX_STAGES} layers, got {len(channels)}: name fewer"
         )
+    apart = lax.regions - 1 if type(lax.regions) is int and lax.answers == 1 else 0
     for name, least, most in (
         *(("upsample", 1, _MAX_UPSAMPLE), ("steps", 0, 5), ("answers", 1, _MAX_ANSWERS)),
         ("joined", 1, len(channels)),
         *([] if lax.classes is None else [("classes", 2, _MAX_CLASSES)]),
         *([("regions", 2, _MAX_ANSWERS)] if lax.regions != 0 else []),
-        *([("alone", 0, max(lax.regions - 1, 0))] if type(lax.regions) is int else []),
+        ("alone", 0, max(apart, 0)),
     ):
         if not whole(value := getattr(lax, name), least, most):
             raise UserError(f"{name} must be a whole number in {least}..{most}, got {value!r}")
