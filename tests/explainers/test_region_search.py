@@ -171,7 +171,7 @@ def test_refining_lowers_the_loss_and_changes_neither_model_nor_adapter() -> Non
 def _loss(classifier: Classifier, images: Tensor, targets: Tensor, maps: Tensor) -> float:
     """The mean over ten draws of fills."""
     batch = Batch(images, targets, (images,), targets[:, None].expand(-1, 2))
-    given = (classifier, lambda *_, **__: maps[:, None], batch, RECIPES["robust"])
+    given = (classifier, lambda *_, **__: maps, batch, RECIPES["robust"])
     seeds = (torch.Generator().manual_seed(seed) for seed in range(100, 110))
     with torch.no_grad(), classifier.in_eval_mode():
         return sum(float(take_step(*given, seed).loss) for seed in seeds) / 10

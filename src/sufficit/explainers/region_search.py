@@ -210,7 +210,7 @@ def refine(
     stages = tuple(seen.stages(layers))
     with torch.inference_mode(False), torch.enable_grad(), classifier.in_eval_mode():
         with torch.no_grad(), eval_mode(lax):
-            drawn = lax.to(device).logits(stages, targets).amax(1, keepdim=True)
+            drawn = lax.to(device).logits(stages, targets).amax(1)
             logits = drawn.clamp(-_LARGEST, _LARGEST).clone()
         logits.requires_grad_()
         adam, generator = torch.optim.Adam([logits], lr=lr), Generator(device).manual_seed(seed)
@@ -222,4 +222,4 @@ def refine(
             # Not backward(), which would leave gradients on the model.
             (logits.grad,) = torch.autograd.grad(found.loss, logits)
             adam.step()
-        return logits.detach().sigmoid()[:, 0]
+        return logits.detach().sigmoid()
