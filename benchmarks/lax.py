@@ -86,7 +86,7 @@ def step_jobs(classifier: Classifier, images: Tensor, name: str) -> dict[str, Ca
         logits = classifier.logits_of(inputs).float()
         torch.autograd.grad(logits.logsumexp(1).sum(), inputs)
 
-    recorder = Recorder(lax, generator)  # as in training
+    recorder = Recorder(lax, generator, images.shape[1:])  # as in training
 
     def numbers(net: Callable[..., Tensor], batch: Batch, done: object) -> dict[str, Tensor]:
         with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
