@@ -96,6 +96,9 @@ def scores_of(table: TablePipeline, test: Split, lax: Lax) -> tuple[dict[str, fl
     leaked = leak(classifier, images, heatmaps, labels, alpha_min=alpha, progress=False)
     found |= leaked.mean() | {"leak_ratio": leaked.ratio}
     found |= artefacts_of(classifier, images, heatmaps.cpu(), alpha)
+    cell = (found["cell"],) * 2
+    given = (classifier, images, smoothed(heatmaps, cell).to(heatmaps), labels)
+    found["msi_smoothed"] = evaluate(*given, columns=("msi",), **options).mean()["msi"]
     if test.masks is not None:
         objects = middle(test.masks[:, None], table.plan.side)[:, 0]
         found["iou"] = float(region_overlap(heatmaps, objects.float(), alpha, empty=0.0).mean())

@@ -41,10 +41,11 @@ class TopDown(nn.Module):
         answers: int = 1,
         bias: float = 0.0,
         evidence: bool = False,
+        width: int | None = None,
     ) -> None:
         super().__init__()
         self.joined = joined
-        width = WIDTH if channels[-1] >= MANY else NARROW
+        width = width or (WIDTH if channels[-1] >= MANY else NARROW)
         # The finest level, which has the most cells, has half the channels.
         finest = len(channels) - joined + steps
         widths = [width // 2 if k == finest > 0 else width for k in range(finest + 1)]

@@ -30,7 +30,8 @@ SHIPPED = {name: folder / "lax" for name, folder in SMALL_NETS.items()}
 _MAX_CHANNELS, _MAX_UPSAMPLE = 2**16, 32  # more than any classifier has or needs
 _MAX_WEIGHTS, _MAX_LAYERS = 2**27, 64  # half a gigabyte
 _MAX_STAGES, _MAX_ANSWERS, _MAX_CLASSES = 8, 8, 10**6
-_SHAPE, _SPLIT = ("steps", "joined", "classes", "answers", "evidence"), ("regions", "alone")
+_SHAPE = ("steps", "joined", "classes", "answers", "evidence", "width")
+_SPLIT = ("regions", "alone")
 _CARD = """---
 library_name: sufficit
 tags: [explainability, saliency]
@@ -51,7 +52,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     with several `answers` as many maps, each of which is to suffice alone. They are the `regions`
     of one map, as many; an adapter of one answer draws the one with the number `alone`. `steps`
     doubles the side of its map so often. The `joined` last layers have one size, as in a ViT, and
-    are read at once.
+    are read at once. `width` is the number of its channels, by default 64, or 32 for few features.
     With one number of channels it is the paper's convnet K-256-128-64-1, whose map has `upsample`
     times the features' side, or a module of your own (`net`) that gives one channel.
 
@@ -76,6 +77,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         answers: int = 1,
         bias: float = 0.0,
         evidence: bool = False,
+        width: int | None = None,
         regions: int = 0,
         alone: int = 0,
         net: nn.Module | None = None,
@@ -88,7 +90,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         self.upsample, self.widths = upsample, tuple(widths)
         self.steps, self.joined = steps, joined
         self.classes, self.answers, self.own_net = classes, answers, net is not None
-        self.evidence, self.regions, self.alone = evidence, regions, alone
+        self.evidence, self.width, self.regions, self.alone = evidence, width, regions, alone
         _check_sizes(self)
         self.layers: tuple[str, ...] = ()
         if layer:
@@ -306,6 +308,7 @@ def _check_sizes(lax: Lax) -> None:
         *(("upsample", 1, _MAX_UPSAMPLE), ("steps", 0, 5), ("answers", 1, _MAX_ANSWERS)),
         ("joined", 1, len(channels)),
         *([] if lax.classes is None else [("classes", 2, _MAX_CLASSES)]),
+        *([] if lax.width is None else [("width", 2, _MAX_CHANNELS)]),
         *([("regions", 2, _MAX_ANSWERS)] if lax.regions != 0 else []),
         ("alone", 0, max(apart, 0)),
     ):

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 PATIENCE = 5
 STATISTICS = 64  # images that the mean and spread of features are taken from
 FEW = 16  # images that the weights of the classes are taken from
+WIDE = 256  # channels over stages of one size, as of a ViT: few convolutions, in few cells
 SIDE = 28  # cells along a map that are fine enough, whatever the size of the features
 
 
@@ -164,6 +165,7 @@ def untrained(
         options = {"steps": steps, "classes": classes, "answers": recipe.answers}
         options["regions"] = recipe.answers if recipe.answers > 1 else 0
         options["joined"] = sides.count(sides[-1])
+        options["width"] = WIDE if options["joined"] == len(sides) else None
         options["evidence"] = bool(recipe.absent and recipe.mosaics)
         lax = Lax([stage.shape[1] for stage in stages], bias=recipe.bias, **options)
         lax.standardize(stages)
