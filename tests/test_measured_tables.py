@@ -130,14 +130,15 @@ def test_a_row_for_every_adapter(tmp_path: Path) -> None:
     assert measured_tables.adapters(tmp_path) == ""
     one = {
         "arm": "robust", "seed": 3, "config": {"epochs": 12, "images": 1000}, "msi": 0.25,
+        "time": "2026-11-18T02:00:21+0000", "msi_smoothed": 0.0625,
         "msi_blur": 0.5, "msi_blur_twin": -0.125, "mask_penalty": 0.375, "leak_ratio": 1.25,
         "grid_energy": 2.0, "grid_energy_smoothed": 1.5, "fragments_mean": 0.75,
     }  # fmt: skip
     (tmp_path / "adapters").mkdir()
     (tmp_path / "adapters" / "cub200.json").write_text(json.dumps([one]))
     (row,) = measured_tables.adapters(tmp_path).splitlines()[2:]
-    scores = "12 | 1,000 | 0.250 | 0.500 | - | -0.125 | 0.375 | 1.25 | 2.00 (1.50) | 0.75"
-    assert row == f"| CUB-200, ResNet50, `robust`, 3 | {scores} |"
+    scores = "0.250 | 0.500 | - | -0.125 | 0.062 | 0.375 | 1.25 | 2.00 (1.50) | 0.75"
+    assert row == f"| CUB-200, ResNet50, `robust`, 3 | 18 | 12 | 1,000 | {scores} |"
 
 
 def test_ways_to_an_interval(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ ADAPTER_SCORES = {
     "msi_blur": "model, blur",
     "msi_black_twin": "twin, black",
     "msi_blur_twin": "twin, blur",
+    "msi_smoothed": "smoothed map",
 }
 FILLS = ("", "_blur", "_noise", "_mean_fill")
 
@@ -209,12 +210,13 @@ def check(table: str, results: Path = RESULTS) -> str:
 
 def adapters(results: Path = RESULTS) -> str:
     """The adapters of tools/lax_arms.py, one row each."""
-    heads = ["epochs", "images", *(f"MSI: {who}" for who in ADAPTER_SCORES.values())]
+    heads = ["day", "epochs", "images", *(f"MSI: {who}" for who in ADAPTER_SCORES.values())]
     heads += ["area", "leak / chance", "grid energy (smoothed)", "fragments"]
     lines = [f"| table, arm, seed | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
     for table, title in TABLES.items():
         for one in _read(results / "adapters" / f"{table}.json", []):
-            cells = [f"{one['config']['epochs']}", f"{one['config']['images']:,}"]
+            cells = [one["time"][8:10], f"{one['config']['epochs']}"]
+            cells.append(f"{one['config']['images']:,}")
             cells += [f"{one[c]:.3f}" if c in one else "-" for c in ADAPTER_SCORES]
             cells += [f"{one['mask_penalty']:.3f}", f"{one['leak_ratio']:.2f}"]
             cells += [f"{one['grid_energy']:.2f} ({one['grid_energy_smoothed']:.2f})"]
