@@ -33,7 +33,7 @@ def pictures(root: Path, *names: str) -> ImageSource:
 def numbers_of(source: ImageSource, classes: list[str] | None, count: int) -> list[int | None]:
     model = nn.Sequential(nn.Conv2d(3, count, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     labels = labels_for(Classifier(model, classes=classes), source, "auto")
-    return [None if labels is None else labels(image) for image in source]
+    return [None] * len(list(source)) if labels is None else labels
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_images_in_memory_are_read_as_files_are() -> None:
     assert torch.stack([item.pixels for item in items]).equal(pixels)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     labels = labels_for(Classifier(model), source, "auto")
-    assert [labels(image) for image in source] == [2, 0, 2]
+    assert labels == [2, 0, 2]
 
 
 def test_an_image_in_memory_is_pickled_without_its_neighbours() -> None:

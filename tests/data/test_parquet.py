@@ -80,7 +80,7 @@ def test_rows_are_images_with_names_labels_and_bytes(tmp_path: Path) -> None:
     sizes = [group.column(0).total_compressed_size // group.num_rows for group in groups]
     assert [image.size for image in found] == [sizes[k // 4] for k in range(10)]
     one = found[3]
-    fields = {name: getattr(one, name) for name in ParquetImage.__dataclass_fields__}
+    fields = {name: getattr(one, name) for name in ParquetImage.__match_args__}
     assert KINDS[type(one).__name__](**fields) == one
     assert {type(value) for value in fields.values()} == {str, int}
 
@@ -160,7 +160,7 @@ def test_labels_are_matched_to_the_classes_of_the_model(
 ) -> None:
     source = open_images(write(tmp_path / "a.parquet", [png(0)] * 3, labels, metadata=metadata))
     known = labels_for(model(classes), source, "auto")
-    assert [known(image) for image in source] == wanted
+    assert known == wanted
 
 
 def test_numbers_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:

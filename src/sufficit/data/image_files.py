@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
-from os.path import join, splitext
 from pathlib import Path
 from stat import S_ISREG
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,7 +33,6 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".t
 BROKEN = ("EHOSTDOWN", "EIO", "ENODEV", "ENOTCONN", "ENXIO", "ESTALE", "ETIMEDOUT")
 MOST_IMAGE = 2**26  # bytes of an image that is read whole
 REQUESTS = 16  # to object storage, at a time
-_Folder = tuple[str, str, str | None]  # its path, the start of its images' names, their class
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -51,6 +50,8 @@ class ImageFile:
     problem: str = ""  # why it cannot be read, if that is known without opening it
     size: int = -1  # bytes, as listed; -1 if unknown
     version: str = ""  # what changes when the file is written again; "" if unknown
+    start: int = 0  # its first byte or its row, inside a larger file
+    inside: ClassVar[bool] = False  # a larger file, without which no image in it can be read
 
     @property
     def path(self) -> Path:
@@ -59,7 +60,9 @@ class ImageFile:
 
     @property
     def root(self) -> Path:
-        """The folder that the name is relative to."""
+        """The folder that the name is relative to, or the larger file."""
+        if self.inside:
+            return self.path
         above = self.path.parents
         return above[min(self.name.count("/"), len(above) - 1)]
 
@@ -72,7 +75,7 @@ class ImageFile:
 
     def read(self, view: View | None) -> Tensor:
         """Decode it as the model sees it: [C,H,W] in 0..1."""
-        if is_remote(self.file):
+        if self.inside or is_remote(self.file):
             return decode_image(BytesIO(self.content()), view)
         with while_there(self.root, self.path.parent):
             return read_image(self.path, view)
@@ -95,31 +98,18 @@ class ImageFile:
         return f"a file of {self.size} bytes, the limit is {MOST_IMAGE}"
 
 
-@dataclass(frozen=True, slots=True)
-class ContainedImage(ImageFile):
-    """An image inside a larger file, without which none of its images can be read."""
-
-    start: int = 0  # its first byte or its row
-
-    @property
-    def root(self) -> Path:
-        """The file that contains it."""
-        return self.path
-
-    def read(self, view: View | None) -> Tensor:
-        """Decode it as the model sees it: [C,H,W] in 0..1."""
-        return decode_image(BytesIO(self.content()), view)
-
-
 def is_image(name: str) -> bool:
     """Whether a file of this name is taken for an image.
 
     >>> is_image("cat.JPG"), is_image("cat.txt")
     (True, False)
     """
-    if name.startswith("."):
-        return splitext(name)[1].lower() in SUFFIXES and not is_unfinished(name)  # noqa: PTH122
-    return name.lower().endswith(SUFFIXES)  # fast, as there may be millions
+    is_suffix = name.startswith(".") and name.count(".") == 1  # as .png is no image
+    return name.lower().endswith(SUFFIXES) and not is_suffix and not is_unfinished(name)
+
+
+_Listed = tuple[dict[str, tuple[int, str]], set[str]]
+"""The images in a folder with size and version, and its folders."""
 
 
 def images_below(root: Path, warned: set[str]) -> Iterator[ImageFile]:
@@ -129,48 +119,25 @@ def images_below(root: Path, warned: set[str]) -> Iterator[ImageFile]:
     missing. One that can't be opened for another reason is skipped, with a warning unless it is in
     `warned`; so is lost+found, which systems keep for themselves, without one. A link to a
     folder elsewhere is followed once; one to a folder around or inside the root is not, because it
-    would give the same images again, or never end.
+    would give the same images again, or never end. On object storage subfolders are listed ahead.
     """
-    if is_remote(root):
-        yield from _remote_images(str(root), _listed(str(root)), "", None)
-        return
-    top, seen = root.resolve(), set[Path]()
+    local = partial(_listed, root, warned, set[Path]())
 
-    def below(folder: str, inside: str, label: str | None) -> Iterator[ImageFile | _Folder]:
-        files, folders = dict[str, tuple[int, str]](), set[str]()
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if _is_folder(entry, root):
-                        folders |= {entry.name} - {"lost+found"}
-                    elif is_image(entry.name):
-                        files[entry.name] = _facts(entry)
-        except OSError as error:
-            check_there(root, error)
-            reason = f"{folder} can't be opened ({error.strerror})"
-            if isinstance(error, PermissionError):
-                raise UserError(
-                    f"{reason}, so its images would be missing: give permission to read and enter"
-                    " it, or move it out of the data"
-                ) from error
-            if folder not in warned:
-                warned.add(folder)
-                warnings.warn(f"{reason}: its images are skipped", stacklevel=2)
-            return
-        start = join(folder, "")  # noqa: PTH118  # a Path for each of millions would take long
-        for entry_name in sorted([*files, *folders]):
-            name, path = as_text(entry_name), start + entry_name
-            if entry_name in files:
-                yield ImageFile(path, inside + name, label, "", *files[entry_name])
-                continue
-            if Path(path).is_symlink():
-                target = Path(path).resolve()
-                if target in seen or target.is_relative_to(top) or top.is_relative_to(target):
-                    continue
-                seen.add(target)
-            yield path, f"{inside}{name}/", label or name
+    def below(folder: str, listed: _Listed, inside: str, label: str | None) -> Iterator[Any]:
+        files, folders = listed
+        start = folder.rstrip("/") + "/"  # a Path for each of millions would take long
+        paths = (start + name for name in sorted(folders))
+        deeper = ahead(_listed_remote, paths) if is_remote(root) else map(local, paths)
+        for entry in sorted([*files, *folders]):
+            name = as_text(entry)
+            if entry in files:
+                yield ImageFile(start + entry, inside + name, label, "", *files[entry])
+            else:
+                yield below(start + entry, next(deeper), f"{inside}{name}/", label or name)
 
-    open_folders = [below(str(root), "", None)]  # no recursion: there may be thousands of levels
+    top = str(root)
+    listed = _listed_remote(top) if is_remote(root) else local(top)
+    open_folders = [below(top, listed, "", None)]  # no recursion: there may be thousands of levels
     while open_folders:
         found = next(open_folders[-1], None)
         if found is None:
@@ -178,40 +145,54 @@ def images_below(root: Path, warned: set[str]) -> Iterator[ImageFile]:
         elif isinstance(found, ImageFile):
             yield found
         else:
-            open_folders.append(below(*found))
+            open_folders.append(found)
 
 
-def _remote_images(
-    folder: str, listed: "_Listed", inside: str, label: str | None
-) -> Iterator[ImageFile]:
-    """The same below a folder on object storage, whose subfolders are listed ahead."""
-    files, folders = listed
-    start = folder.rstrip("/") + "/"
-    deeper = ahead(_listed, (start + name for name in sorted(folders)))
-    for name in sorted([*files, *folders]):
-        if name in files:
-            yield ImageFile(start + name, inside + name, label, "", *files[name])
-        else:
-            yield from _remote_images(start + name, next(deeper), f"{inside}{name}/", label or name)
-
-
-_Listed = tuple[dict[str, tuple[int, str]], set[str]]
-"""The images in a folder with size and version, and its folders."""
-
-
-def _listed(folder: str) -> _Listed:
+def _listed(root: Path, warned: set[str], linked: set[Path], folder: str) -> _Listed:
+    """What is in a folder below the root; nothing if it is a link that is not followed."""
     files, folders = dict[str, tuple[int, str]](), set[str]()
+    if folder != str(root) and Path(folder).is_symlink():
+        top, target = root.resolve(), Path(folder).resolve()
+        if target in linked or target.is_relative_to(top) or top.is_relative_to(target):
+            return files, folders
+        linked.add(target)
     try:
-        path = place(folder)
-        assert is_remote(path)  # the caller asked
-        for name, kind, size, version in path.entries():
-            if kind == "directory":
-                folders.add(name)
-            elif is_image(name):
-                files[name] = size, version
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    is_folder = entry.is_dir()
+                except OSError as error:  # a link to itself
+                    check_there(root, error)
+                    is_folder = False
+                if is_folder:
+                    folders |= {entry.name} - {"lost+found"}
+                elif is_image(entry.name):
+                    files[entry.name] = _facts(entry)
+    except OSError as error:
+        check_there(root, error)
+        reason = f"{folder} can't be opened ({error.strerror})"
+        if isinstance(error, PermissionError):
+            raise UserError(
+                f"{reason}, so its images would be missing: give permission to read and enter"
+                " it, or move it out of the data"
+            ) from error
+        if folder not in warned:
+            warned.add(folder)
+            warnings.warn(f"{reason}: its images are skipped", stacklevel=2)
+        return {}, set()
+    return files, folders
+
+
+def _listed_remote(folder: str) -> _Listed:
+    path = place(folder)
+    assert is_remote(path)  # the caller asked
+    try:
+        entries = list(path.entries())
     except FileNotFoundError as error:
         raise UserError(f"no folder of images at {folder}: check the address") from error
-    return files, folders
+    files = {name: (size, version) for name, kind, size, version in entries if kind != "directory"}
+    folders = {name for name, kind, *_ in entries if kind == "directory"}
+    return {name: facts for name, facts in files.items() if is_image(name)}, folders
 
 
 def ahead(work: Callable[[S], T], items: Iterable[S], threads: int = REQUESTS) -> Iterator[T]:
@@ -242,14 +223,6 @@ def as_text(name: str) -> str:
     if name.isascii():
         return name
     return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def _is_folder(entry: os.DirEntry[str], root: Path) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError as error:  # a link to itself
-        check_there(root, error)
-        return False
 
 
 def _facts(entry: os.DirEntry[str]) -> tuple[int, str]:
@@ -316,16 +289,17 @@ def while_there(root: Path, folder: Path | None = None) -> Iterator[None]:
 def check_there(root: Path, error: BaseException, *, may_be_empty: bool = False) -> None:
     """Raise GoneError if a read error means that the folder or shard is gone, not one bad file."""
     cause = error if isinstance(error, OSError) else error.__cause__
-    known = cause if isinstance(cause, OSError) else None
-    broken = known is not None and errno.errorcode.get(known.errno or 0) in BROKEN
-    if not broken and _is_there(root, may_be_empty):
+    number, reason = getattr(cause, "errno", None), getattr(cause, "strerror", None)
+    broken = errno.errorcode.get(number or 0) in BROKEN
+    if not broken and _can_be_read(root, may_be_empty):
         return
-    reason = (known and known.strerror) or "it does not exist"
-    lost = f"{root} can't be read any more ({reason})"
-    raise GoneError(f"{lost}: bring it back and give the same command to resume") from error
+    raise GoneError(
+        f"{root} can't be read any more ({reason or 'it does not exist'}): bring it back and give"
+        " the same command to resume"
+    ) from error
 
 
-def _is_there(root: Path, may_be_empty: bool) -> bool:
+def _can_be_read(root: Path, may_be_empty: bool) -> bool:
     """Whether a file or folder can be read; a lost mount is an empty folder."""
     if is_remote(root):
         return root.exists()

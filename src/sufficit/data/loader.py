@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from torch import Tensor
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.heatmap_files import HeatmapError
-from sufficit.data.image_files import BadImageError, ContainedImage, ImageFile, ahead, while_there
+from sufficit.data.image_files import BadImageError, ImageFile, ahead, while_there
 from sufficit.data.images import ImageSource, SourceImage, class_forms, class_named
-from sufficit.data.shards import ShardImage
+from sufficit.data.parquet import ParquetImage
 from sufficit.errors import UserError
 from sufficit.files import is_remote
 
@@ -151,20 +151,14 @@ def check_any(scored: int, n_skipped: int, skipped: Mapping[str, str]) -> None:
 
 def labels_for(
     classifier: Classifier, source: ImageSource, wanted: Literal["auto", "label", "prediction"]
-) -> Callable[[SourceImage], int] | None:
-    """The class number of an image, from its folder or label; None to take predictions."""
-    folders, loose, first = set[str](), 0, ""
-    for image in source:  # once: it may be long
-        if image.folder is not None:
-            folders.add(image.folder)
-        elif not image.problem:
-            loose, first = loose + 1, first or image.name
-    words = sorted(folders)
-    numbers = numbers_for(classifier, words, (loose, first), source, wanted)
-    if numbers is None:
-        return None
+) -> list[int] | None:
+    """The class number of each image, from its folder or label; None to take predictions."""
+    images = list(source)
+    words = sorted({image.folder for image in images if image.folder is not None})
+    loose = [image.name for image in images if image.folder is None and not image.problem]
+    numbers = numbers_for(classifier, words, (len(loose), *loose[:1]), source, wanted)
     # A file of a shard that is never read may have no label: any number will do.
-    return lambda image: numbers[image.folder or words[0]]
+    return None if numbers is None else [numbers[one.folder or words[0]] for one in images]
 
 
 def numbers_for(
@@ -208,15 +202,16 @@ def class_numbers(
     signed = any(re.fullmatch("-[0-9]+", folder) for folder in folders)
     if not forms and len(folders) == num_classes and not all(digits) and not signed:
         return {folder: number for number, folder in enumerate(folders)}
-    strange = [folder for folder in folders if folder not in found] or folders
-    own = classes if classes and len(classes) <= num_classes else ()
-    named = f" ({', '.join(list(own)[:4])}, ...)" if own else ""
-    which = f"{len(folders)} class folders (first {strange[0]!r}) do"
-    which = f"the class folder {strange[0]!r} does" if len(folders) == 1 else which
+    strange = next((folder for folder in folders if folder not in found), folders[0])
+    which = f"{len(folders)} class folders (first {strange!r}) do"
+    if len(folders) == 1:
+        which = f"the class folder {strange!r} does"
+    known = classes and len(classes) <= num_classes
+    named = f" ({', '.join(list(classes)[:4])}, ...)" if classes and known else ""
     raise UserError(
-        f"{which} not fit the model's"
-        f" {num_classes} classes{named}: name the folders as the model names its classes, or by"
-        " class number, or score the model's own predictions with --targets prediction"
+        f"{which} not fit the model's {num_classes} classes{named}: name the folders as the model"
+        " names its classes, or by class number, or score the model's own predictions with"
+        " --targets prediction"
     )
 
 
@@ -238,10 +233,11 @@ def num_classes(classifier: Classifier, images: Iterable[SourceImage]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Download(ContainedImage):
+class Download(ImageFile):
     """An image whose bytes are in memory, or with the problem that kept them away."""
 
     held: bytes = b""
+    inside = True
 
     def content(self) -> bytes:
         """The bytes of its file."""
@@ -252,56 +248,51 @@ class Download(ContainedImage):
 
 def downloaded(entries: Sequence[Entry]) -> list[Entry]:
     """The entries, with the bytes of images on object storage in memory."""
-    images = [entry.image for entry in entries]
-    files = [image for image in images if isinstance(image, ImageFile) and is_remote(image.file)]
-    remote = [one for one in files if type(one) in (ImageFile, ShardImage) and not one.fault]
+    remote = [
+        image
+        for image in (entry.image for entry in entries)
+        if isinstance(image, ImageFile) and not isinstance(image, ParquetImage | Download)
+        if is_remote(image.file) and not image.fault
+    ]
     # Each thread that makes a path of hf:// connects and lists again, so that it is made here.
     groups = [(run[0].path, run) for run in runs(remote)]
     known: dict[SourceImage, Download] = {}
-    if groups:
-        for (_, run), found in zip(groups, ahead(_fetch, groups), strict=True):
-            known |= zip(run, found, strict=True)
+    for (_, run), found in zip(groups, ahead(_fetch, groups), strict=True):
+        known |= zip(run, found, strict=True)
     return [replace(e, image=known[e.image]) if e.image in known else e for e in entries]
 
 
 def runs(images: Sequence[ImageFile]) -> list[list[ImageFile]]:
     """The images in groups of one request each: a file, or neighbours in a shard."""
     found: list[list[ImageFile]] = []
-    for image in sorted(images, key=lambda image: (image.file, getattr(image, "start", 0))):
-        if not (found and _follows(found[-1][0], found[-1][-1], image)):
-            found.append([])
-        found[-1].append(image)
+    for image in sorted(images, key=lambda image: (image.file, image.start)):
+        run = found[-1] if found else [image]
+        gap = image.start - (run[-1].start + run[-1].size)
+        whole = image.start + image.size - run[0].start
+        joins = image.inside and image.file == run[0].file and gap <= GAP and whole <= MOST_RUN
+        if found and joins:
+            run.append(image)
+        else:
+            found.append([image])
     return found
-
-
-def _follows(first: ImageFile, last: ImageFile, image: ImageFile) -> bool:
-    """Whether the request for the images from first to last may read this one too."""
-    if not (isinstance(first, ShardImage) and isinstance(last, ShardImage)):
-        return False
-    if not isinstance(image, ShardImage) or image.file != last.file:
-        return False
-    near = image.start - (last.start + last.size) <= GAP
-    return near and image.start + image.size - first.start <= MOST_RUN
 
 
 def _fetch(asked: tuple[Path, Sequence[ImageFile]]) -> list[Download]:
     """The images of one request."""
     path, run = asked
     assert is_remote(path)  # the caller asked
-    first, last = run[0], run[-1]
+    first, last, problem, contents = run[0], run[-1], "", [b""] * len(run)
     try:
         with while_there(first.root):
-            if isinstance(first, ShardImage) and isinstance(last, ShardImage):
+            if first.inside:
                 whole = path.read_range(first.start, last.start + last.size)
-                starts = [one.start - first.start for one in cast(Sequence[ShardImage], run)]
-                contents = [whole[at : at + one.size] for at, one in zip(starts, run, strict=True)]
+                places = [one.start - first.start for one in run]
+                contents = [whole[at : at + one.size] for at, one in zip(places, run, strict=True)]
             else:
                 contents = [path.read_bytes()]
     except OSError as error:
-        return [_download(one, f"can't be opened ({error.strerror})") for one in run]
-    return [_download(one, "", held) for one, held in zip(run, contents, strict=True)]
-
-
-def _download(image: ImageFile, problem: str, held: bytes = b"") -> Download:
-    known = (image.file, image.name, image.folder, problem, image.size, image.version)
-    return Download(*known, held=held)
+        problem = f"can't be opened ({error.strerror})"
+    return [
+        Download(one.file, one.name, one.folder, problem, one.size, one.version, held=held)
+        for one, held in zip(run, contents, strict=True)
+    ]

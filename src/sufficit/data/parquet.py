@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Any
 
 from sufficit.data import image_files
-from sufficit.data.image_files import BadImageError, ContainedImage, ahead, check_there, while_there
+from sufficit.data.image_files import BadImageError, ImageFile, ahead, check_there, while_there
 from sufficit.data.patterns import names_in_common
 from sufficit.errors import UserError
 from sufficit.files import is_remote, place, version_of
@@ -35,10 +35,11 @@ _reading = Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetImage(ContainedImage):
+class ParquetImage(ImageFile):
     """An image in a row: `file` is the parquet file, `size` the mean of its row group."""
 
     column: str = ""  # that holds the bytes; image.bytes is a field of a struct
+    inside = True
 
     def content(self) -> bytes:
         """The bytes in its row."""

@@ -18,7 +18,7 @@ from typing import BinaryIO
 from sufficit.data.image_files import (
     SUFFIXES,
     BadImageError,
-    ContainedImage,
+    ImageFile,
     ahead,
     as_text,
     while_there,
@@ -36,8 +36,10 @@ _RECORD = re.compile(rb"(\d{1,7}) ([^=]{1,255})=")  # bounded, so that none take
 
 
 @dataclass(frozen=True, slots=True)
-class ShardImage(ContainedImage):
+class ShardImage(ImageFile):
     """An image inside a shard: `file` is the shard, `folder` the label's word."""
+
+    inside = True
 
     def content(self) -> bytes:
         """The bytes of its file inside the shard."""

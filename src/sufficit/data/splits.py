@@ -100,8 +100,7 @@ def read_folder(
     if len(images) < FEWEST:
         enough = f"training needs {FEWEST} or more, hundreds to be of use"
         raise UserError(f"{len(images)} images in {data}: {enough}")
-    number = labels_for(classifier, ImageSource(images, source.classes), target)
-    labels = None if number is None else [number(image) for image in images]
+    labels = labels_for(classifier, ImageSource(images, source.classes), target)
     if labels is not None and len(set(labels)) < 2:
         raise UserError(
             f"{data} is a folder with one class ({images[0].folder}): training needs two classes"
