@@ -80,15 +80,11 @@ class ImageSource:
     """Images in a fixed order, that can be iterated over again."""
 
     images: Iterable[SourceImage]
-    named: Sequence[str] = ()  # all classes in order, of images that are listed already
+    # The names of all classes in order, if files name them; known once it is listed.
+    classes: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[SourceImage]:
         return iter(self.images)
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of all classes in order, if files name them; known once it is listed."""
-        return list(getattr(self.images, "classes", self.named))
 
     @staticmethod
     def from_tensors(
@@ -185,7 +181,8 @@ def open_images(
     storage or the Hugging Face Hub (hf://datasets/OWNER/NAME). Nothing is listed before it is
     asked for.
     """
-    return ImageSource(Listing(place(root), image_column, label_column))
+    listing = Listing(place(root), image_column, label_column)
+    return ImageSource(listing, listing.classes)
 
 
 def list_images(

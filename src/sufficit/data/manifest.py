@@ -36,15 +36,6 @@ GROUP = 256  # units that are read at a time
 HELD = 4  # groups in memory
 
 
-class TemporaryListing:
-    """A temporary file that is deleted with this."""
-
-    def __init__(self) -> None:
-        folder = mkdtemp(prefix="sufficit-")
-        self.path = Path(folder) / MANIFEST
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-
-
 class Manifest(Sequence[Entry]):
     """Images with their labels, read from the manifest as they are needed.
 
@@ -59,15 +50,24 @@ class Manifest(Sequence[Entry]):
         target: int | None = None,
         tensors: Sequence[ImageTensor] = (),
     ) -> None:
+        from pyarrow import parquet
+
         self.path, self.numbers, self.target, self.tensors = path, numbers, target, tensors
-        self._file, self._lock = _open(path), Lock()
-        self._listing: TemporaryListing | None = None  # deleted with the last manifest of it
+        try:
+            self._file = parquet.ParquetFile(path.open("rb") if is_remote(path) else path)
+        except GoneError:
+            raise
+        except (OSError, ValueError) as error:  # pyarrow's errors are both
+            raise UserError(
+                f"cannot read {path} ({error}): use another --out, or --overwrite"
+            ) from error
         facts = json.loads(self._file.metadata.metadata[b"facts"])
         self.unit: int = facts["unit"]
         self.images: int = facts["images"]
         self.words: list[str] = facts["words"]  # class folders or labels
         self.loose = facts["loose"], facts["first_loose"]  # images without one
-        self._group = lru_cache(HELD)(partial(_read_group, self._file, self._lock))
+        self._read = partial(_read_group, self._file, Lock())
+        self._group = lru_cache(HELD)(self._read)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Manifest, (self.path, self.numbers, self.target, self.tensors)
@@ -76,14 +76,16 @@ class Manifest(Sequence[Entry]):
         self, numbers: Mapping[str, int] | None = None, target: int | None = None
     ) -> "Manifest":
         """The same images with other labels."""
-        found = Manifest(self.path, numbers, target, self.tensors)
-        found._listing = self._listing
-        return found
+        return self._with(numbers=numbers, target=target)
 
     def at(self, path: Path) -> "Manifest":
         """The same images; pickled, they are read from another copy of the file."""
-        found = self.labelled(self.numbers, self.target)
-        found.path = path
+        return self._with(path=path)
+
+    def _with(self, **changed: Any) -> "Manifest":
+        """A copy that shares the open file."""
+        found = object.__new__(Manifest)
+        found.__dict__ = self.__dict__ | changed
         return found
 
     def __len__(self) -> int:
@@ -152,9 +154,7 @@ class Manifest(Sequence[Entry]):
 
     def _column(self, name: str) -> Iterator[Any]:
         for group in range(self._file.num_row_groups):
-            with self._lock:
-                found = self._file.read_row_group(group, columns=[name])
-            yield from found.column(name).to_pylist()
+            yield from self._read(group, [name]).column(name).to_pylist()
 
 
 @dataclass(frozen=True)
@@ -185,37 +185,25 @@ class Units:
 
 
 def listed(images: Iterable[SourceImage], unit: int) -> Manifest:
-    """The manifest of images, in a temporary file that is deleted with it."""
+    """The manifest of images, a unit per row, in a temporary file that is deleted with it.
+
+    It is written while they are listed: memory does not grow with their number.
+    """
     if find_spec("pyarrow") is None:
         raise UserError(
             "a run lists its images and writes its results with pyarrow, which is not installed:"
             " pip install pyarrow"
         )
-    listing, tensors = TemporaryListing(), list[ImageTensor]()
-
-    def noted() -> Iterator[SourceImage]:
-        for image in images:
-            if isinstance(image, ImageTensor):
-                tensors.append(image)
-            yield image
-
-    write_manifest(listing.path, noted(), unit)
-    found = Manifest(listing.path, tensors=tensors)
-    found._listing = listing
-    return found
-
-
-def write_manifest(path: Path, images: Iterable[SourceImage], unit: int) -> None:
-    """Write images as they are listed, a unit per row; memory does not grow with their number."""
     import pyarrow
     from pyarrow import parquet
 
     types = dict.fromkeys(("kind", *TEXTS), pyarrow.string())
     types |= dict.fromkeys(NUMBERS, pyarrow.int64()) | {FILE: pyarrow.binary()}
     lists = {name: pyarrow.list_(one) for name, one in types.items()}
-    facts: dict[str, Any] = {"unit": unit, "images": 0, "loose": 0, "first_loose": None}
-    words, rest = set[str](), iter(images)
     schema = pyarrow.schema({"digest": pyarrow.string(), **lists})
+    facts: dict[str, Any] = {"unit": unit, "images": 0, "loose": 0, "first_loose": None}
+    words, tensors, rest = set[str](), list[ImageTensor](), iter(images)
+    path = Path(mkdtemp(prefix="sufficit-")) / MANIFEST
     with writing(path) as part, parquet.ParquetWriter(part, schema) as writer:
         while some := list(islice(rest, GROUP * unit)):
             columns = {name: [getattr(one, name, None) for one in some] for name in types}
@@ -232,6 +220,7 @@ def write_manifest(path: Path, images: Iterable[SourceImage], unit: int) -> None
             digests = [sha256(repr(told[a:b]).encode()) for a, b in pairwise(starts)]
             table["digest"] = pyarrow.array([one.hexdigest()[:16] for one in digests])
             writer.write_table(pyarrow.table(table, schema))
+            tensors += [one for one in some if isinstance(one, ImageTensor)]
             words.update(word for word in columns["folder"] if word is not None)
             loose = [one.name for one in some if one.folder is None and not one.problem]
             facts["images"] += len(some)
@@ -239,21 +228,13 @@ def write_manifest(path: Path, images: Iterable[SourceImage], unit: int) -> None
             facts["first_loose"] = facts["first_loose"] or next(iter(loose), None)
         facts["words"] = sorted(words)
         writer.add_key_value_metadata({"facts": json.dumps(facts)})
+    found = Manifest(path, tensors=tensors)
+    weakref.finalize(found._file, shutil.rmtree, path.parent, ignore_errors=True)
+    return found
 
 
-def _read_group(file: "ParquetFile", lock: Lock, group: int) -> "Table":
+def _read_group(
+    file: "ParquetFile", lock: Lock, group: int, columns: Sequence[str] | None = None
+) -> "Table":
     with lock:
-        return file.read_row_group(group)
-
-
-def _open(path: Path) -> "ParquetFile":
-    from pyarrow import parquet
-
-    try:
-        return parquet.ParquetFile(path.open("rb") if is_remote(path) else path)
-    except GoneError:
-        raise
-    except (OSError, ValueError) as error:  # pyarrow's errors are both
-        raise UserError(
-            f"cannot read {path} ({error}): use another --out, or --overwrite"
-        ) from error
+        return file.read_row_group(group, columns=columns)
