@@ -7,7 +7,6 @@ group is read, and the last few row groups are kept.
 import json
 import re
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,8 +28,9 @@ MOST_GROUP = 2**32  # bytes of the images of a row group
 AT_ONCE = 256  # rows that are read before their size is known
 _SPLIT = re.compile(r"(?:^|[-_./])(train|test|validation|valid|val|dev)(?=[-_./\d])")
 _UNSAFE = r"(^|[/\\])\.\.([/\\]|$)|^[/\\]|^[A-Za-z]:|\x00|^$"  # names that lead out of a folder
-_groups: OrderedDict[tuple[str, str, int], Any] = OrderedDict()  # file, column, number of group
-_starts: dict[str, list[int]] = {}  # the first row of each row group, by file
+_BYTES = ("binary", "large_binary", "binary_view")
+_LABEL = re.compile(r"u?int\d+|(large_)?string(_view)?")  # types of pyarrow
+_groups: "list[_Group]" = []  # those that were read last, the latest one at the end
 _reading = Lock()
 
 
@@ -43,13 +43,47 @@ class ParquetImage(ImageFile):
 
     def content(self) -> bytes:
         """The bytes in its row."""
-        content = _bytes_of(self.file, self.column, self.start)
+        content = self._stored()
         if not content:
             raise BadImageError("no bytes in its row")
         if len(content) > image_files.MOST_IMAGE:
             limit = f"the limit is {image_files.MOST_IMAGE}"
             raise BadImageError(f"a file of {len(content)} bytes, {limit}")
         return content
+
+    def _stored(self) -> bytes | None:
+        """What is in its row; its row group is read, or one of the last."""
+        with _reading:  # one at a time: threads mostly wait for the same one
+            group = next((one for one in _groups if one.holds(self)), None)
+            if group is None:
+                group = _read_group(self)
+            else:
+                _groups.remove(group)
+            _groups.append(group)
+            while len(_groups) > 2 and sum(one.nbytes for one in _groups) > MOST_KEPT:
+                del _groups[0]
+        if isinstance(group.images, BadImageError):
+            raise BadImageError(str(group.images)) from group.images
+        content: bytes | None = group.images[self.start - group.rows.start].as_py()
+        return content
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """The images of a row group."""
+
+    file: str
+    column: str
+    rows: range
+    images: Any  # a pyarrow array, or the BadImageError that says why they can't be read
+
+    def holds(self, image: ParquetImage) -> bool:
+        known = (self.file, self.column) == (image.file, image.column)
+        return known and image.start in self.rows
+
+    @property
+    def nbytes(self) -> int:
+        return getattr(self.images, "nbytes", 0)
 
 
 @dataclass(frozen=True)
@@ -86,7 +120,8 @@ def images_of_tables(
     """
 
     def read(path: Path) -> _Rows:
-        _forget(str(path))
+        with _reading:  # it may have been changed since it was read
+            _groups[:] = [one for one in _groups if one.file != str(path)]
         return _rows_of(path, image_column, label_column)
 
     remote = any(is_remote(path) for path in paths)
@@ -152,7 +187,11 @@ def choose_columns(
     elif image_column not in images:
         what = f"no column of images {image_column!r}"
         raise _wrong(path, what, fields, "another --image-column")
-    labels = [name for name, kind in fields.items() if _is_label(kind)]
+    labels = [
+        name
+        for name, kind in fields.items()
+        if _LABEL.fullmatch(str(kind.value_type if "dictionary<" in str(kind) else kind))
+    ]
     if label_column is not None and label_column not in labels:
         what = f"no column of labels {label_column!r}"
         raise _wrong(path, what, fields, "another --label-column")
@@ -172,26 +211,10 @@ def _wrong(path: Path, what: str, fields: dict[str, Any], remedy: str) -> UserEr
 
 def _bytes_in(name: str, kind: Any) -> str | None:
     """The column or its field that holds bytes; None if it does not."""
-    import pyarrow as pa
-
-    def is_bytes(one: Any) -> bool:
-        tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
-        return any(test(one) for test in tests)
-
-    if is_bytes(kind):
+    if str(kind) in _BYTES:
         return name
-    if pa.types.is_struct(kind) and (at := kind.get_field_index("bytes")) >= 0:
-        return f"{name}.bytes" if is_bytes(kind.field(at).type) else None
-    return None
-
-
-def _is_label(kind: Any) -> bool:
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return pa.types.is_integer(kind) or any(test(kind) for test in texts)
+    at = kind.get_field_index("bytes") if str(kind).startswith("struct<") else -1
+    return f"{name}.bytes" if at >= 0 and str(kind.field(at).type) in _BYTES else None
 
 
 def _features(schema: Any) -> dict[str, Any]:
@@ -211,7 +234,15 @@ def _rows_of(path: Path, image_column: str | None, label_column: str | None) -> 
     try:
         with while_there(path), _opened(path) as table:
             facts = table.metadata
-            _check_rows(facts, path)
+            groups = [facts.row_group(k) for k in range(facts.num_row_groups)]
+            sizes = (
+                one.column(k).total_compressed_size
+                for one in groups
+                for k in range(one.num_columns)
+            )
+            if facts.num_rows > (held := sum(sizes)):  # columns of them would take all memory
+                claim = f"{path} claims {facts.num_rows} rows in {held} bytes"
+                raise UserError(f"{claim}: fetch it again")
             columns = choose_columns(table.schema_arrow, path, image_column, label_column)
             wanted = [name for name in (columns.path, columns.label) if name is not None]
             found = table.read(columns=wanted)
@@ -220,23 +251,12 @@ def _rows_of(path: Path, image_column: str | None, label_column: str | None) -> 
         raise UserError(f"{path} is no readable parquet file ({error}): fetch it again") from error
     leaves = [facts.schema.column(k).path for k in range(facts.num_columns)]
     at = leaves.index(columns.image)
-    groups = [facts.row_group(k) for k in range(facts.num_row_groups)]
-    sizes = tuple((one.num_rows, one.column(at).total_compressed_size) for one in groups)
+    images = tuple((one.num_rows, one.column(at).total_compressed_size) for one in groups)
     labels = None if columns.label is None else found.column(columns.label)
     paths = None
     if columns.path is not None:
         paths = pc.struct_field(found.column(columns.path.removesuffix(".path")), "path")
-    return _Rows(columns, sizes, paths, labels, version_of(path))
-
-
-def _check_rows(facts: Any, path: Path) -> None:
-    """Raise for more rows than bytes: columns of them would take all memory."""
-    groups = (facts.row_group(k) for k in range(facts.num_row_groups))
-    held = sum(
-        one.column(k).total_compressed_size for one in groups for k in range(one.num_columns)
-    )
-    if facts.num_rows > held:
-        raise UserError(f"{path} claims {facts.num_rows} rows in {held} bytes: fetch it again")
+    return _Rows(columns, images, paths, labels, version_of(path))
 
 
 @contextmanager
@@ -247,60 +267,34 @@ def _opened(path: Path) -> Iterator[Any]:
         yield table
 
 
-def _bytes_of(file: str, column: str, row: int) -> bytes | None:
-    """The bytes in a row; its row group is read, or one of the last."""
-    with _reading:  # one at a time: threads mostly wait for the same one
-        key = _key(file, column, row)
-        if key not in _groups:
-            key = _read_group(file, column, row)
-        _groups.move_to_end(key)
-        while len(_groups) > 2 and sum(map(_nbytes, _groups.values())) > MOST_KEPT:
-            _groups.popitem(last=False)
-        found, first = _groups[key], _starts[file][key[2]]
-    if isinstance(found, BadImageError):
-        raise BadImageError(str(found)) from found
-    content: bytes | None = found[row - first].as_py()
-    return content
-
-
-def _forget(file: str) -> None:
-    """Drop what was read of a file before it was listed again: it may have been changed."""
-    with _reading:
-        _starts.pop(file, None)
-        for key in [key for key in _groups if key[0] == file]:
-            del _groups[key]
-
-
-def _key(file: str, column: str, row: int) -> tuple[str, str, int]:
-    return file, column, bisect_right(_starts.get(file, []), row) - 1
-
-
-def _read_group(file: str, column: str, row: int) -> tuple[str, str, int]:
-    """Keep the images of a row's group as a pyarrow array, or why they can't be read; their key."""
+def _read_group(image: ParquetImage) -> _Group:
+    """The images of the row group that an image is in, or why they can't be read."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    path = place(file)
+    file, path = image.file, place(image.file)
     try:
         with while_there(path), _opened(path) as table:
             facts = table.metadata
-            rows = [facts.row_group(k).num_rows for k in range(facts.num_row_groups)]
-            _starts[file] = [0, *accumulate(rows)][:-1]
-            if row >= sum(rows):
-                raise BadImageError(f"{file} has {sum(rows)} rows now: it was changed")
-            key = _key(file, column, row)
+            ends = list(
+                accumulate(facts.row_group(k).num_rows for k in range(facts.num_row_groups))
+            )
+            number = bisect_right(ends, image.start)
+            if number == len(ends):
+                raise BadImageError(f"{file} has {facts.num_rows} rows now: it was changed")
+            rows = range(ends[number - 1] if number else 0, ends[number])
             try:
-                (found,) = _group_within(table, key[2], column).columns
+                (found,) = _group_within(table, number, image.column).columns
                 is_struct = pa.types.is_struct(found.type)
-                _groups[key] = pc.struct_field(found, "bytes") if is_struct else found
+                found = pc.struct_field(found, "bytes") if is_struct else found
             except BadImageError as error:
-                _groups[key] = error
+                found = error
             except (pa.ArrowException, OSError) as error:
                 check_there(path, error)
-                _groups[key] = BadImageError(f"row group {key[2]} is corrupt ({error})")
+                found = BadImageError(f"row group {number} is corrupt ({error})")
     except (pa.ArrowException, OSError) as error:
         raise BadImageError(f"{file} can't be read ({error})") from error
-    return key
+    return _Group(file, image.column, rows, found)
 
 
 def _group_within(table: Any, group: int, column: str) -> Any:
@@ -317,10 +311,6 @@ def _group_within(table: Any, group: int, column: str) -> Any:
         if total > MOST_GROUP:
             raise BadImageError(f"row group {group} holds more than {MOST_GROUP} bytes")
     return pa.Table.from_batches(batches)
-
-
-def _nbytes(found: Any) -> int:
-    return 0 if isinstance(found, BadImageError) else int(found.nbytes)
 
 
 def _are_names(columns: Sequence[Any]) -> bool:
