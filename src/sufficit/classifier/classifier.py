@@ -392,8 +392,9 @@ def check_targets(targets: Tensor | Sequence[int] | None, n: int) -> Tensor | No
     return found.long()
 
 
-def check_range(targets: Tensor, classes: int) -> None:
-    """Raise for a class that the model does not have."""
-    if (highest := int(targets.max())) >= classes:
+def check_range(targets: Tensor | int, classes: int) -> None:
+    """Raise for a class, or a highest class, that the model does not have."""
+    highest = targets if isinstance(targets, int) else int(targets.max())
+    if highest >= classes:
         wanted = f"targets must lie in 0..{classes - 1}, the model has {classes} classes"
         raise UserError(f"{wanted}, got {highest}: use its class numbers")

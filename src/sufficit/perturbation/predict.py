@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sufficit.classifier.acceleration import is_compiled
-from sufficit.classifier.classifier import Classifier
+from sufficit.classifier.classifier import Classifier, check_range
 from sufficit.errors import UserError
 from sufficit.perturbation import tokens
 from sufficit.perturbation.bands import Band, distinct_masks, ranks, runs
@@ -64,11 +64,31 @@ def predict(
             rows: slice | list[int] = [row % n for row in range(start, start + count)]
             if start % n + count <= n:
                 rows = slice(start % n, start % n + count)  # copies nothing
-            inputs = loop.normalized(images[rows], fill, rows)
-            wanted = None if targets is None else targets[rows]
+            inputs, hidden = loop.normalized(images[rows], fill, rows)
             loop.reports = (progress, start, count, total)
-            maps, chosen = heatmaps[start : start + count], None if drawn is None else drawn[rows]
-            parts.append(loop.group(*inputs, maps, wanted, bands, weigh, chosen))
+            maps = heatmaps[start : start + count].to(inputs.device, torch.float32)
+            spans = runs(maps, [*bands, *weigh])
+            chosen, asked = None if drawn is None else drawn[rows], spans[:, : len(bands)]
+            if chosen is not None:
+                numbers = chosen.to(spans.device, torch.long)[..., None].expand(-1, -1, 2)
+                asked = asked.gather(1, numbers)
+            wanted = None if targets is None else targets[rows]
+            goals, named, confidences, calls = loop.group(
+                inputs, hidden, ranks(maps), asked, wanted
+            )
+            first, last = spans[:, len(bands) :].cpu().unbind(-1)
+            parts.append(
+                Predictions(
+                    bands=tuple(bands),
+                    named=named,
+                    confidences=confidences,
+                    weighed=tuple(weigh),
+                    shares=(last - first).double() / maps[0].numel(),
+                    targets=goals,
+                    calls=calls,
+                    drawn=chosen,
+                )
+            )
             start += count
     return Predictions.join(parts)
 
@@ -102,18 +122,27 @@ def predict_views(
     if loop.vit:
         masks = tokens.patches_of(masks, loop.vit.patch)
     named = torch.empty(len(order), dtype=torch.long, device="cpu")
-    confidences = torch.full((len(order),), torch.nan, device="cpu")
+    confidences = torch.empty(len(order), device="cpu")
     start = done = 0
     with torch.no_grad(), classifier.in_eval_mode():
         for count in _groups(len(used), images, classifier.device):
             rows = used[start : start + count].tolist()
-            inputs = loop.normalized(images[rows], fill, rows)
+            inputs, hidden = loop.normalized(images[rows], fill, rows)
             here = order[done : ends[start + count - 1]]
             loop.reports = (progress, done, len(here), len(order))
-            goals = None if targets is None else targets[here]
-            found = loop.views(*inputs, masks, place[here] - start, views[1][here], goals)
+            seen, through = place[here] - start, views[1][here]
+            sent = torch.arange(len(here), device=inputs.device)
+            goals = torch.zeros_like(sent) if targets is None else targets[here].to(sent)
+            given = (inputs, hidden, masks, seen, through, classifier.memory_format, loop.imputes)
+            masker: AnyMasker = ViewMasker(*given)
+            if loop.vit:
+                kept = masks[through.to(masks.device)].to(inputs.device)
+                masker, sent = loop.token_masker(inputs, seen.to(sent), kept)
+            found = loop.masked(masker, goals, sent)
             named[here], confidences[here] = found[0].cpu().long(), found[1].cpu()
             start, done = start + count, done + len(here)
+    if targets is None:
+        confidences.fill_(torch.nan)
     if classifier.score is not None:
         if whole is None:
             whole = torch.zeros(len(images), device="cpu")
@@ -129,7 +158,7 @@ def whole_values(classifier: Classifier, images: Tensor, batch_size: int | None 
     loop = _Loop(classifier, images, "black", batch_size)
     with torch.no_grad(), classifier.in_eval_mode():
         parts = images.split(_groups(len(images), images, classifier.device))
-        found = [loop._each(loop.normalized(some, "black")[0], loop._answer) for some in parts]
+        found = [loop.each(loop.normalized(some, "black")[0], loop.answer) for some in parts]
     return torch.cat(found)[:, 0].cpu()
 
 
@@ -195,12 +224,6 @@ class _Loop:
         # To whom progress is reported, images done before this group, in this group, in all.
         self.reports: tuple[Progress | None, int, int, int] = (None, 0, 0, 0)
 
-    def tick(self, share: float) -> None:
-        """Report progress in images, from the share of a group that is done."""
-        progress, before, here, total = self.reports
-        if progress is not None:
-            progress(before + share * here, total)
-
     def normalized(
         self, images: Tensor, fill: str | Tensor, part: slice | list[int] = slice(None)
     ) -> tuple[Tensor, Tensor]:
@@ -210,112 +233,73 @@ class _Loop:
         return self.classifier.normalize(images), self.classifier.normalize(filler)
 
     def group(
-        self,
-        inputs: Tensor,
-        hidden: Tensor,
-        heatmaps: Tensor,
-        targets: Tensor | None,
-        bands: Sequence[Band],
-        weigh: Sequence[Band],
-        drawn: Tensor | None,
-    ) -> Predictions:
-        """Return the predictions for a group of images that is on the device."""
-        maps = heatmaps.to(inputs.device, torch.float32)
-        pixels = maps[0].numel()
-        spans = runs(maps, [*bands, *weigh])
-        asked_spans = spans[:, : len(bands)]
-        if drawn is not None:
-            chosen = drawn.to(spans.device, torch.long)[..., None].expand(-1, -1, 2)
-            asked_spans = asked_spans.gather(1, chosen)
+        self, inputs: Tensor, hidden: Tensor, ranks: Tensor, spans: Tensor, targets: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return targets [N], classes and scores of each run of ranks [N,B], and calls [N].
+
+        Inputs, ranks and runs are those of a group of images that is on the device.
+        """
+        pixels, own_score = ranks[0].numel(), self.classifier.score is not None
         if self.vit:
-            kept = tokens.kept_patches(ranks(maps), asked_spans, self.vit.patch)
+            kept = tokens.kept_patches(ranks, spans, self.vit.patch)
             owners, kept, place = tokens.distinct_patches(kept)
             hides = ~kept.all(1)
         else:
-            owners, starts, stops, place = distinct_masks(asked_spans, pixels)
+            owners, starts, stops, place = distinct_masks(spans, pixels)
             hides = (starts > 0) | (stops < pixels)
-        whole = owners[~hides]
+        whole, asked = owners[~hides], hides.nonzero()[:, 0]
         self.highest = -1 if targets is None else int(targets.max())
-        logits, goals, values = self._whole(inputs, targets, whole)
-        wanted, asked = goals[owners], hides.nonzero()[:, 0]
+        if targets is None or own_score:
+            every = self.each(inputs, self.answer)
+            targets, logits = every.argmax(1), every[whole]
+        else:
+            targets = targets.to(inputs.device)
+            logits = self.each(inputs if len(whole) == len(inputs) else inputs[whole], self.answer)
+        goals = targets[owners]
         masker: AnyMasker
         if self.vit:
-            asked = asked[kept[asked].sum(1).argsort(stable=True)]
-            masker = tokens.TokenMasker(self._tokens(inputs), owners[asked], kept[asked])
+            masker, order = self.token_masker(inputs, owners[asked], kept[asked])
+            asked = asked[order]
         else:
             layout, those = self.classifier.memory_format, owners[asked].tolist()
             inputs = inputs.contiguous(memory_format=layout)
-            runs_asked = (starts[asked], stops[asked])
-            given = (inputs, hidden, ranks(maps), those, *runs_asked, layout)
+            given = (inputs, hidden, ranks, those, starts[asked], stops[asked], layout)
             masker = Masker(*given, imputes=self.imputes)
-        named, confidences = self._masked(masker, wanted, asked)
+        named, confidences = self.masked(masker, goals, asked)
         if len(whole):
-            named[~hides], confidences[~hides] = judge(logits, wanted[~hides], self.score)
-        if values is not None:
-            named, confidences = relative(confidences, values[owners])
-        first, last = spans[:, len(bands) :].cpu().unbind(-1)
-        place = place.cpu()
-        return Predictions(
-            bands=tuple(bands),
-            named=named.cpu()[place],
-            confidences=confidences.cpu()[place],
-            weighed=tuple(weigh),
-            shares=(last - first).double() / pixels,
-            targets=goals.cpu(),
-            calls=owners.bincount(minlength=len(maps)).cpu(),
-            drawn=drawn,
-        )
+            named[~hides], confidences[~hides] = judge(logits, goals[~hides], self.score)
+        if own_score:
+            named, confidences = relative(confidences, every[owners, 0])
+        place, calls = place.cpu(), owners.bincount(minlength=len(inputs)).cpu()
+        return targets.cpu(), named.cpu()[place], confidences.cpu()[place], calls
 
-    def _whole(
-        self, inputs: Tensor, targets: Tensor | None, whole: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return logits of some whole images, targets, and values by a score of the user's."""
-        if targets is not None and self.classifier.score is None:
-            some = inputs if len(whole) == len(inputs) else inputs[whole]
-            return self._each(some, self._answer), targets.to(inputs.device), None
-        logits = self._each(inputs, self._answer)
-        values = None if self.classifier.score is None else logits[:, 0]
-        return logits[whole], logits.argmax(1), values
+    def token_masker(
+        self, inputs: Tensor, owners: Tensor, kept: Tensor
+    ) -> tuple[tokens.TokenMasker, Tensor]:
+        """Return a masker of the masks' tokens, and the order in which it takes the masks."""
+        assert self.vit is not None
+        self.vit.check(self.classifier, inputs[:1])
+        order = kept.sum(1).argsort(stable=True)
+        whole = self.each(inputs, self.vit.embed)
+        return tokens.TokenMasker(whole, owners[order], kept[order]), order
 
-    def views(
-        self,
-        inputs: Tensor,
-        hidden: Tensor,
-        masks: Tensor,
-        seen: Tensor,
-        through: Tensor,
-        targets: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return class and score of each view of a group on the device: twice [T]."""
-        order = torch.arange(len(seen), device=inputs.device)
-        goals = torch.zeros_like(order) if targets is None else targets.to(order)
-        layout = self.classifier.memory_format
-        given = (inputs, hidden, masks, seen, through, layout, self.imputes)
-        masker: AnyMasker = ViewMasker(*given)
-        if self.vit:
-            kept = masks[through.to(masks.device)].to(inputs.device)
-            order = kept.sum(1).argsort(stable=True)
-            masker = tokens.TokenMasker(
-                self._tokens(inputs), seen.to(order.device)[order], kept[order]
-            )
-        named, confidences = self._masked(masker, goals, order)
-        return named, confidences.fill_(torch.nan) if targets is None else confidences
-
-    def _masked(self, masker: AnyMasker, goals: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    def masked(self, masker: AnyMasker, goals: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
         """Return class and score of a masker's inputs, the i-th in row order[i]: twice [T]."""
         confidences = torch.empty(len(goals), dtype=torch.float32, device=goals.device)
         named = torch.empty_like(confidences, dtype=torch.int32)
 
         def one(start: int, stop: int) -> None:
             rows = order[start:stop]
-            logits = self._answer(masker.batch(start, stop))
+            logits = self.answer(masker.batch(start, stop))
             named[rows], confidences[rows] = judge(logits, goals[rows], self.score)
-            self.tick(stop / len(order))
+            progress, before, here, total = self.reports
+            if progress is not None:
+                progress(before + stop / len(order) * here, total)
 
         self._in_batches(len(order), one, masker)
         return named, confidences
 
-    def _answer(self, batch: Tensor) -> Tensor:
+    def answer(self, batch: Tensor) -> Tensor:
         """Return the logits of images [N,C,H,W] or tokens [N,T,K]; raise for a missing class."""
         n = len(batch)
         if self.vit and batch.ndim == 3:
@@ -325,12 +309,7 @@ class _Loop:
                 batch = torch.cat([batch, batch[-1:].expand(more, -1, -1, -1)])
                 batch = batch.contiguous(memory_format=self.classifier.memory_format)
             logits = self.classifier.logits_of(batch)[:n].float()
-        classes = logits.shape[1]
-        if self.highest >= classes:
-            raise UserError(
-                f"targets must lie in 0..{classes - 1}, the model has {classes} classes, got"
-                f" {self.highest}"
-            )
+        check_range(self.highest, logits.shape[1])
         return logits
 
     def _room(self, n: int) -> int:
@@ -343,13 +322,7 @@ class _Loop:
         step = -(-self.batch_size // _SIZES)
         return min(self.batch_size, -(-n // step) * step)
 
-    def _tokens(self, inputs: Tensor) -> Tensor:
-        """Return the tokens of whole inputs: [N,C,H,W] -> [N,T,K]."""
-        assert self.vit is not None
-        self.vit.check(self.classifier, inputs[:1])
-        return self._each(inputs, self.vit.embed)
-
-    def _each(self, inputs: Tensor, answer: Callable[[Tensor], Tensor]) -> Tensor:
+    def each(self, inputs: Tensor, answer: Callable[[Tensor], Tensor]) -> Tensor:
         """Return what unmasked inputs are answered with: [N,C,H,W] -> [N,...]."""
         parts: list[Tensor] = [inputs.new_empty(0, 0, dtype=torch.float32)]
 
