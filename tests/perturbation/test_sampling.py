@@ -33,12 +33,17 @@ def test_each_band_is_drawn_as_often_as_its_count_says(
     assert found.counts.sum() == pytest.approx(calls)
 
 
-def test_a_place_on_the_line_gives_the_band_that_lies_there() -> None:
+def test_a_place_on_the_line_gives_the_band_that_lies_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bands = [EVERYTHING, show(0.0), show(0.5), show(0.9), show(1.0)]
     sizes = {EVERYTHING: 1.0, show(0.0): 1.0, show(0.5): 2.0, show(0.9): 2.0, show(1.0): 1.0}
-    (line,) = make_sampling(bands, sizes, {EVERYTHING}, 3).lines  # two strata of width 3
-    places = np.array([[0.0, 0.0], [0.3, 0.6], [0.4, 0.7], [0.999, 0.999]])
-    assert line.at(places).tolist() == [[1, 3], [1, 3], [2, 4], [2, 4]]
+    found = make_sampling(bands, sizes, {EVERYTHING}, 3)  # two strata of width 3
+    places = {"a": [0.0, 0.0], "b": [0.3, 0.6], "c": [0.4, 0.7], "d": [0.999, 0.999]}
+    given = lambda seed, name, count: np.array(places[name])  # noqa: E731
+    monkeypatch.setattr("sufficit.perturbation.sampling.uniforms", given)
+    wanted = [[0, 1, 3], [0, 1, 3], [0, 2, 4], [0, 2, 4]]
+    assert found.draw([*places], seed=0).tolist() == wanted
 
 
 def test_strata_stay_within_a_curve_and_hide_curves_are_one_family() -> None:

@@ -17,7 +17,6 @@ from sufficit.classifier.checkpoint import OUTPUTS, Recipe, View, check_mean_std
 from sufficit.classifier.layers import kept
 from sufficit.classifier.outputs import (
     PROBABILITIES,
-    SUMS_TO_ONE,
     OutputWarning,
     Sigmoids,
     as_logit,
@@ -254,26 +253,24 @@ class Classifier:
             return self.as_logits(output_of(model, inputs, self.classes))
         with Sigmoids() if model is self.bare else nullcontext() as sigmoids:
             output = output_of(model, inputs, self.classes)
-        self._look(output, sigmoid=sigmoids is not None and sigmoids.gave(output))
+        self._look(output, sigmoid=sigmoids is not None and sigmoids.last is output)
         return self.as_logits(output)
 
     def _look(self, output: Tensor, *, sigmoid: bool) -> None:
         """Find out, in the first call, whether the model gives probabilities."""
+        known = self.output == PROBABILITIES
         finite = output.detach()[output.isfinite().all(1)]
         if not len(finite):
             return  # the next call may say more
-        self._looked, self.ends_in = True, kind_of(finite, sigmoid=sigmoid)
-        if self.output == PROBABILITIES:
-            low, high = finite.aminmax()
-            if low < 0 or high > 1.01:
-                raise UserError(
-                    f"the model gives values in {float(low):.4g}..{float(high):.4g}, which are no"
-                    ' probabilities: use output="logits" (--output logits)'
-                )
-            sums = (finite.double().sum(1) - 1).abs().amax()  # a saturated softmax sums to 1 too
-            one = not sigmoid and bool(sums <= SUMS_TO_ONE.get(finite.dtype, 1e-4))
-            self.ends_in = self.ends_in or ("softmax" if one else "sigmoid")
-        elif self.ends_in:
+        self._looked = True
+        self.ends_in = kind_of(finite, sigmoid=sigmoid, probabilities=known)
+        low, high = (float(edge) for edge in finite.aminmax())
+        if known and (low < 0 or high > 1.01):
+            raise UserError(
+                f"the model gives values in {low:.4g}..{high:.4g}, which are no probabilities: use"
+                ' output="logits" (--output logits)'
+            )
+        if self.ends_in and not known:
             warnings.warn(self.output_remark, OutputWarning, stacklevel=4)
 
     @property

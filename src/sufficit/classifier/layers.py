@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import lru_cache, partial, wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -101,18 +101,17 @@ def find(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> str
     In a transformer that is the LayerNorm before the last attention (what grad-cam's users choose);
     in a CNN the last module, pooling aside, whose output is a map of more than one cell.
     """
-    calls = _calls(model, forward)
-    kinds = [type(module).__name__.lower() for _, module, _ in calls]
+    calls = _calls(model, forward, inputs)
+    kinds = [type(module).__name__.lower() for _, module, *_ in calls]
     attentions = [i for i, kind in enumerate(kinds) if "attention" in kind]
     for i in reversed(range(attentions[-1] if attentions else 0)):
         norm = "layernorm" in kinds[i] or "rmsnorm" in kinds[i]
-        if norm and _has_grid(calls[i][2], inputs):
-            return calls[i][0]
-    for name, module, shape in reversed(calls):
-        features = len(shape) == 4 and not isinstance(module, _NOT_FEATURES)
-        if features and _has_grid(shape, inputs):
+        if norm and math.prod(calls[i].grid) > 1:
+            return calls[i].name
+    for name, module, shape, grid in reversed(calls):
+        if len(shape) == 4 and math.prod(grid) > 1 and not isinstance(module, _NOT_FEATURES):
             return name
-    shown = [f"{name} {list(shape)}" for name, _, shape in calls if len(shape) >= 3]
+    shown = [f"{name} {list(shape)}" for name, _, shape, _ in calls if len(shape) >= 3]
     listed = "; ".join(shown[-12:]) or ", ".join(name for name, *_ in calls[-12:])
     raise UserError(
         "no layer with a spatial output was found: name one with layer=..., and for an unusual"
@@ -129,13 +128,10 @@ def find_stages(
     none the last layer there. In a transformer of one resolution it is a block at each equal share
     of the depth: of three stages, at one and two thirds.
     """
-    every = _calls(model, forward)
-    attends = any("attention" in type(module).__name__.lower() for _, module, _ in every)
-    calls = [
-        (name, module, _grid_size(shape, inputs))
-        for name, module, shape in every
-        if _has_grid(shape, inputs) and not isinstance(module, _NOT_FEATURES)
-    ]
+    every = _calls(model, forward, inputs)
+    attends = any("attention" in type(call.module).__name__.lower() for call in every)
+    features = [call for call in every if not isinstance(call.module, _NOT_FEATURES)]
+    calls = [(name, module, grid) for name, module, _, grid in features if math.prod(grid) > 1]
     end = max((i for i, (name, *_) in enumerate(calls) if name == last), default=None)
     if end is None:  # a layer of an unusual output, which only its user's reshape can read
         return (last,)
@@ -164,15 +160,27 @@ def _blocks(calls: list[tuple[str, nn.Module]]) -> list[str]:
     return min(long, default=(0, []))[1]
 
 
-def _calls(
-    model: nn.Module, forward: Callable[[], object]
-) -> list[tuple[str, nn.Module, tuple[int, ...]]]:
-    """Name, layer and shape of the output, in the order in which the layers finish."""
-    calls: list[tuple[str, nn.Module, tuple[int, ...]]] = []
+class _Call(NamedTuple):
+    """A call of a layer."""
+
+    name: str
+    module: nn.Module
+    shape: tuple[int, ...]  # of its output
+    grid: tuple[int, ...]  # height and width of the output's cells, 0 x 0 if it has none
+
+
+def _calls(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> list[_Call]:
+    """The calls of all layers, in the order in which they finish."""
+    calls: list[_Call] = []
 
     def note(name: str, module: nn.Module, _: object, output: object) -> None:
-        found = first(output)
-        calls.append((name, module, tuple(found.shape) if isinstance(found, Tensor) else ()))
+        found, grid = first(output), (0, 0)
+        shape = tuple(found.shape) if isinstance(found, Tensor) else ()
+        if len(shape) == 4:
+            grid = shape[1:3] if _channels_last(shape, inputs) else shape[2:]
+        elif len(shape) == 3:
+            grid = _token_grid(shape[1], inputs) or grid
+        calls.append(_Call(name, module, shape, grid))
 
     with ExitStack() as stack, torch.no_grad():
         for name, module in model.named_modules():
@@ -204,17 +212,6 @@ def to_grid(output: Any, inputs: Tensor) -> Tensor:
         raise UserError(f"{tokens} tokens do not form a grid over {size}: give reshape=...")
     grid: Tensor = output[:, -math.prod(cells) :].transpose(1, 2).unflatten(2, cells)
     return grid
-
-
-def _has_grid(shape: tuple[int, ...], inputs: Tensor) -> bool:
-    return math.prod(_grid_size(shape, inputs)) > 1
-
-
-def _grid_size(shape: tuple[int, ...], inputs: Tensor) -> tuple[int, ...]:
-    """Height and width of an output's grid; 0 x 0 if it has none."""
-    if len(shape) == 4:
-        return shape[1:3] if _channels_last(shape, inputs) else shape[2:]
-    return (_token_grid(shape[1], inputs) if len(shape) == 3 else None) or (0, 0)
 
 
 def _channels_last(shape: tuple[int, ...], inputs: Tensor) -> bool:

@@ -31,10 +31,6 @@ class Sigmoids(TorchFunctionMode):
             self.last = result
         return result
 
-    def gave(self, output: Tensor) -> bool:
-        """Whether the last sigmoid gave this very tensor."""
-        return self.last is output
-
 
 def output_of(model: nn.Module, inputs: Tensor, classes: Sequence[str] | None) -> Tensor:
     """What a model gives for each class: a tensor, its .logits, or the first of a tuple: [N,C]."""
@@ -77,10 +73,11 @@ def as_logit(values: Any, n: int) -> Tensor:
     return values[:, None].float()
 
 
-def kind_of(output: Tensor, *, sigmoid: bool = False) -> str | None:
+def kind_of(output: Tensor, *, sigmoid: bool = False, probabilities: bool = False) -> str | None:
     """Softmax if each row is non-negative and sums to 1, sigmoid if one gave it: finite [N,C].
 
-    Rows of zeros and a single one may as well be logits of a model made by hand.
+    Rows of zeros and a single one may as well be logits of a model made by hand, unless they are
+    known to be `probabilities`: those are of a softmax that is sure, or else of a sigmoid.
 
     >>> logits = torch.tensor([[2.0, -1.0, 0.5]])
     >>> kind_of(logits), kind_of(logits.softmax(1)), kind_of(logits.sigmoid(), sigmoid=True)
@@ -88,10 +85,10 @@ def kind_of(output: Tensor, *, sigmoid: bool = False) -> str | None:
     """
     values = output.double()
     whole = (values.sum(1) - 1).abs().amax() <= SUMS_TO_ONE.get(output.dtype, 1e-4)
-    between = (values > 0) & (values < 1)
-    if bool(whole & (values >= 0).all() & between.any()):
+    between = bool(((values > 0) & (values < 1)).any())
+    if bool(whole & (values >= 0).all()) and (between or (probabilities and not sigmoid)):
         return "softmax"
-    return "sigmoid" if sigmoid else None
+    return "sigmoid" if sigmoid or probabilities else None
 
 
 def to_logits(output: Tensor, kind: str | None) -> Tensor:

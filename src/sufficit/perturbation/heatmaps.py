@@ -43,7 +43,8 @@ def normalize(heatmaps: Tensor, how: str = "minmax") -> Tensor:
         lower = torch.searchsorted(values.sort(dim=1).values, values)  # pixels that are lower
         maps = lower.view(maps.shape).to(maps.dtype if maps.element_size() > 2 else torch.float32)
     if how == "percentile":
-        edge = maps.flatten(1).sort(dim=1).values[:, _percentile(maps[0].numel())]
+        place = min(maps[0].numel(), math.ceil(0.99 * maps[0].numel())) - 1  # 1 % are above it
+        edge = maps.flatten(1).sort(dim=1).values[:, place]
         low = maps.amin((1, 2))
         # A map with fewer pixels above its lowest value than that keeps them all.
         edge = torch.where(edge > low, edge, torch.inf)[:, None, None]
@@ -52,15 +53,6 @@ def normalize(heatmaps: Tensor, how: str = "minmax") -> Tensor:
     spread = maps.amax((1, 2), keepdim=True) - low
     flat = spread <= 0
     return ((maps - low) / spread.masked_fill(flat, 1)).masked_fill(flat, 0)
-
-
-def _percentile(pixels: int) -> int:
-    """Return the place of the 99th percentile among sorted pixels: 1 % of them are above it.
-
-    >>> _percentile(100), _percentile(4)
-    (98, 3)
-    """
-    return min(pixels - 1, math.ceil(0.99 * pixels) - 1)
 
 
 def resize(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:

@@ -79,7 +79,9 @@ def predict_hidden(
             table = _table(masks, grid, [names[row] for row in rows.tolist()], seed)
             hidden |= table[..., pixels]
             for first in range(0, len(heatmaps), len(images)):  # method by method
-                own = cell_sums(heatmaps[first + start : first + start + len(rows)], pixels, grid)
+                maps = heatmaps[first + start : first + start + len(rows)].cpu().double()
+                own = torch.zeros(len(rows), grid**2, dtype=torch.float64, device="cpu")
+                own.index_add_(1, pixels.flatten(), maps.flatten(1))
                 sums[first + rows] += (table.double() @ own[..., None])[..., 0]
         views = (rows - start).repeat_interleave(width), torch.arange(len(rows) * width)
         found = predict_views(
@@ -106,12 +108,6 @@ def cells_of(size: tuple[int, int], grid: int) -> Tensor:
     """
     down, across = (torch.arange(side, device="cpu") * grid // side for side in size)
     return down[:, None] * grid + across
-
-
-def cell_sums(heatmaps: Tensor, pixels: Tensor, grid: int) -> Tensor:
-    """Return the sum of each heatmap in each cell, on the CPU: [n,H,W], [H,W] -> [n,cells]."""
-    sums = torch.zeros(len(heatmaps), grid**2, dtype=torch.float64, device="cpu")
-    return sums.index_add_(1, pixels.flatten(), heatmaps.cpu().double().flatten(1))
 
 
 def _table(masks: Sequence[ImageMask], grid: int, names: Sequence[str], seed: int) -> Tensor:

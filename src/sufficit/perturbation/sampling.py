@@ -43,13 +43,6 @@ class Line:
     ends: Floats  # [P] where each ends on the line
     strata: int
 
-    def at(self, places: Floats) -> Ints:
-        """Return the band at a place in 0..1 of each stratum: [N,strata] -> [N,strata]."""
-        along = (np.arange(self.strata) + places) * (self.ends[-1] / self.strata)
-        found = np.searchsorted(self.ends, along, side="right")
-        members: Ints = self.members[np.minimum(found, len(self.members) - 1)]
-        return members
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -69,11 +62,14 @@ class Sampling:
 
         They depend on the seed and the image's name only.
         """
-        strata = [line.strata for line in self.lines]
-        places = np.stack([uniforms(seed, name, sum(strata)) for name in names])
-        drawn = [np.broadcast_to(self.always, (len(names), len(self.always)))]
-        for line, end in zip(self.lines, np.cumsum(strata), strict=True):
-            drawn.append(line.at(places[:, end - line.strata : end]))
+        width = self.width - len(self.always)
+        places = np.stack([uniforms(seed, name, width) for name in names])  # one per stratum
+        drawn, start = [np.broadcast_to(self.always, (len(names), len(self.always)))], 0
+        for line in self.lines:
+            here, start = places[:, start : start + line.strata], start + line.strata
+            along = (np.arange(line.strata) + here) * (line.ends[-1] / line.strata)
+            found = np.searchsorted(line.ends, along, side="right")
+            drawn.append(line.members[np.minimum(found, len(line.members) - 1)])
         return torch.from_numpy(np.concatenate(drawn, axis=1).astype(np.int32))
 
 
