@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from paired_digits import DigitPairs, compose_pairs
 from torch import Tensor
 
 from sufficit import Classifier, Lax, evaluate, explain, leak, plots
-from sufficit.data.digits import DigitPairs, compose_pairs
 from sufficit.data.splits import Split, evenly, middle
 from sufficit.files import make_folder, read_json, writing
 from sufficit.metrics.artefacts import fits, fragments, grid_energy, smoothed

@@ -140,7 +140,8 @@ def plain_picture(
 def test_images_are_noise_then_boxes_then_a_digit() -> None:
     strokes = torch.rand(2, 28, 28, generator=torch.Generator().manual_seed(0))
     numbers = torch.tensor([3, 40_000])
-    pictures, ink = compose(strokes, numbers, salt=5)
+    pictures, inks = compose(strokes[:, None], numbers, salt=5)
+    ink = inks[:, 0]
     for i in range(2):
         slow, slow_ink = plain_picture(strokes[i], int(numbers[i]), 5)
         torch.testing.assert_close(ink[i], slow_ink, atol=1e-5, rtol=0)

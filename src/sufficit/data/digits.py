@@ -8,7 +8,7 @@ the last 1,000 of a fixed shuffle are held out for tests.
 draw's number. So image i depends on the seed and on i alone, and in bulk not on the device.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -25,8 +25,8 @@ BOXES, COPIES = 4, 3  # at most
 PIXELS = 3 * SIDE * SIDE
 CHOICES = 1 + 3 + 1 + 7 * BOXES + 3 * COPIES  # digit, shade, number of boxes, boxes, copies
 BULK_CHOICES = 1 + 7 * BOXES + 6  # number of boxes, boxes, the digit's side and place, its shade
+Choice = Callable[[Tensor, Tensor, Tensor], Tensor]  # of labels, chosen digits and chances
 _CHUNK = 2000  # images composed at a time
-_PAIRS = 1 << 32  # added to the salt of pairs
 _MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # splitmix64's
 
 
@@ -37,15 +37,6 @@ class Digits:
     images: Tensor  # [N,3,H,W] in 0..1
     labels: Tensor  # [N]
     masks: Tensor  # [N,H,W] 1 on the digit's own pixels
-
-
-@dataclass(frozen=True)
-class DigitPairs:
-    """Images with a digit in the left half and one in the right half."""
-
-    images: Tensor  # [N,3,H,W] in 0..1; those made in bulk as bytes, uint8
-    labels: Tensor  # [N,2] left, right
-    masks: Tensor  # [N,2,H,W] 1 on each digit's own pixels
 
 
 def synthetic_digits(n: int, *, seed: int = 0, held_out: bool = True, copies: int = 1) -> Digits:
@@ -60,27 +51,17 @@ def synthetic_digits(n: int, *, seed: int = 0, held_out: bool = True, copies: in
     """
     if not 1 <= copies <= COPIES:
         raise UserError(f"copies must be 1 to {COPIES}, got {copies}: more do not fit")
-    images, labels, ink = _drawn(n, seed, copies, held_out=held_out)
+    images, labels, ink = draw_digits(n, seed, copies, held_out=held_out)
     return Digits(images, labels[:, 0], (ink.amax(1) > 0.5).float())
 
 
-def digit_pairs(n: int, *, seed: int = 0, held_out: bool = True, same: bool = False) -> DigitPairs:
-    """Make n images by seed with two digits of different classes side by side.
-
-    With `same` it is the same digit twice, as with two copies of `synthetic_digits`.
-
-    >>> pairs = digit_pairs(3, seed=1)
-    >>> pairs.labels.tolist(), pairs.masks.shape
-    ([[7, 2], [5, 6], [1, 7]], torch.Size([3, 2, 64, 64]))
-    """
-    images, labels, ink = _drawn(n, seed, 2, held_out=held_out, differ=not same)
-    return DigitPairs(images, labels, (ink > 0.5).float())
-
-
-def _drawn(
-    n: int, seed: int, copies: int, *, held_out: bool, differ: bool = False
+def draw_digits(
+    n: int, seed: int, copies: int, *, held_out: bool, second: Choice | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Images, the label of each digit and its ink: [n,3,H,W], [n,copies], [n,copies,H,W]."""
+    """Images, the label of each digit and its ink: [n,3,H,W], [n,copies], [n,copies,H,W].
+
+    `second` chooses other digits than the first one, by a last chance.
+    """
     strokes, labels = embedded_digits(held_out)
     drawn = torch.rand(n, PIXELS + CHOICES, generator=torch.Generator().manual_seed(seed))
     images = 0.6 * drawn[:, :PIXELS].view(n, 3, SIDE, SIDE)
@@ -89,8 +70,8 @@ def _drawn(
     for i, row in enumerate(drawn[:, PIXELS:].tolist()):
         chance = iter(row)
         chosen[i] = _whole(chance, 0, len(labels))
-        if differ:  # by the last chance, which two copies leave over
-            chosen[i, 1:] = _others(labels, chosen[i, :1], torch.tensor(row[-1:]))
+        if second is not None:
+            chosen[i, 1:] = second(labels, chosen[i, :1], torch.tensor(row[-1:]))
         shade[i] = 0.8 + 0.2 * _colour(chance)
         count = _whole(chance, 0, BOXES + 1)
         for box in range(BOXES):
@@ -110,21 +91,6 @@ def _drawn(
     return images, labels[chosen], ink
 
 
-def _others(labels: Tensor, chosen: Tensor, chance: Tensor) -> Tensor:
-    """Choose, by chances in 0..1, digits of other classes than those chosen: [D], [N], [N] -> [N].
-
-    >>> _others(torch.tensor([4, 2, 4, 2]), torch.tensor([0, 0, 3]), torch.tensor([0.0, 0.9, 0.9]))
-    tensor([1, 3, 2])
-    """
-    order = labels.argsort(stable=True)
-    ordered, own = labels[order].contiguous(), labels[chosen].contiguous()
-    first, end = (torch.searchsorted(ordered, own, right=right) for right in (False, True))
-    if bool((end - first == len(labels)).any()):
-        raise UserError("pairs need digits of two classes or more, got one class: give others")
-    place = _wholes(chance, 0, len(labels) - (end - first))
-    return order[torch.where(place < first, place, place + end - first)]
-
-
 @cache
 def embedded_digits(held_out: bool) -> tuple[Tensor, Tensor]:
     """The digits [n,28,28] in 0..1 and their labels, the held-out part or the other."""
@@ -142,61 +108,36 @@ def compose_all(strokes: Tensor, labels: Tensor, n: int, key: tuple[int, str]) -
     images, masks = [], []
     rows = torch.arange(n, device=labels.device)
     for some in rows.split(_CHUNK):
-        made, ink = compose(strokes[some % len(labels)], some, _salt(key))
+        made, ink = compose(strokes[some % len(labels), None], some, salt_of(key))
         images.append((made * 255).round().to(torch.uint8))
-        masks.append(ink > 0.5)
+        masks.append(ink[:, 0] > 0.5)
     return Split(torch.cat(images), labels[rows % len(labels)], SIDE, torch.cat(masks))
 
 
-def compose_pairs(
-    strokes: Tensor, labels: Tensor, n: int, key: tuple[int, str], *, same: bool = False
-) -> DigitPairs:
-    """Make n pairs by (seed, part) on the strokes' device; digit i, modulo them, is on the left.
-
-    On the right is a digit of another class or, with `same`, the same digit.
-    """
-    images, masks, shown = [], [], []
-    salt = _salt(key) + _PAIRS
-    for some in torch.arange(n, device=labels.device).split(_CHUNK):
-        left = some % len(labels)
-        right = left if same else _others(labels, left, chances(some, 1, salt)[:, 0])
-        both = torch.stack([left, right], 1)
-        made, ink = _composed(strokes[both], some, salt)
-        images.append((made * 255).round().to(torch.uint8))
-        masks.append(ink > 0.5)
-        shown.append(labels[both])
-    return DigitPairs(torch.cat(images), torch.cat(shown), torch.cat(masks))
-
-
-def _salt(key: tuple[int, str]) -> int:
+def salt_of(key: tuple[int, str]) -> int:
+    """A number for (seed, part)."""
     return key[0] * 2 + ("train", "test").index(key[1])
 
 
 def compose(strokes: Tensor, numbers: Tensor, salt: int) -> tuple[Tensor, Tensor]:
-    """Images and the ink in them: [N,28,28], their numbers [N] -> [N,3,64,64], [N,64,64]."""
-    images, ink = _composed(strokes[:, None], numbers, salt)
-    return images, ink[:, 0]
-
-
-def _composed(strokes: Tensor, numbers: Tensor, salt: int) -> tuple[Tensor, Tensor]:
     """Images of D digits from left to right: [N,D,28,28], [N] -> [N,3,64,64], [N,D,64,64]."""
     digits = strokes.shape[1]
     drawn = chances(numbers, PIXELS + BULK_CHOICES + 3 * (digits - 1), salt)
     images = 0.6 * drawn[:, :PIXELS].view(-1, 3, SIDE, SIDE)
     chance = iter(drawn[:, PIXELS:].unbind(1))
     line = torch.arange(SIDE, device=strokes.device)
-    count = _wholes(next(chance), 0, BOXES + 1)
+    count = wholes(next(chance), 0, BOXES + 1)
     for box in range(BOXES):
-        sides = torch.stack([_wholes(next(chance), 4, 25) for _ in range(2)], 1)
-        corner = torch.stack([_wholes(next(chance), 0, SIDE - sides[:, k]) for k in range(2)], 1)
+        sides = torch.stack([wholes(next(chance), 4, 25) for _ in range(2)], 1)
+        corner = torch.stack([wholes(next(chance), 0, SIDE - sides[:, k]) for k in range(2)], 1)
         colour = 0.8 * torch.stack([next(chance) for _ in range(3)], 1)[..., None, None]
         inside = (line >= corner[..., None]) & (line < (corner + sides)[..., None])  # [n,2,64]
         area = inside[:, 0, :, None] & inside[:, 1, None, :] & (count > box)[:, None, None]
         images = torch.where(area[:, None], colour, images)
     room, inks = SIDE // digits, []
     for digit in range(digits):
-        side = _wholes(next(chance), 20, min(room, 40) + 1)
-        corner = torch.stack([_wholes(next(chance), 0, r - side + 1) for r in (SIDE, room)], 1)
+        side = wholes(next(chance), 20, min(room, 40) + 1)
+        corner = torch.stack([wholes(next(chance), 0, r - side + 1) for r in (SIDE, room)], 1)
         corner[:, 1] += digit * room
         places = (line + 0.5 - corner[..., None]) / side[:, None, None] * 2 - 1  # [n,2,64]
         rows, columns = places[:, 0, :, None], places[:, 1, None, :]
@@ -230,5 +171,6 @@ def _colour(chance: Iterator[float]) -> Tensor:
     return torch.tensor([next(chance), next(chance), next(chance)]).view(3, 1, 1)
 
 
-def _wholes(chance: Tensor, low: int, end: int | Tensor) -> Tensor:
+def wholes(chance: Tensor, low: int, end: int | Tensor) -> Tensor:
+    """Chances as whole numbers in low..end-1."""
     return low + (chance * (end - low)).long()
