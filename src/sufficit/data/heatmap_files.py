@@ -119,7 +119,7 @@ class HeatmapFile:
             if self._members[key].compress_type not in (ZIP_STORED, ZIP_DEFLATED):
                 raise ValueError("it must be stored or deflated: other kinds unpack all at once")
             with self._file.open(self._members[key]) as file:
-                return _read_npy(file, what)
+                return _read_npy(file, self._members[key].file_size, what)
         _check_shape(tuple(self._file.get_slice(key).get_shape()), what)
         found: Tensor = self._file.get_tensor(key)
         if found.is_complex():
@@ -146,17 +146,17 @@ def heatmap_writer(path: Path) -> Iterator[Callable[[str, Tensor], None]]:
         yield write
 
 
-def _read_npy(file: IO[bytes], what: str) -> Tensor:
+def _read_npy(file: IO[bytes], total: int, what: str) -> Tensor:
     """By hand, because numpy.load allocates whatever size a header claims."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"version {version} of .npy is unknown")
     width, read_header = _HEADERS[version]
-    length = file.read(width)
-    if int.from_bytes(length, "little") > MOST_HEADER:
-        raise ValueError(f"a header of {int.from_bytes(length, 'little')} bytes")
-    head = BytesIO(length + file.read(int.from_bytes(length, "little")))
-    shape, by_column, dtype = read_header(head)
+    head = file.read(width)
+    length = int.from_bytes(head, "little")
+    if length > MOST_HEADER:
+        raise ValueError(f"a header of {length} bytes")
+    shape, by_column, dtype = read_header(BytesIO(head + file.read(length)))
     if any(side < 0 for side in shape):
         raise ValueError(f"no array has the shape {list(shape)}")
     if dtype.kind not in "fiub":
@@ -165,22 +165,16 @@ def _read_npy(file: IO[bytes], what: str) -> Tensor:
     if dtype.itemsize > 8:
         raise ValueError(f"expected numbers of at most 8 bytes, got {dtype}")
     _check_shape(shape, what)
-    values = math.prod(shape)
-    array = np.empty(values, np.float32)
-    for start in range(0, values, PART):  # so that wide types take no more memory than float32
-        part = array[start : start + PART]
-        content = file.read(part.size * dtype.itemsize)
-        if len(content) < part.size * dtype.itemsize:
-            break
-        with np.errstate(over="ignore"):  # infinite values are reported later
-            part[:] = np.frombuffer(content, dtype)
-    else:
-        if not file.read(1):
-            return torch.from_numpy(
-                np.ascontiguousarray(array.reshape(shape, order="F" if by_column else "C"))
-            )
-    size = values * dtype.itemsize
-    raise ValueError(f"{size} bytes announced, but the file holds more or fewer")
+    size = math.prod(shape) * dtype.itemsize
+    if file.tell() + size != total:
+        raise ValueError(f"{size} bytes announced, but the file holds more or fewer")
+    array = np.empty(math.prod(shape), np.float32)
+    with np.errstate(over="ignore"):  # infinite values are reported later
+        for start in range(0, len(array), PART):  # so that wide types take no more memory
+            part = array[start : start + PART]
+            part[:] = np.frombuffer(file.read(part.size * dtype.itemsize), dtype)
+    ordered = array.reshape(shape, order="F" if by_column else "C")
+    return torch.from_numpy(np.ascontiguousarray(ordered))
 
 
 def _check_shape(shape: tuple[int, ...], what: str) -> None:

@@ -6,6 +6,7 @@ group is read, and the last few row groups are kept.
 
 import json
 import re
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -133,7 +134,6 @@ def images_of_tables(
     if classes is not None and tables:
         classes[:] = tables[0].columns.names or ()
     named = _are_names([table.paths for table in tables])
-    words: dict[str, str] = {}  # so that each label is one string in memory
     for path, short, table in zip(paths, names_in_common(paths), tables, strict=True):
         file, stem, at = str(path), short.removesuffix(".parquet"), 0
         for rows, size in table.groups:
@@ -143,7 +143,6 @@ def images_of_tables(
             for row, label in enumerate(labels, at):
                 name = f"{stem}/{row}" if names is None else names[row - at]
                 word = _word(label, table.columns.names, path)
-                word = None if word is None else words.setdefault(word, word)
                 known = (size // max(rows, 1), table.version, row, table.columns.image)
                 yield ParquetImage(file, name, word, "", *known)
             at += rows
@@ -330,11 +329,12 @@ def _word(value: Any, names: Sequence[str] | None, path: Path) -> str | None:
     """The word for a label; None if there is none."""
     if value is None or value == "" or (isinstance(value, int) and value < 0):
         return None
-    if isinstance(value, str) or names is None:
-        return str(value)
-    if value >= len(names):
-        raise UserError(f"{path} has label {value} and {len(names)} class names: fetch it again")
-    return str(names[value])
+    if isinstance(value, int) and names is not None:
+        if value >= len(names):
+            wrong = f"{path} has label {value} and {len(names)} class names"
+            raise UserError(f"{wrong}: fetch it again")
+        return names[value]
+    return sys.intern(str(value))  # one string in memory for each label
 
 
 def _pattern(names: Sequence[str]) -> str:

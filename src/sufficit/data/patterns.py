@@ -52,9 +52,9 @@ def expand(pattern: str) -> list[str]:
     if math.prod(max(0, count) for count in counts) > MOST_FILES:
         raise UserError(f"{pattern} names more than {MOST_FILES} files: give a smaller range")
     low, high = found.groups()
-    numbers = range(int(low), int(high) + 1)
-    head, tail = pattern[: found.start()], pattern[found.end() :]
-    return [head + f"{n:0{len(low)}d}" + rest for n in numbers for rest in expand(tail)]
+    head, tails = pattern[: found.start()], expand(pattern[found.end() :])
+    numbers = (f"{n:0{len(low)}d}" for n in range(int(low), int(high) + 1))
+    return [head + number + tail for number in numbers for tail in tails]
 
 
 def _matching(name: str) -> list[Path]:

@@ -69,12 +69,9 @@ class TruthFiles:
         """The mask or the boxes of each image, by its name there."""
         if not self.path.exists():
             raise UserError(f"no truth at {self.path}: check the path")
-        boxes = boxes_at(self.path)
-        found: Mapping[str, Any] = (
-            {image.name: image for image in images_below(self.path, set())}
-            if boxes is None
-            else boxes
-        )
+        found: Mapping[str, Any] | None = boxes_at(self.path)
+        if found is None:
+            found = {image.name: image for image in images_below(self.path, set())}
         if not found:
             raise UserError(f"{self.path} has no masks and no boxes: give a folder that has some")
         return found
@@ -92,9 +89,9 @@ class TruthFiles:
         Names from a file may begin above the folder of the images, or below it.
         """
         own = _path(name)
-        alike = [key for key in self._stems.get(own.name, ()) if _ends(own, _path(key))]
-        exact = [key for key in alike if _path(key) == own]
-        found = exact or alike
+        paths = {key: _path(key) for key in self._stems.get(own.name, ())}
+        alike = [key for key, path in paths.items() if _ends(own, path)]
+        found = [key for key in alike if paths[key] == own] or alike
         if len(found) > 1:
             raise UserError(
                 f"{self.path} has two or more truths for {name} ({found[0]}, {found[1]}): use the"
@@ -127,8 +124,7 @@ class TruthFiles:
             size = size_of(image)
             known = () if key is None else self.records[key]
             if isinstance(known, ImageFile):
-                picture = _mask(known, size, view)
-                return with_boxes(_as_seen(picture, view)[None])[0]
+                return with_boxes(_as_seen(_mask(known, size, view), view)[None])[0]
             return OBJECT * _as_seen(_drawn(known, size, image.folder), view).to(torch.uint8)
         except BadImageError as error:
             raise TruthError(f"its truth in {self.path.name}: {error}") from error
@@ -230,6 +226,6 @@ def _drawn(boxes: Sequence[Box], size: tuple[int, int], label: str | None) -> Im
 
 def _as_seen(picture: Image.Image, view: View | None) -> Tensor:
     """What the model sees of a grey picture, to the nearest pixel: bool [H,W]."""
-    exact = None if view is None else replace(view, interpolation="nearest-exact")
-    cropped = picture if exact is None else seen(picture, exact)
-    return torch.from_numpy(np.asarray(cropped) > 0)
+    if view is not None:
+        picture = seen(picture, replace(view, interpolation="nearest-exact"))
+    return torch.from_numpy(np.asarray(picture) > 0)
