@@ -29,9 +29,8 @@ from attack_page import attack_page
 
 from shard_files import png, write_shard
 from sufficit import UserError, View
-from sufficit.data.image_files import BadImageError, decode_image
+from sufficit.data.image_files import BadImageError, decode_image, expand
 from sufficit.data.images import list_images
-from sufficit.data.patterns import expand
 from sufficit.outside import csv_cell, literal
 from sufficit.runs.config import read_toml
 from sufficit.runs.overlays import class_number

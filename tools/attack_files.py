@@ -18,8 +18,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import bombs
 from shard_files import png, write_shard
 from sufficit import Classifier, Lax
+from sufficit.data.image_files import expand
 from sufficit.data.images import list_images
-from sufficit.data.patterns import expand
 from sufficit.runs.config import read_toml
 from sufficit.training.trainer import read_checkpoint
 from untrusted_files import DEEP_JSON, HUGE, described, npy, npz, resnet

@@ -20,8 +20,8 @@ from torchvision.transforms.v2 import functional as V
 
 import bombs
 from sufficit import UserError, View
+from sufficit.data.image_files import expand
 from sufficit.data.images import list_images
-from sufficit.data.patterns import expand
 from sufficit.data.pictures import BadImageError, LargeImageError, read_picture, seen
 from sufficit.data.shards import images_of_shards
 from sufficit.training.trainer import read_checkpoint

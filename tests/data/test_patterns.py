@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sufficit import UserError
-from sufficit.data.patterns import expand, files_named, names_in_common
+from sufficit.data.image_files import expand, files_named, names_in_common
 
 
 def test_ranges_expand_from_left_to_right() -> None:

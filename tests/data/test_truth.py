@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 from sufficit.classifier.checkpoint import View
-from sufficit.data.annotations import boxes_at
 from sufficit.data.images import ImageSource, list_images
 from sufficit.data.loader import Entry
 from sufficit.data.truth import (
@@ -18,6 +17,7 @@ from sufficit.data.truth import (
     TruthError,
     TruthFiles,
     TruthMasks,
+    boxes_at,
     truth_from,
     with_boxes,
 )
@@ -330,8 +330,8 @@ def test_a_broken_or_hostile_file_is_refused(
 
 
 def test_sizes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sufficit.data.annotations.MOST_XML", 64)
-    monkeypatch.setattr("sufficit.data.annotations.MOST_BYTES", 64)
+    monkeypatch.setattr("sufficit.data.truth.MOST_XML", 64)
+    monkeypatch.setattr("sufficit.data.truth.MOST_BYTES", 64)
     write_voc(tmp_path / "voc")
     for path in (tmp_path / "voc", write_coco(tmp_path / "a.json"), write_csv(tmp_path / "a.csv")):
         with pytest.raises(

@@ -4,7 +4,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -189,7 +188,7 @@ def _from_torchvision(name: str, published: bool, options: dict[str, Any]) -> Cl
 
     weights = models.get_model_weights(name).DEFAULT
     given = weights if published else None
-    model = _fetch(name, lambda: models.get_model(name, weights=given, **options))
+    model = _fetch(name, models.get_model, name, weights=given, **options)
     preset = weights.transforms()
     crop = options.get("image_size", preset.crop_size[0])
     resize = max(crop, round(preset.resize_size[0] * crop / preset.crop_size[0]))
@@ -203,7 +202,7 @@ def _from_timm(name: str, published: bool, options: dict[str, Any]) -> Classifie
     if not timm.is_model(name.partition(".")[0]):
         raise unknown("timm model", name, timm.list_models())
     _refuse_random(name, published, options)
-    model = _fetch(name, lambda: timm.create_model(name, pretrained=published, **options))
+    model = _fetch(name, timm.create_model, name, pretrained=published, **options)
     config = timm.data.resolve_model_data_config(model)
     channels, h, w = (int(side) for side in config["input_size"])
     resize = int(min(h, w) / float(config["crop_pct"]))
@@ -235,9 +234,8 @@ def _from_clip(name: str, published: bool, options: dict[str, Any]) -> Classifie
         raise UserError(f"clip:{name} takes prompts, got {given}: leave the others out")
     prompts = check_prompts(options.get("prompts"))
     model, seen = _from_hub(transformers.AutoModel, f"clip:{name}", published, {})
-    tokenizer = _fetch(name, lambda: transformers.AutoTokenizer.from_pretrained(name, **_SAFE))
-    found = _fetch(name, lambda: zero_shot(model, tokenizer, prompts))
-    return Classifier(found, classes=prompts, **seen)
+    tokenizer = _fetch(name, transformers.AutoTokenizer.from_pretrained, name, **_SAFE)
+    return Classifier(_fetch(name, zero_shot, model, tokenizer, prompts), classes=prompts, **seen)
 
 
 def _from_hub(
@@ -246,8 +244,8 @@ def _from_hub(
     """A model of transformers, and mean, std and view of its images; no code of the hub is run."""
     transformers, name = extra("transformers", source), source.partition(":")[2]
     where = _SAFE | {key: given.pop(key) for key in _HUB_OPTIONS & given.keys()}
-    read_config = partial(transformers.AutoConfig.from_pretrained, return_unused_kwargs=True)
-    config, rest = _fetch(name, lambda: read_config(name, **given, **where))
+    asked = {"return_unused_kwargs": True, **given, **where}
+    config, rest = _fetch(name, transformers.AutoConfig.from_pretrained, name, **asked)
     kernel = getattr(config, "_attn_implementation", None)
     if kernel not in _OWN_ATTENTION and "attn_implementation" not in given:
         raise UserError(
@@ -255,12 +253,11 @@ def _from_hub(
             " is not run: set attn_implementation in its config.json to eager"
         )
     if published:
-        load = partial(auto.from_pretrained, config=config, use_safetensors=True)
-        model = _fetch(name, lambda: load(name, **rest, **where))
+        how = {"config": config, "use_safetensors": True, **rest, **where}
+        model = _fetch(name, auto.from_pretrained, name, **how)
     else:
-        model = _fetch(name, lambda: auto.from_config(config, **_SAFE))
-    processing = transformers.AutoImageProcessor
-    processor = _fetch(name, lambda: processing.from_pretrained(name, **where))
+        model = _fetch(name, auto.from_config, config, **_SAFE)
+    processor = _fetch(name, transformers.AutoImageProcessor.from_pretrained, name, **where)
     mean, std = processor.image_mean, processor.image_std
     return model, {"mean": mean, "std": std, "view": _processor_view(processor)}
 
@@ -290,7 +287,7 @@ def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Class
                 " the folder RUN/classifier that it saves as the model. In Python, give"
                 " weights=FILE or None, num_classes= and image_size="
             )
-        return Classifier(_fetch(name, lambda: build(name, **options)))
+        return Classifier(_fetch(name, build, name, **options))
     if name not in SMALL_NETS:
         raise unknown("sufficit model", name, [*SMALL_NETS, *MODELS])
     _refuse_random(name, published, options)
@@ -350,16 +347,16 @@ def extra(name: str, needed_by: str) -> ModuleType:
         raise UserError(f"{needed_by} needs the extra {name}: {remedy}") from error
 
 
-def _fetch(name: str, build: Callable[[], Any]) -> Any:
-    """A library's model; what the library raises becomes one line with the remedy."""
+def _fetch(model: str, build: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """What a library builds of a model; what it raises becomes one line with the remedy."""
     try:
-        return build()
+        return build(*given, **options)
     except UserError:
         raise
     except TypeError as error:
-        raise UserError(f"{name} does not take these options: {error}") from error
+        raise UserError(f"{model} does not take these options: {error}") from error
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"cannot get {name} ({str(error).splitlines()[0]}): check name and network, or give"
+            f"cannot get {model} ({str(error).splitlines()[0]}): check name and network, or give"
             " weights of your own: weights=FILE, --weights FILE, or none for random ones"
         ) from error

@@ -17,12 +17,12 @@ from sufficit.data.image_files import (
     SUFFIXES,
     BadImageError,
     ImageFile,
+    files_named,
     ignore_image_warnings,
     images_below,
     read_image,
 )
 from sufficit.data.parquet import ParquetImage, images_of_tables, tables_below
-from sufficit.data.patterns import files_named
 from sufficit.data.shards import ShardImage, images_of_shards
 from sufficit.errors import UserError
 from sufficit.files import is_remote, place

@@ -18,8 +18,14 @@ from threading import Lock
 from typing import Any
 
 from sufficit.data import image_files
-from sufficit.data.image_files import BadImageError, ImageFile, ahead, check_there, while_there
-from sufficit.data.patterns import names_in_common
+from sufficit.data.image_files import (
+    BadImageError,
+    ImageFile,
+    ahead,
+    check_there,
+    names_in_common,
+    while_there,
+)
 from sufficit.errors import UserError
 from sufficit.files import is_remote, place, version_of
 

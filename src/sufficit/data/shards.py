@@ -21,9 +21,9 @@ from sufficit.data.image_files import (
     ImageFile,
     ahead,
     as_text,
+    names_in_common,
     while_there,
 )
-from sufficit.data.patterns import names_in_common
 from sufficit.errors import UserError
 from sufficit.files import is_remote, version_of
 

@@ -1,12 +1,21 @@
-"""Where the object is: masks or boxes from outside, as the model sees the image."""
+"""Where the object is: masks or boxes from outside, as the model sees the image.
 
-from collections.abc import Mapping, Sequence
+Boxes come by image name: COCO JSON, Pascal VOC XML, CUB-200's lists, CSV. Files may be anyone's:
+sizes are limited, and XML with a DOCTYPE is refused, because entities can be expanded to any size
+or read other files.
+"""
+
+import csv
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from io import BytesIO
+from io import BytesIO, StringIO
+from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import numpy as np
 import torch
@@ -15,20 +24,34 @@ from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.fingerprint import digest
-from sufficit.data.annotations import Box, boxes_at
 from sufficit.data.image_files import SUFFIXES, BadImageError, ImageFile, images_below
 from sufficit.data.images import ImageTensor, SourceImage, plain_name
 from sufficit.data.loader import Entry
 from sufficit.data.pictures import read_mask, seen, upright_size
-from sufficit.errors import UserError
-from sufficit.files import place
+from sufficit.errors import GoneError, UserError
+from sufficit.files import is_remote, place, read_json
 
 OBJECT, BOX = 2, 1  # in a truth: the object's pixels, the others in its box; 0 is outside
 ALIKE = 1.02  # proportions of a mask and its image may differ by this factor, from rounding
+MOST_BYTES = 2**30  # of a list of boxes; COCO's own have 2**29
+MOST_XML = 2**22  # of the XML of one image
+FARTHEST = 1e7  # pixels
+CSV_HEADS = ("image", "x", "y", "width", "height")
+CUB_BOXES, CUB_IMAGES = "bounding_boxes.txt", "images.txt"
 
 
 class TruthError(UserError):
     """The truth of one image that cannot be used; the others may be fine."""
+
+
+class Box(NamedTuple):
+    """A box in the pixels of its image, from the left and from the top."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    category: str = ""
 
 
 @dataclass(frozen=True)
@@ -229,3 +252,133 @@ def _as_seen(picture: Image.Image, view: View | None) -> Tensor:
     if view is not None:
         picture = seen(picture, replace(view, interpolation="nearest-exact"))
     return torch.from_numpy(np.asarray(picture) > 0)
+
+
+def boxes_at(path: Path) -> dict[str, list[Box]] | None:
+    """The boxes of a file or folder by image name, None for a folder that has none."""
+    readers = {".json": _read_coco, ".csv": _read_csv, ".txt": _read_cub}
+    if path.is_dir():
+        if (path / CUB_BOXES).is_file():
+            return boxes_at(path / CUB_BOXES)
+        names = chain(path.glob("*.xml"), path.glob("*/*.xml"))
+        if is_remote(path) or next(names, None) is None:
+            return None
+        rows = _read_voc(path)
+    elif path.suffix.lower() not in readers:
+        raise UserError(
+            f"{path} is no truth: give a folder of masks or of Pascal VOC .xml, COCO's .json,"
+            f" CUB-200's {CUB_BOXES}, or a .csv with the columns {', '.join(CSV_HEADS)}"
+        )
+    else:
+        rows = readers[path.suffix.lower()](path)
+    found: dict[str, list[Box]] = {}
+    for name, box in rows:
+        found.setdefault(name, []).extend([] if box is None else [box])
+    return found
+
+
+_Rows = Iterator[tuple[str, Box | None]]
+"""A box and the name of its image; None if the image is known to have none."""
+
+
+def _read_coco(path: Path) -> _Rows:
+    content = read_json(path, MOST_BYTES)
+    try:
+        names = {image["id"]: _text(image["file_name"]) for image in content["images"]}
+        kinds = {kind["id"]: _text(kind["name"]) for kind in content.get("categories", ())}
+        for one in content["annotations"]:
+            x, y, width, height = one["bbox"]
+            box = _box(path, x, y, width, height, kinds.get(one.get("category_id"), ""))
+            yield names[one["image_id"]], box
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{path} is no COCO file of boxes ({error!r}): it needs images with id and file_name,"
+            " and annotations with image_id and bbox"
+        ) from error
+
+
+def _read_voc(folder: Path) -> _Rows:
+    """One file per image, found by its name; pixels are counted from 1, and the last is inside."""
+    for path in sorted(chain(folder.glob("*.xml"), folder.glob("*/*.xml"))):
+        name, text = path.relative_to(folder).as_posix(), _read_text(path, MOST_XML)
+        if "<!DOCTYPE" in text or "<!ENTITY" in text:
+            raise UserError(f"{path} declares a DOCTYPE or entities, which is refused: remove them")
+        try:
+            objects = ElementTree.fromstring(text).iter("object")
+        except (ElementTree.ParseError, ValueError) as error:
+            raise UserError(f"{path} could not be read as XML: {error}") from error
+        yield name, None
+        for one in objects:
+            sides = [one.findtext(f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax")]
+            if None in sides:
+                raise UserError(f"{path}: an object has no bndbox with xmin, ymin, xmax and ymax")
+            left, top, right, bottom = (_number(path, side) for side in sides)
+            kind = (one.findtext("name") or "").strip()
+            yield name, _box(path, left - 1, top - 1, right - left + 1, bottom - top + 1, kind)
+
+
+def _read_cub(path: Path) -> _Rows:
+    names = dict(cub_lines(path.with_name(CUB_IMAGES), 2))
+    for number, sides in cub_lines(path, 5):
+        if number not in names:
+            raise UserError(f"{path}: image {number} is not in {CUB_IMAGES}. Get both again")
+        yield names[number], _box(path, *sides.split())
+
+
+def _read_csv(path: Path) -> _Rows:
+    rows = csv.DictReader(StringIO(_read_text(path, MOST_BYTES)))
+    try:
+        if missing := [head for head in CSV_HEADS if head not in (rows.fieldnames or ())]:
+            raise UserError(f"{path} has no column {missing[0]!r}: give {', '.join(CSV_HEADS)}")
+        for row in rows:
+            box = _box(path, *(row[head] for head in CSV_HEADS[1:]), row.get("category") or "")
+            yield _text(row["image"]), box
+    except csv.Error as error:
+        raise UserError(f"{path} could not be read as CSV: {error}") from error
+
+
+def cub_lines(path: Path, words: int) -> Iterator[tuple[str, str]]:
+    """The first word of each line, and the rest."""
+    for line in _read_text(path, MOST_BYTES).splitlines():
+        parts = line.split(maxsplit=1 if words == 2 else -1)
+        if parts and len(parts) != words:
+            raise UserError(f"{path}: expected {words} words, got {line[:80]!r}. Get it again")
+        if parts:
+            yield parts[0], " ".join(parts[1:]).strip()
+
+
+def _read_text(path: Path, most: int) -> str:
+    """The text of a file in UTF-8, which alone shows all that is in it."""
+    try:
+        if path.stat().st_size > most:
+            raise ValueError(f"it has {path.stat().st_size} bytes, the limit is {most}")
+        return path.read_bytes().decode("utf-8-sig")
+    except GoneError:
+        raise
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} could not be read: {error}") from error
+
+
+def _box(path: Path, *given: Any) -> Box:
+    x, y, width, height = (_number(path, side) for side in given[:4])
+    if width < 0 or height < 0:
+        raise UserError(f"{path}: a box must have width and height, got {width:g} x {height:g}")
+    return Box(x, y, width, height, str(given[4]) if len(given) > 4 else "")
+
+
+def _number(path: Path, value: Any) -> float:
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if isinstance(value, bool) or not abs(found) <= FARTHEST:  # NaN neither
+        raise UserError(f"{path}: a box must have numbers of pixels, got {value!r:.80}: correct it")
+    return found
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {value!r:.80}")
+    return value

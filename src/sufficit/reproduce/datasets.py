@@ -16,12 +16,11 @@ from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.data import digits
-from sufficit.data.annotations import CUB_BOXES, cub_lines
 from sufficit.data.image_files import FORMATS, BadImageError, ignore_image_warnings, read_image
 from sufficit.data.images import ImageFile, class_forms, class_named, list_images
 from sufficit.data.loader import Entry
 from sufficit.data.splits import Sets, Split, evenly, held_out
-from sufficit.data.truth import TruthFiles
+from sufficit.data.truth import CUB_BOXES, TruthFiles, cub_lines
 from sufficit.errors import UserError, unknown
 
 ROOM = 8 / 7  # stored side over the side seen, so that training can crop
