@@ -173,9 +173,11 @@ def test_leaving_tokens_out_equals_attention_that_cannot_see_them(monkeypatch, n
     assert 2 < len(kept) < 14
     found = predict(classifier, images, maps, torch.tensor([2]), [band], fill="drop")
     parts = token_model(classifier)
-    hidden = torch.ones(parts.prefix + 16, dtype=torch.bool)
-    hidden[: parts.prefix] = False
-    hidden[parts.prefix + torch.tensor(kept)] = False
+    with torch.no_grad():
+        tokens = parts.embed(classifier.normalize(images)).shape[1]
+    hidden = torch.ones(tokens, dtype=torch.bool)
+    hidden[: tokens - 16] = False
+    hidden[tokens - 16 + torch.tensor(kept)] = False
     torch.backends.mha.set_fastpath_enabled(False)  # it would not call the function replaced here
     try:
         attention_hidden(monkeypatch, hidden)
@@ -193,7 +195,7 @@ def test_an_image_without_tokens_is_the_class_token_alone(name):
     found = predict(classifier, images, maps, torch.tensor([1, 1]), [show(0.5)], fill="drop")
     parts = token_model(classifier)
     with torch.no_grad():
-        alone = parts.embed(classifier.normalize(images))[:, : parts.prefix]
+        alone = parts.embed(classifier.normalize(images))[:, :-16]
         wanted = parts.finish(alone).softmax(1)[:, 1]
     torch.testing.assert_close(found.confidences[:, 0], wanted)
     assert found.confidences[0] == found.confidences[1]

@@ -106,25 +106,24 @@ class HeatmapFile:
         what = f"heatmap {key!r} of {self.path}"
         try:
             with self._lock:
-                return self._checked(key, what)
+                if self.path.suffix == ".npz":
+                    member = self._members[key]
+                    if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+                        kinds = "it must be stored or deflated"
+                        raise ValueError(f"{kinds}: other kinds unpack all at once")
+                    with self._file.open(member) as file:
+                        return _read_npy(file, member.file_size, what)
+                _check_shape(tuple(self._file.get_slice(key).get_shape()), what)
+                found: Tensor = self._file.get_tensor(key)
+                if found.is_complex():
+                    raise ValueError(f"expected numbers, got {found.dtype}")
+                return found.float()
         except (HeatmapError, GoneError):
             raise
         except Exception as error:  # zip, numpy and safetensors have many errors of their own
             if isinstance(error, OSError):
                 check_there(self.path, error)
             raise HeatmapError(f"{what} could not be read: {error}") from error
-
-    def _checked(self, key: str, what: str) -> Tensor:
-        if self.path.suffix == ".npz":
-            if self._members[key].compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-                raise ValueError("it must be stored or deflated: other kinds unpack all at once")
-            with self._file.open(self._members[key]) as file:
-                return _read_npy(file, self._members[key].file_size, what)
-        _check_shape(tuple(self._file.get_slice(key).get_shape()), what)
-        found: Tensor = self._file.get_tensor(key)
-        if found.is_complex():
-            raise ValueError(f"expected numbers, got {found.dtype}")
-        return found.float()
 
 
 def write_heatmaps(path: Path, heatmaps: dict[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:

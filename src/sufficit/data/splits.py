@@ -1,7 +1,8 @@
 """Splits of labelled images: what to train on, what to hold out, what to test on."""
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -36,14 +37,15 @@ class Split:
 
     def pick(self, rows: Tensor) -> "Split":
         """Some of the images as a split."""
-        here = rows.to(self.labels.device)
-        masks = None if self.masks is None else self.masks[here]
-        return Split(self.images[here], self.labels[here], self.side, masks)
+        return self._each(lambda tensor: tensor[rows.to(tensor.device)])
 
     def to(self, device: torch.device | str) -> "Split":
         """The same split on another device."""
-        masks = None if self.masks is None else self.masks.to(device)
-        return Split(self.images.to(device), self.labels.to(device), self.side, masks)
+        return self._each(lambda tensor: tensor.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Split":
+        masks = None if self.masks is None else change(self.masks)
+        return Split(change(self.images), change(self.labels), self.side, masks)
 
 
 @dataclass(frozen=True)
@@ -147,17 +149,15 @@ def evenly(
     >>> evenly([0, 0, 0, 1, 1, 1], 2, seed=0).tolist()
     [2, 5]
     """
-    known = torch.as_tensor(labels).cpu()
+    known = labels.tolist() if isinstance(labels, Tensor) else labels
     order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))
-    ranks, place, late = (torch.zeros(len(known), dtype=torch.long) for _ in range(3))
-    place[order] = torch.arange(len(known))
-    for label in known.unique():
-        own = order[known[order] == label]
-        ranks[own] = torch.arange(len(own))
-        if spare_half:
-            late[own[len(own) // 2 :]] = 1
-    chosen = ((late * len(known) + ranks) * len(known) + place).argsort()[:n]
-    return chosen.sort().values
+    sizes, drawn, keys = Counter(known), Counter[int](), []
+    for place, row in enumerate(order.tolist()):
+        rank = drawn[known[row]]  # among the images of its class
+        drawn[known[row]] += 1
+        late = spare_half and rank >= sizes[known[row]] // 2
+        keys.append((late, rank, place, row))
+    return torch.tensor(sorted(row for *_, row in sorted(keys)[:n]), dtype=torch.long)
 
 
 def seen(images: Tensor, side: int) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.fingerprint import digest
 from sufficit.data.image_files import SUFFIXES, BadImageError, ImageFile, images_below
-from sufficit.data.images import ImageTensor, SourceImage, plain_name
+from sufficit.data.images import ImageTensor, plain_name
 from sufficit.data.loader import Entry
 from sufficit.data.pictures import read_mask, seen, upright_size
 from sufficit.errors import GoneError, UserError
@@ -144,7 +144,11 @@ class TruthFiles:
         """The truth of an image as the model sees it, all 0 where none is known: uint8 [H,W]."""
         image, key = entry.image, self.key(entry.image.name)
         try:
-            size = size_of(image)
+            if isinstance(image, ImageTensor):
+                size = image.pixels.shape[1], image.pixels.shape[2]
+            else:  # before the model's view
+                local = not image.inside and image.is_there()
+                size = upright_size(image.path if local else BytesIO(image.content()))
             known = () if key is None else self.records[key]
             if isinstance(known, ImageFile):
                 return with_boxes(_as_seen(_mask(known, size, view), view)[None])[0]
@@ -191,14 +195,6 @@ def with_boxes(masks: Tensor) -> Tensor:
 
     boxes = between(down)[:, :, None] * between(across)[:, None]
     return (boxes * BOX).to(torch.uint8).masked_fill(masks, OBJECT)
-
-
-def size_of(image: SourceImage) -> tuple[int, int]:
-    """Height and width of an image before the model's view."""
-    if isinstance(image, ImageTensor):
-        return image.pixels.shape[1], image.pixels.shape[2]
-    local = type(image) is ImageFile and image.is_there()
-    return upright_size(image.path if local else BytesIO(image.content()))
 
 
 def _path(name: str) -> PurePosixPath:

@@ -26,8 +26,8 @@ class TokenModel:
     """A ViT in two parts: images to tokens, prefix first, and tokens to logits."""
 
     patches: nn.Module  # the layer that embeds patches
-    prefix: int  # tokens that are never left out, such as the class token
-    embed: Callable[[Tensor], Tensor]  # [N,C,H,W] -> [N,prefix+L,K], positions added
+    # [N,C,H,W] -> [N,prefix+L,K], positions added; the prefix, as a class token, is never left out.
+    embed: Callable[[Tensor], Tensor]
     finish: Callable[[Tensor], Tensor]  # [N,prefix+k,K] -> [N,classes]
 
     @property
@@ -89,7 +89,7 @@ def _torchvision(model: Any) -> TokenModel:
     def finish(tokens: Tensor) -> Any:
         return model.heads(model.encoder.ln(model.encoder.layers(tokens))[:, 0])
 
-    return TokenModel(model.conv_proj, 1, embed, finish)
+    return TokenModel(model.conv_proj, embed, finish)
 
 
 def _timm(model: Any) -> TokenModel:
@@ -105,8 +105,7 @@ def _timm(model: Any) -> TokenModel:
     over_prefix = model.global_pool == "token" or getattr(model, "pool_include_prefix", False)
     pooled = 0 if over_prefix else model.num_prefix_tokens  # tokens before those that are pooled
     hybrid = hasattr(model.patch_embed, "backbone")
-    patches = model.patch_embed if hybrid else model.patch_embed.proj
-    return TokenModel(patches, model.num_prefix_tokens, embed, finish)
+    return TokenModel(model.patch_embed if hybrid else model.patch_embed.proj, embed, finish)
 
 
 def _transformers(model: Any) -> TokenModel:
@@ -118,9 +117,8 @@ def _transformers(model: Any) -> TokenModel:
             tokens = first(block(tokens))
         return model.classifier(base.layernorm(tokens)[:, 0])
 
-    patches = base.embeddings.patch_embeddings
-    prefix = base.embeddings.position_embeddings.shape[1] - patches.num_patches
-    return TokenModel(patches.projection, prefix, base.embeddings, finish)
+    patches = base.embeddings.patch_embeddings.projection
+    return TokenModel(patches, base.embeddings, finish)
 
 
 READERS: dict[str, Callable[[Any], TokenModel]] = {
