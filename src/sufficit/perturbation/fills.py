@@ -163,22 +163,17 @@ FILLS = {
 }
 
 
-def fill_for(images: Tensor, fill: str | Tensor, part: slice | list[int] = slice(None)) -> Tensor:
-    """Return the named fill of a batch, or the part of a given tensor that belongs to it."""
+def fill_for(images: Tensor, fill: str | Tensor) -> Tensor:
+    """Return the fill of a batch of images: [N or 1,C,H,W], or what broadcasts to that."""
     if isinstance(fill, str):
         return FILLS[fill](images)
-    if fill.ndim <= 1:
-        return fill.reshape(1, -1, 1, 1).to(images)
-    if fill.ndim == 4 and fill.shape[0] > 1:
-        return fill[part].to(images)
-    return fill.reshape(1, *fill.shape[-3:]).to(images)
+    shape = (1, -1, 1, 1) if fill.ndim <= 1 else (-1, *fill.shape[-3:])
+    return fill.reshape(shape).to(images)
 
 
-def rows_of(fill: str | Tensor, rows: Tensor) -> str | Tensor:
-    """Return the fill of some of the images, by their numbers: [n]."""
-    if isinstance(fill, str) or fill.ndim < 4 or len(fill) == 1:
-        return fill
-    return fill[rows.to(fill.device)]
+def rows_of(fill: str | Tensor, rows: slice | list[int]) -> str | Tensor:
+    """Return the fill of some of the images, by their numbers."""
+    return fill if isinstance(fill, str) or fill.ndim < 4 or len(fill) == 1 else fill[rows]
 
 
 def masked(images: Tensor, masks: Tensor, fill: str | Tensor) -> Tensor:

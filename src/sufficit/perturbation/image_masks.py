@@ -90,7 +90,7 @@ def predict_hidden(
             ~hidden.flatten(0, 1).to(classifier.device),
             views,
             targets=targets.cpu()[rows].repeat_interleave(width),
-            fill=rows_of(fill, rows),
+            fill=rows_of(fill, rows.tolist()),
             batch_size=batch_size,
         )
         named[rows] = found.named.view(-1, width).to(named)

@@ -14,7 +14,7 @@ from sufficit.classifier.classifier import Classifier, check_range
 from sufficit.errors import UserError
 from sufficit.perturbation import tokens
 from sufficit.perturbation.bands import Band, distinct_masks, ranks, runs
-from sufficit.perturbation.fills import ROAD, Masker, ViewMasker, fill_for
+from sufficit.perturbation.fills import ROAD, Masker, ViewMasker, fill_for, rows_of
 from sufficit.perturbation.predictions import (
     Predictions,
     Score,
@@ -64,7 +64,7 @@ def predict(
             rows: slice | list[int] = [row % n for row in range(start, start + count)]
             if start % n + count <= n:
                 rows = slice(start % n, start % n + count)  # copies nothing
-            inputs, hidden = loop.normalized(images[rows], fill, rows)
+            inputs, hidden = loop.normalized(rows)
             loop.reports = (progress, start, count, total)
             maps = heatmaps[start : start + count].to(inputs.device, torch.float32)
             spans = runs(maps, [*bands, *weigh])
@@ -127,7 +127,7 @@ def predict_views(
     with torch.no_grad(), classifier.in_eval_mode():
         for count in _groups(len(used), images, classifier.device):
             rows = used[start : start + count].tolist()
-            inputs, hidden = loop.normalized(images[rows], fill, rows)
+            inputs, hidden = loop.normalized(rows)
             here = order[done : ends[start + count - 1]]
             loop.reports = (progress, done, len(here), len(order))
             seen, through = place[here] - start, views[1][here]
@@ -157,8 +157,8 @@ def whole_values(classifier: Classifier, images: Tensor, batch_size: int | None 
         return torch.full((len(images),), torch.nan, device="cpu")
     loop = _Loop(classifier, images, "black", batch_size)
     with torch.no_grad(), classifier.in_eval_mode():
-        parts = images.split(_groups(len(images), images, classifier.device))
-        found = [loop.each(loop.normalized(some, "black")[0], loop.answer) for some in parts]
+        rows = torch.arange(len(images)).split(_groups(len(images), images, classifier.device))
+        found = [loop.each(loop.normalized(some.tolist())[0], loop.answer) for some in rows]
     return torch.cat(found)[:, 0].cpu()
 
 
@@ -210,7 +210,7 @@ class _Loop:
     def __init__(
         self, classifier: Classifier, images: Tensor, fill: str | Tensor, batch_size: int | None
     ) -> None:
-        self.classifier = classifier
+        self.classifier, self.images, self.fill = classifier, images, fill
         # With the fill `drop`, the model in two parts; masks are then unions of patches.
         self.vit = tokens.token_model(classifier, images.shape[2:]) if tokens.drops(fill) else None
         self.imputes = isinstance(fill, str) and fill == ROAD
@@ -224,12 +224,10 @@ class _Loop:
         # To whom progress is reported, images done before this group, in this group, in all.
         self.reports: tuple[Progress | None, int, int, int] = (None, 0, 0, 0)
 
-    def normalized(
-        self, images: Tensor, fill: str | Tensor, part: slice | list[int] = slice(None)
-    ) -> tuple[Tensor, Tensor]:
-        """Return images and their fill on the device, normalised: [N,C,H,W], [1 or N,C,H,W]."""
-        images = images.to(self.classifier.device, torch.float32)
-        filler = fill_for(images, fill, part).expand(-1, images.shape[1], -1, -1)
+    def normalized(self, rows: slice | list[int]) -> tuple[Tensor, Tensor]:
+        """Return some images and their fill on the device, normalised: twice [N or 1,C,H,W]."""
+        images = self.images[rows].to(self.classifier.device, torch.float32)
+        filler = fill_for(images, rows_of(self.fill, rows)).expand(-1, images.shape[1], -1, -1)
         return self.classifier.normalize(images), self.classifier.normalize(filler)
 
     def group(

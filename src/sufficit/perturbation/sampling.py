@@ -209,7 +209,7 @@ def predict_by_halving(
             if len(rows):
                 here, there = rows.to(images.device), rows.to(maps.device)
                 some = (classifier, images[here], maps[there], found.targets[rows], bands)
-                own = options | {"fill": rows_of(fill, rows), "progress": tick}
+                own = options | {"fill": rows_of(fill, rows.tolist()), "progress": tick}
                 curves.learn(predict(*some, drawn=drawn, **own), rows)
         parts.append(curves.predictions())
     return Predictions.join(parts)
