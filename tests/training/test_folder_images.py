@@ -1,5 +1,6 @@
 """Batches of images to train on."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from sufficit import UserError
 from sufficit.data.images import list_images
+from sufficit.data.loader import Entry
 from sufficit.data.splits import Part
 from sufficit.training.folder_images import TrainingImages
 
@@ -21,7 +23,7 @@ def part_of(folder: Path, n: int, bad: tuple[int, ...] = ()) -> Part:
         Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(path)
         if number in bad:
             path.write_bytes(b"")
-    return Part(tuple(list_images(folder)), tuple(range(n)))
+    return tuple(Entry(k, image, k) for k, image in enumerate(list_images(folder)))
 
 
 def orders(batches: object) -> list[list[int]]:
@@ -47,8 +49,8 @@ def test_batches_and_later_draws_are_those_of_a_torch_data_loader(
 
 
 def test_images_alone_are_given_where_there_are_no_labels(tmp_path: Path) -> None:
-    images = part_of(tmp_path, 5).images
-    batches = list(TrainingImages(Part(images, None), None, 2, sampler="in order"))
+    part = tuple(replace(entry, label=None) for entry in part_of(tmp_path, 5))
+    batches = list(TrainingImages(part, None, 2, sampler="in order"))
     assert [tuple(batch.shape) for batch in batches] == [(2, 3, 4, 4), (2, 3, 4, 4), (1, 3, 4, 4)]
 
 

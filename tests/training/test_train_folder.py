@@ -22,6 +22,7 @@ from sufficit import Classifier, Lax, UserError, evaluate, explain, sanity_check
 from sufficit.classifier.checkpoint import View
 from sufficit.cli import main
 from sufficit.data.images import ImageFile, read_image
+from sufficit.data.loader import Entry
 from sufficit.data.splits import Part, evenly, how_many, read_folder
 from sufficit.explainers.sources import methods_from
 from sufficit.training.folder_images import TrainingImages, replace_missing
@@ -551,11 +552,11 @@ def test_held_out_images_are_spread_over_classes_and_drawn_by_seed() -> None:
 def test_a_share_is_held_out_and_not_trained_on(digits: Path) -> None:
     folder = read_folder(Classifier.load("sufficit:digits"), digits, "auto", 0.4, seed=3)
     parts = (folder.training, folder.validation)
-    names = [{image.name for image in part.images} for part in parts]
+    names = [{entry.image.name for entry in part} for part in parts]
     assert [len(part) for part in names] == [24, 16]
     assert not names[0] & names[1]
     for part in parts:
-        assert part.labels == tuple(int(image.folder or "") for image in part.images)
+        assert all(entry.label == int(entry.image.folder or "") for entry in part)
     other = read_folder(Classifier.load("sufficit:digits"), digits, "auto", 0.4, seed=4)
     assert folder.digest() != other.digest()
     with pytest.raises(UserError, match="share"):
@@ -570,8 +571,8 @@ def bad_among_good(tmp_path: Path, kinds: str) -> Part:
         Image.new("L", (2, 2), number).save(path)
         if kind == "b":
             path.write_bytes(b"")
-        pictures.append(ImageFile(str(path), path.name, None))
-    return Part(tuple(pictures), tuple(range(len(kinds))))
+        pictures.append(Entry(number, ImageFile(str(path), path.name, None), number))
+    return tuple(pictures)
 
 
 def test_a_batch_of_bad_pictures_is_left_out(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import hashlib
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -34,7 +33,6 @@ def fingerprint(classifier: Classifier) -> Fingerprint:
     return _known[classifier.bare][1]
 
 
-@lru_cache(maxsize=64)  # the same two are compared at every explanation
 def same(one: Fingerprint, other: Fingerprint) -> bool:
     """Whether both belong to one classifier, in the same or another precision."""
     if one.architecture != other.architecture or len(one.sketch) != len(other.sketch):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from sufficit.errors import UserError, unknown
 
@@ -30,15 +31,9 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-@contextmanager
-def hooked(model: nn.Module, layer: str, hook: Callable[..., Any]) -> Iterator[None]:
-    """Inside, the hook gets the layer's output at each call."""
-    module = unwrapped(model).get_submodule(resolve(model, layer))
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
+def hooked(model: nn.Module, layer: str, hook: Callable[..., Any]) -> RemovableHandle:
+    """Call the hook with the layer's output at each call, until the handle's block ends."""
+    return unwrapped(model).get_submodule(resolve(model, layer)).register_forward_hook(hook)
 
 
 def uncompiled() -> AbstractContextManager[None]:
@@ -185,7 +180,7 @@ def _calls(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> l
     with ExitStack() as stack, torch.no_grad():
         for name, module in model.named_modules():
             if name:
-                stack.callback(module.register_forward_hook(partial(note, name)).remove)
+                stack.enter_context(module.register_forward_hook(partial(note, name)))
         forward()
     return calls
 

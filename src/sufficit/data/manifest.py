@@ -14,7 +14,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from tempfile import mkdtemp
 from threading import Lock
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,6 @@ from sufficit.data.images import KINDS, ImageTensor, SourceImage
 from sufficit.data.loader import Entry, Unit
 from sufficit.errors import GoneError, UserError
 from sufficit.files import is_remote, writing
-
-if TYPE_CHECKING:
-    from pyarrow import Table
-    from pyarrow.parquet import ParquetFile
 
 TEXTS = ("name", "folder", "problem", "column", "version")  # of images
 NUMBERS = ("size", "start")
@@ -233,8 +229,7 @@ def listed(images: Iterable[SourceImage], unit: int) -> Manifest:
     return found
 
 
-def _read_group(
-    file: "ParquetFile", lock: Lock, group: int, columns: Sequence[str] | None = None
-) -> "Table":
+def _read_group(file: Any, lock: Lock, group: int, columns: Sequence[str] | None = None) -> Any:
+    """A row group of a ParquetFile, as a table."""
     with lock:
         return file.read_row_group(group, columns=columns)

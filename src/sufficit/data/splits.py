@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.images import ImageSource, SourceImage, open_images
-from sufficit.data.loader import labels_for
+from sufficit.data.images import ImageSource, open_images
+from sufficit.data.loader import Entry, labels_for
 from sufficit.errors import UserError
 
 FEWEST = 8  # images in a folder to train on
@@ -58,15 +58,8 @@ class Sets:
     source: str  # where the images come from, in words
 
 
-@dataclass(frozen=True)
-class Part:
-    """Image files to train on or to hold out, with class numbers if labels are the targets."""
-
-    images: tuple[SourceImage, ...]
-    labels: tuple[int, ...] | None
-
-    def __len__(self) -> int:
-        return len(self.images)
+Part = tuple[Entry, ...]
+"""Images to train on or to hold out, with class numbers if labels are the targets."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +72,11 @@ class Folder:
 
     def digest(self) -> str:
         """A short hash of exactly these images, labels and parts."""
-        parts = (self.training, self.validation)
-        facts = ("name", "size", "version")
-        known = [
-            [[[getattr(image, fact, "") for fact in facts] for image in part.images], part.labels]
-            for part in parts
-        ]
+        facts, known = ("name", "size", "version"), []
+        for part in (self.training, self.validation):
+            images = [[getattr(one.image, fact, "") for fact in facts] for one in part]
+            labels = tuple(one.label for one in part) if self.target == "label" else None
+            known.append([images, labels])
         return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
 
 
@@ -110,13 +102,12 @@ def read_folder(
         )
     n = how_many(len(images), share)
     held = set(evenly(labels or [0] * len(images), n, seed, spare_half=True).tolist())
-
-    def part(wanted: bool) -> Part:
-        rows = [row for row in range(len(images)) if (row in held) is wanted]
-        numbers = None if labels is None else tuple(labels[row] for row in rows)
-        return Part(tuple(images[row] for row in rows), numbers)
-
-    return Folder(part(False), part(True), "prediction" if labels is None else "label")
+    parts: tuple[list[Entry], list[Entry]] = ([], [])
+    for row, image in enumerate(images):
+        part = parts[row in held]
+        part.append(Entry(len(part), image, None if labels is None else labels[row]))
+    target = "prediction" if labels is None else "label"
+    return Folder(tuple(parts[0]), tuple(parts[1]), target)
 
 
 def how_many(n: int, share: float) -> int:

@@ -11,13 +11,13 @@ The preconditioned residual estimates the error.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sufficit.classifier.layers import kept
 from sufficit.errors import UserError, unknown
 
 ROAD = "road"
@@ -219,8 +219,7 @@ def check_fill(fill: str | Tensor, images: Tensor) -> None:
 
 
 # Written by hand because torchvision's gaussian_blur is not separable, and slow at this width.
-@lru_cache(maxsize=16)  # each copy to a GPU would wait for the GPU
-@torch.inference_mode(False)
+@kept
 def blur_matrix(side: int, sigma: float, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the matrix that blurs a line of pixels, edges mirrored: [side,side]."""
     radius = min(math.ceil(3 * sigma), side - 1)

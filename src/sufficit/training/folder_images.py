@@ -15,7 +15,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, Sampler, Sequent
 
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.loader import Entry, ImageLoader, Item, OnError, Unit, decode_entry
+from sufficit.data.loader import ImageLoader, Item, OnError, Unit, decode_entry
 from sufficit.data.splits import Folder, Part, read_folder
 from sufficit.errors import UserError
 from sufficit.files import read_json
@@ -83,11 +83,9 @@ class TrainingImages:
         self.passes += 1
 
     def _units(self) -> Iterator[Unit]:
-        labels, rows = self.part.labels, iter(self.sampler)
+        rows = iter(self.sampler)
         for number in range(len(self)):
-            some = islice(rows, self.batch_size)
-            entries = (Entry(k, self.part.images[k], labels[k] if labels else None) for k in some)
-            yield Unit(number, tuple(entries))
+            yield Unit(number, tuple(self.part[k] for k in islice(rows, self.batch_size)))
 
     def _batch(self, unit: Unit, items: Sequence[Item]) -> Any:
         """The batch of a unit; None if none of its images can be read."""
@@ -95,7 +93,7 @@ class TrainingImages:
         if not items:
             return None
         images = torch.stack([item.pixels for item in items])
-        if self.part.labels is None:
+        if self.part[0].label is None:
             return images
         return images, torch.tensor([item.entry.label for item in items])
 
@@ -137,13 +135,13 @@ def read_part(
     options: Any = {"sampler": "in order", "on_error": on_error}
     loader = TrainingImages(part, classifier.view, batch_size, **options)
     batches = list(loader)
-    names = tuple(image.name for image in part.images if image.name not in loader.skipped)
+    names = tuple(e.image.name for e in part if e.image.name not in loader.skipped)
     if not names:
         name, why = next(iter(loader.skipped.items()))
         raise UserError(
             f"None of {len(part)} images can be read; the first, {name}: {why}. Check the files."
         )
-    if part.labels is None:
+    if part[0].label is None:
         images = torch.cat(batches)
         return ReadImages(names, images, predictions(classifier, images), loader.skipped)
     images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
@@ -183,7 +181,7 @@ class FolderImages:
 
     def count(self, skipped: dict[str, str]) -> int:
         """The number of images to train on that can be read."""
-        return sum(image.name not in skipped for image in self.folder.training.images)
+        return sum(entry.image.name not in skipped for entry in self.folder.training)
 
 
 def open_folder(
