@@ -328,9 +328,8 @@ def test_training_takes_columns_too(tmp_path: Path) -> None:
     columns = {"image_column": "thumb", "label_column": "kind"}
     folder = read_folder(model(classes), path, "auto", 0.25, 0, **columns)
     found = {
-        image.start: (image.content(), label)
-        for part in (folder.training, folder.validation)
-        for image, label in zip(part.images, part.labels, strict=True)
+        entry.image.start: (entry.image.content(), entry.label)
+        for entry in (*folder.training, *folder.validation)
     }
     assert found == {row: (thumbs[row], row % 3) for row in range(12)}
 
@@ -343,8 +342,8 @@ def test_training_and_sanity_number_classes_as_the_files_do(
     model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
     classifier = Classifier(model)  # without names of its own
     folder = read_folder(classifier, path)
-    for part in (folder.training, folder.validation):
-        assert part.labels == tuple(CLASSES.index(image.folder or "") for image in part.images)
+    for entry in (*folder.training, *folder.validation):
+        assert entry.label == CLASSES.index(entry.image.folder or "")
     seen: list[int] = []
     monkeypatch.setattr(checks, "sanity_check", lambda *given, **_: seen.extend(given[2].tolist()))
     checks.check_folder(RunConfig("", str(path), ("center",), images=12), classifier)

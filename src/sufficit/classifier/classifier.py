@@ -146,12 +146,12 @@ class Classifier:
     @property
     def memory_format(self) -> torch.memory_format:
         """Channels-last if the model's first convolution is, else contiguous."""
-        kernels = (t for t in self._tensors() if t.ndim == 4 and min(t.shape[:2]) > 1)
-        kernel = next((t for t in kernels if t.shape[2:] != (1, 1)), torch.empty(0))
-        last = not kernel.is_contiguous() and kernel.is_contiguous(
-            memory_format=torch.channels_last
-        )
-        return torch.channels_last if last else torch.contiguous_format
+        last, whole = torch.channels_last, torch.contiguous_format
+        for one in self._tensors():
+            if one.ndim == 4 and min(one.shape[:2]) > 1 and one.shape[2:] != (1, 1):
+                only_last = not one.is_contiguous() and one.is_contiguous(memory_format=last)
+                return last if only_last else whole
+        return whole
 
     def __call__(self, images: Tensor) -> Tensor:
         """Logits of images in 0..1: [N,C,H,W] -> [N,classes]."""

@@ -110,8 +110,8 @@ def is_image(name: str) -> bool:
     >>> is_image("cat.JPG"), is_image("cat.txt")
     (True, False)
     """
-    is_suffix = name.startswith(".") and name.count(".") == 1  # as .png is no image
-    return name.lower().endswith(SUFFIXES) and not is_suffix and not is_unfinished(name)
+    plain = not name.startswith(".") or (name.count(".") > 1 and not is_unfinished(name))
+    return plain and name.lower().endswith(SUFFIXES)
 
 
 _Listed = tuple[dict[str, tuple[int, str]], set[str]]

@@ -10,14 +10,13 @@ import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from os.path import commonprefix
 from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import Any
 
-from sufficit.data import image_files
 from sufficit.data.image_files import (
     BadImageError,
     ImageFile,
@@ -53,9 +52,8 @@ class ParquetImage(ImageFile):
         content = self._stored()
         if not content:
             raise BadImageError("no bytes in its row")
-        if len(content) > image_files.MOST_IMAGE:
-            limit = f"the limit is {image_files.MOST_IMAGE}"
-            raise BadImageError(f"a file of {len(content)} bytes, {limit}")
+        if fault := replace(self, size=len(content)).fault:  # too large
+            raise BadImageError(fault)
         return content
 
     def _stored(self) -> bytes | None:
