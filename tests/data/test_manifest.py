@@ -3,6 +3,7 @@
 import pickle
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,24 @@ def test_the_temporary_listing_is_deleted_with_its_last_manifest() -> None:
     assert len(list(second)) == 3
     del second
     assert not folder.exists()
+
+
+def test_a_listing_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> Iterator[SourceImage]:
+        yield from files(3)
+        raise UserError("the disk is gone")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(UserError, match="the disk is gone"):
+        listed(broken(), 2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_of_an_earlier_manifest_start_at_their_first_byte() -> None:
+    (entry,) = listed([replace(files(1)[0], start=None)], 2)  # as version 0.1 wrote it
+    assert entry.image == files(1)[0]
 
 
 def test_every_kind_of_image_fits_the_columns() -> None:

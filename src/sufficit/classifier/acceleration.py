@@ -41,8 +41,7 @@ def accelerated(classifier: Classifier, shape: Sequence[int]) -> Classifier:
         with torch.no_grad(), classifier.in_eval_mode():
             model = _folded(copy.deepcopy(classifier.bare), inputs)
             model.to(inputs.device, classifier.dtype).to(memory_format=torch.channels_last)
-            for weight in model.parameters():
-                weight.requires_grad_(False)
+            model.requires_grad_(False)
             names = ("mean", "std", "classes", "view", "output", "score")
             same: Any = {name: getattr(classifier, name) for name in names}
             fast = Classifier(torch.compile(model, dynamic=False), **same)  # type: ignore[arg-type]  # a module for a module

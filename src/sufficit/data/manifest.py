@@ -181,15 +181,27 @@ class Units:
 
 
 def listed(images: Iterable[SourceImage], unit: int) -> Manifest:
-    """The manifest of images, a unit per row, in a temporary file that is deleted with it.
-
-    It is written while they are listed: memory does not grow with their number.
-    """
+    """The manifest of images, in a temporary file that is deleted with it."""
     if find_spec("pyarrow") is None:
         raise UserError(
             "a run lists its images and writes its results with pyarrow, which is not installed:"
             " pip install pyarrow"
         )
+    path = Path(mkdtemp(prefix="sufficit-")) / MANIFEST
+    try:
+        found = Manifest(path, tensors=_write(path, images, unit))
+    except BaseException:
+        shutil.rmtree(path.parent, ignore_errors=True)
+        raise
+    weakref.finalize(found._file, shutil.rmtree, path.parent, ignore_errors=True)
+    return found
+
+
+def _write(path: Path, images: Iterable[SourceImage], unit: int) -> list[ImageTensor]:
+    """Write images as they are listed, a unit per row, and return those in memory.
+
+    Memory does not grow with the number of the others.
+    """
     import pyarrow
     from pyarrow import parquet
 
@@ -199,7 +211,6 @@ def listed(images: Iterable[SourceImage], unit: int) -> Manifest:
     schema = pyarrow.schema({"digest": pyarrow.string(), **lists})
     facts: dict[str, Any] = {"unit": unit, "images": 0, "loose": 0, "first_loose": None}
     words, tensors, rest = set[str](), list[ImageTensor](), iter(images)
-    path = Path(mkdtemp(prefix="sufficit-")) / MANIFEST
     with writing(path) as part, parquet.ParquetWriter(part, schema) as writer:
         while some := list(islice(rest, GROUP * unit)):
             columns = {name: [getattr(one, name, None) for one in some] for name in types}
@@ -224,9 +235,7 @@ def listed(images: Iterable[SourceImage], unit: int) -> Manifest:
             facts["first_loose"] = facts["first_loose"] or next(iter(loose), None)
         facts["words"] = sorted(words)
         writer.add_key_value_metadata({"facts": json.dumps(facts)})
-    found = Manifest(path, tensors=tensors)
-    weakref.finalize(found._file, shutil.rmtree, path.parent, ignore_errors=True)
-    return found
+    return tensors
 
 
 def _read_group(file: Any, lock: Lock, group: int, columns: Sequence[str] | None = None) -> Any:
