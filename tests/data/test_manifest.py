@@ -148,7 +148,7 @@ def test_a_listing_that_fails_leaves_nothing(
 
 
 def test_files_of_an_earlier_manifest_start_at_their_first_byte() -> None:
-    (entry,) = listed([replace(files(1)[0], start=None)], 2)  # as version 0.1 wrote it
+    (entry,) = listed([replace(files(1)[0], start=None)], 2)  # as earlier versions wrote it
     assert entry.image == files(1)[0]
 
 
