@@ -16,10 +16,8 @@ from sufficit.metrics.metric import (
     Heading,
     Metric,
     Schedule,
-    area,
     curve_weights,
     hide_bands,
-    mean_height,
     mean_weights,
     no_bands,
     show_bands,
@@ -101,13 +99,7 @@ def base_weights(schedule: Schedule) -> dict[Band, float]:
 
 def base_score(predictions: Predictions, schedule: Schedule) -> Tensor:
     """The sum of `base_weights` x score, or its estimate where some bands were drawn: [N]."""
-    if predictions.drawn is not None:
-        return predictions.total(base_weights(schedule), schedule.score)
-    show = predictions.of(show_bands(schedule), schedule.score)
-    hide = predictions.of(hide_bands(schedule), schedule.score)
-    rest = predictions.of([bands.rest(schedule.alpha_min)], schedule.score)[:, 0]
-    alphas = schedule.alphas
-    return (show[:, 0] - rest + mean_height(show, alphas) - mean_height(hide, alphas)) / 2
+    return predictions.total(base_weights(schedule), schedule.score)
 
 
 def mask_penalty(predictions: Predictions, schedule: Schedule) -> Tensor:
@@ -138,7 +130,7 @@ def _area_metric(curve: str) -> Metric:
     weights = curve_weights(curve)
 
     def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
-        return area(predictions, schedule, curve, schedule.score)
+        return predictions.total(weights(schedule), schedule.score)
 
     return Metric(kind == "insertion", no_bands, formula, heading=words, weights=weights)
 
@@ -155,7 +147,7 @@ def _fidelity_metric(curve: str) -> Metric:
 
     def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
         known = predictions.of(whole, "confidence")
-        return area(predictions, schedule, curve, "confidence", lambda p: (known - p).abs())
+        return predictions.total(weights(schedule), "confidence", lambda p: (known - p).abs())
 
     return Metric(kind == "deletion", lambda _: whole, formula, heading=words, weights=weights)
 

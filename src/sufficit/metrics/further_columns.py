@@ -18,7 +18,6 @@ from sufficit.metrics.metric import (
     Heading,
     Metric,
     Schedule,
-    area,
     curve_weights,
     no_bands,
     of_map,
@@ -63,13 +62,7 @@ def _srg_weights(schedule: Schedule) -> dict[Band, float]:
 
 def srg(predictions: Predictions, schedule: Schedule) -> Tensor:
     """Insertion less deletion by percentage, of probabilities (Blücher et al. 2024): [N]."""
-    if predictions.drawn is not None:
-        return predictions.total(_srg_weights(schedule), "confidence")
-    areas = (
-        area(predictions, schedule, f"{kind}_percent", "confidence")
-        for kind in ("insertion", "deletion")
-    )
-    return next(areas) - next(areas)
+    return predictions.total(_srg_weights(schedule), "confidence")
 
 
 def _deletion_means(schedule: Schedule) -> dict[Band, float]:
