@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 from sufficit import Classifier, evaluate
 from sufficit.perturbation.heatmaps import normalize, resize
 from sufficit.report import Content, Facts, MethodScores, Shown, pick_shown
+from sufficit.report.content import MOST_SHOWN, Choice
 from sufficit.statistics import compare_values
 
 HOSTILE = '</script><script>window.hacked=1</script><!--"\'&<img src=x onerror="window.hacked=2">'
@@ -36,6 +38,13 @@ def quarters(n: int, side: int = 16, seed: int = 0) -> tuple[torch.Tensor, torch
         row, column = divmod(target, 2)
         image[:, row * half : (row + 1) * half, column * half : (column + 1) * half] += 0.3
     return images, targets
+
+
+def choose(msi: Mapping[str, Any], *, most: int = MOST_SHOWN, seed: int = 0) -> dict[int, str]:
+    """The rows that a run of these images shows, and why: {method: [N]}."""
+    choice, n = Choice(most), len(np.asarray(next(iter(msi.values()))))
+    choice.add(np.arange(n), msi)
+    return choice.chosen(np.random.default_rng(seed).permutation(n).tolist())
 
 
 def coarse_maps(n: int, side: int, seed: int) -> torch.Tensor:

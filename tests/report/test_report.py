@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from report_content import HOSTILE, Quarters, coarse_maps, decoded, make, quarters
+from report_content import HOSTILE, Quarters, choose, coarse_maps, decoded, make, quarters
 from sufficit import Classifier, evaluate
 from sufficit.errors import UserError
 from sufficit.metrics.metric import curves_of as curves_by_image
 from sufficit.perturbation.heatmaps import normalize, resize
-from sufficit.report import Content, Facts, MethodScores, Shown, choose, pick_shown, write_report
+from sufficit.report import Content, Facts, MethodScores, Shown, pick_shown, write_report
 from sufficit.report.answer import answer
 from sufficit.report.html import render, typeset
 from sufficit.report.interpretation import cautions, readings, run_remarks, sentences, why

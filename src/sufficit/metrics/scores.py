@@ -360,10 +360,8 @@ class MethodScores:
     alphas: Mapping[float, float] | None = None  # alpha_min -> mean MSI, where it was searched for
 
     @staticmethod
-    def of(scores: "Scores | MethodScores", shown_rows: Sequence[int] = ()) -> "MethodScores":
+    def of(scores: Scores, shown_rows: Sequence[int] = ()) -> "MethodScores":
         """The same scores, with the values and predictions of these rows only."""
-        if isinstance(scores, MethodScores):
-            return scores
         search, rows = scores.search, list(shown_rows)
         return MethodScores(
             n=len(scores),

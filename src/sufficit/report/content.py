@@ -63,7 +63,6 @@ class Shown:
     names: Sequence[str]  # [n]
     images: Tensor  # [n,C,H,W] in 0..1
     heatmaps: Mapping[str, Tensor]  # method -> [n,H,W]
-    labels: Sequence[int] | None = None  # [n] where they may differ from the targets
     chosen: str = ""  # how they were chosen, in words
     reasons: Sequence[str] = ()  # [n] why each was chosen, of REASONS
 
@@ -199,19 +198,8 @@ class Choice:
         return chosen | dict.fromkeys(sorted(rest), REASONS[-1])
 
 
-def choose(
-    msi: Mapping[str, ArrayLike], *, most: int = MOST_SHOWN, seed: int = 0
-) -> dict[int, str]:
-    """Rows to show and why, from each method's MSI per image: {method: [N]}. See `Choice`.
-
-    >>> choose({"a": [0.9, 0.1, 0.5, -0.8], "b": [0.9, 0.1, -0.5, -0.9]}, most=4)
-    {0: 'best', 3: 'worst', 2: 'most disputed', 1: 'drawn by seed'}
-    """
-    choice, n = Choice(most), len(np.asarray(next(iter(msi.values()))))
-    choice.add(np.arange(n), msi)
-    return choice.chosen(np.random.default_rng(seed).permutation(n).tolist())
-
-
 def pick_shown(scores: Mapping[str, Scores], count: int = MOST_SHOWN) -> list[int]:
-    """The rows of the images to show, as `choose` finds them, in ascending order."""
-    return sorted(choose({m: s.columns["msi"].numpy() for m, s in scores.items()}, most=count))
+    """The rows of the images to show, in ascending order. See `Choice`."""
+    choice, n = Choice(count), len(next(iter(scores.values())))
+    choice.add(np.arange(n), {method: found.msi for method, found in scores.items()})
+    return sorted(choice.chosen(np.random.default_rng(0).permutation(n).tolist()))

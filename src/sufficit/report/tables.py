@@ -11,9 +11,9 @@ from sufficit.metrics.columns import heading
 from sufficit.metrics.further_columns import FURTHER
 from sufficit.metrics.localization import LOCALIZATION
 from sufficit.outside import html_table, literal
-from sufficit.report.answer import answer, notes, warnings_of
+from sufficit.report.answer import answer
 from sufficit.report.content import Content
-from sufficit.report.interpretation import own_alphas
+from sufficit.report.interpretation import cautions, notes, own_alphas
 from sufficit.statistics import Estimate
 
 BEST, SAME, CONTROL, AGNOSTIC = "*", "=", "(c)", "(a)"
@@ -79,7 +79,7 @@ def further_tables(content: Content) -> Iterator[Table]:
 def notebook_table(content: Content) -> str:
     """The same tables as HTML, with the answer and what to know before trusting it."""
     said = [legend(content), *map(str, answer(content)), *notes(content)]
-    said += [one.text for one in warnings_of(content)]
+    said += [one.text for one in cautions(content)]
     found = [_as_html(results_table(content), said)]
     return "".join([*found, *(_as_html(table) for table in further_tables(content))])
 
