@@ -15,6 +15,7 @@ from sufficit import Classifier, evaluate
 from sufficit.perturbation.heatmaps import normalize, resize
 from sufficit.report import Content, Facts, MethodScores, Shown, pick_shown
 from sufficit.report.content import MOST_SHOWN, Choice
+from sufficit.report.viewer_data import viewer_data
 from sufficit.statistics import compare_values
 
 HOSTILE = '</script><script>window.hacked=1</script><!--"\'&<img src=x onerror="window.hacked=2">'
@@ -86,6 +87,13 @@ def make(
         classes=["north-west", "north-east", "south-west", "south-east"],
         fill=fill,
     )
+
+
+def curves_shown(content: Content, method: str) -> tuple[list[float], list[dict[str, Any]]]:
+    """The grid of the viewer, and what it knows of a method on each image shown."""
+    data = viewer_data(content)
+    place = data["methods"].index(method)
+    return data["grid"], [image["curves"][place] for image in data["images"]]
 
 
 def decoded(address: str) -> np.ndarray:

@@ -96,11 +96,6 @@ class Content:
         sign = -1 if self.standing.higher_is_better else 1
         return sorted(means, key=lambda m: (math.isnan(means[m]), sign * means[m]))
 
-    @property
-    def controls(self) -> tuple[str, ...]:
-        """The methods outside the ranking that any method must beat."""
-        return self.standing.controls
-
     def mean(self, method: str) -> float:
         """The mean of a method in the ranked column."""
         return self.summaries[method][self.standing.column].mean
@@ -132,7 +127,7 @@ class Content:
                 raise UserError(
                     f"{what} must be of the methods scored, {sorted(methods)}, got {sorted(found)}"
                 )
-        if outside := {*self.standing.ranking, *self.controls} - methods:
+        if outside := {*self.standing.ranking, *self.standing.controls} - methods:
             raise UserError(f"methods without scores: {sorted(outside)}. Add their scores")
         if not 1 <= count <= MOST_SHOWN or not count == len(shown.images) == len(shown.names):
             raise UserError(

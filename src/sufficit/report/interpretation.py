@@ -352,7 +352,7 @@ def _leaks(content: Content) -> Iterator[Caution]:
     found = {
         method: sentence
         for method in content.methods
-        if method not in content.controls
+        if method not in content.standing.controls
         and "leak_ratio" in (summary := content.summaries[method])
         and (sentence := leak_warning(summary))
     }

@@ -119,7 +119,7 @@ def _cell(found: Estimate) -> str:
 
 def marked(content: Content, method: str) -> str:
     """A method's name with the marks of a control or of a method that ignores the class."""
-    if method in content.controls:
+    if method in content.standing.controls:
         return f"{method} {CONTROL}"
     return f"{method} {AGNOSTIC}" if method in content.class_agnostic else method
 
@@ -132,8 +132,8 @@ def legend(content: Content) -> str:
     most = "highest" if standing.higher_is_better else "lowest"
     most = f"{BEST} {most} {heading(standing.column).short}"
     most += f" of {count} method{'s' if count > 1 else ''}"
-    signs = [f"{CONTROL} control"] if content.controls else []
-    agnostic = [m for m in content.class_agnostic if m not in content.controls]
+    signs = [f"{CONTROL} control"] if content.standing.controls else []
+    agnostic = [m for m in content.class_agnostic if m not in content.standing.controls]
     signs += [f"{AGNOSTIC} class-agnostic: the same map for every class"] if agnostic else []
     interval = "Interval: Student's t, corrected for skewness."
     if not pairs:

@@ -131,12 +131,6 @@ def _address(content: bytes, kind: str) -> str:
 # The viewer
 
 
-def slider_grid(content: Content) -> tuple[float, ...]:
-    """The alphas of the slider: those of the curves, and every alpha_min."""
-    values = content.first.schedule.values
-    return stops(values, {found.alpha_min for found in content.scores.values()})
-
-
 def stops(values: Sequence[float], own: Iterable[float]) -> tuple[float, ...]:
     """As many alphas of the curves as a slider needs, and every alpha_min.
 
@@ -148,10 +142,19 @@ def stops(values: Sequence[float], own: Iterable[float]) -> tuple[float, ...]:
 
 
 def viewer_data(content: Content) -> dict[str, Any]:
-    """All that the script needs to show masks and what the model predicts for them."""
-    grid, methods, shown = slider_grid(content), content.methods, content.shown
+    """All that the script needs to show masks and what the model predicts for them.
+
+    The slider has the alphas of the curves, and every alpha_min.
+    """
+    methods, shown = content.methods, content.shown
+    alphas = {found.alpha_min for found in content.scores.values()}
+    grid = stops(content.first.schedule.values, alphas)
     maps = encode_heatmaps(shown.heatmaps, grid)
-    curves = {method: curves_of(content, method, grid) for method in methods}
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for method, scores in content.scores.items():
+        answers = answers_along(scores.shown, scores.alpha_min, grid)
+        shares = shares_of(shown.heatmaps[method], grid)
+        curves[method] = [{"share": s} | a for s, a in zip(shares, answers, strict=True)]
     msi = {method: rounded(content.scores[method]["msi"]) for method in methods}
     targets = content.first.targets.tolist()
     images = [
@@ -174,14 +177,6 @@ def viewer_data(content: Content) -> dict[str, Any]:
         "fill": encode_fill(shown.images, content.fill),
         "images": images,
     }
-
-
-def curves_of(content: Content, method: str, grid: Sequence[float]) -> list[dict[str, Any]]:
-    """Per image shown, the predictions for what is kept, hidden and left at each alpha."""
-    scores = content.scores[method]
-    shares = shares_of(content.shown.heatmaps[method], grid)
-    answers = answers_along(scores.shown, scores.alpha_min, grid)
-    return [{"share": share} | found for share, found in zip(shares, answers, strict=True)]
 
 
 def shares_of(heatmaps: Tensor, grid: Sequence[float]) -> list[list[float | None]]:
@@ -258,26 +253,22 @@ def downloads(content: Content) -> list[tuple[str, str, str]]:
         ("methods.csv", "every mean with its interval", as_csv(means)),
         ("report.json", "means, comparisons and facts", text),
     ]
-    if content.rows:
-        found.append(("images.csv", "the scores of every image", as_csv(_all_rows(content))))
+    frames = []
+    for method in content.methods if content.rows else ():
+        own = content.rows[method]
+        targets = [_text(content.class_name(target)) for target in own["target"].tolist()]
+        names = [_text(str(name)) for name in own["image"]]
+        facts = {"method": _text(method), "image": names, "target": targets}
+        columns = {name: own[name] for name in content.scores[method].columns}
+        frames.append(pandas.DataFrame(facts | columns))
+    if frames:
+        every = as_csv(pandas.concat(frames).round(4))
+        found.append(("images.csv", "the scores of every image", every))
     kinds = {"csv": "text/csv;charset=utf-8", "json": "application/json;charset=utf-8"}
     return [
         (name, what, _address(_text(text).encode(), kinds[name.rpartition(".")[2]]))
         for name, what, text in found
     ]
-
-
-def _all_rows(content: Content) -> pandas.DataFrame:
-    """One row per method and image, with all columns."""
-    frames = []
-    for method in content.methods:
-        found = content.rows[method]
-        targets = [_text(content.class_name(target)) for target in found["target"].tolist()]
-        names = [_text(str(name)) for name in found["image"]]
-        facts = {"method": _text(method), "image": names, "target": targets}
-        columns = content.scores[method].columns
-        frames.append(pandas.DataFrame(facts | {name: found[name] for name in columns}))
-    return pandas.concat(frames).round(4)
 
 
 def _text(name: str) -> str:
