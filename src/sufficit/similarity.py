@@ -110,11 +110,10 @@ def agreement(maps: Sequence[Tensor] | Tensor, alpha_min: float = 0.5) -> Agreem
     return Agreement(*compared, len(maps), alpha_min)
 
 
-def estimate(values: Tensor, *, seed: int = 0, higher_is_better: bool = True) -> Estimate:
+def estimate(values: Tensor, *, seed: int = 0) -> Estimate:
     """Return the mean of one value in -1..1 per image with its 95 % interval: [N]."""
     column = np.asarray(values.double().cpu())
-    given = {"": column}, {"": higher_is_better}
-    return estimates(*given, seed=seed, limits=lambda _: (-1.0, 1.0))[""]
+    return estimates({"": column}, {"": True}, seed=seed, limits=lambda _: (-1.0, 1.0))[""]
 
 
 def _ranks(maps: Tensor) -> Tensor:

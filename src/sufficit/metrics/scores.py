@@ -259,7 +259,10 @@ def evaluate(
         how: Any = {"names": names, "tick": tick, "stages": stages, "truth": where}
         how["cell"] = plan.cell(classifier, images)
         found = ask_all(models, *given, batch_size, **how)
-        scores = with_worst(read(found, plan, conditions))
+        scores = read(found, plan, conditions)
+        means = scores.mean()
+        for end, some in groups_of(conditions).items() if "msi" in plan.columns else ():
+            scores.columns[f"msi_worst{end}"] = scores.columns[worst_of(some, means)]
         if not leak_donors:
             return scores
         if targets is None and len(scores.targets.unique()) == 1:
@@ -303,15 +306,6 @@ def _columns(
     """Return the columns of some images under a condition: each [n]."""
     names = condition.plan(plan).columns
     return {condition.column(name): plan.metric(name).formula(some, schedule) for name in names}
-
-
-def with_worst(scores: Scores) -> Scores:
-    """Return scores with MSI under the fill that has the lowest mean, per model."""
-    means, more = scores.mean(), dict[str, Tensor]()
-    for end, names in groups_of(scores.conditions).items():
-        if "msi" in scores.columns:
-            more[f"msi_worst{end}"] = scores.columns[worst_of(names, means)]
-    return replace(scores, columns={**scores.columns, **more})
 
 
 def worst_of(names: Sequence[str], means: Mapping[str, float]) -> str:

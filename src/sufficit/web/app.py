@@ -166,6 +166,8 @@ def _add_pages(
     count = Counter(names)  # classes that share a name get their number as well
     options = [f"{name} ({i})" if count[name] > 1 else name for i, name in enumerate(names)]
     targets = {option: number for number, option in enumerate(options)}
+    settings = {name: str(field.default) for name, field in ScoreForm.model_fields.items()}
+    settings["value_step"] = str(service.value_step)  # what the fields of the page hold at first
     page = templates.get_template("page.html").render(
         service=service,
         megabytes=limits.bytes / 1e6,
@@ -181,7 +183,7 @@ def _add_pages(
             "examples": [name for name, _ in examples],
             "model": service.name,
             "version": __version__,
-            "settings": _settings(service),
+            "settings": settings,
         },
         more=Markup(asset("live.css", HOME)),
         **feel,
@@ -208,12 +210,6 @@ def _add_pages(
     async def docs() -> HTMLResponse:
         text = templates.get_template("endpoints.html").render(schema=app.openapi(), **feel)
         return HTMLResponse(text, headers={"Content-Security-Policy": f"{SHUT}; img-src data:"})
-
-
-def _settings(service: Service) -> dict[str, str]:
-    """What the fields of the page hold at first."""
-    form = {name: str(field.default) for name, field in ScoreForm.model_fields.items()}
-    return form | {"value_step": str(service.value_step)}
 
 
 def example_image(file: Path | None = None, limits: Limits | None = None) -> bytes:
