@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.metrics.metric import Heading, Metric, of_map
+from sufficit.metrics.metric import Metric, of_map
 from sufficit.perturbation.fills import blur_matrix
 
 Cell = tuple[float, float]  # height and width of a feature cell, in pixels
@@ -193,10 +193,7 @@ class Fragments:
         return fragments(heatmaps, self.alpha_min)
 
 
-_GRID = "Energy of the heatmap at the period of a feature cell, over that around it: 1 without."
-_PARTS = "Number of connected parts of the region at or above alpha_min."
-
 ARTEFACTS: Mapping[str, Metric] = {
-    "grid_energy": of_map(False, GridEnergy(), Heading("grid", "Grid energy", _GRID)),
-    "fragments": of_map(False, Fragments, Heading("parts", "Fragments", _PARTS)),
+    "grid_energy": of_map(False, GridEnergy()),
+    "fragments": of_map(False, Fragments),
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,8 @@ class Heading(NamedTuple):
 
     short: str  # in a terminal and under a heatmap
     long: str  # in the report and over a figure
-    meaning: str  # one sentence
+    meaning: str = ""  # one sentence
+    limits: Sequence[float] = (-inf, inf)  # the lowest and highest value it can have
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,12 @@ class Metric:
     asks: Callable[[Schedule], list[Band]]
     formula: Formula
     weighs: Callable[[Schedule], list[Band]] = no_bands
-    heading: Heading | None = None  # of METRICS; a user's own metric is called by its name
     weights: Callable[[Schedule], Mapping[Band, float]] = lambda _: {}
     measures: Callable[[Schedule], list[Measure]] = lambda _: []
     hides: Callable[[Schedule], list[ImageMask]] = lambda _: []
 
 
-def of_map(higher: bool, measure: Measure | type, heading: Heading) -> Metric:
+def of_map(higher: bool, measure: Measure | type) -> Metric:
     """Return the column that a measure of the heatmap is; a class makes one of an alpha_min."""
 
     def at(schedule: Schedule) -> Measure:
@@ -115,7 +116,6 @@ def of_map(higher: bool, measure: Measure | type, heading: Heading) -> Metric:
         higher,
         no_bands,
         lambda predictions, schedule: predictions.measure(at(schedule)),
-        heading=heading,
         measures=lambda schedule: [at(schedule)],
     )
 

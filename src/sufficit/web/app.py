@@ -104,7 +104,7 @@ def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
 
             async def limited(request: Request) -> Response:
                 with queue.place(request.client.host if request.client else ""):
-                    read = await queue.unless_closed(read_form(request, limits))
+                    read = await queue.unless_over(read_form(request, limits))
                     return await handle(read)
 
             return limited
@@ -122,8 +122,8 @@ def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
 
         leaving = asyncio.ensure_future(disconnected())
         try:
-            decoding = decoder.decode(content, service.classifier.view, leaving)
-            images = await queue.unless_closed(decoding)
+            decoding = decoder.decode(content, service.classifier.view)
+            images = await queue.unless_over(decoding, leaving)
 
             def job(progress: Progress) -> Answer:
                 progress(0, 1)  # raises if the client disconnected while it waited
