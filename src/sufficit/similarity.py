@@ -17,7 +17,8 @@ from torch import Tensor
 
 from sufficit.errors import UserError
 from sufficit.perturbation.fills import blur_matrix
-from sufficit.statistics import Estimate, Standing, estimates
+from sufficit.statistics import Estimate, Standing, estimates_of
+from sufficit.sums import sums_of
 
 Compare = Callable[[Tensor, Tensor], Tensor]
 _GROUP_ELEMENTS = 2**22  # pixels compared at once
@@ -113,7 +114,8 @@ def agreement(maps: Sequence[Tensor] | Tensor, alpha_min: float = 0.5) -> Agreem
 def estimate(values: Tensor, *, seed: int = 0) -> Estimate:
     """Return the mean of one value in -1..1 per image with its 95 % interval: [N]."""
     column = np.asarray(values.double().cpu())
-    return estimates({"": column}, {"": True}, seed=seed, limits=lambda _: (-1.0, 1.0))[""]
+    sums = sums_of({"": column}, seed=seed)
+    return estimates_of(sums, {"": True}, limits=lambda _: (-1.0, 1.0))[""]
 
 
 def _ranks(maps: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""The columns: one entry per metric, with the bands it asks for, its formula and its heading.
+"""The columns: one entry per metric, with the bands it asks for, and its formula.
 
-To add a metric, add a line to METRICS, or pass your own to `evaluate(metrics={name: Metric(...)})`.
+To add a metric, add a line to METRICS and its words to columns.toml, or pass your own to
+`evaluate(metrics={name: Metric(...)})`.
 """
 
 import tomllib

@@ -25,7 +25,8 @@ from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.perturbation.predict import check_batch_size, predict_views
 from sufficit.perturbation.predictions import hits
 from sufficit.progress import Progress, bar, stage
-from sufficit.statistics import Estimate, estimates, ratio, ratio_estimate
+from sufficit.statistics import Estimate, estimates_of, ratio, ratio_of
+from sufficit.sums import both, sums_of
 
 Ints = npt.NDArray[np.int64]
 POOL = 256  # images of a folder that are donors
@@ -79,9 +80,9 @@ class Leak:
         """Return every mean, and `leak_ratio`, with a 95 % interval over the images."""
         values = {name: column.numpy() for name, column in self.columns.items()}
         directions = {name: higher_is_better(name) for name in values}
-        found = estimates(values, directions, seed=seed, limits=limits)
-        ratios = ratio_estimate(values["leak"], values["leak_chance"], seed=seed)
-        return found | {"leak_ratio": ratios}
+        found = estimates_of(sums_of(values, seed=seed), directions, limits=limits)
+        pairs = sums_of(both(values["leak"], values["leak_chance"]), seed=seed)
+        return found | {"leak_ratio": ratio_of(pairs)}
 
 
 @dataclass(frozen=True)

@@ -193,29 +193,24 @@ def answers_along(
     For each view there are probabilities, None where the model was not asked; hits as one text of
     1, 0 and ?; and the predicted class, where it is known and not the target.
     """
-    found: list[dict[str, Any]] = [{} for _ in predictions.targets]
+    n, points = len(predictions.targets), len(grid)
+    found: list[dict[str, Any]] = [{} for _ in range(n)]
     hide: Callable[[float], bands.Band] = partial(bands.hide, alpha_min)
-    makers = (bands.show, hide, bands.rest)
-    for name, make in zip(VIEWS, makers, strict=True):
-        asked = {i: make(alpha) for i, alpha in enumerate(grid)}
-        known = {i: band for i, band in asked.items() if band in set(predictions.bands)}
-        rows = zip(
-            found,
-            predictions.of([*known.values()], "confidence"),
-            predictions.of([*known.values()], "accuracy").tolist(),
-            predictions.classes_of([*known.values()]).tolist(),
-            strict=True,
-        )
-        for one, confidences, accuracies, classes in rows:
-            values: list[float | None] = [None] * len(grid)
-            said: list[int | None] = [None] * len(grid)
-            hits = ["?"] * len(grid)
-            row = zip(known, rounded(confidences), accuracies, classes, strict=True)
-            for i, confidence, accuracy, predicted in row:
-                values[i] = confidence
-                hits[i] = "?" if math.isnan(accuracy) else str(int(accuracy))
-                said[i] = predicted if accuracy == 0 and predicted >= 0 else None
-            one |= {name: values, f"{name}_hits": "".join(hits), f"{name}_said": said}
+    for name, make in zip(VIEWS, (bands.show, hide, bands.rest), strict=True):
+        every = [make(alpha) for alpha in grid]
+        known = [i for i, band in enumerate(every) if predictions.asked([band])]
+        asked = [every[i] for i in known]
+        confidences, hits = torch.full((2, n, points), torch.nan, dtype=torch.float64)
+        classes = torch.full((n, points), -1)
+        confidences[:, known] = predictions.of(asked, "confidence")
+        hits[:, known] = predictions.of(asked, "accuracy")
+        classes[:, known] = predictions.classes_of(asked).long()
+        rows = zip(found, confidences, hits.tolist(), classes.tolist(), strict=True)
+        for one, values, right, named in rows:
+            one[name] = rounded(values)
+            one[f"{name}_hits"] = "".join("?" if math.isnan(hit) else f"{hit:.0f}" for hit in right)
+            others = zip(right, named, strict=True)
+            one[f"{name}_said"] = [k if hit == 0 and k >= 0 else None for hit, k in others]
     return found
 
 

@@ -274,16 +274,6 @@ def with_head_check(results: RunResults, job: Job) -> RunResults:
 
 
 @dataclass(frozen=True)
-class SanityOptions:
-    """What a check has besides the options of a run."""
-
-    steps: int = STEPS
-    random_labels: bool = False
-    epochs: int = EPOCHS
-    train_images: int = 1000
-
-
-@dataclass(frozen=True)
 class FolderSanity:
     """The report on a folder, and the images it is about."""
 
@@ -294,11 +284,17 @@ class FolderSanity:
 
 
 def check_folder(
-    config: RunConfig, classifier: Classifier, options: SanityOptions | None = None
+    config: RunConfig,
+    classifier: Classifier,
+    *,
+    steps: int = STEPS,
+    random_labels: bool = False,
+    epochs: int = EPOCHS,
+    train_images: int = 1000,
 ) -> FolderSanity:
     """Check methods on images that the config's seed draws from its data."""
-    options, skipped = options or SanityOptions(), dict[str, str]()
     methods: Any = methods_from(config.methods)
+    skipped = dict[str, str]()
 
     def read(n: int | None) -> tuple[list[str], Tensor, Tensor | None]:
         """Names, images and labels of n images: [N,C,H,W], [N]; None to take predictions."""
@@ -314,12 +310,11 @@ def check_folder(
         return [item.name for item in items], images, known
 
     names, images, labels = read(config.images)
-    how: Any = {"steps": options.steps, "layer": config.layer, "seed": config.seed}
-    if options.random_labels:
-        _, learnt, own = read(options.train_images)
+    how: Any = {"steps": steps, "layer": config.layer, "seed": config.seed, "epochs": epochs}
+    if random_labels:
+        _, learnt, own = read(train_images)
         own = predictions(classifier, learnt) if own is None else own
         how["random_labels"] = zip(learnt.split(BATCH), own.split(BATCH), strict=True)
-        how["epochs"] = options.epochs
     report = sanity_check(classifier, images, labels, methods, **how)
     return FolderSanity(report, names, "prediction" if labels is None else "label", skipped)
 
@@ -329,7 +324,6 @@ def save_sanity(
     result: FolderSanity,
     classifier: Classifier,
     config: dict[str, Any],
-    options: SanityOptions,
 ) -> None:
     """Write sanity.csv, sanity.png, report.html and, last, run.json."""
     from sufficit.report.html import environment, look_and_feel  # slow to import
@@ -340,7 +334,7 @@ def save_sanity(
     with writing(folder / "sanity.csv") as path:
         path.write_text(as_csv(report.frame()), encoding="utf-8")
     plots.save(figure, folder / "sanity.png")
-    run = provenance(config | {"options": options}, classifier.device, classifier.dtype) | {
+    run = provenance(config, classifier.device, classifier.dtype) | {
         "n": n,
         "images": result.names,
         "targets": result.target_kind,

@@ -33,7 +33,8 @@ from sufficit.runs.engine import run
 from sufficit.runs.job import load_model, make_job
 from sufficit.runs.maps import GivenMaps, MapFile
 from sufficit.runs.results import RunResults
-from sufficit.statistics import Estimate, estimates
+from sufficit.statistics import Estimate, estimates_of
+from sufficit.sums import sums_of
 
 if TYPE_CHECKING:
     import pandas
@@ -264,7 +265,7 @@ def _check(
     """The shares of rightly ordered pairs, over one degradation or all: {kind: [N,levels]}."""
     by_image = np.mean([ordered(one) for one in levels.values()], axis=0)
     limits = lambda _: (0, 1)  # noqa: E731  # of a share
-    each = estimates({"": by_image}, {"": True}, seed=seed, limits=limits)[""]
+    each = estimates_of(sums_of({"": by_image}, seed=seed), {"": True}, limits=limits)[""]
     n = len(by_image)
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
     whole, *resampled = np.mean(
