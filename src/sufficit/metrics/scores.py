@@ -373,9 +373,3 @@ class MethodScores:
         if column not in self.columns:
             raise unknown("column", column, self.columns)
         return self.columns[column]
-
-    @property
-    def own_alpha(self) -> float | None:
-        """The alpha_min with the highest mean MSI of this method, where it was searched for."""
-        known = {a: msi for a, msi in (self.alphas or {}).items() if not isnan(msi)}
-        return max(known, key=lambda alpha: known[alpha]) if known else None

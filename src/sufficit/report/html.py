@@ -37,6 +37,8 @@ def render(content: Content) -> str:
     intervals = [content.summaries[method][standing.column] for method in content.methods]
     ends = [0.0, *(v for e in intervals for v in (e.low, e.mean, e.high) if math.isfinite(v))]
     low, width = min(ends), (max(ends) - min(ends)) or 1.0
+    # There is more than one alpha_min only where each method has its own.
+    alphas = ", ".join(f"{a:g}" for a in sorted({s.alpha_min for s in content.scores.values()}))
     remark = NOT_DRAWN.get(content.fill if isinstance(content.fill, str) else "", "")
     if max(content.shown.images.shape[-2:]) > SIDES[0]:
         smaller = " Masks are drawn from smaller heatmaps here; the scores used the full size."
@@ -44,11 +46,11 @@ def render(content: Content) -> str:
     page = environment().get_template("page.html")
     return page.render(
         content=content,
-        facts=facts_list(content),
+        facts=facts_list(content, alphas),
         columns=[name for name in order if name in known],
         main=main,
         heading=heading,
-        alphas=_alphas(content),
+        alphas=alphas,
         leaks=lambda method: words.leaks(content.summaries[method]),
         lines=answer(content),
         notes=[*words.sentences(content)],
@@ -129,7 +131,7 @@ def rows_of(content: Content) -> list[dict[str, Any]]:
     ]
 
 
-def facts_list(content: Content) -> list[tuple[str, str]]:
+def facts_list(content: Content, alphas: str) -> list[tuple[str, str]]:
     """What ran, line by line; empty lines are left out."""
     facts = content.facts
     searched = " (searched)" if content.first.alphas is not None else ""
@@ -141,7 +143,7 @@ def facts_list(content: Content) -> list[tuple[str, str]]:
         "Images": f"{content.n:,} scored, {skipped}",
         "Targets": targets.get(facts.targets, facts.targets),
         "Score": content.first.schedule.score,
-        "alpha_min": _alphas(content) + searched,
+        "alpha_min": alphas + searched,
         "Fill of hidden pixels": content.fill if isinstance(content.fill, str) else "custom",
         "Seed": str(facts.seed),
         **facts.more,
@@ -152,11 +154,6 @@ def facts_list(content: Content) -> list[tuple[str, str]]:
         "Commit": facts.commit or "",
     }
     return [(name, value) for name, value in lines.items() if value]
-
-
-def _alphas(content: Content) -> str:
-    """Every alpha_min; there is more than one only where each method has its own."""
-    return ", ".join(f"{a:g}" for a in sorted({s.alpha_min for s in content.scores.values()}))
 
 
 def number(value: float | None, digits: int = 3, sign: bool = False) -> str:

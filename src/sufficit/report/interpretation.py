@@ -242,8 +242,12 @@ def control_words(content: Content) -> str:
 
 def own_alphas(content: Content) -> dict[str, float]:
     """The alpha_min that is best for each method alone, where it was searched for."""
-    found = {method: scores.own_alpha for method, scores in content.scores.items()}
-    return {method: alpha for method, alpha in found.items() if alpha is not None}
+    found = {}
+    for method, scores in content.scores.items():
+        known = {a: msi for a, msi in (scores.alphas or {}).items() if not math.isnan(msi)}
+        if known:
+            found[method] = max(known, key=known.__getitem__)
+    return found
 
 
 def alpha_note(content: Content) -> str:
