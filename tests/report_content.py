@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from torch import nn
 from sufficit import Classifier, evaluate
 from sufficit.perturbation.heatmaps import normalize, resize
 from sufficit.report import Content, Facts, MethodScores, Shown, pick_shown
+from sufficit.report.content import MOST_SHOWN, Choice
+from sufficit.report.viewer_data import viewer_data
 from sufficit.statistics import compare_values
 
 HOSTILE = '</script><script>window.hacked=1</script><!--"\'&<img src=x onerror="window.hacked=2">'
@@ -36,6 +39,13 @@ def quarters(n: int, side: int = 16, seed: int = 0) -> tuple[torch.Tensor, torch
         row, column = divmod(target, 2)
         image[:, row * half : (row + 1) * half, column * half : (column + 1) * half] += 0.3
     return images, targets
+
+
+def choose(msi: Mapping[str, Any], *, most: int = MOST_SHOWN, seed: int = 0) -> dict[int, str]:
+    """The rows that a run of these images shows, and why: {method: [N]}."""
+    choice, n = Choice(most), len(np.asarray(next(iter(msi.values()))))
+    choice.add(np.arange(n), msi)
+    return choice.chosen(np.random.default_rng(seed).permutation(n).tolist())
 
 
 def coarse_maps(n: int, side: int, seed: int) -> torch.Tensor:
@@ -77,6 +87,13 @@ def make(
         classes=["north-west", "north-east", "south-west", "south-east"],
         fill=fill,
     )
+
+
+def curves_shown(content: Content, method: str) -> tuple[list[float], list[dict[str, Any]]]:
+    """The grid of the viewer, and what it knows of a method on each image shown."""
+    data = viewer_data(content)
+    place = data["methods"].index(method)
+    return data["grid"], [image["curves"][place] for image in data["images"]]
 
 
 def decoded(address: str) -> np.ndarray:

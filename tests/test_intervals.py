@@ -9,10 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from sufficit.statistics import ratio_estimate
-from sufficit.sums import few_images, intervals, moments
+from sufficit.statistics import Estimate, ratio_of
+from sufficit.sums import both, few_images, intervals, moments, sums_of
 
 Generator = np.random.Generator
+
+
+def ratio_estimate(own: np.ndarray, chance: np.ndarray, *, seed: int = 0) -> Estimate:
+    """The ratio of two means over the same images, with its interval: [N], [N]."""
+    return ratio_of(sums_of(both(own, chance), seed=seed))
 
 
 def column(*values: float) -> np.ndarray:

@@ -3,6 +3,7 @@
 import math
 import time
 import tracemalloc
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import product
 
@@ -17,21 +18,39 @@ from reference import three_methods
 from sufficit import UserError
 from sufficit.statistics import (
     ENUMERATED,
+    Estimate,
+    Limits,
     Pair,
     Standing,
     compare_values,
-    estimates,
+    estimates_of,
     holm,
-    ratio_estimate,
+    ratio_of,
     sign_flip,
 )
-from sufficit.sums import intervals, moments
+from sufficit.sums import both, intervals, moments, sums_of
 
 NAN = math.nan
 
 QUARTERS = st.integers(-20, 20).map(lambda whole: whole / 4)  # exact in floating point, with ties
 FEW = arrays.arrays(np.float64, st.integers(1, 9), elements=QUARTERS)
 P_VALUES = arrays.arrays(np.float64, st.integers(0, 12), elements=st.floats(0, 1))
+
+
+def estimates(
+    columns: Mapping[str, np.ndarray],
+    directions: Mapping[str, bool | None],
+    *,
+    seed: int = 0,
+    limits: Limits | None = None,
+) -> dict[str, Estimate]:
+    """Mean and interval of every column in memory: each [N]."""
+    return estimates_of(sums_of(columns, seed=seed), directions, limits=limits)
+
+
+def ratio_estimate(own: np.ndarray, chance: np.ndarray, *, seed: int = 0) -> Estimate:
+    """The ratio of two means over the same images, with its interval: [N], [N]."""
+    return ratio_of(sums_of(both(own, chance), seed=seed))
 
 
 def flipped_plainly(differences: np.ndarray) -> float:

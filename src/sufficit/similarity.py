@@ -17,7 +17,8 @@ from torch import Tensor
 
 from sufficit.errors import UserError
 from sufficit.perturbation.fills import blur_matrix
-from sufficit.statistics import Estimate, Standing, estimates
+from sufficit.statistics import Estimate, Standing, estimates_of
+from sufficit.sums import sums_of
 
 Compare = Callable[[Tensor, Tensor], Tensor]
 _GROUP_ELEMENTS = 2**22  # pixels compared at once
@@ -110,11 +111,11 @@ def agreement(maps: Sequence[Tensor] | Tensor, alpha_min: float = 0.5) -> Agreem
     return Agreement(*compared, len(maps), alpha_min)
 
 
-def estimate(values: Tensor, *, seed: int = 0, higher_is_better: bool = True) -> Estimate:
+def estimate(values: Tensor, *, seed: int = 0) -> Estimate:
     """Return the mean of one value in -1..1 per image with its 95 % interval: [N]."""
     column = np.asarray(values.double().cpu())
-    given = {"": column}, {"": higher_is_better}
-    return estimates(*given, seed=seed, limits=lambda _: (-1.0, 1.0))[""]
+    sums = sums_of({"": column}, seed=seed)
+    return estimates_of(sums, {"": True}, limits=lambda _: (-1.0, 1.0))[""]
 
 
 def _ranks(maps: Tensor) -> Tensor:
@@ -204,32 +205,17 @@ class RankedCondition:
         return RankedCondition(**known | {"standing": standing, "clean_accuracy": clean})
 
 
-@dataclass(frozen=True)
-class Correlation:
-    """How far two conditions rank the methods alike: 1 the same order, -1 the reverse."""
+def correlations(ranked: Sequence[RankedCondition]) -> list[dict[str, Any]]:
+    """Return how far every two conditions, named by key, rank the methods alike, by their means.
 
-    first: str  # keys
-    second: str
-    spearman: float  # NaN where either ranks all methods equally, or there is one method only
-    kendall: float
-
-
-@dataclass(frozen=True)
-class LostLead:
-    """Methods over which another's significant lead does not survive a condition."""
-
-    method: str
-    gone: tuple[str, ...]  # no longer significantly worse than it
-    reversed: tuple[str, ...]  # significantly better than it
-
-
-def correlations(ranked: Sequence[RankedCondition]) -> list[Correlation]:
-    """Return the rank correlations of every two conditions, over the ranked methods' means."""
+    1 is the same order, -1 the reverse; NaN where either ranks all methods equally.
+    """
     found = []
     for one, two in combinations(ranked, 2):
         methods = one.standing.ranking
         means = [np.array([r.standing.means[m] for m in methods]) for r in (one, two)]
-        found.append(Correlation(one.key, two.key, spearman(*means), kendall(*means)))
+        known = {"spearman": spearman(*means), "kendall": kendall(*means)}
+        found.append({"first": one.key, "second": two.key, **known})
     return found
 
 
@@ -255,19 +241,20 @@ def kendall(one: npt.ArrayLike, two: npt.ArrayLike) -> float:
     return round(float((signs[0] * signs[1]).sum()) / size, 12) if size > 0 else float("nan")
 
 
-def lost_leads(first: Standing, other: Standing) -> list[LostLead]:
+def lost_leads(first: Standing, other: Standing) -> dict[str, list[str]]:
     """Return the leads that the paired tests find under the first condition and not under another.
 
-    A lead of A over B is a significant difference. It survives if A is significantly better there
-    too. Both tests are Holm-corrected for all pairs of their condition.
+    By method, those it no longer leads; first those that are significantly better there. A lead of
+    A over B is a significant difference. It survives if A is significantly better there too. Both
+    tests are Holm-corrected for all pairs of their condition.
     """
-    found = []
+    found = {}
     for method in first.ranking:
         behind = [one for one in first.ranking if first.beats(method, one)]
-        turned = tuple(one for one in behind if other.beats(one, method))
-        gone = tuple(o for o in behind if o not in turned and not other.beats(method, o))
-        if gone or turned:
-            found.append(LostLead(method, gone, turned))
+        turned = [one for one in behind if other.beats(one, method)]
+        gone = [o for o in behind if o not in turned and not other.beats(method, o)]
+        if lost := [*turned, *gone]:
+            found[method] = lost
     return found
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sufficit.errors import UserError, unknown
-from sufficit.sums import LEVEL, Floats, Sums, both, moments, ratio_interval, sums_of, with_pairs
+from sufficit.sums import LEVEL, Floats, Sums, moments, ratio_interval, sums_of, with_pairs
 
 if TYPE_CHECKING:
     import pandas
@@ -37,18 +37,6 @@ class Estimate:
     n: int
     n_nan: int
     higher_is_better: bool | None  # None where neither is
-
-
-def estimates(
-    columns: Mapping[str, Floats],
-    directions: Mapping[str, bool | None],
-    *,
-    seed: int = 0,
-    limits: "Limits | None" = None,
-) -> dict[str, Estimate]:
-    """Return the mean and interval of every column [N]."""
-    known = {name: directions[name] for name in columns}
-    return estimates_of(sums_of(columns, seed=seed), known, limits=limits)
 
 
 def estimates_of(
@@ -77,16 +65,11 @@ def estimates_of(
     }
 
 
-def ratio_estimate(own: Floats, chance: Floats, *, seed: int = 0) -> Estimate:
-    """Return the ratio of two means over the same images, with its interval: [N], [N].
+def ratio_of(sums: Sums, chance: "Chance | None" = None) -> Estimate:
+    """Return the ratio of two means and its interval, from the sums of `both` columns.
 
     Images without one of the two values do not count.
     """
-    return ratio_of(sums_of(both(own, chance), seed=seed))
-
-
-def ratio_of(sums: Sums, chance: "Chance | None" = None) -> Estimate:
-    """Return the ratio of two means and its interval, from the sums of `both` columns."""
     values, counts = sums.groups(["own", "chance"])
     low, high = ratio_interval(values, counts, (chance or Chance(sums.seed)).level)
     n = int(counts[:, 0].sum())

@@ -16,6 +16,7 @@ from sufficit import Classifier, Leak, Pool, UserError, evaluate, explain, leak
 from sufficit.data.digits import synthetic_digits
 from sufficit.metrics.leakage import (
     POOL,
+    LeakProbe,
     LeakSettings,
     canvases,
     draw,
@@ -23,7 +24,6 @@ from sufficit.metrics.leakage import (
     leak_warning,
     measure,
     measure_methods,
-    prepare,
 )
 from sufficit.perturbation.fills import fill_for, noise
 from sufficit.statistics import Estimate
@@ -214,7 +214,7 @@ def test_several_methods_at_once_leak_as_each_alone(classifier) -> None:
     methods = {"a": heatmaps, "b": heatmaps.flip(1), "c": 1 - heatmaps}
     pools = {name: Pool(images[some], maps[some], targets[some]) for name, maps in methods.items()}
     together = replace(pools["a"], heatmaps=torch.cat([pool.heatmaps for pool in pools.values()]))
-    found = measure_methods(methods, targets, prepare(classifier, together, setting), range(10))
+    found = measure_methods(methods, targets, LeakProbe(classifier, together, setting), range(10))
     assert list(found) == list(methods)
     for name, maps in methods.items():
         alone = leak(
@@ -228,7 +228,7 @@ def test_several_methods_at_once_leak_as_each_alone(classifier) -> None:
 
 def test_images_keep_their_donors_where_others_are_skipped(classifier) -> None:
     _, heatmaps, targets = leak_case()
-    probe = prepare(classifier, Pool(*leak_case(8, seed=5)), LeakSettings(0.5, 3, seed=2))
+    probe = LeakProbe(classifier, Pool(*leak_case(8, seed=5)), LeakSettings(0.5, 3, seed=2))
     whole = measure_methods({"a": heatmaps}, targets, probe, range(10))["a"]
     left = [1, 4, 5, 9]
     found = measure_methods({"a": heatmaps[left]}, targets[left], probe, left)["a"]
@@ -276,7 +276,7 @@ def test_images_read_in_groups_give_what_they_give_together(classifier, group) -
     images, heatmaps, targets = images[order], heatmaps[order], targets[order]
     wanted = leak(classifier, images, heatmaps, targets, donors=3, seed=5, alpha_min=0.4)
     setting = LeakSettings(0.4, 3, 5)
-    probe = prepare(classifier, Pool(images, heatmaps, targets), setting)
+    probe = LeakProbe(classifier, Pool(images, heatmaps, targets), setting)
     given = (images, heatmaps, targets, torch.arange(11))
     found = [
         measure(classifier, *part, setting, probe, numbers=numbers.tolist())

@@ -390,13 +390,3 @@ def test_a_collection_keeps_exact_and_sampled_metrics_apart() -> None:
     few = evaluate(classifier(), *case(), columns=MSI.columns, calls=6, **STEPS)
     assert both["few"].scores().msi.tolist() == pytest.approx(few.msi.tolist(), abs=1e-6)
     assert not both["exact"].scores().sampled
-
-
-def test_a_process_without_images_has_states_of_the_same_shape() -> None:
-    metric = Evaluation(classifier(), calls=12, **STEPS)
-    metric.update(*case())
-    empty = metric._nothing()
-    assert empty.keys() == set(metric.plan.parts)
-    for name, nothing in empty.items():
-        state = getattr(metric, name)[0]
-        assert (nothing.shape[1:], nothing.dtype) == (state.shape[1:], state.dtype)

@@ -285,6 +285,8 @@ for name, parts in runs.items():
         found = means(metric, gradient_case(), parts[rank])
         metric.update(*(tensor[:1] for tensor in gradient_case()))
         output[f"{name} {alpha_min}"] = found, len(metric.scores())
+    some = Evaluation(classifier, calls=12, **steps)
+    output[f"{name} some masks"] = means(some, gradient_case(), parts[rank])
     output[f"{name} leak"] = means(Leakage(classifier, donors=3), leak_case(7), parts[rank])
 print(json.dumps(output))
 dist.barrier()
@@ -336,6 +338,15 @@ def test_two_processes_give_the_numbers_of_one(classifier, outputs, name, alpha_
         assert found == pytest.approx(wanted, abs=1e-6)
         # After compute each process holds its own images again, and can continue.
         assert seen == sum(stop - start for start, stop in parts) + 1
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_draw_masks_by_rank_and_number(classifier, outputs, name):
+    counts = [sum(stop - start for start, stop in parts) for parts in RUNS[name]]
+    names = [f"{rank}/{i}" for rank, count in enumerate(counts) for i in range(count)]
+    wanted = evaluate(classifier, *gradient_case(), calls=12, names=names, **STEPS).mean()
+    for output in outputs:
+        assert output[f"{name} some masks"] == pytest.approx(wanted, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", RUNS)

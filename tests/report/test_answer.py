@@ -11,10 +11,10 @@ import torch
 import report_content
 from reference import three_methods
 from sufficit.perturbation.heatmaps import normalize
-from sufficit.report.answer import answer, cost, notes, orders, ranking_remarks, warnings_of
+from sufficit.report.answer import answer
 from sufficit.report.content import Content
 from sufficit.report.html import render
-from sufficit.report.interpretation import sentences
+from sufficit.report.interpretation import cautions, notes, orders, sentences
 from sufficit.similarity import RankedCondition
 from sufficit.statistics import Estimate, Standing, compare_values
 
@@ -37,6 +37,12 @@ def other(key: str = "held_out", *, twin: bool = False, **means: float) -> Ranke
     return RankedCondition(key, "blur", twin, 8, 100, 0.8, standing(column, **means))
 
 
+def said_of_rankings(found: Content) -> list[str]:
+    """The cautions that come first, of other conditions."""
+    starts = ("The best method changes", "Leads that do not survive")
+    return [one.text for one in cautions(found) if one.text.startswith(starts)]
+
+
 def words(found: Content) -> list[str]:
     return [line.word for line in answer(found)]
 
@@ -44,27 +50,27 @@ def words(found: Content) -> list[str]:
 def test_a_lead_that_stays_is_a_yes_and_one_that_turns_a_no() -> None:
     stays = content(other(bright=0.5, coarse=0.1))
     assert words(stays)[:2] == ["bright", "Yes"]
-    assert ranking_remarks(stays) == []
+    assert said_of_rankings(stays) == []
     turns = content(other(bright=0.1, coarse=0.5))
     assert words(turns)[1] == "No"
-    changed, lost = ranking_remarks(turns)
+    changed, lost = said_of_rankings(turns)
     assert changed.startswith("The best method changes with the fill blur: coarse is significantly")
     assert "bright over coarse" in lost
     gone = content(other("twin", twin=True, bright=0.5, coarse=0.499))
     assert words(gone)[1] == "Unsure"
-    (lost,) = ranking_remarks(gone)
+    (lost,) = said_of_rankings(gone)
     assert lost.startswith("Leads that do not survive for the twin with the fill blur")
     assert words(content())[1] == "Not measured"
 
 
 def test_the_order_and_its_correlation_are_said_for_every_condition() -> None:
     found = content(other(bright=0.1, coarse=0.5), other("twin", twin=True, bright=0.5, coarse=0.1))
-    first, second = orders(found)
+    first, second, cost = orders(found)
     assert "with the fill blur: coarse, bright." in first
     assert "Spearman -1.00, Kendall -1.00" in first
     assert "for the twin with the fill blur: bright, coarse." in second
-    assert cost(found).endswith("asked 8 masks per image at most, 9% of the calls for scores.")
-    assert cost(content()) == ""
+    assert cost.endswith("asked 8 masks per image at most, 9% of the calls for scores.")
+    assert not [*orders(content())]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +144,7 @@ def test_the_words_follow_the_tests() -> None:
     assert best(values) == unsure
     # Above the control by its mean, and not significantly: nobody beats it.
     assert best(values, "b") == unsure
-    (against,) = [one.text for one in warnings_of(said(values, "b")) if "control" in one.text]
+    (against,) = [one.text for one in cautions(said(values, "b")) if "control" in one.text]
     third = f"{values['b'].mean():.3f}"
     assert against == (
         f"Not significantly different from the control b ({third}, n = 40): a. Significantly"
@@ -169,11 +175,11 @@ def test_a_random_output_layer_is_a_warning_only_where_maps_stay() -> None:
     start = "With random weights in the output layer (fc, 8 images) the maps of"
     stay = f"{start} bright (rank correlation 0.95) stay: they do not show what this output rests"
     found = replace(content(), head_check=check)
-    assert any(one.text.startswith(stay) for one in warnings_of(found))
+    assert any(one.text.startswith(stay) for one in cautions(found))
     assert not any(start in note for note in notes(found))
     check = {**check, "rank_correlation": {"bright": {"mean": 0.2}, "coarse": {"mean": 0.5}}}
     found = replace(content(), head_check=check)
-    assert not any(start in one.text for one in warnings_of(found))
+    assert not any(start in one.text for one in cautions(found))
     assert f"{start} all methods change." in notes(found)
 
 

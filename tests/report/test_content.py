@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sufficit.report.content import Choice, choose
+from report_content import choose
+from sufficit.report.content import Choice
 
 NAN = float("nan")
 

@@ -14,22 +14,29 @@ import numpy as np
 import pytest
 import torch
 
-from report_content import HOSTILE, Quarters, coarse_maps, decoded, make, quarters
+from report_content import (
+    HOSTILE,
+    Quarters,
+    choose,
+    coarse_maps,
+    curves_shown,
+    decoded,
+    make,
+    quarters,
+)
 from sufficit import Classifier, evaluate
 from sufficit.errors import UserError
 from sufficit.metrics.metric import curves_of as curves_by_image
 from sufficit.perturbation.heatmaps import normalize, resize
-from sufficit.report import Content, Facts, MethodScores, Shown, choose, pick_shown, write_report
+from sufficit.report import Content, Facts, MethodScores, Shown, pick_shown, write_report
 from sufficit.report.answer import answer
 from sufficit.report.html import render, typeset
 from sufficit.report.interpretation import cautions, readings, run_remarks, sentences, why
 from sufficit.report.tables import results_table
 from sufficit.report.viewer_data import (
-    curves_of,
     encode_fill,
     encode_heatmaps,
     encode_images,
-    slider_grid,
     steps,
 )
 from sufficit.statistics import compare_values
@@ -131,7 +138,7 @@ def test_heatmap_files_give_back_the_masks_at_every_alpha_exactly(
     content: Content, page: Path
 ) -> None:
     data = data_of(page)
-    grid = slider_grid(content)
+    grid = data["grid"]
     for i in range(len(content.shown.rows)):
         for m, method in enumerate(data["methods"]):
             coded = decoded(data["images"][i]["maps"][m])
@@ -168,7 +175,7 @@ def test_the_page_names_the_class_that_the_model_says_instead(content: Content, 
         image, target = content.shown.images[i], int(content.first.targets[row])
         for m, method in enumerate(data["methods"]):
             heatmap, found = content.shown.heatmaps[method][i], data["images"][i]["curves"][m]
-            masks = torch.stack([heatmap > alpha for alpha in slider_grid(content)])
+            masks = torch.stack([heatmap > alpha for alpha in data["grid"]])
             for view, kept in (("kept", masks), ("rest", ~masks)):
                 named = classifier(image * kept[:, None]).argmax(1).tolist()
                 assert found[f"{view}_said"] == [None if k == target else k for k in named]
@@ -181,10 +188,10 @@ def test_the_page_names_the_class_that_the_model_says_instead(content: Content, 
 
 def test_an_alpha_min_between_two_steps_is_a_step_of_the_slider() -> None:
     content = make(4, alpha_min=0.333)
-    grid = slider_grid(content)
+    grid, curves = curves_shown(content, "coarse")
     start = grid.index(0.333)
     assert len(grid) == 102
-    found = curves_of(content, "coarse", grid)[0]
+    found = curves[0]
     scores = content.scores["coarse"]
     show = curves_by_image(scores.shown, scores.schedule)["show"].confidence[0, 0].item()
     assert found["kept"][start] == pytest.approx(show, abs=5e-5)
@@ -193,7 +200,7 @@ def test_an_alpha_min_between_two_steps_is_a_step_of_the_slider() -> None:
 
 def test_what_was_not_asked_is_said_to_be_unknown() -> None:
     content = make(4, columns=["msi", "base_score", "mask_penalty"])
-    found = curves_of(content, "coarse", slider_grid(content))[0]
+    found = curves_shown(content, "coarse")[1][0]
     assert found["kept"][:50] == [None] * 50
     assert None not in found["kept"][50:]
     assert [i for i, value in enumerate(found["rest"]) if value is not None] == [50]

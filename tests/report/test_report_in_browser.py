@@ -13,12 +13,11 @@ import pytest
 import torch
 
 from browsing import Tab, in_browser, launched, opened, shot
-from report_content import HOSTILE, coarse_maps, make
+from report_content import HOSTILE, coarse_maps, curves_shown, make
 from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import read
 from sufficit.perturbation.predictions import NO_CLASS
 from sufficit.report import Content, MethodScores, write_report
-from sufficit.report.viewer_data import curves_of, slider_grid
 from sufficit.statistics import compare_values
 
 pytestmark = pytest.mark.browser
@@ -94,7 +93,7 @@ def test_the_slider_shows_what_the_model_sees(tab: ReportTab, content: Content) 
 def test_the_words_under_a_mask_are_the_predictions_of_the_model(
     tab: ReportTab, content: Content
 ) -> None:
-    data = curves_of(content, "coarse", slider_grid(content))
+    _, data = curves_shown(content, "coarse")
     place = content.methods.index("coarse")
     tab.page.locator(f'#image-2 button[data-method="{place}"]').click()
     target = content.class_name(int(content.first.targets[content.shown.rows[2]]))

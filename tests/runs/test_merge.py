@@ -13,13 +13,13 @@ import pytest
 import torch
 from pyarrow import parquet
 
+from report_content import choose
 from small_runs import config_for, rows, run_small, write_photos
 from sufficit import sums
 from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import list_images
 from sufficit.metrics.scores import summarise
 from sufficit.provenance import plain
-from sufficit.report.content import choose
 from sufficit.runs import engine, merge
 from sufficit.runs.config import write_toml
 from sufficit.runs.engine import run

@@ -17,7 +17,8 @@ from small_runs import config_for, run_small
 from sufficit import Classifier, UserError, compare, evaluate, explain_all
 from sufficit.data.images import read_image
 from sufficit.provenance import plain
-from sufficit.report.answer import answer, warnings_of
+from sufficit.report.answer import answer
+from sufficit.report.interpretation import cautions
 from sufficit.runs.maps import noise
 from sufficit.runs.results import RunResults
 from sufficit.runs.shown import rows_named
@@ -237,6 +238,6 @@ def test_leakage_that_never_happens_by_chance_is_read_as_leakage(tmp_path: Path)
         said = next(line for line in answer(results.content()) if "leakage" in line.question)
         assert said.word == "Yes"
         assert "in 100% of the cases, masks of other classes never" in said.text
-        assert "The masks of own leak" in [c.text for c in warnings_of(results.content())][-1]
+        assert "The masks of own leak" in [c.text for c in cautions(results.content())][-1]
     page = found.report(tmp_path / "report.html").read_text(encoding="utf-8")
     assert '<span class="mean leaks">' in page

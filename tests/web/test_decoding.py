@@ -19,6 +19,7 @@ from sufficit import View
 from sufficit.data.image_files import decode_image
 from sufficit.web import Limits
 from sufficit.web.decoding import Decoder, _Process
+from sufficit.web.service import ModelQueue
 
 USUAL = _Process.started
 
@@ -30,7 +31,7 @@ def decoder() -> Decoder:
 
 def decoded(decoder: Decoder, content: bytes, view: View | None = None) -> torch.Tensor:
     async def ask() -> torch.Tensor:
-        return await decoder.decode(content, view, asyncio.get_running_loop().create_future())
+        return await decoder.decode(content, view)
 
     return asyncio.run(ask())
 
@@ -119,8 +120,9 @@ def test_nothing_is_decoded_for_a_client_that_is_gone(
             await asyncio.sleep(0.01)
 
     async def story(late: bool) -> None:
+        decoding, gone = decoder.decode(b"any image", None), asyncio.ensure_future(leave(late))
         with pytest.raises(ClientDisconnect):
-            await decoder.decode(b"any image", None, leave(late))
+            await ModelQueue(1).unless_over(decoding, gone)
 
     for late in (True, False):  # while it is decoded, and before its process is there
         asyncio.run(story(late))

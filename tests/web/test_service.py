@@ -215,7 +215,7 @@ def test_a_job_stops_when_its_client_disconnects() -> None:
 
     async def story() -> None:
         with pytest.raises(ClientDisconnect):
-            await queue.run(job, asyncio.sleep(0.05))
+            await queue.run(job, asyncio.ensure_future(asyncio.sleep(0.05)))
 
     asyncio.run(story())
     assert 1 <= len(ticks) < 100
@@ -234,7 +234,7 @@ def test_one_job_runs_at_a_time() -> None:
         running.pop()
 
     async def story() -> None:
-        never = [asyncio.Event().wait() for _ in range(8)]
+        never = [asyncio.ensure_future(asyncio.Event().wait()) for _ in range(8)]
         await asyncio.gather(*(queue.run(job, gone) for gone in never))
 
     asyncio.run(story())
@@ -256,9 +256,9 @@ def test_requests_that_wait_get_503_when_the_server_stops() -> None:
         return "done"
 
     async def story() -> list[Any]:
-        never = [asyncio.Event().wait() for _ in range(4)]
+        never = [asyncio.ensure_future(asyncio.Event().wait()) for _ in range(4)]
         jobs = [asyncio.ensure_future(queue.run(long, gone)) for gone in never[:3]]
-        upload = asyncio.ensure_future(queue.unless_closed(never[3]))
+        upload = asyncio.ensure_future(queue.unless_over(never[3]))
         while not started.is_set():
             await asyncio.sleep(0.01)
         queue.close()
@@ -290,7 +290,7 @@ def test_a_request_that_runs_too_long_after_the_stop_gets_503(
             seen.append("ended")
 
     async def story() -> None:
-        job = asyncio.ensure_future(queue.run(long, asyncio.Event().wait()))
+        job = asyncio.ensure_future(queue.run(long, asyncio.ensure_future(asyncio.Event().wait())))
         while not started.is_set():
             await asyncio.sleep(0.01)
         queue.close()

@@ -93,7 +93,8 @@ def compare(
 
 def print_results(results: "RunResults") -> None:
     """The table, what it means, and what to know before trusting it."""
-    from sufficit.report.answer import answer, notes, warnings_of
+    from sufficit.report.answer import answer
+    from sufficit.report.interpretation import cautions, notes
     from sufficit.report.tables import further_tables, results_table
 
     content = results.content()
@@ -105,7 +106,7 @@ def print_results(results: "RunResults") -> None:
     known = [*results.answers(), *notes(content)]
     for sentence in known:
         say(sentence)
-    for caution in (one for one in warnings_of(content) if one.text not in known):
+    for caution in (one for one in cautions(content) if one.text not in known):
         warn(caution.text)
 
 

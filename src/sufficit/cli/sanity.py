@@ -1,6 +1,6 @@
 """`sufficit sanity`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -53,14 +53,15 @@ def sanity(
     out_folder, data = place(to), place(config.data)
     check_output(out_folder, [data], overwrite=overwrite, command="sanity")
     from sufficit.runs.job import load_model
-    from sufficit.sanity import SanityOptions, check_folder, save_sanity
+    from sufficit.sanity import check_folder, save_sanity
 
-    options = SanityOptions(steps, random_labels, epochs, train_images)
+    options: dict[str, Any] = {"steps": steps, "random_labels": random_labels}
+    options |= {"epochs": epochs, "train_images": train_images}
     classifier = load_model(config, layer=None)  # check_folder looks for the layer in each copy
     with resumable(out_folder, lambda _: NOTHING_KEPT):
-        result = check_folder(config, classifier, options)
+        result = check_folder(config, classifier, **options)
         known = {name: getattr(config, name) for name in OPTIONS}
-        save_sanity(out_folder, result, classifier, known, options)
+        save_sanity(out_folder, result, classifier, known | {"options": options})
     print_skipped(result.skipped)
     _print_report(result.report)
     written = f"Written to {out_folder}: report.html, sanity.csv, sanity.png, run.json"

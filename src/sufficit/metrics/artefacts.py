@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.metrics.metric import Heading, Metric, of_map
+from sufficit.metrics.metric import Metric, of_map
 from sufficit.perturbation.fills import blur_matrix
 
 Cell = tuple[float, float]  # height and width of a feature cell, in pixels
@@ -77,7 +77,7 @@ def _grid_energy(heatmaps: Tensor, size: tuple[int, int], cell: Cell) -> Tensor:
     spread = maps.amax((1, 2)) > maps.amin((1, 2))
     maps = (maps - (maps * window).sum((1, 2), keepdim=True) / window.sum()) * window
     total = math.prod(size) * maps.square().sum((1, 2))
-    power = torch.fft.rfft2(maps, s=_padded(size, cell)).abs().square().flatten(1)
+    power = torch.fft.fft2(maps, s=_padded(size, cell)).abs().square().flatten(1)
     shares = power / torch.where(spread, total, 1.0)[:, None]
     found = expected = torch.full_like(total, _FLOOR)
     for harmonic in _harmonics(size, cell, maps.device):
@@ -108,12 +108,8 @@ def _harmonics(size: tuple[int, int], cell: Cell, device: torch.device) -> tuple
     padded = _padded(size, cell)
 
     def place(frequencies: Tensor) -> Tensor:  # [P,2], cycles per pixel -> [P]
-        half = torch.where(frequencies[:, 1:] < 0, -frequencies, frequencies)
-        rows, columns = (half * torch.tensor(padded)).round().long().unbind(1)
-        past = columns > padded[1] // 2  # of an odd width; read at the opposite frequency
-        rows = torch.where(past, -rows, rows) % padded[0]
-        columns = torch.where(past, padded[1] - columns, columns)
-        return (rows * (padded[1] // 2 + 1) + columns).to(device)
+        rows, columns = (frequencies * torch.tensor(padded)).round().long().unbind(1)
+        return (rows % padded[0] * padded[1] + columns % padded[1]).to(device)
 
     angles = (torch.arange(_ANGLES, dtype=torch.float64) + 0.5) * math.pi / _ANGLES
     circle = torch.stack([angles.sin(), angles.cos()], 1)
@@ -193,10 +189,7 @@ class Fragments:
         return fragments(heatmaps, self.alpha_min)
 
 
-_GRID = "Energy of the heatmap at the period of a feature cell, over that around it: 1 without."
-_PARTS = "Number of connected parts of the region at or above alpha_min."
-
 ARTEFACTS: Mapping[str, Metric] = {
-    "grid_energy": of_map(False, GridEnergy(), Heading("grid", "Grid energy", _GRID)),
-    "fragments": of_map(False, Fragments, Heading("parts", "Fragments", _PARTS)),
+    "grid_energy": of_map(False, GridEnergy()),
+    "fragments": of_map(False, Fragments),
 }

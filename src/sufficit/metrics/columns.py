@@ -1,10 +1,12 @@
-"""The columns: one entry per metric, with the bands it asks for, its formula and its heading.
+"""The columns: one entry per metric, with the bands it asks for, and its formula.
 
-To add a metric, add a line to METRICS, or pass your own to `evaluate(metrics={name: Metric(...)})`.
+To add a metric, add a line to METRICS and its words to columns.toml, or pass your own to
+`evaluate(metrics={name: Metric(...)})`.
 """
 
+import tomllib
 from collections.abc import Iterable
-from math import inf
+from pathlib import Path
 
 from torch import Tensor
 
@@ -16,10 +18,8 @@ from sufficit.metrics.metric import (
     Heading,
     Metric,
     Schedule,
-    area,
     curve_weights,
     hide_bands,
-    mean_height,
     mean_weights,
     no_bands,
     show_bands,
@@ -29,6 +29,7 @@ from sufficit.perturbation.bands import Band
 from sufficit.perturbation.predictions import Predictions
 
 ALPHA = "\u03b1"
+UNKNOWN = Heading("", "")
 
 
 def higher_is_better(column: str) -> bool | None:
@@ -38,7 +39,7 @@ def higher_is_better(column: str) -> bool | None:
     (False, True)
     """
     if column in OTHER_COLUMNS:
-        return OTHER_COLUMNS[column][0]
+        return OTHER_COLUMNS[column]
     return METRICS[repeated(column) or column].higher_is_better
 
 
@@ -48,7 +49,8 @@ def limits(column: str) -> tuple[float, float]:
     >>> limits("deletion_pixel_blur"), limits("msi_mean"), limits("fill_drop")
     ((0.0, 1.0), (-2.0, 1.0), (-inf, inf))
     """
-    return LIMITS.get(repeated(column) or column, (-inf, inf))
+    low, high = HEADINGS.get(repeated(column) or column, UNKNOWN).limits
+    return low, high
 
 
 def repeated(column: str, known: Iterable[str] | None = None) -> str | None:
@@ -69,7 +71,7 @@ def heading(column: str) -> Heading:
     ('MSI', 'my_metric', 'MSI (twin, fill blur)')
     """
     if column in HEADINGS or (stem := repeated(column)) is None:
-        return HEADINGS.get(column, Heading(column, column, ""))
+        return HEADINGS.get(column, Heading(column, column))
     words, key = HEADINGS[stem], column[len(stem) + 1 :]
     twin = key == "twin" or key.startswith("twin_")
     fill = key.removeprefix("twin").strip("_") if twin else key
@@ -101,13 +103,7 @@ def base_weights(schedule: Schedule) -> dict[Band, float]:
 
 def base_score(predictions: Predictions, schedule: Schedule) -> Tensor:
     """The sum of `base_weights` x score, or its estimate where some bands were drawn: [N]."""
-    if predictions.drawn is not None:
-        return predictions.total(base_weights(schedule), schedule.score)
-    show = predictions.of(show_bands(schedule), schedule.score)
-    hide = predictions.of(hide_bands(schedule), schedule.score)
-    rest = predictions.of([bands.rest(schedule.alpha_min)], schedule.score)[:, 0]
-    alphas = schedule.alphas
-    return (show[:, 0] - rest + mean_height(show, alphas) - mean_height(hide, alphas)) / 2
+    return predictions.total(base_weights(schedule), schedule.score)
 
 
 def mask_penalty(predictions: Predictions, schedule: Schedule) -> Tensor:
@@ -124,47 +120,27 @@ def _penalty_bands(schedule: Schedule) -> list[Band]:
     return [bands.at_least(schedule.alpha_min)]
 
 
-_EQUAL = ", in equal shares of the image"
-_SHARES = {"pixel": ("px", "pixel value", ""), "percent": ("%", "%", _EQUAL)}
-
-
 def _area_metric(curve: str) -> Metric:
     """Area of the score under a curve: higher is better for insertion, lower for deletion."""
-    kind, unit = curve.split("_")
-    short, long, shares = _SHARES[unit]
-    verb = "appear" if kind == "insertion" else "disappear"
-    meaning = f"Area under the score as pixels {verb}, from the highest heatmap value to the lowest"
-    words = Heading(f"{kind[:3]}. {short}", f"{kind.title()} ({long})", f"{meaning}{shares}.")
     weights = curve_weights(curve)
 
     def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
-        return area(predictions, schedule, curve, schedule.score)
+        return predictions.total(weights(schedule), schedule.score)
 
-    return Metric(kind == "insertion", no_bands, formula, heading=words, weights=weights)
+    return Metric(curve.startswith("insertion"), no_bands, formula, weights=weights)
 
 
 def _fidelity_metric(curve: str) -> Metric:
     """Area of |p_y(x) - p_y(masked x)|: Fid- (lower is better) of insertion, Fid+ of deletion."""
-    kind, unit = curve.split("_")
-    short, long, shares = _SHARES[unit]
-    kept, removed = "only the marked pixels are kept", "the marked pixels are removed"
-    name, when = ("Fid-", kept) if kind == "insertion" else ("Fid+", removed)
-    meaning = f"Mean change of the target's probability when {when}{shares}."
-    words = Heading(f"{name} {short}", f"{name} ({long})", meaning)
     weights, whole = curve_weights(curve), [bands.EVERYTHING]
 
     def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
         known = predictions.of(whole, "confidence")
-        return area(predictions, schedule, curve, "confidence", lambda p: (known - p).abs())
+        return predictions.total(weights(schedule), "confidence", lambda p: (known - p).abs())
 
-    return Metric(kind == "deletion", lambda _: whole, formula, heading=words, weights=weights)
+    return Metric(curve.startswith("deletion"), lambda _: whole, formula, weights=weights)
 
 
-_SUFFICES = "Whether the region above alpha_min suffices and the rest of the image does not."
-_BASE = Heading("base", "Base score", _SUFFICES)
-_SIZE = "Share of the image whose heatmap value is at least alpha_min."
-_PENALTY = Heading("penalty", "Mask penalty", _SIZE)
-_MSI = Heading("MSI", "MSI", "Base score minus mask penalty, from -2 to 1.")
 _PAPER: dict[str, Metric] = {
     "insertion_pixel": _area_metric("insertion_pixel"),
     "deletion_pixel": _area_metric("deletion_pixel"),
@@ -174,57 +150,15 @@ _PAPER: dict[str, Metric] = {
     "fid_plus_pixel": _fidelity_metric("deletion_pixel"),
     "fid_minus_percent": _fidelity_metric("insertion_percent"),
     "fid_plus_percent": _fidelity_metric("deletion_percent"),
-    "base_score": Metric(True, no_bands, base_score, heading=_BASE, weights=base_weights),
-    "mask_penalty": Metric(False, no_bands, mask_penalty, _penalty_bands, _PENALTY),
-    "msi": Metric(True, no_bands, msi, _penalty_bands, _MSI, base_weights),
+    "base_score": Metric(True, no_bands, base_score, weights=base_weights),
+    "mask_penalty": Metric(False, no_bands, mask_penalty, _penalty_bands),
+    "msi": Metric(True, no_bands, msi, _penalty_bands, weights=base_weights),
 }
 METRICS: dict[str, Metric] = {**_PAPER, "msi_rank": RANK, **FURTHER, **ARTEFACTS, **LOCALIZATION}
 COLUMNS: tuple[str, ...] = tuple(_PAPER)  # those of the paper's tables, the default
 
-_OTHERS = "The same through the masks of other classes."
-_LEAK = "Share of images of other classes that the mask turns into its own class."
-_RATIO = "Leak divided by its chance level: 1 where the shape of the mask says nothing."
-_GREY = "Whether plain grey through the mask becomes the mask's class."
-_NOISE = "Share of noise that the mask turns into its own class."
-_MEAN = "The mean of MSI over all fills."
-_WORST = "MSI with the fill that gives this method the lowest mean."
-_HELD_OUT = "MSI with another fill for the hidden pixels."
-
-OTHER_COLUMNS: dict[str, tuple[bool | None, Heading]] = {
-    "msi_held_out": (True, Heading("held-out", "MSI, held-out fill", _HELD_OUT)),
-    "fill_drop": (False, Heading("drop", "Drop by fill", "MSI minus MSI with the held-out fill.")),
-    "msi_mean": (True, Heading("mean", "MSI, mean over fills", _MEAN)),
-    "msi_worst": (True, Heading("worst", "MSI, worst fill", _WORST)),
-    "msi_mean_twin": (True, Heading("mean twin", "MSI, mean over fills (twin)", _MEAN)),
-    "msi_worst_twin": (True, Heading("worst twin", "MSI, worst fill (twin)", _WORST)),
-    "leak_ratio": (False, Heading("leak", "Leak ratio", _RATIO)),
-    "leak": (False, Heading("leak", "Leak", _LEAK)),
-    "leak_chance": (None, Heading("chance", "Leak, chance", _OTHERS)),
-    "leak_grey": (False, Heading("grey", "Leak on grey", _GREY)),
-    "leak_grey_chance": (None, Heading("chance", "Leak on grey, chance", _OTHERS)),
-    "leak_noise": (False, Heading("noise", "Leak on noise", _NOISE)),
-    "leak_noise_chance": (None, Heading("chance", "Leak on noise, chance", _OTHERS)),
-}  # columns that need more than the plan's predictions: whether higher is better, and the heading
-LIMITS: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(
-        (*COLUMNS, *LOCALIZATION, "sufficient_share", "sparseness", "infidelity"), (0.0, 1.0)
-    ),
-    **dict.fromkeys([name for name in OTHER_COLUMNS if name.startswith("leak")], (0.0, 1.0)),
-    **dict.fromkeys(("base_score", "srg", "aopc", "single_deletion"), (-1.0, 1.0)),
-    **dict.fromkeys(("msi", "msi_rank"), (-2.0, 1.0)),
-    "faithfulness_correlation": (-1.0, 1.0),
-    "leak_ratio": (0.0, inf),
-    "complexity": (0.0, inf),
-    **dict.fromkeys(ARTEFACTS, (0.0, inf)),
-}  # of columns that have some: scores of masked images are in 0..1
-
-_OWN_BEST = "MSI at the alpha_min that is best for this method alone."
-_SHOW = f"Score of the image where only values above {ALPHA} are kept."
-_HIDE = f"Score of the region above alpha_min where values above {ALPHA} are hidden."
-HEADINGS: dict[str, Heading] = {
-    **{name: metric.heading for name, metric in METRICS.items() if metric.heading},
-    "msi_own_best": Heading("own", "MSI, own alpha_min", _OWN_BEST),
-    **{name: words for name, (_, words) in OTHER_COLUMNS.items()},
-    "show": Heading("Show", f"Show(>{ALPHA})", _SHOW),
-    "hide": Heading("Hide", f"Hide(>{ALPHA})", _HIDE),
-}  # in the order of the report's columns
+_FOUND = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
+OTHER_COLUMNS: dict[str, bool | None] = {
+    name: words.pop("higher_is_better", None) for name, words in _FOUND["others"].items()
+}  # columns that need more than the plan's predictions: whether higher is better
+HEADINGS = {name: Heading(**words) for part in _FOUND.values() for name, words in part.items()}

@@ -1,9 +1,8 @@
 """Conditions: the model or its twin, and the fill, that all heatmaps are scored under."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import PurePath
 
 from torch import Tensor
@@ -77,7 +76,21 @@ def make_conditions(
     if twin:
         ends = [TWIN, *(f"{TWIN}_{key}" for key in keys[1:])]
         found += [Condition(fill, end, twin=True) for end, fill in zip(ends, fills, strict=True)]
-    _check_names(plan, found)
+    taken = {*plan.columns, *METRICS, *OTHER_COLUMNS} - {"msi_held_out"}
+    for condition in found[1:]:
+        columns = condition.plan(plan).columns
+        if not columns:
+            raise UserError(
+                f"{', '.join(plan.columns)} ask the model nothing, so that no fill or twin changes"
+                " them: add a column such as msi, or give one fill"
+            )
+        own = {condition.column(name) for name in columns}
+        if same := sorted(own & taken):
+            raise UserError(
+                f"two columns would be called {same[0]!r}: give the fill's file, or the metric,"
+                " another name"
+            )
+        taken |= own
     return tuple(found)
 
 
@@ -108,40 +121,17 @@ def key_of(fill: Fill, place: int) -> str:
     return re.sub(r"\W+", "_", PurePath(fill).stem.lower()).strip("_") or f"fill{place + 1}"
 
 
-def _check_names(plan: Plan, conditions: Sequence[Condition]) -> None:
-    """Raise where two columns have one name, or a condition has nothing to score."""
-    taken = {*plan.columns, *METRICS, *OTHER_COLUMNS} - {"msi_held_out"}
-    for condition in conditions[1:]:
-        columns = condition.plan(plan).columns
-        if not columns:
-            raise UserError(
-                f"{', '.join(plan.columns)} ask the model nothing, so that no fill or twin changes"
-                " them: add a column such as msi, or give one fill"
-            )
-        names = {condition.column(name) for name in columns}
-        if same := sorted(names & taken):
-            raise UserError(
-                f"two columns would be called {same[0]!r}: give the fill's file, or the metric,"
-                " another name"
-            )
-        taken |= names
-
-
 def groups_of(conditions: Sequence[Condition]) -> dict[str, list[str]]:
     """Return the columns that msi_mean, and msi_mean_twin, are means of: MSI with every fill.
 
     >>> groups_of([Condition(), Condition("blur", "blur"), Condition("blur", "twin", twin=True)])
     {'': ['msi', 'msi_blur']}
     """
-    found: Mapping[bool, list[Condition]] = {
-        twin: list(some)
-        for twin, some in groupby((c for c in conditions if c.key != HELD_OUT), lambda c: c.twin)
-    }
-    return {
-        f"_{TWIN}" * twin: [condition.column("msi") for condition in some]
-        for twin, some in found.items()
-        if len(some) > 1
-    }
+    found: dict[str, list[str]] = {}
+    for condition in conditions:
+        if condition.key != HELD_OUT:
+            found.setdefault(f"_{TWIN}" * condition.twin, []).append(condition.column("msi"))
+    return {end: names for end, names in found.items() if len(names) > 1}
 
 
 def check_twin(classifier: Classifier, twin: Classifier) -> None:

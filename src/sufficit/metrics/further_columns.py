@@ -15,10 +15,8 @@ from torch import Tensor
 from sufficit.metrics.metric import (
     CURVES,
     Formula,
-    Heading,
     Metric,
     Schedule,
-    area,
     curve_weights,
     no_bands,
     of_map,
@@ -63,13 +61,7 @@ def _srg_weights(schedule: Schedule) -> dict[Band, float]:
 
 def srg(predictions: Predictions, schedule: Schedule) -> Tensor:
     """Insertion less deletion by percentage, of probabilities (Blücher et al. 2024): [N]."""
-    if predictions.drawn is not None:
-        return predictions.total(_srg_weights(schedule), "confidence")
-    areas = (
-        area(predictions, schedule, f"{kind}_percent", "confidence")
-        for kind in ("insertion", "deletion")
-    )
-    return next(areas) - next(areas)
+    return predictions.total(_srg_weights(schedule), "confidence")
 
 
 def _deletion_means(schedule: Schedule) -> dict[Band, float]:
@@ -129,48 +121,20 @@ def infidelity(predictions: Predictions, schedule: Schedule) -> Tensor:
     return falls.square().mean(1) - gain
 
 
-def _of_image(
-    higher: bool, formula: Formula, masks: Sequence[ImageMask], heading: Heading
-) -> Metric:
-    return Metric(higher, no_bands, formula, heading=heading, hides=lambda _: list(masks))
+def _of_image(higher: bool, formula: Formula, masks: Sequence[ImageMask]) -> Metric:
+    return Metric(higher, no_bands, formula, hides=lambda _: list(masks))
 
-
-_SRG = "Insertion minus deletion, both in equal shares of the image, of the target's probability."
-_AOPC = "Mean fall of the target's probability as the highest pixels are removed, in equal shares."
-_SHARE = "Smallest share of the image, highest values first, that gives the target; 1 if none does."
-_GINI = "Gini index of the heatmap's values: 0 if all are equal, near 1 if few pixels have all."
-_ENTROPY = "Entropy of the heatmap's values as shares of their sum."
-_SINGLE = (
-    "Rank correlation, over 16 cells, of a cell's sum with the fall in probability without it."
-)
-_FAITH = "Correlation of the heatmap's sum over random cells with the fall in probability without."
-_INFID = "Squared error of the heatmap's sum over random cells, rescaled, as the fall without them."
 
 FURTHER: Mapping[str, Metric] = {
-    "srg": Metric(
-        True, no_bands, srg, heading=Heading("SRG", "SRG", _SRG), weights=_srg_weights
-    ),
-    "aopc": Metric(
-        True, lambda _: [EVERYTHING], aopc, heading=Heading("AOPC", "AOPC", _AOPC),
-        weights=_deletion_means,
-    ),
-    "sufficient_share": Metric(
-        False, _insertions, sufficient_share,
-        heading=Heading("suffices", "Smallest sufficient share", _SHARE),
-    ),
-    "sparseness": of_map(True, sparseness, Heading("sparse", "Sparseness (Gini)", _GINI)),
-    "complexity": of_map(False, complexity, Heading("entropy", "Complexity (entropy)", _ENTROPY)),
-    "single_deletion": _of_image(
-        True, single_deletion, CELLS, Heading("single", "Single deletion", _SINGLE)
-    ),
-    "faithfulness_correlation": _of_image(
-        True, faithfulness_correlation, SUBSETS,
-        Heading("faith.", "Faithfulness correlation", _FAITH),
-    ),
-    "infidelity": _of_image(
-        False, infidelity, SUBSETS, Heading("infid.", "Infidelity", _INFID)
-    ),
-}  # fmt: skip
+    "srg": Metric(True, no_bands, srg, weights=_srg_weights),
+    "aopc": Metric(True, lambda _: [EVERYTHING], aopc, weights=_deletion_means),
+    "sufficient_share": Metric(False, _insertions, sufficient_share),
+    "sparseness": of_map(True, sparseness),
+    "complexity": of_map(False, complexity),
+    "single_deletion": _of_image(True, single_deletion, CELLS),
+    "faithfulness_correlation": _of_image(True, faithfulness_correlation, SUBSETS),
+    "infidelity": _of_image(False, infidelity, SUBSETS),
+}
 WHOLE_CURVES = ("sufficient_share",)
 """Columns that are no weighted sum of scores: they need all masks of a curve for every image."""
 
@@ -259,14 +223,4 @@ def _rank_weights(schedule: Schedule) -> Mapping[Band, float]:
     return {band: 0.0 for pair in _rank_pairs(schedule).values() for band in pair}
 
 
-_RANK = (
-    "MSI by rank: the score with the best share of the pixels alone, minus that without them, minus"
-    " the share. It does not depend on how values are scaled."
-)
-RANK = Metric(
-    True,
-    _rank_asks,
-    msi_rank,
-    heading=Heading("by rank", "MSI by rank", _RANK),
-    weights=_rank_weights,
-)
+RANK = Metric(True, _rank_asks, msi_rank, weights=_rank_weights)

@@ -25,7 +25,8 @@ from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.perturbation.predict import check_batch_size, predict_views
 from sufficit.perturbation.predictions import hits
 from sufficit.progress import Progress, bar, stage
-from sufficit.statistics import Estimate, estimates, ratio, ratio_estimate
+from sufficit.statistics import Estimate, estimates_of, ratio, ratio_of
+from sufficit.sums import both, sums_of
 
 Ints = npt.NDArray[np.int64]
 POOL = 256  # images of a folder that are donors
@@ -79,13 +80,9 @@ class Leak:
         """Return every mean, and `leak_ratio`, with a 95 % interval over the images."""
         values = {name: column.numpy() for name, column in self.columns.items()}
         directions = {name: higher_is_better(name) for name in values}
-        found = estimates(values, directions, seed=seed, limits=limits)
-        ratios = ratio_estimate(values["leak"], values["leak_chance"], seed=seed)
-        return found | {"leak_ratio": ratios}
-
-    def rows(self, some: slice) -> "Leak":
-        """Return the leak of some of the images."""
-        return replace(self, **{name: getattr(self, name)[some] for name in TENSORS})
+        found = estimates_of(sums_of(values, seed=seed), directions, limits=limits)
+        pairs = sums_of(both(values["leak"], values["leak_chance"]), seed=seed)
+        return found | {"leak_ratio": ratio_of(pairs)}
 
 
 @dataclass(frozen=True)
@@ -159,16 +156,16 @@ class LeakProbe:
         `numbers` are those of the images among all images; donors are drawn by them.
         """
         pool, settings, n = self.pool, self.settings, len(targets)
-        m, known = len(heatmaps) // n, pool.targets.numpy()
+        m, others = len(heatmaps) // n, pool.targets.cpu()
         drawn = [
-            draw(target, known, settings.donors, settings.seed, number)
+            draw(target, others.numpy(), settings.donors, settings.seed, number)
             for target, number in zip(targets.tolist(), numbers, strict=True)
         ]
         first, second = (torch.from_numpy(np.concatenate(x)) for x in zip(*drawn, strict=True))
         counts = torch.tensor([len(donors) for donors, _ in drawn], device="cpu")
         method = torch.arange(m, device="cpu")[:, None]
         owners = (torch.arange(n, device="cpu").repeat_interleave(counts) + n * method).flatten()
-        others = (second + len(known) * method).flatten()
+        masks = (second + len(others) * method).flatten()
         donors, counts, goals = first.repeat(m), counts.repeat(m), targets.repeat(m)
 
         def donor_share(maps: Tensor, masks: Tensor, part: int) -> Tensor:
@@ -178,14 +175,14 @@ class LeakProbe:
             sums = torch.zeros(len(goals), dtype=torch.float64, device="cpu")
             return sums.index_add_(0, owners, hits(named, goals[owners])) / counts
 
-        own, chance = donor_share(heatmaps, owners, 0), donor_share(pool.heatmaps, others, 1)
+        own, chance = donor_share(heatmaps, owners, 0), donor_share(pool.heatmaps, masks, 1)
         same = heatmaps is pool.heatmaps
         named = self.canvas_classes if same else self._canvas_classes(heatmaps)
         canvas = hits(named, goals[:, None])
         classes, place = targets.unique(return_inverse=True)
         by_chance = torch.cat(
             [
-                torch.stack([hits(one[pool.targets != y], y).nanmean(0) for y in classes])[place]
+                torch.stack([hits(one[others != y], y).nanmean(0) for y in classes])[place]
                 for one in self.canvas_classes.chunk(m)
             ]
         )
@@ -199,11 +196,6 @@ class LeakProbe:
             calls=2 * counts + named.shape[1],
             alpha_min=settings.alpha_min,
         )
-
-
-def prepare(classifier: Classifier, pool: Pool, settings: LeakSettings) -> LeakProbe:
-    """Return a probe that calls the model for the pool's masks when it is first needed."""
-    return LeakProbe(classifier, replace(pool, targets=pool.targets.cpu()), settings)
 
 
 def leak(
@@ -274,7 +266,7 @@ def measure(
         goals = known.cpu()
     if strict:
         check_classes(goals, goals if probe is None else probe.pool.targets)
-    probe = probe or prepare(classifier, Pool(images, heatmaps, goals), settings)
+    probe = probe or LeakProbe(classifier, Pool(images, heatmaps, goals), settings)
     numbers = range(len(goals)) if numbers is None else numbers
     found = probe.measure(heatmaps, goals, numbers, tick)
     return found if known is not None else replace(found, calls=found.calls + 1)
@@ -290,7 +282,10 @@ def measure_methods(
     """
     n = len(targets)
     found = probe.measure(torch.cat(list(heatmaps.values())), targets, numbers, None)
-    return {name: found.rows(slice(k * n, (k + 1) * n)) for k, name in enumerate(heatmaps)}
+    return {
+        name: replace(found, **{t: getattr(found, t)[k * n : (k + 1) * n] for t in TENSORS})
+        for k, name in enumerate(heatmaps)
+    }
 
 
 def draw(target: int, pool_targets: Ints, donors: int, seed: int, number: int) -> tuple[Ints, Ints]:
@@ -372,7 +367,7 @@ def checked_probe(classifier: Classifier, pool: Pool, settings: LeakSettings) ->
     targets = checked(pool.images, pool.heatmaps, pool.targets)
     if targets is None:
         raise UserError("a pool needs targets: pass its labels, or classifier(images).argmax(1)")
-    return prepare(classifier, replace(pool, targets=targets), settings)
+    return LeakProbe(classifier, replace(pool, targets=targets), settings)
 
 
 def checked(images: Tensor, heatmaps: Tensor, targets: Tensor | None) -> Tensor | None:

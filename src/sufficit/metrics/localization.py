@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sufficit.data.truth import BOX, OBJECT, with_boxes
 from sufficit.errors import UserError
-from sufficit.metrics.metric import Heading, Metric, of_map
+from sufficit.metrics.metric import Metric, of_map
 from sufficit.perturbation.bands import ranks
 from sufficit.similarity import region_overlap
 
@@ -121,16 +121,10 @@ class Overlap:
         return _known(found, truth.cpu())
 
 
-_POINTING = "Share of images whose highest heatmap value is on the object."
-_ENERGY = "Share of the heatmap's sum that is inside the object's box."
-_MASS = "Share of the heatmap's sum that is on the object's own pixels."
-_RANK = "Share of the object's pixels among as many pixels with the highest heatmap values."
-_IOU = "Overlap of the region above alpha_min with the object, over their union."
-
 LOCALIZATION: Mapping[str, Metric] = {
-    "iou": of_map(True, Overlap, Heading("IoU", "IoU", _IOU)),
-    "pointing": of_map(True, pointing, Heading("pointing", "Pointing game", _POINTING)),
-    "energy": of_map(True, energy, Heading("energy", "Energy in the box", _ENERGY)),
-    "mass_accuracy": of_map(True, mass_accuracy, Heading("mass", "Relevance mass accuracy", _MASS)),
-    "rank_accuracy": of_map(True, rank_accuracy, Heading("rank", "Relevance rank accuracy", _RANK)),
+    "iou": of_map(True, Overlap),
+    "pointing": of_map(True, pointing),
+    "energy": of_map(True, energy),
+    "mass_accuracy": of_map(True, mass_accuracy),
+    "rank_accuracy": of_map(True, rank_accuracy),
 }  # columns that need a truth

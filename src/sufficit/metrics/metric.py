@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,8 @@ class Heading(NamedTuple):
 
     short: str  # in a terminal and under a heatmap
     long: str  # in the report and over a figure
-    meaning: str  # one sentence
+    meaning: str = ""  # one sentence
+    limits: Sequence[float] = (-inf, inf)  # the lowest and highest value it can have
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class MeanCurve:
     def height(self) -> float:
         """The mean height over the points that are known."""
         known = (~self.values.isnan()).nonzero()[:, 0].tolist() or [0]
-        return mean_height(self.values[None, known], [self.grid[i] for i in known]).item()
+        weights = torch.tensor(mean_weights([self.grid[i] for i in known]), dtype=torch.float64)
+        return (self.values[known] * weights).sum().item()
 
 
 @dataclass(frozen=True)
@@ -97,13 +100,12 @@ class Metric:
     asks: Callable[[Schedule], list[Band]]
     formula: Formula
     weighs: Callable[[Schedule], list[Band]] = no_bands
-    heading: Heading | None = None  # of METRICS; a user's own metric is called by its name
     weights: Callable[[Schedule], Mapping[Band, float]] = lambda _: {}
     measures: Callable[[Schedule], list[Measure]] = lambda _: []
     hides: Callable[[Schedule], list[ImageMask]] = lambda _: []
 
 
-def of_map(higher: bool, measure: Measure | type, heading: Heading) -> Metric:
+def of_map(higher: bool, measure: Measure | type) -> Metric:
     """Return the column that a measure of the heatmap is; a class makes one of an alpha_min."""
 
     def at(schedule: Schedule) -> Measure:
@@ -114,26 +116,8 @@ def of_map(higher: bool, measure: Measure | type, heading: Heading) -> Metric:
         higher,
         no_bands,
         lambda predictions, schedule: predictions.measure(at(schedule)),
-        heading=heading,
         measures=lambda schedule: [at(schedule)],
     )
-
-
-def trapezoid(values: Tensor, grid: Sequence[float]) -> Tensor:
-    """Return the area under each curve: [N,P] -> [N].
-
-    >>> trapezoid(torch.tensor([[0.0, 1.0, 1.0]]), (0.0, 0.5, 1.0))
-    tensor([0.7500], dtype=torch.float64)
-    """
-    widths = torch.tensor(grid, dtype=torch.float64, device=values.device).diff()
-    middles = (values[:, 1:] + values[:, :-1]).double() / 2
-    return (middles * widths).sum(1)
-
-
-def mean_height(values: Tensor, grid: Sequence[float]) -> Tensor:
-    """Return area over width, or the height at the only point of a grid: [N,P] -> [N]."""
-    width = grid[-1] - grid[0]
-    return trapezoid(values, grid) / width if width > 0 else values[:, 0].double()
 
 
 def area_weights(grid: Sequence[float]) -> list[float]:
@@ -153,12 +137,12 @@ def mean_weights(grid: Sequence[float]) -> list[float]:
 
 
 def show_bands(schedule: Schedule) -> list[Band]:
-    """Return the bands of MSI's Show curve."""
+    """Return the bands of MSI's Show curve: M > a, for a in a_min..1."""
     return [bands.show(a) for a in schedule.alphas]
 
 
 def hide_bands(schedule: Schedule) -> list[Band]:
-    """Return the bands of MSI's Hide curve."""
+    """Return the bands of MSI's Hide curve: a_min < M <= a, for a in a_min..1."""
     return [bands.hide(schedule.alpha_min, a) for a in schedule.alphas]
 
 
@@ -187,17 +171,3 @@ def curve_weights(curve: str) -> Callable[[Schedule], dict[Band, float]]:
     """Return the weights of the area under a curve, by schedule."""
     asks, axis = CURVES[curve]
     return lambda s: dict(zip(asks(s), area_weights(getattr(s, axis)), strict=True))
-
-
-def area(
-    predictions: Predictions,
-    schedule: Schedule,
-    curve: str,
-    kind: ScoreKind,
-    value: Callable[[Tensor], Tensor] = lambda scores: scores,
-) -> Tensor:
-    """Return the area under a curve of value(score), estimated where bands were drawn: [N]."""
-    if predictions.drawn is not None:
-        return predictions.total(curve_weights(curve)(schedule), kind, value)
-    asks, axis = CURVES[curve]
-    return trapezoid(value(predictions.of(asks(schedule), kind)), getattr(schedule, axis))

@@ -81,32 +81,33 @@ class Plan:
 
     def of_bands(self) -> "Plan":
         """Return the plan without columns of image masks, or of the heatmap alone."""
-        first = self.schedules[0]
-        metrics = {name: self.metric(name) for name in self.columns}
-        kept = [n for n, m in metrics.items() if not m.hides(first) and not m.measures(first)]
+        first, metrics = self.schedules[0], {name: self.metric(name) for name in self.columns}
+        kept = (n for n, m in metrics.items() if not m.hides(first) and not m.measures(first))
         return replace(self, columns=tuple(kept))
 
     @cached_property
     def weighs(self) -> tuple[Band, ...]:
-        """Every band whose size is needed, once."""
-        wanted = (self.metric(name).weighs(s) for s in self.schedules for name in self.columns)
-        return tuple(dict.fromkeys(band for found in wanted for band in found))
+        """Every band whose size is needed."""
+        return self._merged("weighs")
 
     @cached_property
     def measures(self) -> tuple[Measure, ...]:
-        """Everything that is read from the heatmaps alone, once."""
-        wanted = (self.metric(name).measures(s) for s in self.schedules for name in self.columns)
-        return tuple(dict.fromkeys(measure for found in wanted for measure in found))
+        """Everything that is read from the heatmaps alone."""
+        return self._merged("measures")
+
+    @cached_property
+    def hides(self) -> tuple[ImageMask, ...]:
+        """Every mask of the image that the model is called for."""
+        return self._merged("hides")
+
+    def _merged(self, what: str) -> tuple[Any, ...]:
+        """What the columns need at every alpha_min, each once."""
+        wanted = (getattr(self.metric(c), what)(s) for s in self.schedules for c in self.columns)
+        return tuple(dict.fromkeys(one for found in wanted for one in found))
 
     def cell(self, classifier: Classifier, images: Tensor) -> Cell | None:
         """Return the size of a feature cell if a column needs it and the model has a grid."""
         return classifier.cell(images) if GridEnergy() in self.measures else None
-
-    @cached_property
-    def hides(self) -> tuple[ImageMask, ...]:
-        """Every mask of the image that the model is called for, once."""
-        wanted = (self.metric(name).hides(s) for s in self.schedules for name in self.columns)
-        return tuple(dict.fromkeys(mask for found in wanted for mask in found))
 
     @cached_property
     def sampling(self) -> Sampling | None:
@@ -161,10 +162,13 @@ class Plan:
     @property
     def parts(self) -> tuple[str, ...]:
         """The names of the tensors with a row per image."""
-        drawn = () if self.sampling is None else ("drawn",)
-        measured = ("measured",) if self.measures else ()
-        halves = ("halves",) if self.ranks else ()
-        return (*ROWS, *drawn, *measured, *halves, *(HIDDEN_ROWS if self.hides else ()))
+        more: dict[str, Any] = {
+            "drawn": self.sampling,
+            "measured": self.measures,
+            "halves": self.ranks,
+        }
+        more |= dict.fromkeys(HIDDEN_ROWS, self.hides)
+        return (*ROWS, *(name for name, needed in more.items() if needed))
 
     @property
     def ranks(self) -> bool:

@@ -259,7 +259,10 @@ def evaluate(
         how: Any = {"names": names, "tick": tick, "stages": stages, "truth": where}
         how["cell"] = plan.cell(classifier, images)
         found = ask_all(models, *given, batch_size, **how)
-        scores = with_worst(read(found, plan, conditions))
+        scores = read(found, plan, conditions)
+        means = scores.mean()
+        for end, some in groups_of(conditions).items() if "msi" in plan.columns else ():
+            scores.columns[f"msi_worst{end}"] = scores.columns[worst_of(some, means)]
         if not leak_donors:
             return scores
         if targets is None and len(scores.targets.unique()) == 1:
@@ -303,15 +306,6 @@ def _columns(
     """Return the columns of some images under a condition: each [n]."""
     names = condition.plan(plan).columns
     return {condition.column(name): plan.metric(name).formula(some, schedule) for name in names}
-
-
-def with_worst(scores: Scores) -> Scores:
-    """Return scores with MSI under the fill that has the lowest mean, per model."""
-    means, more = scores.mean(), dict[str, Tensor]()
-    for end, names in groups_of(scores.conditions).items():
-        if "msi" in scores.columns:
-            more[f"msi_worst{end}"] = scores.columns[worst_of(names, means)]
-    return replace(scores, columns={**scores.columns, **more})
 
 
 def worst_of(names: Sequence[str], means: Mapping[str, float]) -> str:
@@ -360,10 +354,8 @@ class MethodScores:
     alphas: Mapping[float, float] | None = None  # alpha_min -> mean MSI, where it was searched for
 
     @staticmethod
-    def of(scores: "Scores | MethodScores", shown_rows: Sequence[int] = ()) -> "MethodScores":
+    def of(scores: Scores, shown_rows: Sequence[int] = ()) -> "MethodScores":
         """The same scores, with the values and predictions of these rows only."""
-        if isinstance(scores, MethodScores):
-            return scores
         search, rows = scores.search, list(shown_rows)
         return MethodScores(
             n=len(scores),
@@ -381,9 +373,3 @@ class MethodScores:
         if column not in self.columns:
             raise unknown("column", column, self.columns)
         return self.columns[column]
-
-    @property
-    def own_alpha(self) -> float | None:
-        """The alpha_min with the highest mean MSI of this method, where it was searched for."""
-        known = {a: msi for a, msi in (self.alphas or {}).items() if not isnan(msi)}
-        return max(known, key=lambda alpha: known[alpha]) if known else None

@@ -1,12 +1,11 @@
 """torchmetrics classes with the numbers of `evaluate` and `leak`, over batches and processes."""
 
 import zlib
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torchmetrics import Metric as TorchMetric
 from torchmetrics.utilities import dim_zero_cat
 
@@ -37,6 +36,7 @@ class _RowMetric(TorchMetric):
     is_differentiable = False
     full_state_update = False
     calls: list[Tensor]  # every such metric counts them, a row per image
+    rows: tuple[str, ...]  # the states with a row per image
     _before = 0  # images of earlier batches that are not in the state
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -52,18 +52,18 @@ class _RowMetric(TorchMetric):
         first = self._before + sum(len(part) for part in self.calls)
         return range(first, first + len(images))
 
-    def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
-        """Give a process without images empty states, in the shapes that the others have."""
-        for name, empty in self._nothing().items():
-            if not len(getattr(self, name)):
-                setattr(self, name, [empty.to(self.device)])
-        super()._sync_dist(*args, **kwargs)
-
-    @abstractmethod
-    def _nothing(self) -> dict[str, Tensor]:
-        """Return the states of no images, in the shapes that they have with images."""
+    def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
+        """Join the rows of all processes; torchmetrics gathers no states of different shapes."""
+        group = process_group or self.process_group
+        own = {name: [part.cpu() for part in getattr(self, name)] for name in self.rows}
+        every: list[Any] = [None] * distributed.get_world_size(group)
+        distributed.all_gather_object(every, own, group)
+        for name in self.rows:
+            found = [part.to(self.device) for one in every for part in one[name]]
+            setattr(self, name, found)
 
     def _add_states(self, names: Sequence[str], *settings: object) -> None:
+        self.rows = tuple(names)
         for name in names:
             self.add_state(name, default=[], dist_reduce_fx="cat")
         # A MetricCollection merges metrics whose states are equal after the first batch. This
@@ -71,17 +71,17 @@ class _RowMetric(TorchMetric):
         key = torch.tensor(zlib.crc32(repr(settings).encode()))
         self.add_state("setting", key, dist_reduce_fx="max")
 
-    def _add_rows(self, names: Sequence[str], found: object) -> None:
-        for name in names:
+    def _add_rows(self, found: object) -> None:
+        for name in self.rows:
             getattr(self, name).append(getattr(found, name).to(self.device))
 
-    def _rows(self, names: Sequence[str]) -> dict[str, Tensor]:
+    def _joined(self) -> dict[str, Tensor]:
         """Return each state with the rows of all updates joined, on the CPU."""
-        if not len(getattr(self, names[0])):
+        if not len(getattr(self, self.rows[0])):
             raise UserError(
                 "no images have been scored: call update(images, heatmaps, targets) first"
             )
-        return {name: dim_zero_cat(getattr(self, name)).cpu() for name in names}
+        return {name: dim_zero_cat(getattr(self, name)).cpu() for name in self.rows}
 
 
 class Evaluation(_RowMetric):
@@ -146,7 +146,9 @@ class Evaluation(_RowMetric):
         check_classifier(self.classifier)
         known = checked(images, heatmaps, targets)
         check_names(names, len(images))
-        names = names or [f"{self._rank()}{number}" for number in self._numbers(images)]
+        ready = distributed.is_available() and distributed.is_initialized()
+        rank = f"{distributed.get_rank()}/" if ready else ""
+        names = names or [f"{rank}{number}" for number in self._numbers(images)]
         given = (self.classifier, images, heatmaps, known, self.plan, self.fill)
         if truth is None and {*self.plan.columns} & {*LOCALIZATION}:
             raise UserError("the metric compares with a truth: give update(..., truth=masks)")
@@ -154,29 +156,7 @@ class Evaluation(_RowMetric):
         cell = self.plan.cell(self.classifier, images)
         how: Any = {"batch_size": self.batch_size, "names": names, "truth": where, "cell": cell}
         found = ask(*given, **how)
-        self._add_rows(self.plan.parts, found)
-
-    def _rank(self) -> str:
-        ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return f"{torch.distributed.get_rank()}/" if ready else ""
-
-    def _nothing(self) -> dict[str, Tensor]:
-        asked = self.plan.width
-        none = torch.empty(0, dtype=torch.long)
-        states = {
-            "named": torch.empty(0, asked, dtype=torch.int32),
-            "confidences": torch.empty(0, asked, dtype=torch.float32),
-            "shares": torch.empty(0, len(self.plan.weighs), dtype=torch.float64),
-            "targets": none,
-            "calls": none,
-            "drawn": torch.empty(0, asked, dtype=torch.int32),
-            "measured": torch.empty(0, len(self.plan.measures), dtype=torch.float64),
-            "halves": torch.empty(0, dtype=torch.uint8),
-            "hidden_named": torch.empty(0, len(self.plan.hides), dtype=torch.int32),
-            "hidden_confidences": torch.empty(0, len(self.plan.hides), dtype=torch.float32),
-            "hidden_sums": torch.empty(0, len(self.plan.hides), dtype=torch.float64),
-        }
-        return {name: states[name] for name in self.plan.parts}
+        self._add_rows(found)
 
     def compute(self) -> dict[str, Tensor]:
         """Return the mean of each column, and alpha_min if it was searched for."""
@@ -188,7 +168,7 @@ class Evaluation(_RowMetric):
 
     def scores(self) -> Scores:
         """Return what `evaluate` returns for the images this process has seen so far."""
-        return read({"": self.plan.predictions(self._rows(self.plan.parts))}, self.plan)
+        return read({"": self.plan.predictions(self._joined())}, self.plan)
 
 
 class MSI(Evaluation):
@@ -250,7 +230,7 @@ class Leakage(_RowMetric):
         """Measure a batch: [N,C,H,W], [N,H,W], [N]."""
         given = (self.classifier, images, heatmaps, targets, self.settings, self.probe)
         found = measure(*given, numbers=self._numbers(images), strict=False)
-        self._add_rows(TENSORS, found)
+        self._add_rows(found)
 
     def compute(self) -> dict[str, Tensor]:
         """Return the mean of each column, and the ratio of leak to chance."""
@@ -260,8 +240,4 @@ class Leakage(_RowMetric):
 
     def leaked(self) -> Leak:
         """Return what `leak` returns for the images this process has seen so far."""
-        return Leak(**self._rows(TENSORS), alpha_min=self.settings.alpha_min)
-
-    def _nothing(self) -> dict[str, Tensor]:
-        shares = {name: torch.empty(0, dtype=torch.float64) for name in TENSORS}
-        return shares | {"calls": torch.empty(0, dtype=torch.long)}
+        return Leak(**self._joined(), alpha_min=self.settings.alpha_min)

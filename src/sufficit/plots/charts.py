@@ -38,9 +38,9 @@ class Panel:
     colours: Mapping[str, str] = field(default_factory=dict)  # of lines that are no methods
 
 
-def curves_figure(scores: MethodScores | Scores, title: str = "") -> "Figure":
+def curves_figure(of: Scores, title: str = "") -> "Figure":
     """Every mean curve of one method, and MSI over alpha_min where it was searched for."""
-    scores = MethodScores.of(scores)
+    scores = MethodScores.of(of)
     groups: list[tuple[str, ...]] = [(name,) for name in CURVES if name in scores.curves]
     groups += [("show", "hide")] if "hide" in scores.curves else []
     figure, axes = axes_for(len(groups) + (scores.alphas is not None))
@@ -67,7 +67,7 @@ def curves_figure(scores: MethodScores | Scores, title: str = "") -> "Figure":
 
 
 def methods_figure(
-    scores: Mapping[str, MethodScores | Scores],
+    scores: Mapping[str, MethodScores],
     quiet: Sequence[str] = (),
     names: Sequence[str] | None = None,
     look: Look = USUAL,
@@ -76,12 +76,11 @@ def methods_figure(
 
     `names` chooses curves; without it all are drawn, and MSI over alpha_min if it was searched.
     """
-    known = {method: MethodScores.of(found) for method, found in scores.items()}
-    first = next(iter(known.values()))
+    first = next(iter(scores.values()))
     wanted = [c for c in (*CURVES, "show", "hide") if c in first.curves] if names is None else names
-    panels = [curve_panel(name, known) for name in wanted]
+    panels = [curve_panel(name, scores) for name in wanted]
     if names is None and first.alphas is not None:
-        panels.append(alpha_panel(alpha_lines(known) or {}, first.alpha_min))
+        panels.append(alpha_panel(alpha_lines(scores) or {}, first.alpha_min))
     words = f"Mean over {first.n} images" if names is None else ""
     return lines_figure(panels, quiet, look, words)
 

@@ -63,7 +63,6 @@ class Shown:
     names: Sequence[str]  # [n]
     images: Tensor  # [n,C,H,W] in 0..1
     heatmaps: Mapping[str, Tensor]  # method -> [n,H,W]
-    labels: Sequence[int] | None = None  # [n] where they may differ from the targets
     chosen: str = ""  # how they were chosen, in words
     reasons: Sequence[str] = ()  # [n] why each was chosen, of REASONS
 
@@ -97,11 +96,6 @@ class Content:
         sign = -1 if self.standing.higher_is_better else 1
         return sorted(means, key=lambda m: (math.isnan(means[m]), sign * means[m]))
 
-    @property
-    def controls(self) -> tuple[str, ...]:
-        """The methods outside the ranking that any method must beat."""
-        return self.standing.controls
-
     def mean(self, method: str) -> float:
         """The mean of a method in the ranked column."""
         return self.summaries[method][self.standing.column].mean
@@ -133,7 +127,7 @@ class Content:
                 raise UserError(
                     f"{what} must be of the methods scored, {sorted(methods)}, got {sorted(found)}"
                 )
-        if outside := {*self.standing.ranking, *self.controls} - methods:
+        if outside := {*self.standing.ranking, *self.standing.controls} - methods:
             raise UserError(f"methods without scores: {sorted(outside)}. Add their scores")
         if not 1 <= count <= MOST_SHOWN or not count == len(shown.images) == len(shown.names):
             raise UserError(
@@ -199,19 +193,8 @@ class Choice:
         return chosen | dict.fromkeys(sorted(rest), REASONS[-1])
 
 
-def choose(
-    msi: Mapping[str, ArrayLike], *, most: int = MOST_SHOWN, seed: int = 0
-) -> dict[int, str]:
-    """Rows to show and why, from each method's MSI per image: {method: [N]}. See `Choice`.
-
-    >>> choose({"a": [0.9, 0.1, 0.5, -0.8], "b": [0.9, 0.1, -0.5, -0.9]}, most=4)
-    {0: 'best', 3: 'worst', 2: 'most disputed', 1: 'drawn by seed'}
-    """
-    choice, n = Choice(most), len(np.asarray(next(iter(msi.values()))))
-    choice.add(np.arange(n), msi)
-    return choice.chosen(np.random.default_rng(seed).permutation(n).tolist())
-
-
 def pick_shown(scores: Mapping[str, Scores], count: int = MOST_SHOWN) -> list[int]:
-    """The rows of the images to show, as `choose` finds them, in ascending order."""
-    return sorted(choose({m: s.columns["msi"].numpy() for m, s in scores.items()}, most=count))
+    """The rows of the images to show, in ascending order. See `Choice`."""
+    choice, n = Choice(count), len(next(iter(scores.values())))
+    choice.add(np.arange(n), {method: found.msi for method, found in scores.items()})
+    return sorted(choice.chosen(np.random.default_rng(0).permutation(n).tolist()))

@@ -17,7 +17,7 @@ from sufficit.metrics.columns import HEADINGS, heading
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.provenance import plain
 from sufficit.report import interpretation as words
-from sufficit.report.answer import answer, cost, orders, warnings_of
+from sufficit.report.answer import answer
 from sufficit.report.content import Content
 from sufficit.report.viewer_data import NOT_DRAWN, SIDES, downloads, encode_images, viewer_data
 from sufficit.statistics import Estimate
@@ -34,40 +34,41 @@ def render(content: Content) -> str:
     known = dict.fromkeys(name for found in content.summaries.values() for name in found)
     order = dict.fromkeys((*main, *HEADINGS, *known))
     colours = {m: f"m{k % len(plots.LINES)}" for k, m in enumerate(standing.ranking)}
+    intervals = [content.summaries[method][standing.column] for method in content.methods]
+    ends = [0.0, *(v for e in intervals for v in (e.low, e.mean, e.high) if math.isfinite(v))]
+    low, width = min(ends), (max(ends) - min(ends)) or 1.0
+    # There is more than one alpha_min only where each method has its own.
+    alphas = ", ".join(f"{a:g}" for a in sorted({s.alpha_min for s in content.scores.values()}))
+    remark = NOT_DRAWN.get(content.fill if isinstance(content.fill, str) else "", "")
+    if max(content.shown.images.shape[-2:]) > SIDES[0]:
+        smaller = " Masks are drawn from smaller heatmaps here; the scores used the full size."
+        remark = smaller + remark
     page = environment().get_template("page.html")
     return page.render(
         content=content,
-        facts=facts_list(content),
+        facts=facts_list(content, alphas),
         columns=[name for name in order if name in known],
         main=main,
         heading=heading,
-        alphas=_alphas(content),
-        leaks=lambda method: words.leaks(content, method),
+        alphas=alphas,
+        leaks=lambda method: words.leaks(content.summaries[method]),
         lines=answer(content),
         notes=[*words.sentences(content)],
-        orders=[*orders(content), *filter(None, [cost(content)])],
+        orders=[*words.orders(content)],
         styles=dict.fromkeys(content.methods, "grey") | colours,  # as the charts have them
         readings=readings,
         longest=max([1.0, *(1 - r.msi for r in readings if not math.isnan(r.msi))]),
-        cautions=warnings_of(content),
-        place=_scale(content),
+        cautions=words.cautions(content),
+        place=lambda value: round(4 + 92 * (value - low) / width, 2),  # on the axis, in percent
         charts=charts_of(content),
         method_charts=method_charts(content),
         images=encode_images(content.shown.images),
         rows=rows_of(content),
-        remark=viewer_remark(content),
+        remark=remark,
         data=plain(viewer_data(content)),
         downloads=downloads(content),
         **look_and_feel(),
     )
-
-
-def viewer_remark(content: Content) -> str:
-    """What the viewer's pictures of masked images are not."""
-    found = ""
-    if max(content.shown.images.shape[-2:]) > SIDES[0]:
-        found += " Masks are drawn from smaller heatmaps here; the scores used the full size."
-    return found + NOT_DRAWN.get(content.fill if isinstance(content.fill, str) else "", "")
 
 
 def charts_of(content: Content) -> list[dict[str, Any]]:
@@ -112,35 +113,25 @@ def _chart(name: str, title: str, note: str, figure: Any) -> dict[str, Any]:
     return {"name": name, "title": title, "note": note, "svg": drawn}
 
 
-def _scale(content: Content) -> Any:
-    """From a value of the ranked column to its place on the axis of the intervals, in percent."""
-    found = [content.summaries[method][content.standing.column] for method in content.methods]
-    ends = [0.0, *(v for e in found for v in (e.low, e.mean, e.high) if math.isfinite(v))]
-    low, width = min(ends), (max(ends) - min(ends)) or 1.0
-    return lambda value: round(4 + 92 * (value - low) / width, 2)
-
-
 def rows_of(content: Content) -> list[dict[str, Any]]:
     """The words for each image shown."""
-    shown, some, found = content.shown, content.first.shown, []
+    some = content.first.shown
     whole, right = (some.of([EVERYTHING], kind)[:, 0] for kind in ("confidence", "accuracy"))
-    for i, name in enumerate(shown.names):
-        target, named = int(content.first.targets[i]), int(some.classes_of([EVERYTHING])[i, 0])
-        label = target if shown.labels is None else int(shown.labels[i])
-        words_of = {
+    named = some.classes_of([EVERYTHING])[:, 0].tolist()
+    return [
+        {
             "name": name,
-            "target": content.class_name(target),
-            "label": None if label == target else content.class_name(label),
+            "target": content.class_name(int(content.first.targets[i])),
             "whole": whole[i].item(),
             "right": bool(right[i] == 1),
-            "said": content.class_name(named) if named >= 0 else "another class",
+            "said": content.class_name(named[i]) if named[i] >= 0 else "another class",
             "msi": [content.scores[method]["msi"][i].item() for method in content.methods],
         }
-        found.append(words_of)
-    return found
+        for i, name in enumerate(content.shown.names)
+    ]
 
 
-def facts_list(content: Content) -> list[tuple[str, str]]:
+def facts_list(content: Content, alphas: str) -> list[tuple[str, str]]:
     """What ran, line by line; empty lines are left out."""
     facts = content.facts
     searched = " (searched)" if content.first.alphas is not None else ""
@@ -152,7 +143,7 @@ def facts_list(content: Content) -> list[tuple[str, str]]:
         "Images": f"{content.n:,} scored, {skipped}",
         "Targets": targets.get(facts.targets, facts.targets),
         "Score": content.first.schedule.score,
-        "alpha_min": _alphas(content) + searched,
+        "alpha_min": alphas + searched,
         "Fill of hidden pixels": content.fill if isinstance(content.fill, str) else "custom",
         "Seed": str(facts.seed),
         **facts.more,
@@ -163,11 +154,6 @@ def facts_list(content: Content) -> list[tuple[str, str]]:
         "Commit": facts.commit or "",
     }
     return [(name, value) for name, value in lines.items() if value]
-
-
-def _alphas(content: Content) -> str:
-    """Every alpha_min; there is more than one only where each method has its own."""
-    return ", ".join(f"{a:g}" for a in sorted({s.alpha_min for s in content.scores.values()}))
 
 
 def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
@@ -195,8 +181,7 @@ def typeset(text: str) -> str:
 
 def interval(estimate: Estimate) -> str:
     """The ends of an interval; empty where there is none."""
-    ends = f"{number(estimate.low)} to {number(estimate.high)}"
-    return "" if math.isnan(estimate.low) else ends
+    return "" if math.isnan(estimate.low) else f"{number(estimate.low)} to {number(estimate.high)}"
 
 
 def asset(name: str, package: str = HOME) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 from sufficit.metrics.columns import COLUMNS, heading
 from sufficit.metrics.leakage import LIMIT, leak_warning
-from sufficit.metrics.scores import MethodScores
 from sufficit.report.content import Content
+from sufficit.similarity import best_changes, correlations, lost_leads
 from sufficit.statistics import Estimate, Standing
 from sufficit.sums import few_images
 
@@ -40,27 +40,25 @@ class Reading:
 
 
 def readings(content: Content) -> list[Reading]:
-    """Every method that has all columns of MSI, in words, best first."""
-    needed = {"msi", "base_score", "mask_penalty"}
-    methods = [m for m in content.methods if needed <= set(content.scores[m].columns)]
-    return [reading(m, content.scores[m], content.summaries[m]) for m in methods]
+    """What the mean MSI of each method means, and which of its parts decides that, best first.
 
-
-def reading(method: str, scores: MethodScores, summary: Mapping[str, Estimate]) -> Reading:
-    """What a method's mean MSI means, and which of its parts decides that.
-
-    The score of what is not marked follows from the mean base score, which is
-    1/2 [kept - outside + mean of Show - mean of Hide].
+    Every method that has all columns of MSI. The score of what is not marked follows from the mean
+    base score, which is 1/2 [kept - outside + mean of Show - mean of Hide].
     """
-    show, hide = scores.curves["show"], scores.curves["hide"]
-    kept = show.values[0].item()
-    inner, weak = show.height, hide.height
-    msi, base, size = (summary[name].mean for name in ("msi", "base_score", "mask_penalty"))
-    outside = kept + inner - weak - 2 * base
-    short = 1 - (kept + inner) / 2
-    losses = {"size": size, "short": short, "outside": outside / 2, "weaker": weak / 2}
-    words = why(msi, losses, kept, inner, accuracy=scores.schedule.score == "accuracy")
-    return Reading(method, msi, place_of(msi), words, losses)
+    found, needed = [], ("msi", "base_score", "mask_penalty")
+    for method in content.methods:
+        scores, summary = content.scores[method], content.summaries[method]
+        if not {*needed} <= {*scores.columns}:
+            continue
+        show = scores.curves["show"]
+        kept, inner, weak = show.values[0].item(), show.height, scores.curves["hide"].height
+        msi, base, size = (summary[name].mean for name in needed)
+        outside = kept + inner - weak - 2 * base
+        losses = {"size": size, "short": 1 - (kept + inner) / 2}
+        losses |= {"outside": outside / 2, "weaker": weak / 2}
+        words = why(msi, losses, kept, inner, accuracy=scores.schedule.score == "accuracy")
+        found.append(Reading(method, msi, place_of(msi), words, losses))
+    return found
 
 
 def place_of(msi: float) -> str:
@@ -124,26 +122,53 @@ def why(
     return f"{poor} it marks does not suffice: {found}."
 
 
+def notes(content: Content) -> list[str]:
+    """What to know besides the answer and the cautions."""
+    return [*sentences(content), *orders(content)]
+
+
 def sentences(content: Content) -> Iterator[str]:
     """What to know of the scores besides the answer."""
-    clean, standing = content.first.clean, content.standing
+    standing, own = content.standing, own_alphas(content)
     if content.facts.targets == "label":
-        yield f"Targets: the labels. The model classifies {clean:.1%} of whole images correctly."
+        right = f"{content.first.clean:.1%} of whole images correctly."
+        yield f"Targets: the labels. The model classifies {right}"
     elif content.facts.targets:
         yield "Targets: the model's own predictions."
     if standing.controls and not _unbeaten(standing):
         yield control_words(content)
-    if content.head_check is not None and not _unmoved(content):
+    if content.head_check is not None and not _unmoved(content.head_check, standing):
         yield f"{_random_head(content.head_check)} the maps of all methods change."
     yield "MSI is near +1 when a small region suffices and nothing else does."
     yield from _answers(content)
     yield from _by_rank(content)
-    if own := own_alphas(content):
+    if own:
         listed = ", ".join(f"{m} {own[m]:g}" for m in content.methods if m in own)
         yield (
             "All methods are compared at one alpha_min. Column own has the MSI of each method at"
             f" the alpha_min that is best for it alone ({listed}). It is chosen on the same images,"
             " so this MSI is slightly too high."
+        )
+
+
+def orders(content: Content) -> Iterator[str]:
+    """How far the methods' order agrees between the first condition and each other, and the share
+    of the model calls that a held-out fill took.
+    """
+    conditions = content.conditions
+    whole = sum(one.model_calls for one in conditions)
+    for other in conditions[1:]:
+        (one,) = correlations([conditions[0], other])
+        if not math.isnan(one["kendall"]):
+            order = ", ".join(other.standing.ranking)
+            yield (
+                f"Order of the methods {other.words}: {order}. Rank correlation with the order"
+                f" above: Spearman {one['spearman']:.2f}, Kendall {one['kendall']:.2f}."
+            )
+    for held_out in (one for one in conditions if one.key == "held_out" and whole):
+        yield (
+            f"The held-out fill {held_out.fill} was asked {held_out.masks} masks per image at most,"
+            f" {held_out.model_calls / whole:.0%} of the calls for scores."
         )
 
 
@@ -189,26 +214,22 @@ def _random_head(check: Mapping[str, Any]) -> str:
     return f"With random weights in the output layer ({check['layer']}, {check['n']} images)"
 
 
-def _unmoved(content: Content) -> list[str]:
+def _unmoved(check: Mapping[str, Any], standing: Standing) -> list[str]:
     """Whose maps do not change when the output layer is made random, in words."""
-    found = (content.head_check or {"rank_correlation": {}})["rank_correlation"]
+    found = check["rank_correlation"]
     means = {name: one["mean"] or 0 for name, one in found.items()}  # None: constant maps
-    same = [m for m in content.standing.ranking if means.get(m, 0) >= UNMOVED]
+    same = [m for m in standing.ranking if means.get(m, 0) >= UNMOVED]
     return [f"{method} (rank correlation {means[method]:.2f})" for method in same]
 
 
 def control_words(content: Content) -> str:
     """What the tests say of methods and controls; empty without controls."""
-    standing, n = content.standing, content.standing.n
-    found = []
+    standing, n, found = content.standing, content.standing.n, []
     for control in standing.controls:
         name = f"the control {control} ({content.mean(control):.3f}, n = {n})"
-        worse = [method for method in standing.ranking if standing.beats(control, method)]
-        unsure = [
-            method
-            for method in standing.ranking
-            if method not in worse and not standing.beats(method, control)
-        ]
+        worse = [m for m in standing.ranking if standing.beats(control, m)]
+        behind = [m for m in standing.ranking if standing.beats(m, control)]
+        unsure = [m for m in standing.ranking if m not in (*worse, *behind)]
         if unsure:
             found.append(f"Not significantly different from {name}: {joined(unsure)}.")
         if worse:
@@ -221,8 +242,12 @@ def control_words(content: Content) -> str:
 
 def own_alphas(content: Content) -> dict[str, float]:
     """The alpha_min that is best for each method alone, where it was searched for."""
-    found = {method: scores.own_alpha for method, scores in content.scores.items()}
-    return {method: alpha for method, alpha in found.items() if alpha is not None}
+    found = {}
+    for method, scores in content.scores.items():
+        known = {a: msi for a, msi in (scores.alphas or {}).items() if not math.isnan(msi)}
+        if known:
+            found[method] = max(known, key=known.__getitem__)
+    return found
 
 
 def alpha_note(content: Content) -> str:
@@ -250,7 +275,27 @@ class Caution:
 
 def cautions(content: Content) -> list[Caution]:
     """All that a reader should know before trusting the numbers."""
-    return [*map(Caution, (*content.remarks, *_remarks(content))), *_leaks(content)]
+    said = (*_other_rankings(content), *content.remarks, *_remarks(content))
+    return [*map(Caution, said), *_leaks(content)]
+
+
+def _other_rankings(content: Content) -> Iterator[str]:
+    """What the paired tests say against the ranking under other conditions."""
+    first = content.standing
+    for other in content.conditions[1:]:
+        here = other.standing
+        if best_changes(first, here):
+            yield (
+                f"The best method changes {other.words}: {here.best} is significantly better than"
+                f" {first.best} there (MSI {here.means[here.best]:.3f} and"
+                f" {here.means[first.best]:.3f}, n = {here.n})."
+            )
+        if lost := lost_leads(first, here):
+            words = [f"{method} over {joined(others)}" for method, others in lost.items()]
+            yield (
+                f"Leads that do not survive {other.words} (paired tests, n = {here.n}):"
+                f" {'; '.join(words)}."
+            )
 
 
 def run_remarks(n: int, empty: Mapping[str, int], *, random_weights: bool = False) -> list[str]:
@@ -290,10 +335,9 @@ def _remarks(content: Content) -> Iterator[str]:
             )
     if _unbeaten(standing):
         yield control_words(content)
-    if content.head_check is not None and (same := _unmoved(content)):
-        start = _random_head(content.head_check)
+    if (check := content.head_check) and (same := _unmoved(check, standing)):
         stay = "stay: they do not show what this output rests on."
-        yield f"{start} the maps of {joined(same)} {stay}"
+        yield f"{_random_head(check)} the maps of {joined(same)} {stay}"
 
 
 def _unbeaten(standing: Standing) -> bool:
@@ -301,9 +345,9 @@ def _unbeaten(standing: Standing) -> bool:
     return any(not standing.beats(m, c) for m in standing.ranking for c in standing.controls)
 
 
-def leaks(content: Content, method: str) -> bool:
+def leaks(summary: Mapping[str, Estimate]) -> bool:
     """Whether the leak ratio of a method is far above 1, and significantly so."""
-    ratio = content.summaries[method].get("leak_ratio")
+    ratio = summary.get("leak_ratio")
     return ratio is not None and ratio.mean > LIMIT and ratio.low > 1
 
 
@@ -312,11 +356,11 @@ def _leaks(content: Content) -> Iterator[Caution]:
     found = {
         method: sentence
         for method in content.methods
-        if method not in content.controls
+        if method not in content.standing.controls
         and "leak_ratio" in (summary := content.summaries[method])
         and (sentence := leak_warning(summary))
     }
-    leaking = [method for method in found if leaks(content, method)]
+    leaking = [method for method in found if leaks(content.summaries[method])]
     unsure = [method for method in found if method not in leaking]
     leak = "masks of {} leak: their shape alone tells the model the class, so MSI is too high for"
     few = "There are too few images to say whether the masks of {} leak."

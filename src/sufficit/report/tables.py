@@ -11,9 +11,9 @@ from sufficit.metrics.columns import heading
 from sufficit.metrics.further_columns import FURTHER
 from sufficit.metrics.localization import LOCALIZATION
 from sufficit.outside import html_table, literal
-from sufficit.report.answer import answer, notes, warnings_of
+from sufficit.report.answer import answer
 from sufficit.report.content import Content
-from sufficit.report.interpretation import own_alphas
+from sufficit.report.interpretation import cautions, notes, own_alphas
 from sufficit.statistics import Estimate
 
 BEST, SAME, CONTROL, AGNOSTIC = "*", "=", "(c)", "(a)"
@@ -79,7 +79,7 @@ def further_tables(content: Content) -> Iterator[Table]:
 def notebook_table(content: Content) -> str:
     """The same tables as HTML, with the answer and what to know before trusting it."""
     said = [legend(content), *map(str, answer(content)), *notes(content)]
-    said += [one.text for one in warnings_of(content)]
+    said += [one.text for one in cautions(content)]
     found = [_as_html(results_table(content), said)]
     return "".join([*found, *(_as_html(table) for table in further_tables(content))])
 
@@ -119,7 +119,7 @@ def _cell(found: Estimate) -> str:
 
 def marked(content: Content, method: str) -> str:
     """A method's name with the marks of a control or of a method that ignores the class."""
-    if method in content.controls:
+    if method in content.standing.controls:
         return f"{method} {CONTROL}"
     return f"{method} {AGNOSTIC}" if method in content.class_agnostic else method
 
@@ -132,8 +132,8 @@ def legend(content: Content) -> str:
     most = "highest" if standing.higher_is_better else "lowest"
     most = f"{BEST} {most} {heading(standing.column).short}"
     most += f" of {count} method{'s' if count > 1 else ''}"
-    signs = [f"{CONTROL} control"] if content.controls else []
-    agnostic = [m for m in content.class_agnostic if m not in content.controls]
+    signs = [f"{CONTROL} control"] if content.standing.controls else []
+    agnostic = [m for m in content.class_agnostic if m not in content.standing.controls]
     signs += [f"{AGNOSTIC} class-agnostic: the same map for every class"] if agnostic else []
     interval = "Interval: Student's t, corrected for skewness."
     if not pairs:

@@ -131,12 +131,6 @@ def _address(content: bytes, kind: str) -> str:
 # The viewer
 
 
-def slider_grid(content: Content) -> tuple[float, ...]:
-    """The alphas of the slider: those of the curves, and every alpha_min."""
-    values = content.first.schedule.values
-    return stops(values, {found.alpha_min for found in content.scores.values()})
-
-
 def stops(values: Sequence[float], own: Iterable[float]) -> tuple[float, ...]:
     """As many alphas of the curves as a slider needs, and every alpha_min.
 
@@ -148,10 +142,19 @@ def stops(values: Sequence[float], own: Iterable[float]) -> tuple[float, ...]:
 
 
 def viewer_data(content: Content) -> dict[str, Any]:
-    """All that the script needs to show masks and what the model predicts for them."""
-    grid, methods, shown = slider_grid(content), content.methods, content.shown
+    """All that the script needs to show masks and what the model predicts for them.
+
+    The slider has the alphas of the curves, and every alpha_min.
+    """
+    methods, shown = content.methods, content.shown
+    alphas = {found.alpha_min for found in content.scores.values()}
+    grid = stops(content.first.schedule.values, alphas)
     maps = encode_heatmaps(shown.heatmaps, grid)
-    curves = {method: curves_of(content, method, grid) for method in methods}
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for method, scores in content.scores.items():
+        answers = answers_along(scores.shown, scores.alpha_min, grid)
+        shares = shares_of(shown.heatmaps[method], grid)
+        curves[method] = [{"share": s} | a for s, a in zip(shares, answers, strict=True)]
     msi = {method: rounded(content.scores[method]["msi"]) for method in methods}
     targets = content.first.targets.tolist()
     images = [
@@ -176,14 +179,6 @@ def viewer_data(content: Content) -> dict[str, Any]:
     }
 
 
-def curves_of(content: Content, method: str, grid: Sequence[float]) -> list[dict[str, Any]]:
-    """Per image shown, the predictions for what is kept, hidden and left at each alpha."""
-    scores = content.scores[method]
-    shares = shares_of(content.shown.heatmaps[method], grid)
-    answers = answers_along(scores.shown, scores.alpha_min, grid)
-    return [{"share": share} | found for share, found in zip(shares, answers, strict=True)]
-
-
 def shares_of(heatmaps: Tensor, grid: Sequence[float]) -> list[list[float | None]]:
     """Per image, the share of its pixels above each alpha: [N,H,W] -> N."""
     counts = bands.runs(heatmaps.cpu(), [bands.show(a) for a in grid]).diff(dim=2)[:, :, 0]
@@ -198,29 +193,24 @@ def answers_along(
     For each view there are probabilities, None where the model was not asked; hits as one text of
     1, 0 and ?; and the predicted class, where it is known and not the target.
     """
-    found: list[dict[str, Any]] = [{} for _ in predictions.targets]
+    n, points = len(predictions.targets), len(grid)
+    found: list[dict[str, Any]] = [{} for _ in range(n)]
     hide: Callable[[float], bands.Band] = partial(bands.hide, alpha_min)
-    makers = (bands.show, hide, bands.rest)
-    for name, make in zip(VIEWS, makers, strict=True):
-        asked = {i: make(alpha) for i, alpha in enumerate(grid)}
-        known = {i: band for i, band in asked.items() if band in set(predictions.bands)}
-        rows = zip(
-            found,
-            predictions.of([*known.values()], "confidence"),
-            predictions.of([*known.values()], "accuracy").tolist(),
-            predictions.classes_of([*known.values()]).tolist(),
-            strict=True,
-        )
-        for one, confidences, accuracies, classes in rows:
-            values: list[float | None] = [None] * len(grid)
-            said: list[int | None] = [None] * len(grid)
-            hits = ["?"] * len(grid)
-            row = zip(known, rounded(confidences), accuracies, classes, strict=True)
-            for i, confidence, accuracy, predicted in row:
-                values[i] = confidence
-                hits[i] = "?" if math.isnan(accuracy) else str(int(accuracy))
-                said[i] = predicted if accuracy == 0 and predicted >= 0 else None
-            one |= {name: values, f"{name}_hits": "".join(hits), f"{name}_said": said}
+    for name, make in zip(VIEWS, (bands.show, hide, bands.rest), strict=True):
+        every = [make(alpha) for alpha in grid]
+        known = [i for i, band in enumerate(every) if predictions.asked([band])]
+        asked = [every[i] for i in known]
+        confidences, hits = torch.full((2, n, points), torch.nan, dtype=torch.float64)
+        classes = torch.full((n, points), -1)
+        confidences[:, known] = predictions.of(asked, "confidence")
+        hits[:, known] = predictions.of(asked, "accuracy")
+        classes[:, known] = predictions.classes_of(asked).long()
+        rows = zip(found, confidences, hits.tolist(), classes.tolist(), strict=True)
+        for one, values, right, named in rows:
+            one[name] = rounded(values)
+            one[f"{name}_hits"] = "".join("?" if math.isnan(hit) else f"{hit:.0f}" for hit in right)
+            others = zip(right, named, strict=True)
+            one[f"{name}_said"] = [k if hit == 0 and k >= 0 else None for hit, k in others]
     return found
 
 
@@ -258,26 +248,22 @@ def downloads(content: Content) -> list[tuple[str, str, str]]:
         ("methods.csv", "every mean with its interval", as_csv(means)),
         ("report.json", "means, comparisons and facts", text),
     ]
-    if content.rows:
-        found.append(("images.csv", "the scores of every image", as_csv(_all_rows(content))))
+    frames = []
+    for method in content.methods if content.rows else ():
+        own = content.rows[method]
+        targets = [_text(content.class_name(target)) for target in own["target"].tolist()]
+        names = [_text(str(name)) for name in own["image"]]
+        facts = {"method": _text(method), "image": names, "target": targets}
+        columns = {name: own[name] for name in content.scores[method].columns}
+        frames.append(pandas.DataFrame(facts | columns))
+    if frames:
+        every = as_csv(pandas.concat(frames).round(4))
+        found.append(("images.csv", "the scores of every image", every))
     kinds = {"csv": "text/csv;charset=utf-8", "json": "application/json;charset=utf-8"}
     return [
         (name, what, _address(_text(text).encode(), kinds[name.rpartition(".")[2]]))
         for name, what, text in found
     ]
-
-
-def _all_rows(content: Content) -> pandas.DataFrame:
-    """One row per method and image, with all columns."""
-    frames = []
-    for method in content.methods:
-        found = content.rows[method]
-        targets = [_text(content.class_name(target)) for target in found["target"].tolist()]
-        names = [_text(str(name)) for name in found["image"]]
-        facts = {"method": _text(method), "image": names, "target": targets}
-        columns = content.scores[method].columns
-        frames.append(pandas.DataFrame(facts | {name: found[name] for name in columns}))
-    return pandas.concat(frames).round(4)
 
 
 def _text(name: str) -> str:

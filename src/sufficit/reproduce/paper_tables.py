@@ -9,18 +9,6 @@ from typing import Any, Literal
 from sufficit.errors import unknown
 
 PAPER_CAMS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
-TITLES = {  # in the order of a table's rows
-    "gradcam": "Grad-CAM",
-    "gradcam++": "Grad-CAM++",
-    "layercam": "Layer-CAM",
-    "kpca-cam": "KPCA-CAM",
-    "finer-cam": "Finer-CAM",
-    "rollout": "Attention rollout",
-    "lax-paper": "LAX, paper's recipe",
-    "lax-robust": "LAX, robust recipe",
-    "random": "random (control)",
-    "center": "center (control)",
-}
 
 
 @dataclass(frozen=True)
@@ -78,6 +66,7 @@ def _table(rows: Mapping[str, list[float]], **table: Any) -> PaperTable:
 
 _FOUND: dict[str, Any] = tomllib.loads(Path(__file__).with_name("paper.toml").read_text())
 COLUMNS: list[str] = _FOUND.pop("columns")  # of the paper's tables
+TITLES: dict[str, str] = _FOUND.pop("titles")  # of the methods, in the order of a table's rows
 TABLES = {name: _table(table.pop("rows", {}), **table) for name, table in _FOUND.items()}
 
 

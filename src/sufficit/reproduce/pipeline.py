@@ -145,22 +145,19 @@ class TablePipeline:
         folder = self.out / "adapters"
         missing = [name for name in self.plan.adapters if not (folder / name / TRAINED).exists()]
         if self.workers is not None and missing:
-            self._train_on_workers(missing, self.workers)
+            from sufficit.reproduce.adapters import train_on
+            from sufficit.runs.distributed import RayCluster
+
+            with RayCluster(self.workers, self.device) as cluster:
+                for name, took, value in train_on(cluster, self, missing):
+                    self._add_seconds(f"adapter {name}", took)
+                    self.say(f"adapter {name}: {took:.1f} s, validation MSI {value:.3f}")
             return
         for name in missing:
             self.loader  # noqa: B018  # read before the clock of the adapter starts
             with self._timed(f"adapter {name}"):
                 value = self.train_named(name)
             self.say(f"  validation MSI {value:.3f}")
-
-    def _train_on_workers(self, names: list[str], workers: Workers) -> None:
-        from sufficit.reproduce.adapters import train_on
-        from sufficit.runs.distributed import RayCluster
-
-        with RayCluster(workers, self.device) as cluster:
-            for name, took, value in train_on(cluster, self, names):
-                self._add_seconds(f"adapter {name}", took)
-                self.say(f"adapter {name}: {took:.1f} s, validation MSI {value:.3f}")
 
     def train_named(self, name: str) -> float:
         """Train an adapter of the table, or resume it; return its validation MSI."""
@@ -192,23 +189,22 @@ class TablePipeline:
             split = sets.test.pick(chosen).to("cpu")
             folders = [safe_name(sets.classes[label]) for label in split.labels.tolist()]
             names = [f"{f}/{i:05d}.png" for f, i in zip(folders, chosen.tolist(), strict=True)]
-            for name in folders:
-                make_folder(self.out / "test" / name)
             pixels = middle(split.images, plan.side).permute(0, 2, 3, 1).contiguous().numpy()
-
-            def write(image: tuple[str, Any]) -> None:
-                with writing(self.out / "test" / image[0]) as path:
-                    Image.fromarray(image[1]).save(path)
-
-            with ThreadPoolExecutor(8) as pool:
-                list(pool.map(write, zip(names, pixels, strict=True)))
+            drawn = {"test": pixels}
             if split.masks is not None:
                 masks = middle(split.masks[:, None], plan.side)[:, 0].byte().numpy() * 255
+                drawn["truth"] = masks
+
+            def write(image: tuple[Path, Any]) -> None:
+                with writing(image[0]) as path:
+                    Image.fromarray(image[1]).save(path)
+
+            for kind, arrays in drawn.items():
                 for name in folders:
-                    make_folder(self.out / "truth" / name)
-                for name, mask in zip(names, masks, strict=True):
-                    with writing(self.out / "truth" / name) as path:
-                        Image.fromarray(mask).save(path)
+                    make_folder(self.out / kind / name)
+                paths = [self.out / kind / name for name in names]
+                with ThreadPoolExecutor(8) as pool:
+                    list(pool.map(write, zip(paths, arrays, strict=True)))
             save_json(self.out / "test.json", {"names": names})
 
     def compare_methods(self) -> None:

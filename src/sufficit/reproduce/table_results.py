@@ -73,14 +73,18 @@ class TableResults:
     def pooled(self) -> dict[str, Columns]:
         """The columns per method; an adapter's are the mean over the seeds of its recipe."""
         found = {name: self.columns[name] for name in self.plan.peers}
-        for recipe in self.plan.recipes if self.plan.seeds else ():
-            own = [self.columns[name] for name in self._of(recipe)]
+        for recipe, names in self.recipes.items():
+            own = [self.columns[name] for name in names]
             found[f"lax-{recipe}"] = {c: np.mean([one[c] for one in own], axis=0) for c in own[0]}
         return found | {name: self.columns[name] for name in CONTROLS}
 
-    def _of(self, recipe: str) -> list[str]:
-        """The adapters of a recipe."""
-        return [name for name, (own, _) in self.plan.adapters.items() if own == recipe]
+    @cached_property
+    def recipes(self) -> dict[str, list[str]]:
+        """The adapters of each recipe; nothing where the table has none."""
+        found: dict[str, list[str]] = {}
+        for name, (recipe, _) in self.plan.adapters.items():
+            found.setdefault(recipe, []).append(name)
+        return found
 
     def summary(self, columns: Columns) -> dict[str, Estimate]:
         """Mean and interval of every column of a method, and of its leakage ratio."""
@@ -97,8 +101,8 @@ class TableResults:
             for methods in (self.pooled, self.columns)
         )
         seeds = {}
-        for recipe in self.plan.recipes if self.plan.seeds else ():
-            means = [float(np.nanmean(self.columns[name]["msi"])) for name in self._of(recipe)]
+        for recipe, names in self.recipes.items():
+            means = [float(np.nanmean(self.columns[name]["msi"])) for name in names]
             sd = float(np.std(means, ddof=1)) if means[1:] else None
             seeds[recipe] = {"msi": means, "sd": sd}
         save_json(folder / "summary.json", {"methods": pooled, "runs": own, "seeds": seeds})
@@ -138,8 +142,8 @@ class TableResults:
         search = self.searched.record["search"]
         found = {name: np.array(v, np.float64) for name, v in search["mean_msi"].items()}
         means = {name: found[name] for name in self.pooled if name in found}
-        for recipe in self.plan.recipes if self.plan.seeds else ():
-            means[f"lax-{recipe}"] = np.mean([found[name] for name in self._of(recipe)], axis=0)
+        for recipe, names in self.recipes.items():
+            means[f"lax-{recipe}"] = np.mean([found[name] for name in names], axis=0)
         return {
             "alphas": search["alphas"],
             "n": self.searched.record["n"],
@@ -154,7 +158,7 @@ class TableResults:
         rows = evenly(targets, DRAWN, seed)[:SHEET].tolist()
         files = {image.name: image for image in list_images(self.folder / "test")}
         images = torch.stack([files[names[row]].read(View((side, side))) for row in rows])
-        first = [f"lax-{recipe}-{seed}" for recipe in self.plan.recipes if self.plan.seeds]
+        first = [f"lax-{recipe}-{seed}" for recipe in self.recipes]
         maps = self.compared.heatmaps(rows, [*self.plan.peers, *first, *CONTROLS])
         captions = {m: [f"MSI {self.columns[m]['msi'][row]:+.2f}" for row in rows] for m in maps}
         classes = [names[row].partition("/")[0] for row in rows]

@@ -28,7 +28,6 @@ from sufficit.metrics.leakage import (
     LeakSettings,
     Pool,
     measure_methods,
-    prepare,
 )
 from sufficit.metrics.plan import msi_by_method
 from sufficit.perturbation.bands import EVERYTHING
@@ -348,7 +347,7 @@ class Worker(ImageWorker):
         setting.check(donors.images)
         heatmaps = torch.cat(list(donors.heatmaps.values()))
         pool = Pool(donors.images, heatmaps, donors.targets)
-        return prepare(self.scorers(donors.images)[0], pool, setting)
+        return LeakProbe(self.scorers(donors.images)[0], pool, setting)
 
     def scorers(self, images: Tensor) -> tuple[Classifier, Classifier | None]:
         """What answers for masked images: model and twin, as compiled copies where that pays."""

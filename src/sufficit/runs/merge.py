@@ -144,7 +144,7 @@ def write_results(
         about = {"model": job.config.twin, "fingerprint": asdict(fingerprint(job.twin))}
         record["twin"] = plain(about | {"clean_accuracy": accuracy})
     record["conditions"] = plain(ranked)
-    record["rank_correlations"] = plain([asdict(one) for one in correlations(ranked)])
+    record["rank_correlations"] = plain(correlations(ranked))
     if standing is not None and flat:
         record["standing"] = plain(standing)
     results = RunResults.read(out, record)

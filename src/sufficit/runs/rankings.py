@@ -28,8 +28,8 @@ from sufficit.perturbation.bands import EVERYTHING
 from sufficit.runs.explanations import MapBatch
 from sufficit.runs.job import Job, fill_named
 from sufficit.similarity import RankedCondition
-from sufficit.statistics import Chance, Estimate, Standing, estimates, standing_of
-from sufficit.sums import Sums, with_pairs
+from sufficit.statistics import Chance, Estimate, Standing, estimates_of, standing_of
+from sufficit.sums import Sums, sums_of, with_pairs
 
 FIRST = 200  # images at the first look; each look has twice as many as the one before
 CALLS = 1500  # forward passes per image, of the search for boxes
@@ -180,8 +180,8 @@ def ceiling_record(
 ) -> dict[str, Any]:
     """What run.json says: each method's MSI with the held-out fill, and its share of the boxes'."""
     whole = {name: torch.cat([*parts]).numpy() for name, parts in scores.items()}
-    given: Any = {"seed": job.config.seed, "limits": lambda _: job.plan.limits("msi")}
-    found = estimates(whole, dict.fromkeys(whole, True), **given)
+    sums, limits = sums_of(whole, seed=job.config.seed), lambda _: job.plan.limits("msi")
+    found = estimates_of(sums, dict.fromkeys(whole, True), limits=limits)
     searched = found.pop(SEARCHED)
     return {
         "fill": ceiling_fill(job),

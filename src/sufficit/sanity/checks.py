@@ -98,33 +98,35 @@ class SanityReport:
 
     def verdicts(self) -> dict[str, Verdict]:
         """The verdict of each method: its rank correlation at the end against the threshold."""
-        return {name: _verdict(self._end(name), self.threshold) for name in self.methods}
+        return {one.method: _verdict(self._mean(one), self.threshold) for one in self._ends()}
 
     def sentences(self) -> dict[str, str]:
         """The finding for each method, in words."""
-        return {name: self._sentence(name) for name in self.methods}
+        return {one.method: self._sentence(one) for one in self._ends()}
 
     def remark(self) -> str | None:
         """Whether the copy learned the random labels."""
-        if self.training is None:
+        if (found := self.training) is None:
             return None
-        found = self.training
-        words = (
-            f"The copy learned {found.accuracy:.0%} of {found.images} random labels in"
-            f" {found.epochs} epochs (chance {found.chance:.0%})"
-        )
         end = "" if found.learned else ": too little for a meaningful check. Train for more epochs"
-        return f"{words}{end}."
+        return (
+            f"The copy learned {found.accuracy:.0%} of {found.images} random labels in"
+            f" {found.epochs} epochs (chance {found.chance:.0%}){end}."
+        )
 
     def figure(self) -> "Figure":
         """Rank correlation and SSIM over the cascade, a line per method."""
         return plots.sanity_figure(self.frame(), self.threshold, len(self.targets))
 
-    def _end(self, method: str) -> Estimate:
-        return estimate(self.cascade_of(method)[-1].rank_correlation, seed=self.seed)
+    def _ends(self) -> list[Likeness]:
+        """What each method comes to with all layers random."""
+        return [self.cascade_of(method)[-1] for method in self.methods]
 
-    def _sentence(self, method: str) -> str:
-        end = self._end(method)
+    def _mean(self, found: Likeness) -> Estimate:
+        return estimate(found.rank_correlation, seed=self.seed)
+
+    def _sentence(self, last: Likeness) -> str:
+        end = self._mean(last)
         verdict = _verdict(end, self.threshold)
         if _too_few(end):
             words = f"undecided: {_missing(end)}"
@@ -137,19 +139,19 @@ class SanityReport:
             words += f" {_value(end)} with all layers random"
             words += f" ({_missing(end)})" if end.n_nan else ""
         if verdict == "passes":
-            steps = self.cascade_of(method)
+            steps = self.cascade_of(last.method)
             means = [float(found.rank_correlation.nanmean()) for found in steps]
             high = [number for number, mean in enumerate(means, 1) if mean >= self.threshold]
             layer = steps[high[-1] if high else 0].layer
             words += f", and stays below {self.threshold:g} once {layer} is random"
-        for likeness in (found for found in self.random_labels if found.method == method):
-            found = estimate(likeness.rank_correlation, seed=self.seed)
-            insensitive = _verdict(found, self.threshold) == "insensitive"
+        for likeness in (found for found in self.random_labels if found.method == last.method):
+            found, after = self._mean(likeness), "after training on random labels"
             if _too_few(found):
-                words += f"; after training on random labels, {_missing(found)}"
+                words += f"; {after}, {_missing(found)}"
             else:
+                insensitive = _verdict(found, self.threshold) == "insensitive"
                 words += "; insensitive to the labels: " if insensitive else "; "
-                words += f"{_value(found)} after training on random labels"
+                words += f"{_value(found)} {after}"
         return f"{words}."
 
 
@@ -272,16 +274,6 @@ def with_head_check(results: RunResults, job: Job) -> RunResults:
 
 
 @dataclass(frozen=True)
-class SanityOptions:
-    """What a check has besides the options of a run."""
-
-    steps: int = STEPS
-    random_labels: bool = False
-    epochs: int = EPOCHS
-    train_images: int = 1000
-
-
-@dataclass(frozen=True)
 class FolderSanity:
     """The report on a folder, and the images it is about."""
 
@@ -292,11 +284,17 @@ class FolderSanity:
 
 
 def check_folder(
-    config: RunConfig, classifier: Classifier, options: SanityOptions | None = None
+    config: RunConfig,
+    classifier: Classifier,
+    *,
+    steps: int = STEPS,
+    random_labels: bool = False,
+    epochs: int = EPOCHS,
+    train_images: int = 1000,
 ) -> FolderSanity:
     """Check methods on images that the config's seed draws from its data."""
-    options, skipped = options or SanityOptions(), dict[str, str]()
     methods: Any = methods_from(config.methods)
+    skipped = dict[str, str]()
 
     def read(n: int | None) -> tuple[list[str], Tensor, Tensor | None]:
         """Names, images and labels of n images: [N,C,H,W], [N]; None to take predictions."""
@@ -312,12 +310,11 @@ def check_folder(
         return [item.name for item in items], images, known
 
     names, images, labels = read(config.images)
-    how: Any = {"steps": options.steps, "layer": config.layer, "seed": config.seed}
-    if options.random_labels:
-        _, learnt, own = read(options.train_images)
+    how: Any = {"steps": steps, "layer": config.layer, "seed": config.seed, "epochs": epochs}
+    if random_labels:
+        _, learnt, own = read(train_images)
         own = predictions(classifier, learnt) if own is None else own
         how["random_labels"] = zip(learnt.split(BATCH), own.split(BATCH), strict=True)
-        how["epochs"] = options.epochs
     report = sanity_check(classifier, images, labels, methods, **how)
     return FolderSanity(report, names, "prediction" if labels is None else "label", skipped)
 
@@ -327,65 +324,55 @@ def save_sanity(
     result: FolderSanity,
     classifier: Classifier,
     config: dict[str, Any],
-    options: SanityOptions,
 ) -> None:
     """Write sanity.csv, sanity.png, report.html and, last, run.json."""
-    report = result.report
+    from sufficit.report.html import environment, look_and_feel  # slow to import
+
+    report, figure = result.report, result.report.figure()
+    verdicts, sentences, n = report.verdicts(), report.sentences(), len(result.names)
     make_folder(folder)
     with writing(folder / "sanity.csv") as path:
         path.write_text(as_csv(report.frame()), encoding="utf-8")
-    plots.save(report.figure(), folder / "sanity.png")
-    config = config | {"options": options}
+    plots.save(figure, folder / "sanity.png")
     run = provenance(config, classifier.device, classifier.dtype) | {
-        "n": len(result.names),
+        "n": n,
         "images": result.names,
         "targets": result.target_kind,
         "threshold": report.threshold,
         "seed": report.seed,
-        "verdicts": report.verdicts(),
-        "sentences": report.sentences(),
+        "verdicts": verdicts,
+        "sentences": sentences,
         "training": report.training,
         "skipped": result.skipped,
     }
-    with writing(folder / "report.html") as path:
-        path.write_text(_page(report, run), encoding="utf-8")
-    save_json(folder / "run.json", run)
-
-
-def _page(report: SanityReport, run: dict[str, Any]) -> str:
-    """The report of a sanity check as one HTML file."""
-    from sufficit.report.html import environment, look_and_feel  # slow to import
-
-    verdicts, sentences = report.verdicts(), report.sentences()
     failed = [name for name, verdict in verdicts.items() if verdict == "insensitive"]
-    words = f"Insensitive to the weights: {', '.join(failed)}." if failed else (
-        "No method is insensitive to the weights."
-    )  # fmt: skip
+    named = f"Insensitive to the weights: {', '.join(failed)}."
     steps = {name: report.cascade_of(name) for name in report.methods}
-    rows = [
-        {
-            "method": name,
-            "verdict": verdicts[name],
-            "sentence": sentences[name],
-            "means": [float(one.rank_correlation.nanmean()) for one in found],
-        }
-        for name, found in steps.items()
-    ]
-    device, config = run["device"], run["config"]
+    device = run["device"]
     facts = {"Command": run["command"], "Date": run["time"], "Seed": run["seed"]}
     facts |= {"Targets": run["targets"], "Device": f"{device['type']}, {device['name']}"}
     facts |= {"Skipped": len(run["skipped"]), "Commit": run["commit"] or ""}
-    figure, page = report.figure(), environment().get_template("sanity.html")
-    return page.render(
+    page = environment().get_template("sanity.html").render(
         model=config["model"],
         data_name=config["data"],
-        n=run["n"],
-        verdict=words,
+        n=n,
+        verdict=named if failed else "No method is insensitive to the weights.",
         layers=[one.layer for one in next(iter(steps.values()))],
-        rows=rows,
+        rows=[
+            {
+                "method": name,
+                "verdict": verdicts[name],
+                "sentence": sentences[name],
+                "means": [float(one.rank_correlation.nanmean()) for one in found],
+            }
+            for name, found in steps.items()
+        ],
         threshold=report.threshold,
-        cautions=[*filter(None, [few_images(run["n"]), report.remark()])],
-        chart=Markup(plots.svg(figure, "sanity", "Similarity over the cascade")),
+        cautions=[*filter(None, [few_images(n), report.remark()])],
+        chart=Markup(plots.svg(report.figure(), "sanity", "Similarity over the cascade")),
         facts=[(name, str(value)) for name, value in facts.items() if value != ""],
         **look_and_feel(),
-    )
+    )  # fmt: skip
+    with writing(folder / "report.html") as path:
+        path.write_text(page, encoding="utf-8")
+    save_json(folder / "run.json", run)

@@ -33,7 +33,8 @@ from sufficit.runs.engine import run
 from sufficit.runs.job import load_model, make_job
 from sufficit.runs.maps import GivenMaps, MapFile
 from sufficit.runs.results import RunResults
-from sufficit.statistics import Estimate, estimates
+from sufficit.statistics import Estimate, estimates_of
+from sufficit.sums import sums_of
 
 if TYPE_CHECKING:
     import pandas
@@ -263,18 +264,18 @@ def _check(
 ) -> ColumnCheck:
     """The shares of rightly ordered pairs, over one degradation or all: {kind: [N,levels]}."""
     by_image = np.mean([ordered(one) for one in levels.values()], axis=0)
-    means = {
-        "by_image": estimates({"": by_image}, {"": True}, seed=seed, limits=lambda _: (0, 1))[""]
-    }
+    limits = lambda _: (0, 1)  # noqa: E731  # of a share
+    each = estimates_of(sums_of({"": by_image}, seed=seed), {"": True}, limits=limits)[""]
     n = len(by_image)
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
-    resampled = np.mean([ordered(_means(one, draws)) for one in levels.values()], axis=0)
-    whole = np.ones((1, n), np.int64)
-    value = float(np.mean([ordered(_means(one, whole))[0] for one in levels.values()]))
+    whole, *resampled = np.mean(
+        [ordered(_means(one, np.vstack([np.ones(n, np.int64), draws]))) for one in levels.values()],
+        axis=0,
+    )
     low, high = np.quantile(resampled, (0.025, 0.975)) if n > 1 else (np.nan, np.nan)
     missing = int(np.isnan(by_image).sum())
-    mean = replace(means["by_image"], mean=value, low=float(low), high=float(high), n_nan=missing)
-    return ColumnCheck(column, kind, by_mean=mean, by_image=means["by_image"])
+    mean = replace(each, mean=float(whole), low=float(low), high=float(high), n_nan=missing)
+    return ColumnCheck(column, kind, by_mean=mean, by_image=each)
 
 
 def _means(values: "np.ndarray[Any, Any]", draws: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":

@@ -104,7 +104,7 @@ def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
 
             async def limited(request: Request) -> Response:
                 with queue.place(request.client.host if request.client else ""):
-                    read = await queue.unless_closed(read_form(request, limits))
+                    read = await queue.unless_over(read_form(request, limits))
                     return await handle(read)
 
             return limited
@@ -122,8 +122,8 @@ def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
 
         leaving = asyncio.ensure_future(disconnected())
         try:
-            decoding = decoder.decode(content, service.classifier.view, leaving)
-            images = await queue.unless_closed(decoding)
+            decoding = decoder.decode(content, service.classifier.view)
+            images = await queue.unless_over(decoding, leaving)
 
             def job(progress: Progress) -> Answer:
                 progress(0, 1)  # raises if the client disconnected while it waited
@@ -166,6 +166,8 @@ def _add_pages(
     count = Counter(names)  # classes that share a name get their number as well
     options = [f"{name} ({i})" if count[name] > 1 else name for i, name in enumerate(names)]
     targets = {option: number for number, option in enumerate(options)}
+    settings = {name: str(field.default) for name, field in ScoreForm.model_fields.items()}
+    settings["value_step"] = str(service.value_step)  # what the fields of the page hold at first
     page = templates.get_template("page.html").render(
         service=service,
         megabytes=limits.bytes / 1e6,
@@ -181,7 +183,7 @@ def _add_pages(
             "examples": [name for name, _ in examples],
             "model": service.name,
             "version": __version__,
-            "settings": _settings(service),
+            "settings": settings,
         },
         more=Markup(asset("live.css", HOME)),
         **feel,
@@ -208,12 +210,6 @@ def _add_pages(
     async def docs() -> HTMLResponse:
         text = templates.get_template("endpoints.html").render(schema=app.openapi(), **feel)
         return HTMLResponse(text, headers={"Content-Security-Policy": f"{SHUT}; img-src data:"})
-
-
-def _settings(service: Service) -> dict[str, str]:
-    """What the fields of the page hold at first."""
-    form = {name: str(field.default) for name, field in ScoreForm.model_fields.items()}
-    return form | {"value_step": str(service.value_step)}
 
 
 def example_image(file: Path | None = None, limits: Limits | None = None) -> bytes:

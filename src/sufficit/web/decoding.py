@@ -7,16 +7,13 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from torch import Tensor
 from torchvision.transforms.v2 import functional as V
 
@@ -71,25 +68,18 @@ class Decoder:
         self._idle = list(processes)
         weakref.finalize(self, _end, processes)
 
-    async def decode(self, content: bytes, view: View | None, gone: Awaitable[None]) -> Tensor:
+    async def decode(self, content: bytes, view: View | None) -> Tensor:
         """The model's input for the bytes of an image: [1,C,H,W] in 0..1.
 
-        A process that takes too long, or whose client is `gone`, is killed.
+        A process that takes too long, or for which nobody waits any more, is killed.
         """
         busy, left = list[_Process](), threading.Event()
         work = self._threads.submit(self._ask, content, view or View(), busy, left)
-        result, leaving = asyncio.wrap_future(work), asyncio.ensure_future(gone)
-        either: set[asyncio.Future[Any]] = {result, leaving}
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not result.done():
-                raise ClientDisconnect
-            return result.result()
+            return await asyncio.wrap_future(work)
         finally:
-            work.cancel()
             left.set()
             self._kill(busy)
-            result.add_done_callback(lambda one: one.cancelled() or one.exception())  # as read
 
     def _ask(
         self, content: bytes, view: View, busy: list[_Process], left: threading.Event

@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -269,33 +269,37 @@ class ModelQueue:
         """The places that are held."""
         return self._holders.total()
 
-    @contextmanager
-    def _ending(self) -> Iterator["asyncio.Future[None]"]:
-        """A future that is done when the queue is closed."""
+    async def unless_over(
+        self,
+        waiting: Awaitable[T],
+        gone: "asyncio.Future[None] | None" = None,
+        work: "Future[T] | None" = None,
+    ) -> T:
+        """What is waited for; 503 once the queue is closed, and nothing for a client that is gone.
+
+        `work` that runs when the queue closes has a few seconds.
+        """
+        wanted = asyncio.ensure_future(waiting)
         end = asyncio.get_running_loop().create_future()
         self._ends.add(end)
         if self.closed:
             end.set_result(None)
+        waits: set[asyncio.Future[Any]] = {wanted} if gone is None else {wanted, gone}
+        first: Any = {"return_when": asyncio.FIRST_COMPLETED}
         try:
-            yield end
+            await asyncio.wait(waits | {end}, **first)
+            if end.done() and work is not None and not work.cancel():  # it runs, or is done
+                await asyncio.wait(waits, timeout=GRACE, **first)
+            if wanted.done() and not wanted.cancelled():
+                return wanted.result()
+            raise stopping() if end.done() else ClientDisconnect
         finally:
             self._ends.discard(end)
             end.cancel()
+            wanted.cancel()
+            wanted.add_done_callback(lambda one: one.cancelled() or one.exception())  # as read
 
-    async def unless_closed(self, waiting: Awaitable[T]) -> T:
-        """What is waited for, or 503 once the queue is closed."""
-        with self._ending() as end:
-            wanted = asyncio.ensure_future(waiting)
-            try:
-                either: set[asyncio.Future[Any]] = {wanted, end}
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                if not wanted.done():
-                    raise stopping()
-                return wanted.result()
-            finally:
-                wanted.cancel()
-
-    async def run(self, job: Callable[[Progress], T], gone: Awaitable[None]) -> T:
+    async def run(self, job: Callable[[Progress], T], gone: "asyncio.Future[None]") -> T:
         """The result of the job, which calls its argument often; cancelled once `gone` is done."""
         cancelled = threading.Event()
 
@@ -303,30 +307,17 @@ class ModelQueue:
             if cancelled.is_set():
                 raise ClientDisconnect
 
-        work, leaving = self._thread.submit(job, check), asyncio.ensure_future(gone)
-        result = asyncio.wrap_future(work)
+        work = self._thread.submit(job, check)
         try:
-            with self._ending() as end:
-                either: set[asyncio.Future[Any]] = {result, leaving}
-                await asyncio.wait(either | {end}, return_when=asyncio.FIRST_COMPLETED)
-                if end.done() and not result.done():
-                    if not work.cancel():  # it runs
-                        await asyncio.wait(
-                            either, timeout=GRACE, return_when=asyncio.FIRST_COMPLETED
-                        )
-                    if not result.done() or result.cancelled():
-                        raise stopping()
-            if result.done():
-                return result.result()
+            return await self.unless_over(asyncio.wrap_future(work), gone, work)
+        except ClientDisconnect:
             cancelled.set()
             if not work.cancel():  # it runs: the place is free once the model is
-                await asyncio.wait({result})
-            raise ClientDisconnect
+                await asyncio.wait({asyncio.wrap_future(work)})
+            raise
         finally:
             cancelled.set()
             work.cancel()
-            leaving.cancel()
-            result.add_done_callback(lambda one: one.cancelled() or one.exception())  # as read
 
 
 def stopping() -> HTTPException:
