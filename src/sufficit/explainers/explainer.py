@@ -66,6 +66,7 @@ class Explainer:
     - model: draw(classifier, images [N,C,H,W] in 0..1, targets [N], *, layer, seed, **options) ->
       maps [N,h,w] of any size; it calls the model itself
     - images: draw(images [N,C,H,W], seed) -> heatmaps [N,H,W], final
+    - own: draw(classifier, images [N,C,H,W], targets [N]) -> heatmaps [N,H,W], a user's function
 
     Methods with the same `score` share one backward pass. Maps that are not `final` are finished
     the same way for all: their positive part (or absolute value) is stretched to 0..1, resized to
@@ -73,7 +74,7 @@ class Explainer:
     """
 
     description: str  # what it draws
-    needs: Literal["gradients", "features", "stages", "attention", "model", "images"]
+    needs: Literal["gradients", "features", "stages", "attention", "model", "images", "own"]
     draw: Callable[..., Tensor]
     what_for: str = "a method of your own"
     reference: str = ""  # the paper

@@ -49,6 +49,12 @@ class Pass:
         return self.grid(found).float()
 
 
+def feature_layer(classifier: Classifier, images: Tensor) -> str:
+    """The layer that is read where none is given."""
+    with torch.no_grad(), classifier.in_eval_mode():
+        return classifier.feature_layer(classifier.normalize(images[:1]))
+
+
 def look(
     classifier: Classifier,
     images: Tensor,
@@ -81,18 +87,15 @@ def _run(
     differentiate: bool,
     fold: Fold | None,
     earlier: Sequence[str],
-    *,
-    copy: bool = False,
 ) -> Pass:
     output: Any = None
-    seen: dict[str, tuple[Any, int]] = {}  # output of an earlier layer, and its version
-    leaf, version = torch.empty(0), 0
+    leaf = torch.empty(0)
+    stages: dict[str, Tensor] = {}
 
     def cut(_: nn.Module, __: object, found: Any) -> Any:
         # Gradients reach the leaf even if all weights are frozen, and go no further. The model
-        # continues with a copy, so that later layers may overwrite it; without gradients, with the
-        # output itself, as long as none of them does.
-        nonlocal output, leaf, version
+        # continues with a copy, so that later layers may overwrite it.
+        nonlocal output, leaf
         tensor = found[0] if isinstance(found, tuple | list) and found else found
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             came = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
@@ -100,17 +103,12 @@ def _run(
         output, leaf = found, tensor.detach().requires_grad_(differentiate)
         if differentiate:
             torch.set_grad_enabled(True)  # until the end of the pass
-        elif not copy and not tensor.is_inference():
-            version = tensor._version
-            return None
         return like_output(leaf.clone())
 
     def keep(name: str, _: nn.Module, __: object, found: Any) -> None:
         found = layers.first(found)
-        if isinstance(found, Tensor):
-            inference = found.is_inference()  # of a model that runs a part so: it has no version
-            found = found.clone() if copy or inference else found
-            seen[name] = found, 0 if inference else found._version
+        copy = found.detach().clone() if isinstance(found, Tensor) else found
+        stages[name] = classifier.as_grid(copy, inputs)
 
     def like_output(tensor: Tensor) -> Any:
         if isinstance(output, Tensor):
@@ -131,18 +129,11 @@ def _run(
             stack.enter_context(torch_attention(classifier.bare))
             stack.enter_context(attention)
         logits = logits_with_graph(classifier, inputs)
-    if output is None:
-        raise UserError(f"layer {layer!r} is not used in the forward pass: choose another layer")
-    for name in earlier:
-        if name not in seen:
+    read = stages.keys() | (set() if output is None else {layer})
+    for name in (layer, *earlier):
+        if name not in read:
             raise UserError(f"layer {name!r} is not used in the forward pass: choose another layer")
-    known = [*seen.values(), (leaf, leaf._version if differentiate or copy else version)]
-    if any(not f.is_inference() and f._version != before for f, before in known):
-        # A later layer has written over them: once more, with copies, which cost time.
-        return _run(classifier, inputs, layer, differentiate, fold, earlier, copy=True)
-    features = grid(leaf.detach())
-    stages = {name: classifier.as_grid(found.detach(), inputs) for name, (found, _) in seen.items()}
-    cells = None
+    features, cells = grid(leaf.detach()), None
     if attention:
         if attention.tokens is None:
             raise no_attention("rollout")
