@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_rollout import shaken, timm_vit, torchvision_vit, transformers_vit
+from test_attention import shaken, timm_vit, torchvision_vit, transformers_vit
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # zennit's own imports are not ours to mend
@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from small_models import SmallMemory, Traces, random_images, settled
 from sufficit import Classifier, UserError, explain
-from sufficit.explainers.forward_pass import cells_of
-from sufficit.explainers.relevance import RelevanceRules, WrittenAttention, attnlrp, lrp
+from sufficit.explainers.attention import WrittenAttention, cells_of
+from sufficit.explainers.relevance import RelevanceRules, attnlrp, lrp
 
 PLAIN = {"layer": None, "seed": 0}
 TARGETS = torch.tensor([1, 3])

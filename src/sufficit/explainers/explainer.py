@@ -62,9 +62,9 @@ class Explainer:
       score(logits [N,C], targets [N], **options) -> [N]
     - features: draw(features [N,K,h,w]) -> maps [N,h,w]
     - stages: draw([features of each of `reads`], targets [N]) -> maps [N,h,w]
-    - attention: draw(map so far or None, a block's attention), both [N,T,T] -> map so far [N,T,T]
     - model: draw(classifier, images [N,C,H,W] in 0..1, targets [N], *, layer, seed, **options) ->
       maps [N,h,w] of any size; it calls the model itself
+    - attention: the same, but targets may be None
     - images: draw(images [N,C,H,W], seed) -> heatmaps [N,H,W], final
     - own: draw(classifier, images [N,C,H,W], targets [N]) -> heatmaps [N,H,W], a user's function
 

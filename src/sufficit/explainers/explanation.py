@@ -28,7 +28,7 @@ OwnMethod = Callable[[Classifier, Tensor, Tensor], Tensor]
 Method = str | tuple[str, Mapping[str, Any]] | Explainer | OwnMethod | Lax
 Methods = Sequence[str] | Mapping[str, Method]
 """Names, or names and methods."""
-_PASS = ("gradients", "features", "stages", "attention")  # needs of methods that share a pass
+_PASS = ("gradients", "features", "stages")  # needs of methods that share a pass
 _ROUNDING = 1e-6  # a smaller spread, as a share of the map's peak, is rounding
 
 
@@ -183,30 +183,23 @@ def _draw(
         by_layer.setdefault(method.layer or layer or "", {})[name] = method
     found: dict[str, Tensor] = {}
     for place, some in by_layer.items():
-        folds = {method.draw for method in some.values() if method.needs == "attention"}
-        if len(folds) > 1:
-            raise UserError("only one method may fold attention at a time: explain with each")
-        seen = look(
-            classifier,
-            here,
-            place,
-            differentiate=any(method.needs == "gradients" for method in some.values()),
-            fold=next(iter(folds), None),
-            earlier=[*dict.fromkeys(one for method in some.values() for one in method.reads[:-1])],
-        )
+        differentiate = any(method.needs == "gradients" for method in some.values())
+        earlier = dict.fromkeys(one for method in some.values() for one in method.reads[:-1])
+        seen = look(classifier, here, place, differentiate=differentiate, earlier=[*earlier])
         if targets is not None:  # they are on the CPU: no wait for a GPU
             checks.check_range(targets, seen.logits.shape[1])
         goals = seen.logits.detach().argmax(1) if goals is None else goals
         found |= _maps(seen, goals, some)
-    if goals is None:
+    if goals is None and any(method.needs in ("model", "own") for method in methods.values()):
         with torch.no_grad():
             goals = classifier(here).argmax(1)
     for name, method in methods.items():
-        if method.needs == "model":
+        if method.needs in ("model", "attention"):
             given = {"layer": method.layer or layer, "seed": seed}
             maps = method.draw(classifier, here, goals, **given).detach().float()
             found[name] = maps.abs() if method.sign == "absolute" else maps
         elif method.needs == "own":
+            assert goals is not None
             heatmaps = method.draw(classifier, here.clone(), goals.clone())  # it may work in place
             try:
                 check_heatmaps(heatmaps, here, names)
@@ -292,10 +285,7 @@ def _maps(seen: Pass, targets: Tensor, methods: Mapping[str, Explainer]) -> dict
             gradients[score] = seen.gradients(values, last=score is scores[-1])
         with torch.no_grad():
             for name, method in methods.items():
-                if method.needs == "attention":
-                    assert seen.tokens is not None
-                    found[name] = seen.tokens
-                elif method.needs == "stages":  # an adapter, which chooses its own precision
+                if method.needs == "stages":  # an adapter, which chooses its own precision
                     found[name] = method.draw(seen.stages(method.reads), targets)
                 else:
                     scored = (gradients[method.score],) if method.needs == "gradients" else ()

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
 from sufficit.explainers.cams import target_logits
-from sufficit.explainers.forward_pass import look
+from sufficit.explainers.forward_pass import feature_layer
 from sufficit.perturbation.heatmaps import resize
 from sufficit.perturbation.predict import predict_views, whole_values
 from sufficit.perturbation.predictions import Score, confidence
@@ -202,10 +202,9 @@ def scorecam(
     the `channels` with the highest mean in an image are asked, or all with 0.
     """
     n, (h, w) = len(images), images.shape[2:]
-    if layer is None:
-        with torch.no_grad(), classifier.in_eval_mode():
-            layer = classifier.feature_layer(classifier.normalize(images[:1]))
-    features = look(classifier, images, layer, differentiate=False, fold=None).features.float()
+    with torch.no_grad():
+        read, _logits = classifier.stages(images, (layer or feature_layer(classifier, images),))
+    features = read[0].float()
     if 0 < channels < features.shape[1]:
         strongest = features.mean((2, 3)).topk(channels).indices
         features = features.take_along_dim(strongest[:, :, None, None], 1)

@@ -1,8 +1,7 @@
-"""Relevance brought back from the logit: LRP, AttnLRP, and generic attribution.
+"""Relevance brought back from the logit: LRP and AttnLRP.
 
-A torch function mode replaces functions while the model runs, so it does not matter which modules
-call them, or whether attention is fused, eager, or inside nn.MultiheadAttention. Nothing is changed
-on the model. Each rule is written as a gradient, so that input times gradient is the relevance.
+Each rule is written as a gradient, so that input times gradient is the relevance. A torch function
+mode replaces functions by their rules while the model runs; nothing is changed on the model.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,47 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from sufficit.classifier.classifier import Classifier
-from sufficit.errors import UserError
-from sufficit.explainers.forward_pass import cells_of, target_logits_with_graph
-from sufficit.explainers.rollout import no_attention, torch_attention, whole_attention
+from sufficit.explainers.attention import WrittenAttention, no_attention, target_sum
 
 Layer = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """A linear layer or convolution of inputs, weights and a bias."""
-
-
-def generic_attribution(
-    classifier: Classifier, images: Tensor, targets: Tensor, **_: Any
-) -> Tensor:
-    """Attention times its gradient, positive part, rolled over the blocks: [N,h,w].
-
-    Chefer et al. 2021, equations 5 and 6: R = R + mean over heads of (gradient * A)^+ R.
-    """
-    mode = WrittenAttention()
-    with torch.enable_grad(), classifier.in_eval_mode():
-        inputs = classifier.normalize(images).requires_grad_()
-        goal = _target(classifier, inputs, targets, mode)
-        if not mode.weights:
-            raise no_attention("generic-attribution")
-        gradients = torch.autograd.grad(goal, mode.weights, allow_unused=True)
-    relevance, pool = None, None
-    for weights, gradient in zip(mode.weights, gradients, strict=True):
-        if gradient is None:
-            continue  # the prediction does not depend on it
-        size = None if relevance is None else relevance.shape[1]
-        positive = (weights.detach().float() * gradient.float()).clamp(min=0)
-        block = whole_attention(positive, len(images), size, "generic-attribution").mean(1)
-        if block.shape[1] == 1 and size not in (None, 1):
-            pool = block
-            continue
-        if relevance is None:
-            relevance = torch.eye(block.shape[1], device=block.device).expand_as(block)
-        relevance = relevance + block @ relevance
-    assert relevance is not None
-    return cells_of(classifier, inputs, relevance, pool)
 
 
 def attnlrp(
@@ -86,7 +50,8 @@ def _relevance(
     """Input times gradient inside the mode, summed over the channels: [N,H,W]."""
     with torch.enable_grad(), classifier.in_eval_mode():
         inputs = classifier.normalize(images).detach().requires_grad_()
-        goal = _target(classifier, inputs, targets, mode)
+        mode.image = inputs.detach()
+        goal = target_sum(classifier, inputs, targets, mode)
         leaves = (inputs, *(mode.ends or ()))
         gradients = torch.autograd.grad(goal, leaves, allow_unused=True)
     found = [
@@ -95,115 +60,6 @@ def _relevance(
         if gradient is not None
     ]
     return torch.stack(found).sum(0)
-
-
-def _target(
-    classifier: Classifier, inputs: Tensor, targets: Tensor, mode: TorchFunctionMode
-) -> Tensor:
-    """The sum of the targets' logits of a pass inside the mode."""
-    if isinstance(mode, RelevanceRules):
-        mode.image = inputs.detach()
-    with torch_attention(classifier.bare), mode:
-        logits = target_logits_with_graph(classifier, inputs, targets)
-    return logits.sum()
-
-
-class WrittenAttention(TorchFunctionMode):
-    """Computes attention step by step, and keeps the weights of every block in the graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights: list[Tensor] = []  # each [N,heads,T,T]
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Run the function, or its written-out form."""
-        options = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name == "scaled_dot_product_attention":
-            return self.attention(*args, **options)
-        if name == "multi_head_attention_forward":
-            return self.multi_head(*args, **options)
-        if name == "softmax":
-            result = func(*args, **options)
-            axis = options.get("dim", args[1] if len(args) > 1 else None)
-            if result.ndim in (3, 4) and axis in (-1, result.ndim - 1) and result.requires_grad:
-                self.weights.append(result)
-            return result
-        return self.other(name, func, args, options)
-
-    def other(self, name: str, func: Callable[..., Any], args: Any, options: Any) -> Any:
-        """Any function but attention."""
-        return func(*args, **options)
-
-    def product(self, one: Tensor, other: Tensor) -> Tensor:
-        """The matrix product of two activations."""
-        return one @ other
-
-    def attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """What scaled_dot_product_attention returns: [N,heads,T,K]."""
-        if enable_gqa:
-            key, value = (
-                t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value)
-            )
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        scores = self.product(query * scale, key.mT)
-        if is_causal:
-            attn_mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -torch.inf)
-        elif attn_mask is not None:
-            scores = scores + attn_mask
-        weights = scores.softmax(-1)
-        self.weights.append(weights)
-        return self.product(weights, value)
-
-    def multi_head(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        embed_dim_to_check: int,
-        num_heads: int,
-        in_proj_weight: Tensor | None,
-        in_proj_bias: Tensor | None,
-        *rest: Any,
-        **options: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """What nn.MultiheadAttention computes, for [T,N,E]; without masks and extra tokens."""
-        names = ("bias_k", "bias_v", "add_zero_attn", "dropout_p", "out_proj_weight")
-        given = dict(zip((*names, "out_proj_bias"), rest, strict=False)) | options
-        unusual = ("bias_k", "bias_v", "add_zero_attn", "attn_mask", "key_padding_mask")
-        if in_proj_weight is None or any(given.get(name) not in (None, False) for name in unusual):
-            raise UserError(
-                "this method reads nn.MultiheadAttention without masks, extra tokens and separate"
-                ' projections, and the model has some: use another method, for example "gradcam"'
-            )
-        weights = in_proj_weight.chunk(3)
-        biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
-        projected = [
-            self.other("linear", F.linear, (tensor, weight, bias), {})
-            for tensor, weight, bias in zip((query, key, value), weights, biases, strict=True)
-        ]
-        # [T,N,E] -> [N,heads,T,E/heads]
-        heads = [p.unflatten(2, (num_heads, -1)).permute(1, 2, 0, 3) for p in projected]
-        mixed = self.attention(*heads).permute(2, 0, 1, 3).flatten(2)
-        out = (mixed, given["out_proj_weight"], given["out_proj_bias"])
-        shown = self.weights[-1].mean(1) if given.get("average_attn_weights", True) else None
-        shown = self.weights[-1] if shown is None else shown
-        needed = shown if given.get("need_weights", True) else None
-        return self.other("linear", F.linear, out, {}), needed
 
 
 class RelevanceRules(WrittenAttention):

@@ -12,7 +12,7 @@ from small_models import (
 )
 from sufficit import Classifier, UserError
 from sufficit.explainers import explain, explain_all
-from sufficit.explainers.rollout import attention_weights, class_row
+from sufficit.explainers.attention import WrittenAttention, class_row
 
 timm = pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")
@@ -207,19 +207,19 @@ def test_weights_of_attention_with_mask_and_scale() -> None:
     query, key, value = torch.randn(3, 2, 4, 6, 8)
     mask = torch.randn(6, 6)
     wanted = (query @ key.mT * 0.3 + mask).softmax(-1)
-    found = attention_weights(query, key, value, mask, scale=0.3)
+    found = WrittenAttention().attention(query, key, value, mask, scale=0.3)[1]
     assert torch.allclose(found, wanted, atol=1e-6)
-    causal = attention_weights(query, key, value, is_causal=True)
+    causal = WrittenAttention().attention(query, key, value, is_causal=True)[1]
     assert torch.equal(causal.triu(1), torch.zeros_like(causal))
     assert torch.allclose(causal.sum(-1), torch.ones(2, 4, 6))
 
 
-def test_it_shares_the_forward_with_the_cams() -> None:
+def test_it_takes_one_forward_pass_and_leaves_that_of_the_cams_alone() -> None:
     model, images, forwards = timm_vit(), images_of(), []
     model.register_forward_hook(lambda *_: forwards.append(1))
     classifier = Classifier(model, layer="blocks.2.norm1")
     both = explain_all(classifier, images, methods=["layercam", "rollout"])
-    assert len(forwards) == 1
+    assert len(forwards) == 2
     for name, maps in both.items():
         assert torch.allclose(maps, explain(classifier, images, method=name), atol=1e-5)
 
