@@ -150,24 +150,6 @@ def read_part(
     return ReadImages(names, images, labels, loader.skipped)
 
 
-def _all_skipped(images: TrainingImages, out: Path, fabric: "Fabric") -> dict[str, str]:
-    """Unreadable training images of all processes; of a run finished before, those in run.json."""
-    if not images.passes:
-        earlier = None
-        if fabric.is_global_zero:
-            with suppress(UserError, KeyError, TypeError, ValueError):
-                earlier = dict(read_json(out / "run.json")["skipped"])
-        earlier = fabric.broadcast(earlier)
-        if earlier is not None:
-            return dict(earlier)
-        for _ in images:
-            pass
-    found: dict[str, str] = {}
-    for rank in range(fabric.world_size):
-        found |= fabric.broadcast(images.skipped, src=rank)
-    return found
-
-
 @dataclass(frozen=True)
 class FolderImages:
     """What a training on a folder reads."""
@@ -177,13 +159,34 @@ class FolderImages:
     images: TrainingImages  # this process's share
     about: dict[str, Any]  # what must be the same to resume
 
-    def skipped(self, out: Path, fabric: "Fabric") -> dict[str, str]:
-        """Every image that can't be read, and why."""
-        return self.held_out.skipped | _all_skipped(self.images, out, fabric)
+    def record(self, out: Path, fabric: "Fabric") -> dict[str, Any]:
+        """What run.json holds of the images, after training; every process calls this."""
+        skipped = self.held_out.skipped | self._skipped(out, fabric)
+        names = [image.name for image in self.folder.training.images]
+        return {
+            "n_trained_on": sum(name not in skipped for name in names),
+            "n_validated_on": len(self.held_out.names),
+            "n_skipped": len(skipped),
+            "validation_images": list(self.held_out.names),
+            "skipped": skipped,
+        }
 
-    def count(self, skipped: dict[str, str]) -> int:
-        """The number of images to train on that can be read."""
-        return sum(image.name not in skipped for image in self.folder.training.images)
+    def _skipped(self, out: Path, fabric: "Fabric") -> dict[str, str]:
+        """Unreadable images of all processes; of a run finished before, those in run.json."""
+        if not self.images.passes:
+            earlier = None
+            if fabric.is_global_zero:
+                with suppress(UserError, KeyError, TypeError, ValueError):
+                    earlier = dict(read_json(out / "run.json")["skipped"])
+            earlier = fabric.broadcast(earlier)
+            if earlier is not None:
+                return dict(earlier)
+            for _ in self.images:
+                pass
+        found: dict[str, str] = {}
+        for rank in range(fabric.world_size):
+            found |= fabric.broadcast(self.images.skipped, src=rank)
+        return found
 
 
 def open_folder(
