@@ -45,11 +45,10 @@ def occlusion(
             f"occlusion needs window <= grid <= the image's side, got {window}, {grid} and"
             f" {min(h, w)} pixels: lower the first two"
         )
-    rows, columns = (_edges(side, grid) for side in (h, w))
-    spots = [(i, j) for i in range(grid - window + 1) for j in range(grid - window + 1)]
-    hidden = torch.zeros(len(spots), h, w, dtype=torch.bool, device=images.device)
-    for k, (i, j) in enumerate(spots):
-        hidden[k, rows[i] : rows[i + window], columns[j] : columns[j + window]] = True
+    starts = torch.arange(grid - window + 1)[:, None]
+    lines = (_cell_of(side, grid) for side in (h, w))
+    down, across = ((line >= starts) & (line < starts + window) for line in lines)  # [starts,side]
+    hidden = (down[:, None, :, None] & across[None, :, None]).flatten(0, 1).to(images.device)
     whole = torch.ones(1, h, w, dtype=torch.bool, device=images.device)
     seen = _scores(classifier, images, targets, torch.cat([whole, ~hidden]), fill, confidence)
     falls = seen[:, :1] - seen[:, 1:]
@@ -246,16 +245,11 @@ def _scores(
     return found.confidences.view(n, m).to(images.device)
 
 
-def _edges(side: int, grid: int) -> list[int]:
-    """Where the cells of a line start, and its end.
-
-    >>> _edges(10, 4)
-    [0, 2, 5, 8, 10]
-    """
-    return [round(side * k / grid) for k in range(grid + 1)]
-
-
 def _cell_of(side: int, grid: int) -> Tensor:
-    """The cell of each pixel of a line: [side]."""
-    edges = torch.tensor(_edges(side, grid)[1:-1], dtype=torch.long)
-    return torch.bucketize(torch.arange(side), edges, right=True)
+    """The cell of each pixel of a line: [side].
+
+    >>> _cell_of(10, 4)
+    tensor([0, 0, 1, 1, 1, 2, 2, 2, 3, 3])
+    """
+    starts = torch.tensor([round(side * k / grid) for k in range(1, grid)], dtype=torch.long)
+    return torch.bucketize(torch.arange(side), starts, right=True)

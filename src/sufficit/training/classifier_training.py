@@ -1,7 +1,7 @@
 """Train a classifier with cross-entropy on whole images, with or without flips and crops."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -60,14 +60,13 @@ def train_classifier(
     fabric: "Fabric",
     out: Path,
     seed: int = 0,
-    about: Mapping[str, Any] | None = None,
     progress: bool | Progress | None = None,
 ) -> list[dict[str, float]]:
     """Train a model in place and return a row per epoch.
 
     `out` gets a checkpoint per epoch, from which the same call resumes.
     """
-    settings = {"recipe": asdict(recipe), "seed": seed, "images": len(split), **(about or {})}
+    settings = {"recipe": asdict(recipe), "seed": seed, "images": len(split)}
     on_gpu = fabric.device.type == "cuda"
     model.to(memory_format=torch.channels_last if on_gpu else torch.contiguous_format)
     size, side = min(recipe.batch_size, len(split)), split.side
@@ -89,9 +88,9 @@ def train_classifier(
         right = (logits.detach().argmax(1) == labels).float().mean()
         return {"loss": F.cross_entropy(logits, labels), "accuracy": right}
 
-    parts = (model, recipe.optimizer_of(model), fabric, batches, step)
     course: Any = {"total": total, "epochs": recipe.epochs, "rate": recipe.rate}
-    trainer = Trainer(*parts, **course, out=out, settings=settings)
+    course |= {"out": out, "settings": settings}
+    trainer = Trainer(model, recipe.optimizer_of(model), fabric, batches, step, **course)
     with keeping_randomness():
         trainer.fit("training the classifier", progress)
     model.eval()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Target = Literal["label", "prediction", "model"]
 """Labels; the classifier's own predictions; its probabilities (labels may be missing)."""
-SHARE = 0.4  # of the free memory of a GPU, for features
+SHARE = 0.4  # of the free memory of a GPU, for features, which are there twice for a moment
 MEMORY = 2 * 2**30  # bytes for features on other devices
 Loader = Iterable[Any]
 
@@ -233,14 +233,11 @@ def loader_for(
     order = (len(split), split.labels.device, batch_size, limit)
     if sum(stage.nbytes for stage in stages) * len(split) > free:
         return Shuffled(split.part, *order)
-    every = [stage.new_empty(len(split), *stage.shape[1:]) for stage in stages]
-    first = torch.empty(len(split), 2, dtype=torch.long, device=device)
-    for start in range(0, len(split), batch_size):
-        rows = slice(start, start + batch_size)
-        found, logits = classifier.stages(split.part(rows)[0], layers)
-        first[rows] = logits.topk(2, dim=1).indices
-        for whole, part in zip(every, found, strict=True):
-            whole[rows] = part
+    starts = range(0, len(split), batch_size)
+    parts = (split.part(slice(start, start + batch_size))[0] for start in starts)
+    found = [classifier.stages(part, layers) for part in parts]
+    every = [torch.cat(stage) for stage in zip(*(stages for stages, _ in found), strict=True)]
+    first = torch.cat([logits.topk(2, dim=1).indices for _, logits in found])
 
     def take(rows: Tensor) -> Batch:
         features = tuple(stage[rows].float() for stage in every)

@@ -21,7 +21,6 @@ from sufficit.errors import UserError
 from sufficit.files import read_json
 from sufficit.training.lax_training import PATIENCE
 from sufficit.training.processes import launch
-from sufficit.training.validation import predictions
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -118,56 +117,26 @@ def replace_missing(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 @dataclass(frozen=True)
-class ReadImages:
-    """The readable images of a part of a folder, in memory."""
-
-    names: tuple[str, ...]
-    images: Tensor  # [N,C,H,W]
-    targets: Tensor  # [N]
-    skipped: dict[str, str]  # name -> why
-
-
-def read_part(
-    part: Part, classifier: Classifier, on_error: OnError, batch_size: int = 32
-) -> ReadImages:
-    """Read the images of a part in order; those that can't be read are skipped, or stop it.
-
-    The targets are their labels or, if the part has none, the classifier's predictions.
-    """
-    options: Any = {"sampler": "in order", "on_error": on_error}
-    loader = TrainingImages(part, classifier.view, batch_size, **options)
-    batches = list(loader)
-    names = tuple(image.name for image in part.images if image.name not in loader.skipped)
-    if not names:
-        name, why = next(iter(loader.skipped.items()))
-        raise UserError(
-            f"None of {len(part)} images can be read; the first, {name}: {why}. Check the files."
-        )
-    if part.labels is None:
-        images = torch.cat(batches)
-        return ReadImages(names, images, predictions(classifier, images), loader.skipped)
-    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    return ReadImages(names, images, labels, loader.skipped)
-
-
-@dataclass(frozen=True)
 class FolderImages:
     """What a training on a folder reads."""
 
     folder: Folder
-    held_out: ReadImages
+    names: tuple[str, ...]  # of the images held out for validation that can be read
+    held_out: Tensor  # [N,C,H,W]
+    labels: Tensor | None  # [N], where labels are the targets
+    unreadable: dict[str, str]  # those held out that can't be read: name -> why
     images: TrainingImages  # this process's share
     about: dict[str, Any]  # what must be the same to resume
 
     def record(self, out: Path, fabric: "Fabric") -> dict[str, Any]:
         """What run.json holds of the images, after training; every process calls this."""
-        skipped = self.held_out.skipped | self._skipped(out, fabric)
+        skipped = self.unreadable | self._skipped(out, fabric)
         names = [image.name for image in self.folder.training.images]
         return {
             "n_trained_on": sum(name not in skipped for name in names),
-            "n_validated_on": len(self.held_out.names),
+            "n_validated_on": len(self.names),
             "n_skipped": len(skipped),
-            "validation_images": list(self.held_out.names),
+            "validation_images": list(self.names),
             "skipped": skipped,
         }
 
@@ -197,28 +166,40 @@ def open_folder(
     fabric: "Fabric",
 ) -> FolderImages:
     """Find and split the images below a folder, start the processes, read what is held out."""
-    share, size = options.validation_share, options.batch_size
     columns = {"image_column": options.image_column, "label_column": options.label_column}
+    share, view, size = options.validation_share, classifier.view, options.batch_size
     folder = read_folder(classifier, data, target, share, options.seed, **columns)
     launch(fabric)
     classifier.to(fabric.device)
-    held_out = read_part(folder.validation, classifier, options.on_error, size)
-    if len(held_out.names) < 2:
+    held = TrainingImages(
+        folder.validation, view, size, sampler="in order", on_error=options.on_error
+    )
+    batches, unreadable = list(held), held.skipped
+    names = tuple(one.name for one in folder.validation.images if one.name not in unreadable)
+    if len(names) < 2:
+        name, why = next(iter(unreadable.items()))
         raise UserError(
-            f"Only {len(held_out.names)} of {len(folder.validation)} validation images can be"
-            " read, 2 or more are needed: check the files"
+            f"Only {len(names)} of {len(folder.validation)} validation images can be read, 2 or"
+            f" more are needed; of the others the first, {name}: {why}. Check the files."
         )
+    pixels, labels = zip(*batches, strict=True) if folder.target == "label" else (batches, None)
     sampler: Any = "shuffled"
     if fabric.world_size > 1:  # this process's share
         numbers: Any = range(len(folder.training))
         ranks = (fabric.world_size, fabric.global_rank)
         sampler = DistributedSampler(numbers, *ranks, seed=options.seed)
     reading: Any = {"workers": options.workers, "on_error": options.on_error}
-    images = TrainingImages(folder.training, classifier.view, size, sampler=sampler, **reading)
-    about = {
-        "images": len(folder.training),
-        "pictures": folder.digest(),
-        "batch_size": size,
-        "precision": str(fabric.strategy.precision.precision),
-    }
-    return FolderImages(folder, held_out, images, about)
+    return FolderImages(
+        folder,
+        names,
+        torch.cat(pixels),
+        None if labels is None else torch.cat(labels),
+        unreadable,
+        TrainingImages(folder.training, view, size, sampler=sampler, **reading),
+        {
+            "images": len(folder.training),
+            "pictures": folder.digest(),
+            "batch_size": size,
+            "precision": str(fabric.strategy.precision.precision),
+        },
+    )

@@ -112,20 +112,20 @@ def train_folder(
     fabric = fabric or fabric_for(classifier.device)
     with ignore_image_warnings():
         found = open_folder(classifier, data, options.target, options, fabric)
-        folder, held_out, images = found.folder, found.held_out, found.images
-        validation = ValidationSet.of(classifier, held_out.images, held_out.targets)
+        target, images = found.folder.target, found.images
+        validation = ValidationSet.of(classifier, found.held_out, found.labels)
         if options.overwrite and fabric.is_global_zero:
             (out / "run.json").unlink(missing_ok=True)
         loader: Loader = images
         if options.cache:
             if fabric.world_size > 1:
                 raise UserError("--cache-features works in one process only: drop it, or --devices")
-            cached = cache_features(classifier, images, folder.target, layers=options.layers or ())
+            cached = cache_features(classifier, images, target, layers=options.layers or ())
             loader = replace(cached, batch_size=options.batch_size)
         about = found.about | {"cached": options.cache}
         given: dict[str, Any] = {name: getattr(options, name) for name in SHARED}
         given |= _length(options, len(images))
-        given |= {"target": folder.target, "validation": validation, "about": about}
+        given |= {"target": target, "validation": validation, "about": about}
         if options.twin is not None:
             given["twin"] = Classifier.load(options.twin)
         lax = train_lax(classifier, loader, out=out, fabric=fabric, **given)
@@ -143,13 +143,13 @@ def train_folder(
             for name, method in methods.items()
         }
     cell = classifier.cell(validation.images)
-    scores = {name: found.scores for name, found in scored.items()}
+    scores = {name: one.scores for name, one in scored.items()}
     judged = trust(scores, scored["lax"].heatmaps, cell, alpha_min)
     summary = {name: one.summary() for name, one in scores.items()}
     settings = {**(config or {}), "data": str(data), "options": replace(options, progress=None)}
     record = provenance(settings, classifier.device, classifier.dtype) | {
         **images_read,
-        "targets": folder.target,
+        "targets": target,
         "best_epoch": int(best_of(history)["epoch"]),
         "summary": summary,
         "leak_warning": leak_warning(summary["lax"]),
@@ -164,10 +164,8 @@ def train_folder(
         "seconds_of_training": sum(row["seconds"] for row in history),
     }
     outcome = TrainingOutcome(lax, judged, record)
-    sheet = _sheet(scored, held_out.names, validation, classifier)
-    figure = plots.training_figure(
-        _history(out, history), record["best_epoch"], len(held_out.names)
-    )
+    sheet = _sheet(scored, found.names, validation, classifier)
+    figure = plots.training_figure(_history(out, history), record["best_epoch"], len(found.names))
     plots.save(figure, out / "training.png")
     plots.save(sheet, out / "sheet.png")
     with writing(out / "trust.md") as path:
@@ -258,11 +256,10 @@ def train_twin_folder(
     with ignore_image_warnings():
         wanted: Any = "label" if options.target == "label" else "auto"
         found = open_folder(classifier, data, wanted, options, fabric)
-        held = found.held_out
-        labelled = found.folder.target == "label"
+        held, labels = found.held_out, found.labels
         given: dict[str, Any] = {name: getattr(options, name) for name in TWIN_SHARED}
-        given |= {"validation": [(held.images, held.targets) if labelled else held.images]}
-        given |= {"validation_images": len(held.names), "about": found.about, "fabric": fabric}
+        given |= {"validation": [held if labels is None else (held, labels)]}
+        given |= {"validation_images": len(held), "about": found.about, "fabric": fabric}
         train_twin(classifier, found.images, out=out, **given)
         images_read = found.record(out, fabric)
     if not fabric.is_global_zero:
