@@ -20,7 +20,7 @@ from sufficit.explainers.forward_pass import Pass, feature_layer, look
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.registry import CAMS, EXPLAINERS, explainer_named, word_of
 from sufficit.perturbation.heatmaps import check_heatmaps, normalize, resize
-from sufficit.perturbation.predict import halved
+from sufficit.perturbation.predict import halved, usual_batch
 from sufficit.progress import bar
 
 OwnMethod = Callable[[Classifier, Tensor, Tensor], Tensor]
@@ -129,7 +129,7 @@ def draw_all(
     targets = checks.check_targets(targets, len(images))
     goals = None if targets is None else targets.cpu().clone()
     names = names or range(len(images))
-    size = usual_batch(images, classifier.device) if batch_size is None else batch_size
+    size = usual_batch(classifier, images.shape[1:]) if batch_size is None else batch_size
     if size < 1:
         raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
     batches = list[dict[str, Tensor]]()
@@ -264,13 +264,6 @@ def learned(lax: Lax, classifier: Classifier) -> Explainer:
     line, check = "trained for this classifier", partial(lax.check, classifier)
     given: Any = {"layer": lax.layer, "reads": lax.layers, "final": True, "check": check}
     return Explainer(line, "stages", draw, sign="none", class_agnostic=lax.classes is None, **given)
-
-
-def usual_batch(images: Tensor, device: torch.device) -> int:
-    """How many such images are explained at a time by default."""
-    # A GPU waits for Python once per batch.
-    elements, most = (2**26, 2048) if device.type == "cuda" else (2**22, 512)
-    return max(1, min(most, elements // images[0].numel()))
 
 
 def _maps(seen: Pass, targets: Tensor, methods: Mapping[str, Explainer]) -> dict[str, Tensor]:

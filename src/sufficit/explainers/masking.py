@@ -6,7 +6,6 @@ Every masked image goes through `predict_views`.
 
 import math
 from collections.abc import Iterator
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -153,15 +152,13 @@ def coalitions(players: int, samples: int, seed: int) -> tuple[Tensor, Tensor]:
     if players == 1:  # its value is all there is
         return torch.zeros(1, 1), torch.ones(1)
     if players < 32 and 2**players - 2 <= samples:
-        chosen = [some for size in range(1, players) for some in combinations(range(players), size)]
-        shown = torch.zeros(len(chosen), players, device="cpu")
-        for row, some in enumerate(chosen):
-            shown[row, list(some)] = 1
+        numbers = torch.arange(1, 2**players - 1, device="cpu")[:, None]
+        shown = (numbers >> torch.arange(players, device="cpu")) & 1  # a bit for each player
         kernel = [
-            (players - 1) / (math.comb(players, len(s)) * len(s) * (players - len(s)))
-            for s in chosen
+            (players - 1) / (math.comb(players, size) * size * (players - size))
+            for size in shown.sum(1).tolist()
         ]
-        return shown, torch.tensor(kernel, device="cpu")
+        return shown.float(), torch.tensor(kernel, device="cpu")
     generator = torch.Generator(device="cpu").manual_seed(seed)
     sizes = torch.arange(1, players, dtype=torch.float64, device="cpu")
     pairs = -(-samples // 2)

@@ -56,15 +56,12 @@ class TrainingImages:
         view: View | None,
         batch_size: int,
         *,
-        sampler: Sampler[int] | Literal["shuffled", "in order"] = "shuffled",
+        sampler: Sampler[int] | None = None,
         workers: int = 0,
         on_error: OnError = "skip",
     ) -> None:
         self.part, self.batch_size = part, batch_size
-        if isinstance(sampler, str):
-            rows = range(len(part))
-            sampler = RandomSampler(rows) if sampler == "shuffled" else SequentialSampler(rows)
-        self.sampler: Sampler[int] = sampler
+        self.sampler: Sampler[int] = sampler or RandomSampler(range(len(part)))
         self.loader = ImageLoader(partial(decode_entry, view), on_error, threads=workers)
         self.skipped: dict[str, str] = {}  # name -> why it could not be read
         self.passes = 0  # complete epochs
@@ -171,8 +168,9 @@ def open_folder(
     folder = read_folder(classifier, data, target, share, options.seed, **columns)
     launch(fabric)
     classifier.to(fabric.device)
+    in_order = SequentialSampler(folder.validation)
     held = TrainingImages(
-        folder.validation, view, size, sampler="in order", on_error=options.on_error
+        folder.validation, view, size, sampler=in_order, on_error=options.on_error
     )
     batches, unreadable = list(held), held.skipped
     names = tuple(one.name for one in folder.validation.images if one.name not in unreadable)
@@ -183,7 +181,7 @@ def open_folder(
             f" more are needed; of the others the first, {name}: {why}. Check the files."
         )
     pixels, labels = zip(*batches, strict=True) if folder.target == "label" else (batches, None)
-    sampler: Any = "shuffled"
+    sampler: Any = None
     if fabric.world_size > 1:  # this process's share
         numbers: Any = range(len(folder.training))
         ranks = (fabric.world_size, fabric.global_rank)

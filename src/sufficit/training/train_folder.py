@@ -85,15 +85,6 @@ class TrainingOutcome:
         )
 
 
-def epochs_for(recipe: LaxRecipe, batches: int) -> int:
-    """The epochs of a training without given ones: those of the recipe, or more for few images.
-
-    >>> epochs_for(LaxRecipe(epochs=10), batches=15), epochs_for(LaxRecipe(epochs=10), batches=200)
-    (100, 10)
-    """
-    return max(recipe.epochs, math.ceil(STEPS / max(1, batches)))
-
-
 def train_folder(
     classifier: Classifier,
     data: str | Path,
@@ -168,8 +159,11 @@ def train_folder(
     figure = plots.training_figure(_history(out, history), record["best_epoch"], len(found.names))
     plots.save(figure, out / "training.png")
     plots.save(sheet, out / "sheet.png")
+    verdict, *checks = judged.lines()
+    listed = "\n".join(f"- {check}" for check in checks)
+    page = f"# Can this adapter be trusted?\n\n{verdict}\n\n{listed}\n\n{outcome.in_words()}\n"
     with writing(out / "trust.md") as path:
-        path.write_text(_as_page(outcome), encoding="utf-8")
+        path.write_text(page, encoding="utf-8")
     save_json(out / "run.json", record)  # last: it says that all is there
     return outcome
 
@@ -185,20 +179,15 @@ def _history(folder: Path, history: list[dict[str, Any]]) -> "DataFrame":
 
 
 def _length(options: FolderOptions, batches: int) -> dict[str, Any]:
-    """Epochs and patience: where few images need more epochs, the patience grows as they do."""
-    recipe = recipe_of(options.recipe, options.epochs, options.area, options.alpha_min)
+    """Epochs and patience: few images need more epochs than the recipe has, and more patience."""
     if options.epochs is not None:
         return {"epochs": options.epochs, "patience": options.patience}
-    epochs, patience = epochs_for(recipe, batches), options.patience
-    more = math.ceil(epochs / recipe.epochs)
-    return {"epochs": epochs, "patience": patience and patience * more}
-
-
-def _as_page(outcome: TrainingOutcome) -> str:
-    """The verdict and its checks as a page."""
-    verdict, *checks = outcome.trust.lines()
-    listed = "\n".join(f"- {check}" for check in checks)
-    return f"# Can this adapter be trusted?\n\n{verdict}\n\n{listed}\n\n{outcome.in_words()}\n"
+    usual = recipe_of(options.recipe, None, options.area, options.alpha_min).epochs
+    epochs = max(usual, math.ceil(STEPS / max(1, batches)))
+    return {
+        "epochs": epochs,
+        "patience": options.patience and options.patience * math.ceil(epochs / usual),
+    }
 
 
 def _sheet(

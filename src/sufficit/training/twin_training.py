@@ -160,15 +160,6 @@ def random_views(images: Tensor, generator: Generator) -> Tensor:
     return torch.where(random_masks(images, generator)[:, None], images, fills)
 
 
-def distance(logits: Tensor, goals: Tensor) -> Tensor:
-    """Cross-entropy of wanted probabilities, mean over images: [N,C], [N,C] -> scalar.
-
-    >>> distance(torch.zeros(1, 4), torch.tensor([[0.0, 1.0, 0.0, 0.0]]))  # log 4
-    tensor(1.3863)
-    """
-    return -(goals * logits.log_softmax(1)).sum(1).mean()
-
-
 @dataclass(frozen=True)
 class TwinValidation:
     """Validation images, whole and under fixed random masks."""
@@ -202,7 +193,7 @@ class TwinValidation:
         return {
             "whole_accuracy": whole.mean().item(),
             "masked_accuracy": masked.mean().item(),
-            "validation_loss": distance(logits, self.goals.repeat(1 + VIEWS, 1)).item(),
+            "validation_loss": F.cross_entropy(logits, self.goals.repeat(1 + VIEWS, 1)).item(),
         }
 
 
@@ -267,7 +258,7 @@ class TwinTrainer(Trainer):
         inputs = inputs.contiguous(memory_format=self.twin.memory_format)
         logits = self.shown.logits_of(inputs).float()
         right = (logits.detach().argmax(1) == goals.argmax(1)).float().mean()
-        return {"loss": distance(logits, goals), "accuracy": right}
+        return {"loss": F.cross_entropy(logits, goals), "accuracy": right}
 
     def validate(self) -> dict[str, Any]:
         """The twin's accuracy on whole and masked images; the first process computes it."""
