@@ -246,6 +246,10 @@ def test_batches_memory_precision_and_traces(method: str, build: Callable[[], nn
 def test_lrp_equals_zennits(name: str, canonizer: Callable) -> None:
     """Zennit merges batch norms into the weights of the model itself; the map is the same."""
     model = settled(name, 64)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):  # as after training
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.1)
     classifier = Classifier(model, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
     images, targets = random_images(2, 64), torch.tensor([1, 7])
     low, high = (classifier.normalize(fill(images)) for fill in (torch.zeros_like, torch.ones_like))

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.explainers.attention import WrittenAttention, no_attention, target_sum
@@ -96,9 +98,11 @@ class RelevanceRules(WrittenAttention):
             result = self.weighted(name, layer, x, weight, bias)
             self.last = (result, layer, x, weight, bias) if name == "conv2d" else self.last
             return result
-        if name == "batch_norm" and args[0] is self.last[0] and args[1] is not None:
+        if func is F.batch_norm and args[0] is self.last[0] and args[1] is not None:
             _, layer, x, weight, bias = self.last
-            return self.weighted("conv2d", layer, x, *_merged(weight, bias, *args[1:]))
+            scale, shift, eps = (options[key] for key in ("weight", "bias", "eps"))
+            merged = fuse_conv_bn_weights(weight, bias, args[1], args[2], eps, scale, shift)
+            return self.weighted("conv2d", layer, x, *merged)
         return func(*args, **options)
 
     def weighted(
@@ -138,23 +142,6 @@ def _of_two(
         return func(one, other.detach(), *args, **options)
     found = func(one, other, *args, **options)
     return _halved(found) if name in _PRODUCTS else found
-
-
-def _merged(
-    weight: Tensor,
-    bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> tuple[Tensor, Tensor]:
-    """Weights and bias of a convolution with the batch norm after it."""
-    factor = (variance + eps).rsqrt() * (1 if scale is None else scale)
-    moved = ((0 if bias is None else bias) - mean) * factor
-    return weight * factor[:, None, None, None], moved if shift is None else moved + shift
 
 
 def _identity(func: Callable[..., Tensor], x: Tensor, *args: Any, **options: Any) -> Tensor:
