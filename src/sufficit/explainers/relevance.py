@@ -171,27 +171,13 @@ def _layer_norm(
     return scaled if bias is None else scaled + bias
 
 
-def _unit(
-    func: Callable[..., Tensor],
-    x: Tensor,
-    p: float = 2.0,
-    dim: int = 1,
-    eps: float = 1e-12,
-    out: None = None,
-) -> Tensor:
-    """F.normalize, its divisor a constant."""
-    length: Tensor = x.detach().norm(p, dim, keepdim=True).clamp_min(eps)
-    return x / length
-
-
-_ELEMENTWISE = (
+_ELEMENTWISE = (  # F.normalize is one too, as its divisor counts as a constant
     *("gelu", "silu", "relu", "relu6", "hardtanh", "hardswish", "hardsigmoid", "leaky_relu"),
-    *("elu", "mish", "tanh", "sigmoid", "softplus", "logit"),
+    *("elu", "mish", "tanh", "sigmoid", "softplus", "logit", "normalize"),
 )
 RULES: Mapping[str, Callable[..., Tensor]] = {
     **dict.fromkeys(_ELEMENTWISE, _identity),
     "layer_norm": _layer_norm,
-    "normalize": _unit,
 }
 
 
