@@ -278,3 +278,13 @@ def test_lrp_of_a_model_with_a_sigmoid_is_that_of_its_logits() -> None:
     images, targets = torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])
     wanted = explain(Classifier(net, layer="1"), images, targets, method="lrp")
     assert torch.allclose(explain(ended, images, targets, method="lrp"), wanted, atol=1e-4)
+
+
+def test_the_divisor_of_normalize_counts_as_a_constant() -> None:
+    vectors = torch.randn(2, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with RelevanceRules({}):
+        unit = F.normalize(vectors, dim=1)
+    assert torch.allclose(unit, vectors / vectors.norm(dim=1, keepdim=True))
+    (found,) = torch.autograd.grad(unit[:, 0].sum(), vectors)
+    wanted = F.one_hot(torch.zeros(2, dtype=torch.long), 5) / vectors.norm(dim=1, keepdim=True)
+    assert torch.allclose(found, wanted)
