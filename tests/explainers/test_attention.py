@@ -12,7 +12,7 @@ from small_models import (
 )
 from sufficit import Classifier, UserError
 from sufficit.explainers import explain, explain_all
-from sufficit.explainers.attention import WrittenAttention, class_row
+from sufficit.explainers.attention import WrittenAttention, cells_of
 
 timm = pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")
@@ -196,10 +196,22 @@ def test_pooling_by_attention_weighs_the_rows() -> None:
     model = timm_vit(class_token=False, global_pool="map")
     found = explain(Classifier(model), images_of(), method="rollout")
     assert found.amax() == 1
-    tokens = torch.tensor([[[0.9, 0.1], [0.3, 0.7]]])
-    assert torch.allclose(class_row(tokens, 0, torch.tensor([[[0.5, 0.5]]]), False), tokens.mean(1))
-    assert torch.equal(class_row(tokens, 1, None, False), tokens[:, 0])
-    assert torch.equal(class_row(tokens, 1, None, True), tokens[:, 1])
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_the_row_of_the_prediction_is_pooled_averaged_or_that_of_the_class(prefix: int) -> None:
+    model, images = nn.Sequential(nn.Flatten()), torch.zeros(1, 3, 8, 8)
+    tokens = torch.rand(1, 4 + prefix, 4 + prefix, generator=torch.Generator().manual_seed(0))
+    shares = torch.rand(1, 1, 4 + prefix)
+
+    def cells(pool: Tensor | None) -> Tensor:
+        return cells_of(Classifier(model, layer="0"), images, tokens, pool).flatten()
+
+    assert torch.allclose(cells(shares), (shares[0, 0, :, None] * tokens[0]).sum(0)[prefix:])
+    averaged = tokens[0, prefix:, prefix:].mean(0)
+    assert torch.equal(cells(None), tokens[0, 0, 1:] if prefix else averaged)
+    model.global_pool = "avg"
+    assert torch.allclose(cells(None), averaged)
 
 
 def test_weights_of_attention_with_mask_and_scale() -> None:

@@ -121,24 +121,21 @@ class AttentionFold:
         return cells_of(classifier, images, self.tokens, self.pool)
 
 
-def cells_of(classifier: Classifier, inputs: Tensor, tokens: Tensor, pool: Tensor | None) -> Tensor:
+def cells_of(classifier: Classifier, images: Tensor, tokens: Tensor, pool: Tensor | None) -> Tensor:
     """How much the prediction takes from each cell, from tokens to tokens: [N,T,T] -> [N,h,w]."""
-    h, w = classifier.as_grid(tokens[:, 0, :, None], inputs).shape[2:]
+    h, w = classifier.as_grid(tokens[:, 0, :, None], images).shape[2:]
+    prefix = tokens.shape[1] - h * w
     # The settings of timm and of BEiT that say a model averages its tokens.
     config = getattr(classifier.bare, "config", None)
-    pooled = getattr(classifier.bare, "global_pool", "") == "avg"
-    pooled = pooled or bool(getattr(config, "use_mean_pooling", False))
-    row = class_row(tokens, tokens.shape[1] - h * w, pool, pooled)
-    return classifier.as_grid(row[:, :, None], inputs)[:, 0]
-
-
-def class_row(tokens: Tensor, prefix: int, pool: Tensor | None, mean_pooled: bool) -> Tensor:
-    """How much the prediction attends to each token: [N,T,T] -> [N,T]."""
-    if pool is not None:  # the model pools its tokens by attention
-        return (pool @ tokens)[:, 0]
-    if mean_pooled or not prefix:  # it averages its patch tokens
-        return tokens[:, prefix:].mean(1)
-    return tokens[:, 0]  # it reads its class token
+    averages = getattr(classifier.bare, "global_pool", "") == "avg"
+    averages = averages or bool(getattr(config, "use_mean_pooling", False))
+    if pool is not None:  # it pools them by attention
+        row = (pool @ tokens)[:, 0]
+    elif averages or not prefix:
+        row = tokens[:, prefix:].mean(1)
+    else:  # it reads its class token
+        row = tokens[:, 0]
+    return classifier.as_grid(row[:, :, None], images)[:, 0]
 
 
 def no_attention(method: str) -> UserError:

@@ -6,7 +6,6 @@ And loaders of what stays in memory: images as bytes on a device, with or withou
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,6 +35,7 @@ Target = Literal["label", "prediction", "model"]
 SHARE = 0.4  # of the free memory of a GPU, for features, which are there twice for a moment
 MEMORY = 2 * 2**30  # bytes for features on other devices
 Loader = Iterable[Any]
+keeping_randomness = unmoved
 
 
 @dataclass(frozen=True)
@@ -244,21 +244,6 @@ def loader_for(
         return Batch(*split.part(rows), features, first[rows], layers)
 
     return Shuffled(take, *order)
-
-
-@contextmanager
-def keeping_randomness() -> Iterator[None]:
-    """Restore the random state of Python, numpy and torch after the block, also after an error.
-
-    Lightning's isolate_rng does not restore it after an error.
-    """
-    plain, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with unmoved():
-            yield
-    finally:
-        random.setstate(plain)
-        np.random.set_state(numbers)  # noqa: NPY002
 
 
 def mixed_seed(seed: int, epoch: int, rank: int) -> int:
