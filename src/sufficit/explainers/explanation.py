@@ -104,7 +104,8 @@ def explain_all(
     given = (classifier, images, targets, methods)
     drawn = draw_all(*given, layer=layer, batch_size=batch_size, seed=seed, progress=progress)
     h, w = images.shape[2:]
-    return {name: one.at((h, w)) for name, one in drawn.items()}
+    with torch.inference_mode(False):
+        return {name: one.at((h, w)) for name, one in drawn.items()}
 
 
 @torch.inference_mode(False)
