@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sufficit.classifier.classifier import Classifier, constant
+from sufficit.classifier.classifier import Classifier
 from sufficit.data.splits import Split, seen
 from sufficit.progress import Progress
 from sufficit.training.feed import Shuffled, keeping_randomness, mixed_seed
@@ -68,7 +68,8 @@ def train_classifier(
     """
     settings = {"recipe": asdict(recipe), "seed": seed, "images": len(split)}
     on_gpu = fabric.device.type == "cuda"
-    model.to(memory_format=torch.channels_last if on_gpu else torch.contiguous_format)
+    layout = torch.channels_last if on_gpu else torch.contiguous_format
+    whole = Classifier(model.to(memory_format=layout), mean=mean, std=std)
     size, side = min(recipe.batch_size, len(split)), split.side
     total = len(split) // size  # a smaller last batch is dropped
 
@@ -80,10 +81,7 @@ def train_classifier(
     def step(rows: Tensor, done: float) -> dict[str, Tensor]:
         images, labels = split.images[rows], split.labels[rows]
         shown = seen(augmented(images, side) if recipe.augment else images, side)
-        middle, spread = (constant(v, shown.device, shown.dtype) for v in (mean, std))
-        inputs = (shown - middle) / spread
-        if inputs.is_cuda:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        inputs = whole.normalize(shown).contiguous(memory_format=layout)
         logits = trainer.module(inputs).float()
         right = (logits.detach().argmax(1) == labels).float().mean()
         return {"loss": F.cross_entropy(logits, labels), "accuracy": right}
