@@ -17,9 +17,9 @@ from torch import Tensor
 from torchvision.models import resnet18, resnet50
 
 from sufficit import Classifier, Lax, explain, train_lax
-from sufficit.explainers.explanation import usual_batch
 from sufficit.explainers.recipes import RECIPES
 from sufficit.explainers.step import Batch, take_step
+from sufficit.perturbation.predict import usual_batch
 from sufficit.provenance import provenance
 from sufficit.training.lax_training import untrained
 from sufficit.training.recorded import Recorder
@@ -147,7 +147,7 @@ def measure(
     images = torch.rand(batch, 3, side, side, device=device)
     usual = batch  # on a CPU; on a GPU as many as explain takes by itself
     if device == "cuda":
-        usual = usual_batch(images, classifier.device)
+        usual = usual_batch(classifier, images.shape[1:])
     jobs = explain_jobs(classifier, torch.rand(usual, 3, side, side, device=device), batches)
     for recipe in ("paper", "robust"):
         jobs |= step_jobs(classifier, images, recipe)

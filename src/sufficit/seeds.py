@@ -1,22 +1,33 @@
-"""Torch's random state: seeded for a block, restored after it."""
+"""The random state of Python, numpy and torch: seeded for a block, restored after it."""
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 
 @contextmanager
 def unmoved() -> Iterator[None]:
-    """Restore the random state of torch, on all devices in use, after the block."""
+    """Restore the random state after the block, torch's on all devices in use.
+
+    Lightning's isolate_rng does not restore it after an error.
+    """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices):
-        yield
+    plain, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002  # users draw from it
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(plain)
+        np.random.set_state(numbers)  # noqa: NPY002
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch for the block, and restore its random state after it."""
+    """Seed torch and numpy for the block, and restore the random state after it."""
     with unmoved():
         torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002  # as libraries draw from it
         yield

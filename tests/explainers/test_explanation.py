@@ -160,6 +160,7 @@ def test_callers_under_no_grad_and_inference_mode_get_the_right_answer() -> None
     for name in CAMS:
         assert torch.equal(quiet[name], wanted[name])
         assert torch.equal(inference[name], wanted[name])
+        assert not inference[name].is_inference()
 
 
 def test_a_model_made_under_inference_mode_is_refused_only_for_gradients() -> None:

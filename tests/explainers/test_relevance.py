@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_rollout import shaken, timm_vit, torchvision_vit, transformers_vit
+from test_attention import shaken, timm_vit, torchvision_vit, transformers_vit
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # zennit's own imports are not ours to mend
@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from small_models import SmallMemory, Traces, random_images, settled
 from sufficit import Classifier, UserError, explain
-from sufficit.explainers.forward_pass import cells_of
-from sufficit.explainers.relevance import RelevanceRules, WrittenAttention, attnlrp, lrp
+from sufficit.explainers.attention import WrittenAttention, cells_of
+from sufficit.explainers.relevance import RelevanceRules, attnlrp, lrp
 
 PLAIN = {"layer": None, "seed": 0}
 TARGETS = torch.tensor([1, 3])
@@ -246,6 +246,10 @@ def test_batches_memory_precision_and_traces(method: str, build: Callable[[], nn
 def test_lrp_equals_zennits(name: str, canonizer: Callable) -> None:
     """Zennit merges batch norms into the weights of the model itself; the map is the same."""
     model = settled(name, 64)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):  # as after training
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.1)
     classifier = Classifier(model, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
     images, targets = random_images(2, 64), torch.tensor([1, 7])
     low, high = (classifier.normalize(fill(images)) for fill in (torch.zeros_like, torch.ones_like))
@@ -274,3 +278,13 @@ def test_lrp_of_a_model_with_a_sigmoid_is_that_of_its_logits() -> None:
     images, targets = torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])
     wanted = explain(Classifier(net, layer="1"), images, targets, method="lrp")
     assert torch.allclose(explain(ended, images, targets, method="lrp"), wanted, atol=1e-4)
+
+
+def test_the_divisor_of_normalize_counts_as_a_constant() -> None:
+    vectors = torch.randn(2, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with RelevanceRules({}):
+        unit = F.normalize(vectors, dim=1)
+    assert torch.allclose(unit, vectors / vectors.norm(dim=1, keepdim=True))
+    (found,) = torch.autograd.grad(unit[:, 0].sum(), vectors)
+    wanted = F.one_hot(torch.zeros(2, dtype=torch.long), 5) / vectors.norm(dim=1, keepdim=True)
+    assert torch.allclose(found, wanted)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler, TensorDataset
 
 from sufficit import UserError
 from sufficit.data.images import list_images
@@ -34,7 +34,9 @@ def orders(batches: object) -> list[list[int]]:
 def test_batches_and_later_draws_are_those_of_a_torch_data_loader(
     tmp_path: Path, order: str
 ) -> None:
-    loader = TrainingImages(part_of(tmp_path, 11), None, 4, sampler=order)
+    part = part_of(tmp_path, 11)
+    sampler = SequentialSampler(part) if order == "in order" else None
+    loader = TrainingImages(part, None, 4, sampler=sampler)
     data = TensorDataset(torch.arange(11), torch.arange(11))
     peer = DataLoader(data, 4, shuffle=order == "shuffled")
     for seed in range(3):
@@ -50,15 +52,16 @@ def test_batches_and_later_draws_are_those_of_a_torch_data_loader(
 
 def test_images_alone_are_given_where_there_are_no_labels(tmp_path: Path) -> None:
     part = tuple(replace(entry, label=None) for entry in part_of(tmp_path, 5))
-    batches = list(TrainingImages(part, None, 2, sampler="in order"))
+    batches = list(TrainingImages(part, None, 2, sampler=SequentialSampler(part)))
     assert [tuple(batch.shape) for batch in batches] == [(2, 3, 4, 4), (2, 3, 4, 4), (1, 3, 4, 4)]
 
 
 def test_unreadable_images_are_skipped_and_empty_batches_left_out(tmp_path: Path) -> None:
-    loader = TrainingImages(part_of(tmp_path, 6, bad=(0, 2, 3)), None, 2, sampler="in order")
+    part = part_of(tmp_path, 6, bad=(0, 2, 3))
+    loader = TrainingImages(part, None, 2, sampler=SequentialSampler(part))
     assert orders(loader) == [[1], [4, 5]]
     assert loader.skipped == dict.fromkeys(["00.png", "02.png", "03.png"], "the file is empty")
-    strict = TrainingImages(loader.part, None, 2, sampler="in order", on_error="stop")
+    strict = TrainingImages(part, None, 2, sampler=SequentialSampler(part), on_error="stop")
     with pytest.raises(UserError, match=r"Cannot read 00\.png"):
         list(strict)
 

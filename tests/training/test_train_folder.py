@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch.utils.data import SequentialSampler
 
 from digit_images import write_digits
 from object_server import ObjectServer, denied
@@ -577,13 +578,14 @@ def bad_among_good(tmp_path: Path, kinds: str) -> Part:
 
 def test_a_batch_of_bad_pictures_is_left_out(tmp_path: Path) -> None:
     part = bad_among_good(tmp_path, "gbbbgg")
-    loader = TrainingImages(part, View(channels=1), 2, sampler="in order")
+    loader = TrainingImages(part, View(channels=1), 2, sampler=SequentialSampler(part))
     batches = [(images[:, 0, 0, 0] * 255).round().tolist() for images, _ in loader]
     assert batches == [[0.0], [4.0, 5.0]]
     assert [labels.tolist() for _, labels in loader] == [[0], [4, 5]]
     assert loader.skipped == dict.fromkeys(["1.png", "2.png", "3.png"], "the file is empty")
     assert loader.passes == 2
-    nothing = TrainingImages(bad_among_good(tmp_path, "bb"), None, 2, sampler="in order")
+    bad = bad_among_good(tmp_path, "bb")
+    nothing = TrainingImages(bad, None, 2, sampler=SequentialSampler(bad))
     assert list(nothing) == []
 
 

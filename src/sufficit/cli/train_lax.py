@@ -100,10 +100,11 @@ def train_lax(
 
 def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) -> None:
     """A row for each of the last epochs and for the best one, and what to do next."""
-    print_skipped(outcome.skipped)
-    history, best = outcome.history, outcome.best_epoch
+    record = outcome.record
+    print_skipped(record["skipped"])
+    history, best = record["history"], record["best_epoch"]
     number = f"{len(history)} epoch{'s' if len(history) > 1 else ''}"
-    title = f"{number}, scored on {len(outcome.names)} held-out images; * selected"
+    title = f"{number}, scored on {record['n_validated_on']} held-out images; * selected"
     look: Any = {"box": None, "pad_edge": False}  # so that it fits 80 columns
     table = Table(title=title, title_justify="left", title_style="bold", **look)
     for heading in ("epoch", *HEADINGS.values()):
@@ -124,7 +125,7 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
         folder,
         "config.json, model.safetensors, README.md, checkpoint.pt, history.csv, training.png,"
         " sheet.png, trust.md, run.json",
-        f"Trained on {outcome.trained_on} images for the {TARGETS[outcome.target]}.",
+        f"Trained on {record['n_trained_on']} images for the {TARGETS[record['targets']]}.",
         outcome.in_words(),
         *outcome.trust.lines(),
         following=[*words, "--methods", str(folder)],

@@ -1,13 +1,8 @@
 """Class activation maps [N,h,w] from features [N,K,h,w], their gradients, and logits [N,C]."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-Kernel = Callable[[Tensor, Tensor], Tensor]
-"""Cells [N,hw,K] and [N,K,hw] -> [N,hw,hw]."""
 
 _ROUNDS = 7  # of an eighth power each: enough for two eigenvalues 0.00001 apart
 _FLAT = 1e-12  # smaller differences of a kernel between cells are rounding
@@ -104,7 +99,7 @@ def eigencam(features: Tensor) -> Tensor:
 
     Muhammad and Yeasin 2020; as in grad-cam the channels are centred over the cells first.
     """
-    return _component(centred_kernels(features, torch.bmm), features)
+    return _component(centred_kernels(features, sigmoid=False), features)
 
 
 def kpca_cam(features: Tensor) -> Tensor:
@@ -127,19 +122,19 @@ def _component(kernels: Tensor, features: Tensor) -> Tensor:
     return found.masked_fill(flat, 0).view(-1, *features.shape[2:]).to(features.dtype)
 
 
-def centred_kernels(features: Tensor, kernel: Kernel | None = None) -> Tensor:
+def centred_kernels(features: Tensor, *, sigmoid: bool = True) -> Tensor:
     """The kernel between the cells of each image, centred: [N,K,h,w] -> [N,hw,hw]."""
     # Apple's GPUs have no doubles.
     exact = torch.float32 if features.device.type == "mps" else torch.float64
     cells = features.flatten(2).to(exact)
     cells = cells - cells.mean(2, keepdim=True)
-    kernels = (kernel or _sigmoid)(cells.mT, cells)
+    if sigmoid:
+        one, share = cells.new_ones(1), 1 / features.shape[1]
+        kernels = torch.baddbmm(one, cells.mT, cells, alpha=share).tanh()
+    else:
+        kernels = cells.mT @ cells
     kernels = kernels - kernels.mean(2, keepdim=True)
     return kernels - kernels.mean(1, keepdim=True)
-
-
-def _sigmoid(rows: Tensor, columns: Tensor) -> Tensor:
-    return torch.baddbmm(rows.new_ones(1), rows, columns, alpha=1 / rows.shape[2]).tanh()
 
 
 def by_solver(matrices: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """A method of the registry: what it draws, what it costs, which options it takes."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -31,27 +32,22 @@ class Option:
         """The value of a word or number; raise for one that the option does not take."""
         kind = str if self.default is None else type(self.default)
         words = {int: "a whole number", float: "a number", str: "a word"}
-        try:
-            value = kind(given) if kind is not str or isinstance(given, str) else None
-            whole = kind is not int or isinstance(given, str) or given == value
-        except (TypeError, ValueError, OverflowError):
-            value, whole = None, False
-        if isinstance(value, int | float) and not abs(value) <= _MOST:  # NaN neither
-            value = None
-        if value is None or not whole or isinstance(given, bool):
+        value: Any = None
+        with suppress(TypeError, ValueError, OverflowError):
+            value = kind(given)
+        exact = isinstance(given, str) or (kind is not str and value == given)
+        large = kind is not str and value is not None and not abs(value) <= _MOST  # NaN too
+        if value is None or not exact or large or isinstance(given, bool):
             raise UserError(f"{name} must be {words[kind]}, got {given!r:.100}: change it")
         if self.choices and value not in self.choices:
             raise unknown(name, str(value), self.choices)
-        low = self.least is not None and value < self.least  # type: ignore[operator]  # a number
-        high = self.most is not None and value > self.most  # type: ignore[operator]  # a number
-        if low or high:
-            bounds = [
-                f"{bound:g} or {word}"
-                for bound, word in ((self.least, "more"), (self.most, "less"))
-                if bound is not None
-            ]
+        low, high = self.least, self.most
+        if (low is not None and value < low) or (high is not None and value > high):
+            bounds = [] if low is None else [f"{low:g} or more"]
+            bounds += [] if high is None else [f"{high:g} or less"]
             raise UserError(f"{name} must be {' and '.join(bounds)}, got {given}: change it")
-        return value
+        found: Value = value
+        return found
 
 
 @dataclass(frozen=True)
@@ -62,10 +58,11 @@ class Explainer:
       score(logits [N,C], targets [N], **options) -> [N]
     - features: draw(features [N,K,h,w]) -> maps [N,h,w]
     - stages: draw([features of each of `reads`], targets [N]) -> maps [N,h,w]
-    - attention: draw(map so far or None, a block's attention), both [N,T,T] -> map so far [N,T,T]
     - model: draw(classifier, images [N,C,H,W] in 0..1, targets [N], *, layer, seed, **options) ->
       maps [N,h,w] of any size; it calls the model itself
+    - attention: the same, but targets may be None
     - images: draw(images [N,C,H,W], seed) -> heatmaps [N,H,W], final
+    - own: draw(classifier, images [N,C,H,W], targets [N]) -> heatmaps [N,H,W], a user's function
 
     Methods with the same `score` share one backward pass. Maps that are not `final` are finished
     the same way for all: their positive part (or absolute value) is stretched to 0..1, resized to
@@ -73,7 +70,7 @@ class Explainer:
     """
 
     description: str  # what it draws
-    needs: Literal["gradients", "features", "stages", "attention", "model", "images"]
+    needs: Literal["gradients", "features", "stages", "attention", "model", "images", "own"]
     draw: Callable[..., Tensor]
     what_for: str = "a method of your own"
     reference: str = ""  # the paper

@@ -13,13 +13,6 @@ from sufficit.classifier import layers
 from sufficit.classifier.classifier import Classifier, check_range
 from sufficit.errors import UserError
 from sufficit.explainers.cams import target_logits
-from sufficit.explainers.rollout import (
-    AttentionFold,
-    Fold,
-    class_row,
-    no_attention,
-    torch_attention,
-)
 
 
 @dataclass(frozen=True)
@@ -31,7 +24,6 @@ class Pass:
     features: Tensor  # [N,K,h,w] in the layer's own precision
     leaf: Tensor  # the layer's output, where gradients end
     grid: Callable[[Tensor], Tensor]  # a tensor like the leaf -> [N,K,h,w]
-    tokens: Tensor | None  # [N,h,w] how much the prediction attends to each cell
     earlier: dict[str, Tensor]  # features of further layers, each [N,K,h,w]
 
     def stages(self, names: Sequence[str]) -> list[Tensor]:
@@ -49,13 +41,18 @@ class Pass:
         return self.grid(found).float()
 
 
+def feature_layer(classifier: Classifier, images: Tensor) -> str:
+    """The layer that is read where none is given."""
+    with torch.no_grad(), classifier.in_eval_mode():
+        return classifier.feature_layer(classifier.normalize(images[:1]))
+
+
 def look(
     classifier: Classifier,
     images: Tensor,
     layer: str,
     *,
     differentiate: bool = False,
-    fold: Fold | None = None,
     earlier: Sequence[str] = (),
 ) -> Pass:
     """One forward pass over images in 0..1: [N,C,H,W]. It records no graph before the layer."""
@@ -65,7 +62,7 @@ def look(
         # If the model switches gradients off and on itself, they must be on before it does.
         for recording in (torch.no_grad, torch.enable_grad):
             with recording():
-                seen = _run(classifier, inputs, layer, differentiate, fold, earlier)
+                seen = _run(classifier, inputs, layer, differentiate, earlier)
             if not differentiate or seen.logits.requires_grad:
                 return seen
     raise UserError(
@@ -79,20 +76,16 @@ def _run(
     inputs: Tensor,
     layer: str,
     differentiate: bool,
-    fold: Fold | None,
     earlier: Sequence[str],
-    *,
-    copy: bool = False,
 ) -> Pass:
     output: Any = None
-    seen: dict[str, tuple[Any, int]] = {}  # output of an earlier layer, and its version
-    leaf, version = torch.empty(0), 0
+    leaf = torch.empty(0)
+    stages: dict[str, Tensor] = {}
 
     def cut(_: nn.Module, __: object, found: Any) -> Any:
         # Gradients reach the leaf even if all weights are frozen, and go no further. The model
-        # continues with a copy, so that later layers may overwrite it; without gradients, with the
-        # output itself, as long as none of them does.
-        nonlocal output, leaf, version
+        # continues with a copy, so that later layers may overwrite it.
+        nonlocal output, leaf
         tensor = found[0] if isinstance(found, tuple | list) and found else found
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             came = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
@@ -100,17 +93,12 @@ def _run(
         output, leaf = found, tensor.detach().requires_grad_(differentiate)
         if differentiate:
             torch.set_grad_enabled(True)  # until the end of the pass
-        elif not copy and not tensor.is_inference():
-            version = tensor._version
-            return None
         return like_output(leaf.clone())
 
     def keep(name: str, _: nn.Module, __: object, found: Any) -> None:
         found = layers.first(found)
-        if isinstance(found, Tensor):
-            inference = found.is_inference()  # of a model that runs a part so: it has no version
-            found = found.clone() if copy or inference else found
-            seen[name] = found, 0 if inference else found._version
+        copy = found.detach().clone() if isinstance(found, Tensor) else found
+        stages[name] = classifier.as_grid(copy, inputs)
 
     def like_output(tensor: Tensor) -> Any:
         if isinstance(output, Tensor):
@@ -122,48 +110,16 @@ def _run(
     def grid(tensor: Tensor) -> Tensor:
         return classifier.as_grid(like_output(tensor), inputs)
 
-    attention = AttentionFold(len(inputs), fold) if fold else None
     with ExitStack() as stack:
         stack.enter_context(layers.hooked(classifier.bare, layer, cut))
         for name in earlier:
             stack.enter_context(layers.hooked(classifier.bare, name, partial(keep, name)))
-        if attention:
-            stack.enter_context(torch_attention(classifier.bare))
-            stack.enter_context(attention)
         logits = logits_with_graph(classifier, inputs)
-    if output is None:
-        raise UserError(f"layer {layer!r} is not used in the forward pass: choose another layer")
-    for name in earlier:
-        if name not in seen:
+    read = stages.keys() | (set() if output is None else {layer})
+    for name in (layer, *earlier):
+        if name not in read:
             raise UserError(f"layer {name!r} is not used in the forward pass: choose another layer")
-    known = [*seen.values(), (leaf, leaf._version if differentiate or copy else version)]
-    if any(not f.is_inference() and f._version != before for f, before in known):
-        # A later layer has written over them: once more, with copies, which cost time.
-        return _run(classifier, inputs, layer, differentiate, fold, earlier, copy=True)
-    features = grid(leaf.detach())
-    stages = {name: classifier.as_grid(found.detach(), inputs) for name, (found, _) in seen.items()}
-    cells = None
-    if attention:
-        if attention.tokens is None:
-            raise no_attention("rollout")
-        cells = cells_of(classifier, inputs, attention.tokens, attention.pool)
-        if cells.shape[1:] != features.shape[2:]:
-            raise UserError(
-                f"the attention is over {cells.shape[1]} x {cells.shape[2]} cells, the layer has"
-                f" {list(features.shape[2:])}: give the layer of a block that attends to all cells"
-            )
-    return Pass(layer, logits, features, leaf, grid, cells, stages)
-
-
-def cells_of(classifier: Classifier, inputs: Tensor, tokens: Tensor, pool: Tensor | None) -> Tensor:
-    """How much the prediction takes from each cell, from tokens to tokens: [N,T,T] -> [N,h,w]."""
-    h, w = classifier.as_grid(tokens[:, 0, :, None], inputs).shape[2:]
-    # The settings of timm and of BEiT that say a model averages its tokens.
-    config = getattr(classifier.bare, "config", None)
-    pooled = getattr(classifier.bare, "global_pool", "") == "avg"
-    pooled = pooled or bool(getattr(config, "use_mean_pooling", False))
-    row = class_row(tokens, tokens.shape[1] - h * w, pool, pooled)
-    return classifier.as_grid(row[:, :, None], inputs)[:, 0]
+    return Pass(layer, logits, grid(leaf.detach()), leaf, grid, stages)
 
 
 def target_logits_with_graph(classifier: Classifier, inputs: Tensor, targets: Tensor) -> Tensor:

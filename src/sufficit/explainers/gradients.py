@@ -100,11 +100,10 @@ def expected_gradients(
     """
     generator = torch.Generator(device="cpu").manual_seed(seed)
     shares = torch.rand(samples, 1, 1, 1, 1, generator=generator, device="cpu").to(images.device)
-    given = (classifier.view, samples, tuple(images.shape[1:]), seed)
     if baselines == "noise":
         drawn = torch.rand(samples, *images.shape[1:], generator=generator, device="cpu")
     else:
-        drawn = _read(baselines, *given)
+        drawn = _read(baselines, classifier.view, samples, tuple(images.shape[1:]), seed)
 
     def variant(some: slice) -> tuple[Tensor, Tensor | float]:
         away = images - drawn[some, None].to(images)

@@ -87,27 +87,26 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     ) -> None:
         super().__init__()
         self.channels = channels if isinstance(channels, int) else tuple(channels)
+        self.per_layer = (channels,) if isinstance(channels, int) else tuple(channels)
         self.upsample, self.widths = upsample, tuple(widths)
         self.steps, self.joined = steps, joined
         self.classes, self.answers, self.own_net = classes, answers, net is not None
         self.evidence, self.width, self.regions, self.alone = evidence, width, regions, alone
         _check_sizes(self)
-        self.layers: tuple[str, ...] = ()
-        if layer:
-            self.layers = (layer,) if isinstance(layer, str) else tuple(layer)
-            n = 1 if isinstance(self.channels, int) else len(self.channels)
-            if len(self.layers) != n:
-                raise UserError(
-                    f"channels of {n} layers need as many names, got {self.layers}: name each layer"
-                )
+        self.layers = (layer,) if isinstance(layer, str) else tuple(layer or ())
+        n = len(self.per_layer)
+        if self.layers and len(self.layers) != n:
+            raise UserError(
+                f"channels of {n} layers need as many names, got {self.layers}: name each layer"
+            )
         if net is not None:
             self.net = net
-        elif isinstance(self.channels, int):
-            self.net = convnet(self.channels, self.widths, upsample, bias)
+        elif isinstance(channels, int):
+            self.net = convnet(channels, self.widths, upsample, bias)
         else:
             options = {name: getattr(self, name) for name in _SHAPE}
             options |= {"answers": 1} if regions else {}
-            self.net = TopDown(self.channels, bias=bias, **options)
+            self.net = TopDown(self.per_layer, bias=bias, **options)
         if fingerprint is not None and not isinstance(fingerprint, Fingerprint):
             fingerprint = fingerprints.read(fingerprint)
         self.fingerprint = fingerprint
@@ -148,10 +147,9 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         given = (features,) if isinstance(features, Tensor) else tuple(features)
         if isinstance(self.channels, int):
             given = given[-1:]  # of several stages it reads the last
-        wanted = [self.channels] if isinstance(self.channels, int) else [*self.channels]
-        if [one.shape[1] if one.ndim == 4 else None for one in given] != wanted:
+        if [one.shape[1] if one.ndim == 4 else None for one in given] != [*self.per_layer]:
             came = ", ".join(str(list(one.shape)) for one in given)
-            ks = ", ".join(map(str, wanted))
+            ks = ", ".join(map(str, self.per_layer))
             raise UserError(
                 f"this adapter reads features [N,K,h,w] with K = {ks}, got {came}: check layer and"
                 " classifier"
@@ -161,12 +159,10 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         if not torch.is_autocast_enabled(given[0].device.type):  # autocast chooses the dtype itself
             dtype = next(self.net.parameters(), given[0]).dtype
             given = tuple(one.to(dtype) for one in given)
-        found: Tensor
         if isinstance(self.net, TopDown):
             return self.net(given, targets).float()  # type: ignore[no-any-return]  # a Tensor
-        found = self.net(given[0])
-        if found.ndim == 3:
-            found = found[:, None]
+        found: Tensor = self.net(given[0])
+        found = found[:, None] if found.ndim == 3 else found
         if found.ndim != 4 or found.shape[1] != 1 or len(found) != len(given[0]):
             came = str(list(found.shape))
             raise UserError(f"an adapter's net must give one channel, [N,1,h,w], got {came}")
@@ -216,11 +212,10 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     @property
     def config(self) -> dict[str, Any]:
         """Everything but the weights that is needed to build the adapter again."""
-        one = isinstance(self.channels, int)
         shape: dict[str, Any] = {"channels": self.channels, "upsample": self.upsample}
         shape |= {"widths": list(self.widths), "layer": self.layer}
-        if not one:
-            shape = {"channels": list(self.channels), "layer": list(self.layers)}  # type: ignore[arg-type]  # not one
+        if not isinstance(self.channels, int):
+            shape = {"channels": list(self.per_layer), "layer": list(self.layers)}
             names = (*_SHAPE, *_SPLIT) if self.regions else _SHAPE
             shape |= {name: getattr(self, name) for name in names}
         return shape | {
@@ -239,10 +234,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         with writing(folder / WEIGHTS) as path:
             path.write_bytes(weights_as_bytes(self))
         config = json.dumps(self.config, indent=2) + "\n"
-        for name, text in (
-            (CONFIG, config),
-            ("README.md", _CARD.format(layer=", ".join(self.layers))),
-        ):
+        card = _CARD.format(layer=", ".join(self.layers))
+        for name, text in ((CONFIG, config), ("README.md", card)):
             with writing(folder / name) as path:
                 path.write_text(text)
         repository = push.pop("repo_id", folder.name)
@@ -289,8 +282,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 
 def _check_sizes(lax: Lax) -> None:
     """Raise for sizes that no adapter has, before anything of that size is made."""
-    channels = [lax.channels] if isinstance(lax.channels, int) else [*lax.channels]
-    sizes, several = [*channels, *lax.widths], not isinstance(lax.channels, int)
+    channels, sizes = lax.per_layer, [*lax.per_layer, *lax.widths]
+    several = not isinstance(lax.channels, int)
 
     def whole(value: object, least: int, most: int) -> bool:  # a bool is an int, but no size
         return type(value) is int and least <= value <= most

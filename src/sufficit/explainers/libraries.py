@@ -15,7 +15,6 @@ from importlib.metadata import version
 from inspect import Parameter, isclass, signature
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -271,11 +270,6 @@ def _passes(name: str, **options: Any) -> int:
 @contextmanager
 def _on_its_own(seed: int = 0) -> Iterator[None]:
     """Inside, nothing warns, as captum does of every hook; torch and numpy are seeded."""
-    before = np.random.get_state()  # noqa: NPY002  # captum draws from the global state
-    try:
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        with seeded(seed), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        np.random.set_state(before)  # noqa: NPY002
+    with seeded(seed), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -6,7 +6,6 @@ Every masked image goes through `predict_views`.
 
 import math
 from collections.abc import Iterator
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
 from sufficit.explainers.cams import target_logits
-from sufficit.explainers.forward_pass import look
+from sufficit.explainers.forward_pass import feature_layer
 from sufficit.perturbation.heatmaps import resize
 from sufficit.perturbation.predict import predict_views, whole_values
 from sufficit.perturbation.predictions import Score, confidence
@@ -45,11 +44,10 @@ def occlusion(
             f"occlusion needs window <= grid <= the image's side, got {window}, {grid} and"
             f" {min(h, w)} pixels: lower the first two"
         )
-    rows, columns = (_edges(side, grid) for side in (h, w))
-    spots = [(i, j) for i in range(grid - window + 1) for j in range(grid - window + 1)]
-    hidden = torch.zeros(len(spots), h, w, dtype=torch.bool, device=images.device)
-    for k, (i, j) in enumerate(spots):
-        hidden[k, rows[i] : rows[i + window], columns[j] : columns[j + window]] = True
+    starts = torch.arange(grid - window + 1)[:, None]
+    lines = (_cell_of(side, grid) for side in (h, w))
+    down, across = ((line >= starts) & (line < starts + window) for line in lines)  # [starts,side]
+    hidden = (down[:, None, :, None] & across[None, :, None]).flatten(0, 1).to(images.device)
     whole = torch.ones(1, h, w, dtype=torch.bool, device=images.device)
     seen = _scores(classifier, images, targets, torch.cat([whole, ~hidden]), fill, confidence)
     falls = seen[:, :1] - seen[:, 1:]
@@ -154,15 +152,13 @@ def coalitions(players: int, samples: int, seed: int) -> tuple[Tensor, Tensor]:
     if players == 1:  # its value is all there is
         return torch.zeros(1, 1), torch.ones(1)
     if players < 32 and 2**players - 2 <= samples:
-        chosen = [some for size in range(1, players) for some in combinations(range(players), size)]
-        shown = torch.zeros(len(chosen), players, device="cpu")
-        for row, some in enumerate(chosen):
-            shown[row, list(some)] = 1
+        numbers = torch.arange(1, 2**players - 1, device="cpu")[:, None]
+        shown = (numbers >> torch.arange(players, device="cpu")) & 1  # a bit for each player
         kernel = [
-            (players - 1) / (math.comb(players, len(s)) * len(s) * (players - len(s)))
-            for s in chosen
+            (players - 1) / (math.comb(players, size) * size * (players - size))
+            for size in shown.sum(1).tolist()
         ]
-        return shown, torch.tensor(kernel, device="cpu")
+        return shown.float(), torch.tensor(kernel, device="cpu")
     generator = torch.Generator(device="cpu").manual_seed(seed)
     sizes = torch.arange(1, players, dtype=torch.float64, device="cpu")
     pairs = -(-samples // 2)
@@ -202,10 +198,9 @@ def scorecam(
     the `channels` with the highest mean in an image are asked, or all with 0.
     """
     n, (h, w) = len(images), images.shape[2:]
-    if layer is None:
-        with torch.no_grad(), classifier.in_eval_mode():
-            layer = classifier.feature_layer(classifier.normalize(images[:1]))
-    features = look(classifier, images, layer, differentiate=False, fold=None).features.float()
+    with torch.no_grad():
+        read, _logits = classifier.stages(images, (layer or feature_layer(classifier, images),))
+    features = read[0].float()
     if 0 < channels < features.shape[1]:
         strongest = features.mean((2, 3)).topk(channels).indices
         features = features.take_along_dim(strongest[:, :, None, None], 1)
@@ -247,16 +242,11 @@ def _scores(
     return found.confidences.view(n, m).to(images.device)
 
 
-def _edges(side: int, grid: int) -> list[int]:
-    """Where the cells of a line start, and its end.
-
-    >>> _edges(10, 4)
-    [0, 2, 5, 8, 10]
-    """
-    return [round(side * k / grid) for k in range(grid + 1)]
-
-
 def _cell_of(side: int, grid: int) -> Tensor:
-    """The cell of each pixel of a line: [side]."""
-    edges = torch.tensor(_edges(side, grid)[1:-1], dtype=torch.long)
-    return torch.bucketize(torch.arange(side), edges, right=True)
+    """The cell of each pixel of a line: [side].
+
+    >>> _cell_of(10, 4)
+    tensor([0, 0, 1, 1, 1, 2, 2, 2, 3, 3])
+    """
+    starts = torch.tensor([round(side * k / grid) for k in range(1, grid)], dtype=torch.long)
+    return torch.bucketize(torch.arange(side), starts, right=True)

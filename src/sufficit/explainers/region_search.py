@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.layers import eval_mode
 from sufficit.errors import UserError, unknown
-from sufficit.explainers.forward_pass import look
+from sufficit.explainers.forward_pass import feature_layer
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.recipes import RECIPES
 from sufficit.explainers.step import Batch, take_step
@@ -205,11 +205,10 @@ def refine(
     lax.check(classifier)
     recipe, device = RECIPES["robust"], classifier.device
     images, targets = images.to(device), targets.to(device)
-    layers = lax.layers or (classifier.feature_layer(classifier.normalize(images[:1])),)
-    seen = look(classifier, images, layers[-1], earlier=layers[:-1])
-    stages = tuple(seen.stages(layers))
+    layers = lax.layers or (feature_layer(classifier, images),)
     with torch.inference_mode(False), torch.enable_grad(), classifier.in_eval_mode():
         with torch.no_grad(), eval_mode(lax):
+            stages, _logits = classifier.stages(images, layers)
             drawn = lax.to(device).logits(stages, targets).amax(1)
             logits = drawn.clamp(-_LARGEST, _LARGEST).clone()
         logits.requires_grad_()

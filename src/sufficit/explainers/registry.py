@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from sufficit.errors import UserError, unknown
-from sufficit.explainers import cams, extremal, gradients, masking, relevance
+from sufficit.explainers import attention, cams, extremal, gradients, masking, relevance
 from sufficit.explainers.explainer import Explainer, Option, method_word, of_library, split_word
 from sufficit.explainers.libraries import library_method
 from sufficit.explainers.region_search import FILLS, refine, region_search
-from sufficit.explainers.rollout import rolled
 from sufficit.perturbation.heatmaps import normalize
 
 
@@ -166,13 +165,14 @@ EXPLAINERS: dict[str, Explainer] = {
         },
     ),
     "rollout": Explainer(
-        "product of all blocks' attention, the same for every class", "attention", rolled,
+        "product of all blocks' attention, the same for every class",
+        "attention", attention.rollout,
         "where a transformer's tokens come from", "Abnar and Zuidema 2020",
         class_agnostic=True, nets="transformer", sign="none",
     ),
     "generic-attribution": Explainer(
         "attention times its gradient, rolled over the blocks",
-        "model", relevance.generic_attribution,
+        "model", attention.generic_attribution,
         "the tokens of a transformer that speak for the class", "Chefer et al. 2021",
         cost=_GRADIENT, nets="transformer", sign="none",
     ),

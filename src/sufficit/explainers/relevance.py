@@ -1,8 +1,7 @@
-"""Relevance brought back from the logit: LRP, AttnLRP, and generic attribution.
+"""Relevance brought back from the logit: LRP and AttnLRP.
 
-A torch function mode replaces functions while the model runs, so it does not matter which modules
-call them, or whether attention is fused, eager, or inside nn.MultiheadAttention. Nothing is changed
-on the model. Each rule is written as a gradient, so that input times gradient is the relevance.
+Each rule is written as a gradient, so that input times gradient is the relevance. A torch function
+mode replaces functions by their rules while the model runs; nothing is changed on the model.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,46 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from sufficit.classifier.classifier import Classifier
-from sufficit.errors import UserError
-from sufficit.explainers.forward_pass import cells_of, target_logits_with_graph
-from sufficit.explainers.rollout import no_attention, torch_attention, whole_attention
+from sufficit.explainers.attention import WrittenAttention, no_attention, target_sum
 
 Layer = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """A linear layer or convolution of inputs, weights and a bias."""
-
-
-def generic_attribution(
-    classifier: Classifier, images: Tensor, targets: Tensor, **_: Any
-) -> Tensor:
-    """Attention times its gradient, positive part, rolled over the blocks: [N,h,w].
-
-    Chefer et al. 2021, equations 5 and 6: R = R + mean over heads of (gradient * A)^+ R.
-    """
-    mode = WrittenAttention()
-    with torch.enable_grad(), classifier.in_eval_mode():
-        inputs = classifier.normalize(images).requires_grad_()
-        goal = _target(classifier, inputs, targets, mode)
-        if not mode.weights:
-            raise no_attention("generic-attribution")
-        gradients = torch.autograd.grad(goal, mode.weights, allow_unused=True)
-    relevance, pool = None, None
-    for weights, gradient in zip(mode.weights, gradients, strict=True):
-        if gradient is None:
-            continue  # the prediction does not depend on it
-        size = None if relevance is None else relevance.shape[1]
-        positive = (weights.detach().float() * gradient.float()).clamp(min=0)
-        block = whole_attention(positive, len(images), size, "generic-attribution").mean(1)
-        if block.shape[1] == 1 and size not in (None, 1):
-            pool = block
-            continue
-        if relevance is None:
-            relevance = torch.eye(block.shape[1], device=block.device).expand_as(block)
-        relevance = relevance + block @ relevance
-    assert relevance is not None
-    return cells_of(classifier, inputs, relevance, pool)
 
 
 def attnlrp(
@@ -86,7 +52,8 @@ def _relevance(
     """Input times gradient inside the mode, summed over the channels: [N,H,W]."""
     with torch.enable_grad(), classifier.in_eval_mode():
         inputs = classifier.normalize(images).detach().requires_grad_()
-        goal = _target(classifier, inputs, targets, mode)
+        mode.image = inputs.detach()
+        goal = target_sum(classifier, inputs, targets, mode)
         leaves = (inputs, *(mode.ends or ()))
         gradients = torch.autograd.grad(goal, leaves, allow_unused=True)
     found = [
@@ -95,115 +62,6 @@ def _relevance(
         if gradient is not None
     ]
     return torch.stack(found).sum(0)
-
-
-def _target(
-    classifier: Classifier, inputs: Tensor, targets: Tensor, mode: TorchFunctionMode
-) -> Tensor:
-    """The sum of the targets' logits of a pass inside the mode."""
-    if isinstance(mode, RelevanceRules):
-        mode.image = inputs.detach()
-    with torch_attention(classifier.bare), mode:
-        logits = target_logits_with_graph(classifier, inputs, targets)
-    return logits.sum()
-
-
-class WrittenAttention(TorchFunctionMode):
-    """Computes attention step by step, and keeps the weights of every block in the graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights: list[Tensor] = []  # each [N,heads,T,T]
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Run the function, or its written-out form."""
-        options = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name == "scaled_dot_product_attention":
-            return self.attention(*args, **options)
-        if name == "multi_head_attention_forward":
-            return self.multi_head(*args, **options)
-        if name == "softmax":
-            result = func(*args, **options)
-            axis = options.get("dim", args[1] if len(args) > 1 else None)
-            if result.ndim in (3, 4) and axis in (-1, result.ndim - 1) and result.requires_grad:
-                self.weights.append(result)
-            return result
-        return self.other(name, func, args, options)
-
-    def other(self, name: str, func: Callable[..., Any], args: Any, options: Any) -> Any:
-        """Any function but attention."""
-        return func(*args, **options)
-
-    def product(self, one: Tensor, other: Tensor) -> Tensor:
-        """The matrix product of two activations."""
-        return one @ other
-
-    def attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """What scaled_dot_product_attention returns: [N,heads,T,K]."""
-        if enable_gqa:
-            key, value = (
-                t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value)
-            )
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        scores = self.product(query * scale, key.mT)
-        if is_causal:
-            attn_mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -torch.inf)
-        elif attn_mask is not None:
-            scores = scores + attn_mask
-        weights = scores.softmax(-1)
-        self.weights.append(weights)
-        return self.product(weights, value)
-
-    def multi_head(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        embed_dim_to_check: int,
-        num_heads: int,
-        in_proj_weight: Tensor | None,
-        in_proj_bias: Tensor | None,
-        *rest: Any,
-        **options: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """What nn.MultiheadAttention computes, for [T,N,E]; without masks and extra tokens."""
-        names = ("bias_k", "bias_v", "add_zero_attn", "dropout_p", "out_proj_weight")
-        given = dict(zip((*names, "out_proj_bias"), rest, strict=False)) | options
-        unusual = ("bias_k", "bias_v", "add_zero_attn", "attn_mask", "key_padding_mask")
-        if in_proj_weight is None or any(given.get(name) not in (None, False) for name in unusual):
-            raise UserError(
-                "this method reads nn.MultiheadAttention without masks, extra tokens and separate"
-                ' projections, and the model has some: use another method, for example "gradcam"'
-            )
-        weights = in_proj_weight.chunk(3)
-        biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
-        projected = [
-            self.other("linear", F.linear, (tensor, weight, bias), {})
-            for tensor, weight, bias in zip((query, key, value), weights, biases, strict=True)
-        ]
-        # [T,N,E] -> [N,heads,T,E/heads]
-        heads = [p.unflatten(2, (num_heads, -1)).permute(1, 2, 0, 3) for p in projected]
-        mixed = self.attention(*heads).permute(2, 0, 1, 3).flatten(2)
-        out = (mixed, given["out_proj_weight"], given["out_proj_bias"])
-        shown = self.weights[-1].mean(1) if given.get("average_attn_weights", True) else None
-        shown = self.weights[-1] if shown is None else shown
-        needed = shown if given.get("need_weights", True) else None
-        return self.other("linear", F.linear, out, {}), needed
 
 
 class RelevanceRules(WrittenAttention):
@@ -240,9 +98,11 @@ class RelevanceRules(WrittenAttention):
             result = self.weighted(name, layer, x, weight, bias)
             self.last = (result, layer, x, weight, bias) if name == "conv2d" else self.last
             return result
-        if name == "batch_norm" and args[0] is self.last[0] and args[1] is not None:
+        if func is F.batch_norm and args[0] is self.last[0] and args[1] is not None:
             _, layer, x, weight, bias = self.last
-            return self.weighted("conv2d", layer, x, *_merged(weight, bias, *args[1:]))
+            scale, shift, eps = (options[key] for key in ("weight", "bias", "eps"))
+            merged = fuse_conv_bn_weights(weight, bias, args[1], args[2], eps, scale, shift)
+            return self.weighted("conv2d", layer, x, *merged)
         return func(*args, **options)
 
     def weighted(
@@ -284,23 +144,6 @@ def _of_two(
     return _halved(found) if name in _PRODUCTS else found
 
 
-def _merged(
-    weight: Tensor,
-    bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> tuple[Tensor, Tensor]:
-    """Weights and bias of a convolution with the batch norm after it."""
-    factor = (variance + eps).rsqrt() * (1 if scale is None else scale)
-    moved = ((0 if bias is None else bias) - mean) * factor
-    return weight * factor[:, None, None, None], moved if shift is None else moved + shift
-
-
 def _identity(func: Callable[..., Tensor], x: Tensor, *args: Any, **options: Any) -> Tensor:
     """A function of each element: the relevance goes through unchanged (equation 9)."""
     with torch.no_grad():
@@ -328,27 +171,13 @@ def _layer_norm(
     return scaled if bias is None else scaled + bias
 
 
-def _unit(
-    func: Callable[..., Tensor],
-    x: Tensor,
-    p: float = 2.0,
-    dim: int = 1,
-    eps: float = 1e-12,
-    out: None = None,
-) -> Tensor:
-    """F.normalize, its divisor a constant."""
-    length: Tensor = x.detach().norm(p, dim, keepdim=True).clamp_min(eps)
-    return x / length
-
-
-_ELEMENTWISE = (
+_ELEMENTWISE = (  # F.normalize is one too, as its divisor counts as a constant
     *("gelu", "silu", "relu", "relu6", "hardtanh", "hardswish", "hardsigmoid", "leaky_relu"),
-    *("elu", "mish", "tanh", "sigmoid", "softplus", "logit"),
+    *("elu", "mish", "tanh", "sigmoid", "softplus", "logit", "normalize"),
 )
 RULES: Mapping[str, Callable[..., Tensor]] = {
     **dict.fromkeys(_ELEMENTWISE, _identity),
     "layer_norm": _layer_norm,
-    "normalize": _unit,
 }
 
 

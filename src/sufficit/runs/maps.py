@@ -179,11 +179,10 @@ def draw_sources(
             )
         elif not isinstance(source, GivenMaps):
             methods[name] = source
-    drawn = {}
+    found = {}
     if methods:
         asked = (classifier, images, targets, methods)
-        drawn = draw_all(*asked, layer=layer, seed=seed, progress=False, names=names)
-    found = {name: maps for name, (maps, _) in drawn.items()}
+        found = draw_all(*asked, layer=layer, seed=seed, progress=False, names=names)
     for name in sources.keys() - methods.keys():
         maps = [one[name] for one in given]
         if len({one.shape for one in maps}) > 1:  # a file may hold maps of several sizes

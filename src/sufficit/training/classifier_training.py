@@ -1,7 +1,7 @@
 """Train a classifier with cross-entropy on whole images, with or without flips and crops."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sufficit.classifier.classifier import Classifier, constant
+from sufficit.classifier.classifier import Classifier
 from sufficit.data.splits import Split, seen
 from sufficit.progress import Progress
 from sufficit.training.feed import Shuffled, keeping_randomness, mixed_seed
@@ -60,16 +60,16 @@ def train_classifier(
     fabric: "Fabric",
     out: Path,
     seed: int = 0,
-    about: Mapping[str, Any] | None = None,
     progress: bool | Progress | None = None,
 ) -> list[dict[str, float]]:
     """Train a model in place and return a row per epoch.
 
     `out` gets a checkpoint per epoch, from which the same call resumes.
     """
-    settings = {"recipe": asdict(recipe), "seed": seed, "images": len(split), **(about or {})}
+    settings = {"recipe": asdict(recipe), "seed": seed, "images": len(split)}
     on_gpu = fabric.device.type == "cuda"
-    model.to(memory_format=torch.channels_last if on_gpu else torch.contiguous_format)
+    layout = torch.channels_last if on_gpu else torch.contiguous_format
+    whole = Classifier(model.to(memory_format=layout), mean=mean, std=std)
     size, side = min(recipe.batch_size, len(split)), split.side
     total = len(split) // size  # a smaller last batch is dropped
 
@@ -81,17 +81,14 @@ def train_classifier(
     def step(rows: Tensor, done: float) -> dict[str, Tensor]:
         images, labels = split.images[rows], split.labels[rows]
         shown = seen(augmented(images, side) if recipe.augment else images, side)
-        middle, spread = (constant(v, shown.device, shown.dtype) for v in (mean, std))
-        inputs = (shown - middle) / spread
-        if inputs.is_cuda:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        inputs = whole.normalize(shown).contiguous(memory_format=layout)
         logits = trainer.module(inputs).float()
         right = (logits.detach().argmax(1) == labels).float().mean()
         return {"loss": F.cross_entropy(logits, labels), "accuracy": right}
 
-    parts = (model, recipe.optimizer_of(model), fabric, batches, step)
     course: Any = {"total": total, "epochs": recipe.epochs, "rate": recipe.rate}
-    trainer = Trainer(*parts, **course, out=out, settings=settings)
+    course |= {"out": out, "settings": settings}
+    trainer = Trainer(model, recipe.optimizer_of(model), fabric, batches, step, **course)
     with keeping_randomness():
         trainer.fit("training the classifier", progress)
     model.eval()

@@ -6,7 +6,6 @@ And loaders of what stays in memory: images as bytes on a device, with or withou
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
-from sufficit.classifier.classifier import Classifier, check_images, check_range, check_targets
+from sufficit.classifier.classifier import (
+    Classifier,
+    check_form,
+    check_images,
+    check_range,
+    check_targets,
+)
 from sufficit.data.splits import Split
 from sufficit.errors import UserError
 from sufficit.explainers.step import Batch
@@ -27,9 +32,10 @@ if TYPE_CHECKING:
 
 Target = Literal["label", "prediction", "model"]
 """Labels; the classifier's own predictions; its probabilities (labels may be missing)."""
-SHARE = 0.4  # of the free memory of a GPU, for features
+SHARE = 0.4  # of the free memory of a GPU, for features, which are there twice for a moment
 MEMORY = 2 * 2**30  # bytes for features on other devices
 Loader = Iterable[Any]
+keeping_randomness = unmoved
 
 
 @dataclass(frozen=True)
@@ -49,32 +55,41 @@ class Feed:
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch with features, in an order that seed and epoch alone decide."""
-        for number, given in self._given(epoch):
-            first = number == epoch == 0
-            batch = self._batch(given, look=first)
-            if first:
-                check_images(batch.images)  # not every batch: a GPU would wait
-            yield batch
+        device = self.classifier.device
+        for first, given in self._given(epoch):
+            images, labels = self._split(given, look=first)
+            if isinstance(given, Batch):
+                yield given.reading(self.layers).to(device)
+                continue
+            images = images.to(device, torch.float32, non_blocking=True)
+            with torch.no_grad():
+                layers = self.layers or self.classifier.stage_layers(images)
+                stages, logits = self.classifier.stages(images, layers)
+            likely = logits.topk(2, dim=1).indices
+            if labels is None:
+                labels = likely[:, 0]
+            elif first or not labels.is_cuda:  # the check makes a GPU wait
+                check_range(labels, logits.shape[1])
+            features = tuple(stage.float() for stage in stages)
+            yield Batch(images, labels.to(device, non_blocking=True), features, likely, layers)
 
     def pairs(self, epoch: int) -> Iterator[tuple[Tensor, Tensor | None]]:
         """The same without features: images and, where there are any, labels, on the device."""
         device = self.classifier.device
-        for number, given in self._given(epoch):
-            images, labels = self._split(given, look=number == epoch == 0)
-            if number == epoch == 0:
-                check_images(images)
+        for first, given in self._given(epoch):
+            images, labels = self._split(given, look=first)
             images = images.to(device, torch.float32, non_blocking=True)
             yield images, None if labels is None else labels.to(device, non_blocking=True)
 
-    def _given(self, epoch: int) -> Iterator[tuple[int, Any]]:
-        """What the loader gives in an epoch, numbered."""
+    def _given(self, epoch: int) -> Iterator[tuple[bool, Any]]:
+        """What the loader gives in an epoch, and whether it is the first of the training."""
         self._reseed(epoch)
         set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
         number = -1
         for number, given in enumerate(self.loader):
-            yield number, given
+            yield number == epoch == 0, given
         if number < 0:
             raise UserError(
                 "The loader gave no batches: it must start again at each epoch, as a DataLoader"
@@ -87,8 +102,7 @@ class Feed:
         images: list[Tensor] = []
         labels: list[Tensor] = []
         for given in self.loader:
-            some, known = self._split(given)
-            check_images(some)
+            some, known = self._split(given, look=True)
             images.append(some.cpu())
             labels += [] if known is None else [known.cpu()]
             if sum(map(len, images)) >= n:
@@ -109,31 +123,13 @@ class Feed:
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(value)
 
-    def _batch(self, given: object, *, look: bool) -> Batch:
-        """What a loader gave, with targets and features, on the classifier's device.
+    def _split(self, given: object, *, look: bool) -> tuple[Tensor, Tensor | None]:
+        """The images and, if labels are the targets, the labels of what a loader gave.
 
-        Labels on a GPU are checked only with `look`, because the check makes the GPU wait.
+        Values, and labels on a GPU, are checked only with `look`: the checks make a GPU wait.
         """
-        device = self.classifier.device
         if isinstance(given, Batch):
-            return given.reading(self.layers).to(device)
-        images, labels = self._split(given, look=look)
-        dtype = torch.float32 if images.is_floating_point() else images.dtype
-        images = images.to(device, dtype, non_blocking=True)
-        with torch.no_grad():
-            layers = self.layers or self.classifier.stage_layers(images)
-            stages, logits = self.classifier.stages(images, layers)
-        features, first = tuple(stage.float() for stage in stages), logits.topk(2, dim=1).indices
-        if labels is None:
-            return Batch(images, first[:, 0], features, first, layers)
-        if look or not labels.is_cuda:
-            check_range(labels, logits.shape[1])
-        return Batch(images, labels.to(device, non_blocking=True), features, first, layers)
-
-    def _split(self, given: object, *, look: bool = True) -> tuple[Tensor, Tensor | None]:
-        """The images and, if labels are the targets, the labels of what a loader gave."""
-        if isinstance(given, Batch):
-            return given.images, given.targets
+            given = (given.images, given.targets)
         several = isinstance(given, tuple | list) and len(given) > 0
         images, labels, *_ = (*given, None) if several else (given, None)  # type: ignore[misc]  # a list
         if not isinstance(images, Tensor):
@@ -141,9 +137,8 @@ class Feed:
                 f"The loader gave {type(given).__name__} of {type(images).__name__}: give tensors,"
                 " (images, labels) or images alone"
             )
-        if self.target == "prediction":
-            return images, None
-        if labels is None and self.target == "model":
+        (check_images if look else check_form)(images)
+        if self.target == "prediction" or (labels is None and self.target == "model"):
             return images, None
         if labels is None:
             raise UserError(
@@ -238,35 +233,17 @@ def loader_for(
     order = (len(split), split.labels.device, batch_size, limit)
     if sum(stage.nbytes for stage in stages) * len(split) > free:
         return Shuffled(split.part, *order)
-    every = [stage.new_empty(len(split), *stage.shape[1:]) for stage in stages]
-    first = torch.empty(len(split), 2, dtype=torch.long, device=device)
-    for start in range(0, len(split), batch_size):
-        rows = slice(start, start + batch_size)
-        found, logits = classifier.stages(split.part(rows)[0], layers)
-        first[rows] = logits.topk(2, dim=1).indices
-        for whole, part in zip(every, found, strict=True):
-            whole[rows] = part
+    starts = range(0, len(split), batch_size)
+    parts = (split.part(slice(start, start + batch_size))[0] for start in starts)
+    found = [classifier.stages(part, layers) for part in parts]
+    every = [torch.cat(stage) for stage in zip(*(stages for stages, _ in found), strict=True)]
+    first = torch.cat([logits.topk(2, dim=1).indices for _, logits in found])
 
     def take(rows: Tensor) -> Batch:
         features = tuple(stage[rows].float() for stage in every)
         return Batch(*split.part(rows), features, first[rows], layers)
 
     return Shuffled(take, *order)
-
-
-@contextmanager
-def keeping_randomness() -> Iterator[None]:
-    """Restore the random state of Python, numpy and torch after the block, also after an error.
-
-    Lightning's isolate_rng does not restore it after an error.
-    """
-    plain, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with unmoved():
-            yield
-    finally:
-        random.setstate(plain)
-        np.random.set_state(numbers)  # noqa: NPY002
 
 
 def mixed_seed(seed: int, epoch: int, rank: int) -> int:

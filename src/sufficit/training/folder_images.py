@@ -21,7 +21,6 @@ from sufficit.errors import UserError
 from sufficit.files import read_json
 from sufficit.training.lax_training import PATIENCE
 from sufficit.training.processes import launch
-from sufficit.training.validation import predictions
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -57,15 +56,12 @@ class TrainingImages:
         view: View | None,
         batch_size: int,
         *,
-        sampler: Sampler[int] | Literal["shuffled", "in order"] = "shuffled",
+        sampler: Sampler[int] | None = None,
         workers: int = 0,
         on_error: OnError = "skip",
     ) -> None:
         self.part, self.batch_size = part, batch_size
-        if isinstance(sampler, str):
-            rows = range(len(part))
-            sampler = RandomSampler(rows) if sampler == "shuffled" else SequentialSampler(rows)
-        self.sampler: Sampler[int] = sampler
+        self.sampler: Sampler[int] = sampler or RandomSampler(range(len(part)))
         self.loader = ImageLoader(partial(decode_entry, view), on_error, threads=workers)
         self.skipped: dict[str, str] = {}  # name -> why it could not be read
         self.passes = 0  # complete epochs
@@ -116,72 +112,45 @@ def replace_missing(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 @dataclass(frozen=True)
-class ReadImages:
-    """The readable images of a part of a folder, in memory."""
-
-    names: tuple[str, ...]
-    images: Tensor  # [N,C,H,W]
-    targets: Tensor  # [N]
-    skipped: dict[str, str]  # name -> why
-
-
-def read_part(
-    part: Part, classifier: Classifier, on_error: OnError, batch_size: int = 32
-) -> ReadImages:
-    """Read the images of a part in order; those that can't be read are skipped, or stop it.
-
-    The targets are their labels or, if the part has none, the classifier's predictions.
-    """
-    options: Any = {"sampler": "in order", "on_error": on_error}
-    loader = TrainingImages(part, classifier.view, batch_size, **options)
-    batches = list(loader)
-    names = tuple(e.image.name for e in part if e.image.name not in loader.skipped)
-    if not names:
-        name, why = next(iter(loader.skipped.items()))
-        raise UserError(
-            f"None of {len(part)} images can be read; the first, {name}: {why}. Check the files."
-        )
-    if part[0].label is None:
-        images = torch.cat(batches)
-        return ReadImages(names, images, predictions(classifier, images), loader.skipped)
-    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    return ReadImages(names, images, labels, loader.skipped)
-
-
-def _all_skipped(images: TrainingImages, out: Path, fabric: "Fabric") -> dict[str, str]:
-    """Unreadable training images of all processes; of a run finished before, those in run.json."""
-    if not images.passes:
-        earlier = None
-        if fabric.is_global_zero:
-            with suppress(UserError, KeyError, TypeError, ValueError):
-                earlier = dict(read_json(out / "run.json")["skipped"])
-        earlier = fabric.broadcast(earlier)
-        if earlier is not None:
-            return dict(earlier)
-        for _ in images:
-            pass
-    found: dict[str, str] = {}
-    for rank in range(fabric.world_size):
-        found |= fabric.broadcast(images.skipped, src=rank)
-    return found
-
-
-@dataclass(frozen=True)
 class FolderImages:
     """What a training on a folder reads."""
 
     folder: Folder
-    held_out: ReadImages
+    names: tuple[str, ...]  # of the images held out for validation that can be read
+    held_out: Tensor  # [N,C,H,W]
+    labels: Tensor | None  # [N], where labels are the targets
+    unreadable: dict[str, str]  # those held out that can't be read: name -> why
     images: TrainingImages  # this process's share
     about: dict[str, Any]  # what must be the same to resume
 
-    def skipped(self, out: Path, fabric: "Fabric") -> dict[str, str]:
-        """Every image that can't be read, and why."""
-        return self.held_out.skipped | _all_skipped(self.images, out, fabric)
+    def record(self, out: Path, fabric: "Fabric") -> dict[str, Any]:
+        """What run.json holds of the images, after training; every process calls this."""
+        skipped = self.unreadable | self._skipped(out, fabric)
+        names = [entry.image.name for entry in self.folder.training]
+        return {
+            "n_trained_on": sum(name not in skipped for name in names),
+            "n_validated_on": len(self.names),
+            "n_skipped": len(skipped),
+            "validation_images": list(self.names),
+            "skipped": skipped,
+        }
 
-    def count(self, skipped: dict[str, str]) -> int:
-        """The number of images to train on that can be read."""
-        return sum(entry.image.name not in skipped for entry in self.folder.training)
+    def _skipped(self, out: Path, fabric: "Fabric") -> dict[str, str]:
+        """Unreadable images of all processes; of a run finished before, those in run.json."""
+        if not self.images.passes:
+            earlier = None
+            if fabric.is_global_zero:
+                with suppress(UserError, KeyError, TypeError, ValueError):
+                    earlier = dict(read_json(out / "run.json")["skipped"])
+            earlier = fabric.broadcast(earlier)
+            if earlier is not None:
+                return dict(earlier)
+            for _ in self.images:
+                pass
+        found: dict[str, str] = {}
+        for rank in range(fabric.world_size):
+            found |= fabric.broadcast(self.images.skipped, src=rank)
+        return found
 
 
 def open_folder(
@@ -192,28 +161,41 @@ def open_folder(
     fabric: "Fabric",
 ) -> FolderImages:
     """Find and split the images below a folder, start the processes, read what is held out."""
-    share, size = options.validation_share, options.batch_size
     columns = {"image_column": options.image_column, "label_column": options.label_column}
+    share, view, size = options.validation_share, classifier.view, options.batch_size
     folder = read_folder(classifier, data, target, share, options.seed, **columns)
     launch(fabric)
     classifier.to(fabric.device)
-    held_out = read_part(folder.validation, classifier, options.on_error, size)
-    if len(held_out.names) < 2:
+    in_order = SequentialSampler(folder.validation)
+    held = TrainingImages(
+        folder.validation, view, size, sampler=in_order, on_error=options.on_error
+    )
+    batches, unreadable = list(held), held.skipped
+    names = tuple(e.image.name for e in folder.validation if e.image.name not in unreadable)
+    if len(names) < 2:
+        name, why = next(iter(unreadable.items()))
         raise UserError(
-            f"Only {len(held_out.names)} of {len(folder.validation)} validation images can be"
-            " read, 2 or more are needed: check the files"
+            f"Only {len(names)} of {len(folder.validation)} validation images can be read, 2 or"
+            f" more are needed; of the others the first, {name}: {why}. Check the files."
         )
-    sampler: Any = "shuffled"
+    pixels, labels = zip(*batches, strict=True) if folder.target == "label" else (batches, None)
+    sampler: Any = None
     if fabric.world_size > 1:  # this process's share
         numbers: Any = range(len(folder.training))
         ranks = (fabric.world_size, fabric.global_rank)
         sampler = DistributedSampler(numbers, *ranks, seed=options.seed)
     reading: Any = {"workers": options.workers, "on_error": options.on_error}
-    images = TrainingImages(folder.training, classifier.view, size, sampler=sampler, **reading)
-    about = {
-        "images": len(folder.training),
-        "pictures": folder.digest(),
-        "batch_size": size,
-        "precision": str(fabric.strategy.precision.precision),
-    }
-    return FolderImages(folder, held_out, images, about)
+    return FolderImages(
+        folder,
+        names,
+        torch.cat(pixels),
+        None if labels is None else torch.cat(labels),
+        unreadable,
+        TrainingImages(folder.training, view, size, sampler=sampler, **reading),
+        {
+            "images": len(folder.training),
+            "pictures": folder.digest(),
+            "batch_size": size,
+            "precision": str(fabric.strategy.precision.precision),
+        },
+    )

@@ -3,8 +3,8 @@
 import math
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +22,6 @@ from sufficit.files import place, read_json, writing
 from sufficit.metrics.leakage import leak_warning
 from sufficit.outside import as_csv
 from sufficit.provenance import plain, provenance, save_json
-from sufficit.statistics import Estimate
 from sufficit.training.feed import Loader, cache_features
 from sufficit.training.folder_images import ReadingOptions, open_folder
 from sufficit.training.lax_training import best_of, train_lax
@@ -33,6 +32,7 @@ from sufficit.training.validation import CONTROLS, Trust, ValidationScores, Vali
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 SHARED = (
     *("recipe", "area", "alpha_min", "answers", "class_free", "layers", "deterministic"),
@@ -63,60 +63,26 @@ class FolderOptions(ReadingOptions):
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """A trained adapter, its scores next to others' on the held-out images, and the verdict."""
+    """A trained adapter, the verdict on it, and what run.json holds."""
 
     lax: Lax
-    scored: dict[str, ValidationScores]  # of lax, gradcam and the controls
     trust: Trust
-    names: tuple[str, ...]  # of the held-out images
-    trained_on: int
-    skipped: dict[str, str]  # name -> why
-    target: str
-    seconds: float  # of this start
-
-    @cached_property
-    def summaries(self) -> dict[str, dict[str, Estimate]]:
-        """Mean and interval of every column, by method."""
-        return {name: found.scores.summary() for name, found in self.scored.items()}
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """A row per epoch."""
-        return list(self.lax.trained["history"])
-
-    @property
-    def best_epoch(self) -> int:
-        """The epoch of the adapter."""
-        return int(best_of(self.history)["epoch"])
-
-    @property
-    def warning(self) -> str | None:
-        """A warning if the adapter's masks leak."""
-        return leak_warning(self.summaries["lax"])
+    record: dict[str, Any]
 
     def in_words(self) -> str:
         """What the numbers mean."""
-        lax, cam = self.summaries["lax"], self.summaries["gradcam"]["msi"]
+        lax, cam = (self.record["summary"][name] for name in ("lax", "gradcam"))
         ours, theirs = (
             f"{found.mean:+.2f} (95 % interval {found.low:+.2f} .. {found.high:+.2f})"
-            for found in (lax["msi"], cam)
+            for found in (lax["msi"], cam["msi"])
         )
         return (
-            f"Selected epoch {self.best_epoch} (highest MSI minus excess leakage). On"
-            f" {len(self.names)} held-out images: MSI {ours}, marking"
+            f"Selected epoch {self.record['best_epoch']} (highest MSI minus excess leakage). On"
+            f" {self.record['n_validated_on']} held-out images: MSI {ours}, marking"
             f" {lax['mask_penalty'].mean:.0%} of the image; Grad-CAM: MSI {theirs}. MSI is near +1"
             " if a small region suffices and nothing else does. These images selected the epoch:"
             " score others before you publish a number."
         )
-
-
-def epochs_for(recipe: LaxRecipe, batches: int) -> int:
-    """The epochs of a training without given ones: those of the recipe, or more for few images.
-
-    >>> epochs_for(LaxRecipe(epochs=10), batches=15), epochs_for(LaxRecipe(epochs=10), batches=200)
-    (100, 10)
-    """
-    return max(recipe.epochs, math.ceil(STEPS / max(1, batches)))
 
 
 def train_folder(
@@ -137,27 +103,27 @@ def train_folder(
     fabric = fabric or fabric_for(classifier.device)
     with ignore_image_warnings():
         found = open_folder(classifier, data, options.target, options, fabric)
-        folder, held_out, images = found.folder, found.held_out, found.images
-        validation = ValidationSet.of(classifier, held_out.images, held_out.targets)
+        target, images = found.folder.target, found.images
+        validation = ValidationSet.of(classifier, found.held_out, found.labels)
         if options.overwrite and fabric.is_global_zero:
             (out / "run.json").unlink(missing_ok=True)
         loader: Loader = images
         if options.cache:
             if fabric.world_size > 1:
                 raise UserError("--cache-features works in one process only: drop it, or --devices")
-            cached = cache_features(classifier, images, folder.target, layers=options.layers or ())
+            cached = cache_features(classifier, images, target, layers=options.layers or ())
             loader = replace(cached, batch_size=options.batch_size)
         about = found.about | {"cached": options.cache}
         given: dict[str, Any] = {name: getattr(options, name) for name in SHARED}
         given |= _length(options, len(images))
-        given |= {"target": folder.target, "validation": validation, "about": about}
+        given |= {"target": target, "validation": validation, "about": about}
         if options.twin is not None:
             given["twin"] = Classifier.load(options.twin)
         lax = train_lax(classifier, loader, out=out, fabric=fabric, **given)
-        skipped = found.skipped(out, fabric)
+        images_read = found.record(out, fabric)
     if not fabric.is_global_zero:
         return None
-    alpha_min = lax.trained["recipe"]["alpha_min"]
+    alpha_min, history = lax.trained["recipe"]["alpha_min"], list(lax.trained["history"])
     with warnings.catch_warnings():
         # Grad-CAM is here for comparison only: its empty maps score as such.
         warnings.simplefilter("ignore", EmptyHeatmapWarning)
@@ -168,87 +134,80 @@ def train_folder(
             for name, method in methods.items()
         }
     cell = classifier.cell(validation.images)
-    scores = {name: found.scores for name, found in scored.items()}
+    scores = {name: one.scores for name, one in scored.items()}
     judged = trust(scores, scored["lax"].heatmaps, cell, alpha_min)
-    facts = (held_out.names, found.count(skipped), skipped, folder.target, time.monotonic() - start)
-    outcome = TrainingOutcome(lax, scored, judged, *facts)
+    summary = {name: one.summary() for name, one in scores.items()}
     settings = {**(config or {}), "data": str(data), "options": replace(options, progress=None)}
-    _save(out, outcome, validation, classifier, settings)
+    record = provenance(settings, classifier.device, classifier.dtype) | {
+        **images_read,
+        "targets": target,
+        "best_epoch": int(best_of(history)["epoch"]),
+        "summary": summary,
+        "leak_warning": leak_warning(summary["lax"]),
+        "trust": {
+            "trusted": judged.trusted,
+            "verdict": judged.verdict,
+            "checks": judged.checks,
+        },
+        "trained": {k: v for k, v in lax.trained.items() if k != "history"},
+        "history": history,
+        "seconds": time.monotonic() - start,
+        "seconds_of_training": sum(row["seconds"] for row in history),
+    }
+    outcome = TrainingOutcome(lax, judged, record)
+    sheet = _sheet(scored, found.names, validation, classifier)
+    figure = plots.training_figure(_history(out, history), record["best_epoch"], len(found.names))
+    plots.save(figure, out / "training.png")
+    plots.save(sheet, out / "sheet.png")
+    verdict, *checks = judged.lines()
+    listed = "\n".join(f"- {check}" for check in checks)
+    page = f"# Can this adapter be trusted?\n\n{verdict}\n\n{listed}\n\n{outcome.in_words()}\n"
+    with writing(out / "trust.md") as path:
+        path.write_text(page, encoding="utf-8")
+    save_json(out / "run.json", record)  # last: it says that all is there
     return outcome
 
 
-def _length(options: FolderOptions, batches: int) -> dict[str, Any]:
-    """Epochs and patience: where few images need more epochs, the patience grows as they do."""
-    recipe = recipe_of(options.recipe, options.epochs, options.area, options.alpha_min)
-    if options.epochs is not None:
-        return {"epochs": options.epochs, "patience": options.patience}
-    epochs, patience = epochs_for(recipe, batches), options.patience
-    more = math.ceil(epochs / recipe.epochs)
-    return {"epochs": epochs, "patience": patience and patience * more}
-
-
-def _save(
-    folder: Path,
-    outcome: TrainingOutcome,
-    validation: ValidationSet,
-    classifier: Classifier,
-    config: dict[str, Any],
-) -> None:
-    """Write history.csv, pictures, trust.md and, last, run.json; the adapter is there."""
+def _history(folder: Path, history: list[dict[str, Any]]) -> "DataFrame":
+    """The rows of all epochs as a table, which history.csv gets."""
     import pandas
 
-    frame = pandas.DataFrame(outcome.history)
+    frame = pandas.DataFrame(history)
     with writing(folder / "history.csv") as path:
         path.write_text(as_csv(frame), encoding="utf-8")
-    figure = plots.training_figure(frame, outcome.best_epoch, len(outcome.names))
-    plots.save(figure, folder / "training.png")
-    plots.save(_sheet(outcome, validation, classifier), folder / "sheet.png")
-    with writing(folder / "trust.md") as path:
-        path.write_text(_as_page(outcome), encoding="utf-8")
-    run = provenance(config, classifier.device, classifier.dtype) | {
-        "n_trained_on": outcome.trained_on,
-        "n_validated_on": len(outcome.names),
-        "n_skipped": len(outcome.skipped),
-        "targets": outcome.target,
-        "best_epoch": outcome.best_epoch,
-        "summary": outcome.summaries,
-        "leak_warning": outcome.warning,
-        "trust": {
-            "trusted": outcome.trust.trusted,
-            "verdict": outcome.trust.verdict,
-            "checks": outcome.trust.checks,
-        },
-        "trained": {k: v for k, v in outcome.lax.trained.items() if k != "history"},
-        "history": outcome.history,
-        "validation_images": outcome.names,
-        "skipped": outcome.skipped,
-        "seconds": outcome.seconds,
-        "seconds_of_training": sum(row["seconds"] for row in outcome.history),
+    return frame
+
+
+def _length(options: FolderOptions, batches: int) -> dict[str, Any]:
+    """Epochs and patience: few images need more epochs than the recipe has, and more patience."""
+    if options.epochs is not None:
+        return {"epochs": options.epochs, "patience": options.patience}
+    usual = recipe_of(options.recipe, None, options.area, options.alpha_min).epochs
+    epochs = max(usual, math.ceil(STEPS / max(1, batches)))
+    return {
+        "epochs": epochs,
+        "patience": options.patience and options.patience * math.ceil(epochs / usual),
     }
-    save_json(folder / "run.json", run)
 
 
-def _as_page(outcome: TrainingOutcome) -> str:
-    """The verdict and its checks as a page."""
-    verdict, *checks = outcome.trust.lines()
-    listed = "\n".join(f"- {check}" for check in checks)
-    return f"# Can this adapter be trusted?\n\n{verdict}\n\n{listed}\n\n{outcome.in_words()}\n"
-
-
-def _sheet(outcome: TrainingOutcome, validation: ValidationSet, classifier: Classifier) -> "Figure":
+def _sheet(
+    scored: Mapping[str, ValidationScores],
+    names: Sequence[str],
+    validation: ValidationSet,
+    classifier: Classifier,
+) -> "Figure":
     """For some images: the image, the adapter's map and Grad-CAM's, each with its MSI."""
-    n = len(outcome.names)
+    n, classes = len(names), classifier.classes
     chosen = torch.linspace(0, n - 1, min(SHOWN, n)).round().long()
     images, targets = validation.images[chosen], validation.targets[chosen].tolist()
     with torch.no_grad():
         probabilities = classifier(images).float().softmax(1).cpu()
     titles = []
     for i, target, row in zip(chosen.tolist(), targets, probabilities, strict=True):
-        name, classes = outcome.names[i], classifier.classes
-        file = name if len(name) <= 28 else f"...{name[-25:]}"
+        file = names[i] if len(names[i]) <= 28 else f"...{names[i][-25:]}"
         word = classes[target][:22] if classes else f"class {target}"
         titles.append(f"{file}\n{word}, p {float(row[target]):.2f}")
-    shown = {name: found for name, found in outcome.scored.items() if name not in CONTROLS}
+    shown = {name: found for name, found in scored.items() if name not in CONTROLS}
     maps = {name: found.heatmaps[chosen] for name, found in shown.items()}
     captions = {
         name: plots.score_captions({"msi": found.scores.msi[chosen].tolist()})
@@ -286,27 +245,19 @@ def train_twin_folder(
     with ignore_image_warnings():
         wanted: Any = "label" if options.target == "label" else "auto"
         found = open_folder(classifier, data, wanted, options, fabric)
-        held = found.held_out
-        labelled = found.folder.target == "label"
+        held, labels = found.held_out, found.labels
         given: dict[str, Any] = {name: getattr(options, name) for name in TWIN_SHARED}
-        given |= {"validation": [(held.images, held.targets) if labelled else held.images]}
-        given |= {"validation_images": len(held.names), "about": found.about, "fabric": fabric}
+        given |= {"validation": [held if labels is None else (held, labels)]}
+        given |= {"validation_images": len(held), "about": found.about, "fabric": fabric}
         train_twin(classifier, found.images, out=out, **given)
-        skipped = found.skipped(out, fabric)
+        images_read = found.record(out, fabric)
     if not fabric.is_global_zero:
         return None
-    import pandas
-
     record: dict[str, Any] = read_json(out / "run.json")
-    with writing(out / "history.csv") as path:
-        pandas.DataFrame(record["history"]).to_csv(path, index=False)
+    _history(out, record["history"])
     settings = {**(config or {}), "data": str(data), "options": replace(options, progress=None)}
-    record |= {
+    record |= images_read | {
         "config": plain(record["config"] | settings),
-        "n_trained_on": found.count(skipped),
-        "validation_images": list(held.names),
-        "n_skipped": len(skipped),
-        "skipped": skipped,
         "seconds": time.monotonic() - start,
     }
     save_json(out / "run.json", record)

@@ -1,11 +1,13 @@
 """The one training loop: epochs, batches, learning rate, checkpoints."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -128,9 +130,12 @@ class Trainer:
         # Of several processes, the one that starts the others owns the folder.
         alone = self.out if self.fabric.world_size == 1 else None
         owned = nullcontext() if alone is None else owning(alone)
-        with owned, bar(title, progress if self.fabric.is_global_zero else False) as tick:
-            while not self.over():
-                self.run_epoch(tick)
+        try:
+            with owned, bar(title, progress if self.fabric.is_global_zero else False) as tick:
+                while not self.over():
+                    self.run_epoch(tick)
+        except torch.OutOfMemoryError as error:
+            raise UserError("Out of memory: use smaller batches") from error
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Send an epoch's numbers to the Fabric's logger, if it has one."""
@@ -185,14 +190,14 @@ class EpochMeans:
     """
 
     def __init__(self, epoch: int, total: int) -> None:
-        self.epoch, self.total, self.count, self.note = epoch, total, 0, ""
-        self._waiting: list[Tensor] = []
-        self._names: tuple[str, ...] = ()
-        self._sums: Tensor | float = 0.0
+        self.epoch, self.total, self.note = epoch, total, ""
+        self._names: list[str] = []
+        self._waiting: list[Tensor] = []  # each [numbers]
+        self._seen: list[list[float]] = []  # a row per step
 
     def add(self, numbers: Mapping[str, Tensor]) -> None:
         """Add the numbers of one step."""
-        self._names = tuple(numbers)
+        self._names = list(numbers)
         self._waiting.append(torch.stack([value.detach().float() for value in numbers.values()]))
         if len(self._waiting) >= EVERY:
             self._look()
@@ -201,22 +206,20 @@ class EpochMeans:
         """The mean of each number; nothing if there was no step."""
         if self._waiting:
             self._look()
-        means = torch.as_tensor(self._sums) / max(1, self.count)
-        return dict(zip(self._names, means.tolist(), strict=True)) if self._names else {}
+        return dict(zip(self._names, map(fmean, zip(*self._seen, strict=True)), strict=True))
 
     def _look(self) -> None:
-        values = torch.stack(self._waiting).cpu().double()  # [steps,numbers]
+        for row in torch.stack(self._waiting).tolist():
+            self._seen.append(row)
+            loss = row[self._names.index("loss")]
+            if not math.isfinite(loss):
+                batch = f"{len(self._seen)}" + (f" of {self.total}" if self.total else "")
+                raise LossError(
+                    f"the loss became {loss:g} in epoch {self.epoch + 1}, batch {batch}: check its"
+                    " images, the precision and the learning rate"
+                )
         self._waiting.clear()
-        bad = (~values[:, self._names.index("loss")].isfinite()).nonzero().flatten().tolist()
-        if bad:
-            batch = f"{self.count + bad[0] + 1}" + (f" of {self.total}" if self.total else "")
-            raise LossError(
-                f"the loss became {values[bad[0], 0].item():g} in epoch {self.epoch + 1}, batch"
-                f" {batch}: check its images, the precision and the learning rate"
-            )
-        self._sums = self._sums + values.sum(0)
-        self.count += len(values)
-        last = zip(self._names, values[-1].tolist(), strict=True)
+        last = zip(self._names, self._seen[-1], strict=True)
         self.note = ", ".join(f"{name} {value:.2f}" for name, value in last)
 
 

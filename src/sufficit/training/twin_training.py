@@ -23,7 +23,7 @@ from sufficit.errors import UserError
 from sufficit.explainers.recipes import one_cycle, random_fills
 from sufficit.files import check_output, place
 from sufficit.perturbation.bands import ranks
-from sufficit.progress import Progress, Tick
+from sufficit.progress import Progress
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.training.feed import Feed, Loader, feed_of, keeping_randomness, mixed_seed
 from sufficit.training.lax_training import PATIENCE, best_of
@@ -87,7 +87,7 @@ def train_twin(
         options: Any = {"out": folder, "overwrite": overwrite, "patience": patience}
         trainer = TwinTrainer(feed, checks, epochs, lr, fabric, about or {}, **options)
         trainer.fit("training the twin", progress)
-        trainer.save(last=True)
+        trainer.keep(last=True)
         twin = trainer.result()
     return twin.to(home, classifier.dtype)
 
@@ -160,24 +160,6 @@ def random_views(images: Tensor, generator: Generator) -> Tensor:
     return torch.where(random_masks(images, generator)[:, None], images, fills)
 
 
-def distance(logits: Tensor, goals: Tensor) -> Tensor:
-    """Cross-entropy of wanted probabilities, mean over images: [N,C], [N,C] -> scalar.
-
-    >>> distance(torch.zeros(1, 4), torch.tensor([[0.0, 1.0, 0.0, 0.0]]))  # log 4
-    tensor(1.3863)
-    """
-    return -(goals * logits.log_softmax(1)).sum(1).mean()
-
-
-def goals_of(classifier: Classifier, images: Tensor, labels: Tensor | None) -> Tensor:
-    """What the twin shall say: labels as probabilities, else the original's: [N,C]."""
-    with torch.no_grad():
-        logits = classifier(images).float()
-    if labels is None:
-        return logits.softmax(1)
-    return F.one_hot(labels.to(logits.device), logits.shape[1]).float()
-
-
 @dataclass(frozen=True)
 class TwinValidation:
     """Validation images, whole and under fixed random masks."""
@@ -195,33 +177,29 @@ class TwinValidation:
         """The views are drawn by the seed."""
         generator = Generator().manual_seed(mixed_seed(seed, -1, 1))
         views = torch.cat([random_views(images, generator) for _ in range(VIEWS)])
-        known = labels if target == "label" else None
-        goals = torch.cat(
-            [
-                goals_of(classifier, some, None if known is None else known[k * 64 :][:64]).cpu()
-                for k, some in enumerate(images.split(64))
-            ]
-        )
+        goals = _logits(classifier, images).softmax(1)
         if labels is not None:
             check_range(labels, goals.shape[1])
         targets = goals.argmax(1) if labels is None else labels
+        if target == "label":
+            goals = F.one_hot(targets, goals.shape[1]).float()
         return cls(images, views, goals, targets, labels is not None)
 
     def score(self, classifier: Classifier) -> dict[str, float]:
         """Accuracy on whole and masked images, and the loss over all of them."""
-        sums = {"whole": 0.0, "masked": 0.0, "loss": 0.0}
-        parts = {"whole": (self.images, 1), "masked": (self.views, VIEWS)}
-        for name, (images, times) in parts.items():
-            goals, targets = self.goals.repeat(times, 1), self.targets.repeat(times)
-            for start in range(0, len(images), 64):
-                rows = slice(start, start + 64)
-                with torch.no_grad():
-                    logits = classifier(images[rows]).float().cpu()
-                sums[name] += float((logits.argmax(1) == targets[rows]).sum()) / len(images)
-                total = len(self.images) * (1 + VIEWS)
-                sums["loss"] += float(distance(logits, goals[rows])) * len(logits) / total
-        accuracies = {f"{name}_accuracy": sums[name] for name in parts}
-        return accuracies | {"validation_loss": sums["loss"]}
+        logits = _logits(classifier, torch.cat([self.images, self.views]))
+        right = (logits.argmax(1) == self.targets.repeat(1 + VIEWS)).double()
+        whole, masked = right.split([len(self.images), len(self.views)])
+        return {
+            "whole_accuracy": whole.mean().item(),
+            "masked_accuracy": masked.mean().item(),
+            "validation_loss": F.cross_entropy(logits, self.goals.repeat(1 + VIEWS, 1)).item(),
+        }
+
+
+def _logits(classifier: Classifier, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([classifier(some).float().cpu() for some in images.split(64)])
 
 
 class TwinTrainer(Trainer):
@@ -238,10 +216,9 @@ class TwinTrainer(Trainer):
         **options: Any,
     ) -> None:
         self.feed, self.validation, self.original = feed, validation, feed.classifier
-        twin = copied(self.original)
+        self.twin = twin = copied(self.original)
         if fabric.device.type == "cuda":
             twin.to(memory_format=torch.channels_last)
-        self.twin, model = twin, twin.model
         facts = {
             "target": feed.target,
             "seed": feed.seed,
@@ -256,8 +233,8 @@ class TwinTrainer(Trainer):
         self.facts = plain(facts)
         self.before = validation.score(self.original)
         settings = self.facts | {"validation": digest(validation.images, validation.targets)}
-        adam = torch.optim.Adam(model.parameters(), lr=lr)
-        parts = (model, adam, fabric, self._batches, self._step)
+        adam = torch.optim.Adam(twin.model.parameters(), lr=lr)
+        parts = (twin.model, adam, fabric, self._batches, self._step)
         options |= {"total": len(feed), "epochs": epochs, "rate": lambda done: lr * one_cycle(done)}
         super().__init__(*parts, settings=settings, **options)
         self.shown = Classifier(self.module, mean=twin.mean, std=twin.std, output=twin.output)
@@ -273,19 +250,15 @@ class TwinTrainer(Trainer):
 
     def _step(self, batch: tuple[Tensor, Tensor | None], done: float) -> dict[str, Tensor]:
         images, labels = batch
-        goals = goals_of(self.original, images, labels if self.feed.target == "label" else None)
+        with torch.no_grad():
+            goals = self.original(images).float().softmax(1)
+        if self.feed.target == "label" and labels is not None:
+            goals = F.one_hot(labels, goals.shape[1]).float()
         inputs = self.twin.normalize(random_views(images, self._generator))
         inputs = inputs.contiguous(memory_format=self.twin.memory_format)
         logits = self.shown.logits_of(inputs).float()
         right = (logits.detach().argmax(1) == goals.argmax(1)).float().mean()
-        return {"loss": distance(logits, goals), "accuracy": right}
-
-    def run_epoch(self, tick: Tick | None) -> None:
-        """As any trainer; out of memory it says what to do."""
-        try:
-            super().run_epoch(tick)
-        except torch.OutOfMemoryError as error:
-            raise UserError("Out of memory: use smaller batches") from error
+        return {"loss": F.cross_entropy(logits, goals), "accuracy": right}
 
     def validate(self) -> dict[str, Any]:
         """The twin's accuracy on whole and masked images; the first process computes it."""
@@ -299,15 +272,10 @@ class TwinTrainer(Trainer):
         self.select(row["worth"], self.original.dtype)
         return row
 
-    def keep(self) -> None:
-        """Save the twin if it is the best so far."""
-        if self.better:
-            self.save()
-
-    def save(self, *, last: bool = False) -> None:
-        """Write the best twin to `out`, if there is one; at the end run.json, which says so."""
+    def keep(self, *, last: bool = False) -> None:
+        """Write the best twin to `out` if it is new or not there; at the end run.json."""
         if self.out is not None and self.fabric.is_global_zero:
-            if not last or not (self.out / DESCRIPTION).exists():
+            if (self.better and not last) or not (self.out / DESCRIPTION).exists():
                 self.result().save(self.out)
             if last:
                 save_json(self.out / RUN, self.record())
@@ -316,7 +284,6 @@ class TwinTrainer(Trainer):
     def record(self) -> dict[str, Any]:
         """What is known of the twin: settings, accuracies, history, provenance."""
         best = best_of(self.state.history)
-        accuracies = ("whole_accuracy", "masked_accuracy", "validation_loss")
         known = provenance(self.facts, self.fabric.device, self.original.dtype)
         kind = "labels" if self.validation.labelled else "the original's predictions"
         return known | {
@@ -325,7 +292,7 @@ class TwinTrainer(Trainer):
             "n_validated_on": len(self.validation.images),
             "accuracy_of": kind,
             "original": self.before,
-            "twin": {name: best[name] for name in accuracies},
+            "twin": {name: best[name] for name in self.before},
             "twin_of": self.facts["twin_of"],
             "history": list(self.state.history),
         }

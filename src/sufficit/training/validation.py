@@ -1,7 +1,7 @@
 """The images that an adapter is validated on: its scores, and whether it can be trusted."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,11 @@ from sufficit.metrics.artefacts import ARTEFACTS, Cell, GridEnergy, smoothed
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.metrics.scores import Scores, evaluate
 from sufficit.report.interpretation import joined
-from sufficit.statistics import Standing, compare_values
+from sufficit.statistics import compare_values
 
 HELD_OUT_FILL = "blur"  # of the image itself, which no recipe trains with
 CONTROLS = tuple(name for name, one in EXPLAINERS.items() if one.needs == "images")
 """Maps that do not depend on the model: any method must beat them."""
-WORDS = {"lax": "LAX", "gradcam": "Grad-CAM"}
 GRID_LIMIT = 1.1  # times the grid energy of the smoothed maps
 MOST_PARTS = 3  # median
 MOST_EMPTY = 0.1  # share of images
@@ -142,26 +141,24 @@ def trust(
     scores: Mapping[str, Scores], heatmaps: Tensor, cell: Cell | None, alpha_min: float
 ) -> Trust:
     """Judge an adapter by the scores of `lax`, `gradcam` and the controls, and its maps [N,H,W]."""
-    return Trust(tuple(_checks(scores, heatmaps, cell, alpha_min)))
+    own, unseen = scores["lax"], f"MSI with the fill {HELD_OUT_FILL}, unknown to training"
+    return Trust(
+        (
+            _better(scores, "msi", "MSI", "MSI"),
+            _better(scores, "msi_held_out", "MSI with another fill", unseen),
+            _leakage(own),
+            _grid(own.grid_energy, heatmaps, cell),
+            _fragments(own.fragments, alpha_min),
+        )
+    )
 
 
-def _checks(
-    scores: Mapping[str, Scores], heatmaps: Tensor, cell: Cell | None, alpha_min: float
-) -> Iterator[Check]:
-    unseen = f"MSI with the fill {HELD_OUT_FILL}, unknown to training"
-    for column, name, words in (("msi", *_CONTENT[:1] * 2), ("msi_held_out", _CONTENT[1], unseen)):
-        values = {method: found[column].numpy() for method, found in scores.items()}
-        yield _better(compare_values(values, column, controls=CONTROLS), name, words)
-    own = scores["lax"]
-    yield _leakage(own)
-    yield _grid(own.grid_energy, heatmaps, cell)
-    yield _fragments(own.fragments, alpha_min)
-
-
-def _better(standing: Standing, name: str, words: str) -> Check:
+def _better(scores: Mapping[str, Scores], column: str, name: str, words: str) -> Check:
     """Is it significantly better than Grad-CAM and every control?"""
+    values = {method: found[column].numpy() for method, found in scores.items()}
+    standing = compare_values(values, column, controls=CONTROLS)
     rivals = [one for one in standing.means if one != "lax"]
-    named = {one: WORDS.get(one, f"the control {one}") for one in rivals}
+    named = {one: "Grad-CAM" if one == "gradcam" else f"the control {one}" for one in rivals}
     means = ", ".join(f"{named[one]} {standing.means[one]:+.2f}" for one in rivals)
     start = f"{words}: LAX {standing.means['lax']:+.2f}, {means}."
     ahead = [one for one in rivals if standing.beats(one, "lax")]
@@ -170,21 +167,22 @@ def _better(standing: Standing, name: str, words: str) -> Check:
     if ahead or any(standing.means[one] >= standing.means["lax"] for one in level):
         rest = [one for one in level if standing.means[one] >= standing.means["lax"]]
         kinds = {"significantly worse": ahead, "not better": rest}
-        said = [f"{how} than {_list(some, named)}" for how, some in kinds.items() if some]
+        said = [
+            f"{how} than {joined([named[one] for one in some])}"
+            for how, some in kinds.items()
+            if some
+        ]
         return Check(name, False, f"{start} LAX is {' and '.join(said)} ({test}).")
     if level:
-        found = f"The difference to {_list(level, named)} is not significant ({test})."
+        others = joined([named[one] for one in level])
+        found = f"The difference to {others} is not significant ({test})."
         return Check(name, None, f"{start} {found}")
     return Check(name, True, f"{start} LAX is significantly better than each ({test}).")
 
 
-def _list(names: Sequence[str], named: Mapping[str, str]) -> str:
-    return joined([named[name] for name in names])
-
-
 def _leakage(scores: Scores) -> Check:
     """Does the shape of the masks tell the class?"""
-    name = _CONTENT[2]
+    name = "leakage"
     if scores.leaked is None:
         return Check(name, None, "Leakage: not measured, because all images have one class.")
     summary = scores.summary()

@@ -19,7 +19,7 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
 from sufficit.explainers import CAMS, EXPLAINERS, Explainer, explain_all, methods_for
-from sufficit.explainers.explanation import Methods, OwnMethod
+from sufficit.explainers.explanation import Methods
 from sufficit.explainers.registry import explainer_named
 from sufficit.metrics.metric import Schedule
 from sufficit.metrics.scores import evaluate
@@ -47,7 +47,7 @@ class Service:
 
     classifier: Classifier
     name: str
-    methods: Mapping[str, Explainer | OwnMethod]
+    methods: Mapping[str, Explainer]
     usual: tuple[str, ...]  # the methods that run if a request names none
     size: tuple[int, int]  # height and width of the model's input
     n_classes: int
@@ -138,14 +138,11 @@ class Service:
 
     def about(self, name: str) -> str:
         """One line that describes a method."""
-        method = self.methods[name]
-        if isinstance(method, Explainer):
-            return method.description
-        return (method.__doc__ or "your own function").strip().splitlines()[0]
+        return self.methods[name].description
 
     def is_class_agnostic(self, name: str) -> bool:
         """Whether a method draws the same map for every class; a function of yours can say so."""
-        return getattr(self.methods[name], "class_agnostic", False) is True
+        return self.methods[name].class_agnostic
 
     def class_name(self, number: int) -> str:
         """The name of a class, or its number."""

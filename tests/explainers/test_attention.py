@@ -12,7 +12,7 @@ from small_models import (
 )
 from sufficit import Classifier, UserError
 from sufficit.explainers import explain, explain_all
-from sufficit.explainers.rollout import attention_weights, class_row
+from sufficit.explainers.attention import WrittenAttention, cells_of
 
 timm = pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")
@@ -196,10 +196,22 @@ def test_pooling_by_attention_weighs_the_rows() -> None:
     model = timm_vit(class_token=False, global_pool="map")
     found = explain(Classifier(model), images_of(), method="rollout")
     assert found.amax() == 1
-    tokens = torch.tensor([[[0.9, 0.1], [0.3, 0.7]]])
-    assert torch.allclose(class_row(tokens, 0, torch.tensor([[[0.5, 0.5]]]), False), tokens.mean(1))
-    assert torch.equal(class_row(tokens, 1, None, False), tokens[:, 0])
-    assert torch.equal(class_row(tokens, 1, None, True), tokens[:, 1])
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_the_row_of_the_prediction_is_pooled_averaged_or_that_of_the_class(prefix: int) -> None:
+    model, images = nn.Sequential(nn.Flatten()), torch.zeros(1, 3, 8, 8)
+    tokens = torch.rand(1, 4 + prefix, 4 + prefix, generator=torch.Generator().manual_seed(0))
+    shares = torch.rand(1, 1, 4 + prefix)
+
+    def cells(pool: Tensor | None) -> Tensor:
+        return cells_of(Classifier(model, layer="0"), images, tokens, pool).flatten()
+
+    assert torch.allclose(cells(shares), (shares[0, 0, :, None] * tokens[0]).sum(0)[prefix:])
+    averaged = tokens[0, prefix:, prefix:].mean(0)
+    assert torch.equal(cells(None), tokens[0, 0, 1:] if prefix else averaged)
+    model.global_pool = "avg"
+    assert torch.allclose(cells(None), averaged)
 
 
 def test_weights_of_attention_with_mask_and_scale() -> None:
@@ -207,19 +219,19 @@ def test_weights_of_attention_with_mask_and_scale() -> None:
     query, key, value = torch.randn(3, 2, 4, 6, 8)
     mask = torch.randn(6, 6)
     wanted = (query @ key.mT * 0.3 + mask).softmax(-1)
-    found = attention_weights(query, key, value, mask, scale=0.3)
+    found = WrittenAttention().attention(query, key, value, mask, scale=0.3)[1]
     assert torch.allclose(found, wanted, atol=1e-6)
-    causal = attention_weights(query, key, value, is_causal=True)
+    causal = WrittenAttention().attention(query, key, value, is_causal=True)[1]
     assert torch.equal(causal.triu(1), torch.zeros_like(causal))
     assert torch.allclose(causal.sum(-1), torch.ones(2, 4, 6))
 
 
-def test_it_shares_the_forward_with_the_cams() -> None:
+def test_it_takes_one_forward_pass_and_leaves_that_of_the_cams_alone() -> None:
     model, images, forwards = timm_vit(), images_of(), []
     model.register_forward_hook(lambda *_: forwards.append(1))
     classifier = Classifier(model, layer="blocks.2.norm1")
     both = explain_all(classifier, images, methods=["layercam", "rollout"])
-    assert len(forwards) == 1
+    assert len(forwards) == 2
     for name, maps in both.items():
         assert torch.allclose(maps, explain(classifier, images, method=name), atol=1e-5)
 
