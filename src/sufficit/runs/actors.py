@@ -24,7 +24,7 @@ from sufficit.files import place
 from sufficit.runs.engine import Worker
 from sufficit.runs.explanations import Sample, quiet
 from sufficit.runs.job import Job
-from sufficit.runs.store import KEY, UNITS, Store
+from sufficit.runs.store import KEY, LEAK, UNITS, Store
 
 DRAW_DONORS = -1  # the number of the task that comes before the units
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
@@ -150,7 +150,7 @@ class UnitActor:
         if number == DRAW_DONORS or worker.store.has(self.stage, number):
             return
         unit = worker.job.units[number]
-        items = self._read(unit, following) if worker.needs_images(self.stage) else []
+        items = self._read(unit, following) if self.stage != LEAK else []
         worker.store.write_unit(unit.number, worker.work(self.stage, unit, items))
 
     def _read(self, unit: Unit, following: int | None) -> list[Sample]:

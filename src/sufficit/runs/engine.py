@@ -4,8 +4,8 @@ Read this file first. `run` starts or resumes a run; `Worker.score` computes one
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -71,24 +71,36 @@ def run(
     units; the numbers are the same. With `within` in the config it stops when MSI is that precise.
     """
     searching = job.config.leak and job.plan.searching  # masks are known only after the search
-    with quiet(), closing(job), store_in(out) as owned, cluster_of(job, workers) as cluster:
+    stages = (SCORES, LEAK) if searching else (SCORES,)
+    with opened(job, out, overwrite, workers) as (whole, owned, cluster):
+        if (found := _finished(whole, owned, stages, flat=flat, keep=keep)) is not None:
+            return found
+        store = start(whole, owned, stages)
+        for part in looks(whole):  # without --within one, at all images
+            compute(part, store, SCORES, progress, cluster=cluster)
+            if len(part.units) < len(whole.units) and is_precise(part, store):
+                break
+        alpha_min = best_alpha(part, store)
+        if searching:
+            compute(part, store, LEAK, progress, alpha_min, cluster=cluster)
+        return write_results(part, store, alpha_min, flat=flat, temporary=out is None)
+
+
+@contextmanager
+def opened(
+    job: Job, out: Path | None, overwrite: bool, workers: Workers | None
+) -> "Iterator[tuple[Job, Store, RayCluster | None]]":
+    """Own the folder inside, which `overwrite` clears, and have the cluster of the workers."""
+    with quiet(), closing(job), store_in(out) as owned:
         if overwrite:
             owned.clear()
-        stages = (SCORES, LEAK) if searching else (SCORES,)
-        job = placed(job, cluster)
-        if (found := _finished(job, owned, stages, flat=flat, keep=keep)) is not None:
-            return found
-        store = start(job, owned, stages)
-        whole = len(job.units)
-        for part in looks(job):  # without --within one, at all images
-            compute(part, store, SCORES, progress, cluster=cluster)
-            if len(part.units) < whole and is_precise(part, store):
-                break
-        job = part
-        alpha_min = best_alpha(job, store)
-        if searching:
-            compute(job, store, LEAK, progress, alpha_min, cluster=cluster)
-        return write_results(job, store, alpha_min, flat=flat, temporary=out is None)
+        if workers is None:
+            yield job, owned, None
+            return
+        from sufficit.runs.distributed import RayCluster  # which imports Ray
+
+        with RayCluster(workers, job.classifier.device) as cluster:
+            yield replace(job, placed=cluster.device), owned, cluster
 
 
 def _finished(
@@ -155,31 +167,15 @@ def compute(
             cluster.compute(job, store, stage, missing, advance, alpha_min, kind)
             return
         worker = kind(job, store, alpha_min)
-        writing: Future[None] | None = None
         with ThreadPoolExecutor(1) as pool:  # files are written while the next unit is computed
+            writing = pool.submit(store.write_unit, 0, [])
             for unit, items in worker.read((job.units[number] for number in missing), stage):
                 inside = _within(tick, before, len(unit) * width, total)
                 files = worker.work(stage, unit, items, inside)
-                if writing is not None:
-                    writing.result()
+                writing.result()
                 writing = pool.submit(store.write_unit, unit.number, files)
                 advance(len(unit))
-            if writing is not None:
-                writing.result()
-
-
-def cluster_of(job: Job, workers: Workers | None) -> "AbstractContextManager[RayCluster | None]":
-    """The cluster that computes the units; None, and Ray not imported, without workers."""
-    if workers is None:
-        return nullcontext()
-    from sufficit.runs.distributed import RayCluster
-
-    return RayCluster(workers, job.classifier.device)
-
-
-def placed(job: Job, cluster: "RayCluster | None") -> Job:
-    """The job with the device that computes it."""
-    return job if cluster is None else replace(job, placed=cluster.device)
+            writing.result()
 
 
 class Worker(ImageWorker):
@@ -193,14 +189,7 @@ class Worker(ImageWorker):
     def read(self, units: Iterable[Unit], stage: str) -> Iterator[tuple[Unit, Sequence[Sample]]]:
         """Each unit with its images, the next one read ahead; leakage needs no images."""
         self.draw_donors()
-        if self.needs_images(stage):
-            yield from self.loader.ahead(units)
-        else:
-            yield from ((unit, ()) for unit in units)
-
-    def needs_images(self, stage: str) -> bool:
-        """Whether a unit of the stage is computed from its images."""
-        return stage != LEAK
+        yield from self.loader.ahead(units) if stage != LEAK else ((unit, ()) for unit in units)
 
     def work(
         self, stage: str, unit: Unit, items: Sequence[Sample], tick: Progress | None = None

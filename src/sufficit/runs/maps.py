@@ -161,7 +161,6 @@ def draw_sources(
     targets: Tensor,
     numbers: Sequence[int],
     given: Sequence[Mapping[str, Tensor]],
-    *,
     seed: int,
     layer: str | None,
     names: Sequence[str] | None = None,

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ from sufficit.files import make_folder, remove_folder, short_name, version_of, w
 from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
 from sufficit.runs.config import Workers
-from sufficit.runs.engine import Worker, cluster_of, compute, placed, start
-from sufficit.runs.explanations import Sample, quiet
+from sufficit.runs.engine import Worker, compute, opened, start
+from sufficit.runs.explanations import Sample
 from sufficit.runs.job import Job
 from sufficit.runs.maps import maps_from_file, source_facts
-from sufficit.runs.store import HEATMAPS, StageFile, Store, store_in
+from sufficit.runs.store import HEATMAPS, StageFile, Store
 
 SHEET_ROWS = 24  # images of a sheet, and of a unit
 
@@ -73,29 +72,25 @@ def explain_run(
 
     Return the record. Run again after an interruption, it draws only the units that are missing.
     """
-    with quiet(), closing(job), store_in(out) as owned, cluster_of(job, workers) as cluster:
+    with opened(job, out, overwrite, workers) as (placed, owned, cluster):
         if overwrite:
-            owned.clear()
             _clear(out)
-        job = placed(job, cluster)
-        store = start(job, owned, (HEATMAPS,))
-        compute(job, store, HEATMAPS, progress, cluster=cluster, kind=OverlayWorker)
-        facts = [store.facts(HEATMAPS, unit.number) for unit in job.units]
+        store = start(placed, owned, (HEATMAPS,))
+        compute(placed, store, HEATMAPS, progress, cluster=cluster, kind=OverlayWorker)
+        facts = [store.facts(HEATMAPS, unit) for unit in range(len(job.units))]
         skipped = {name: why for one in facts for name, why in one["skipped"].items()}
-        check_any(sum(len(one["names"]) for one in facts), len(skipped), skipped)
+        n = sum(len(one["names"]) for one in facts)
+        check_any(n, len(skipped), skipped)
         for name in job.sources:
             write_heatmaps(out / f"{name}.npz", _heatmaps(store, facts, name, job.config.seed))
-        place = job.classifier
-        record = provenance(asdict(job.config), place.device, place.dtype) | {
-            "n": sum(len(one["names"]) for one in facts),
+        named = [pair for one in facts for pair in zip(one["names"], one["targets"], strict=True)]
+        empty = {name: sum(one["empty"].get(name, 0) for one in facts) for name in job.sources}
+        record = provenance(asdict(job.config), job.classifier.device, job.classifier.dtype) | {
+            "n": n,
             "methods": list(job.sources),
             "sources": {name: source_facts(source) for name, source in job.sources.items()},
-            "targets": {
-                n: t for one in facts for n, t in zip(one["names"], one["targets"], strict=True)
-            },
-            "empty_heatmaps": {
-                name: sum(one["empty"].get(name, 0) for one in facts) for name in job.sources
-            },
+            "targets": dict(named),
+            "empty_heatmaps": empty,
             "skipped": skipped,
         }
         save_json(out / "run.json", record)
