@@ -104,7 +104,8 @@ def test_controls_have_no_part_in_the_search(monkeypatch: pytest.MonkeyPatch) ->
     alphas = (0.2, 0.4, 0.6, 0.8)
     msi = {"a": [0.5, 0.4, 0.0, 0.0], "b": [0.0, 0.4, 0.5, 0.0], "random": [0.0, 0.0, 0.0, 9.0]}
     tried = {name: {a: [m] * 2 for a, m in zip(alphas, msi[name], strict=True)} for name in msi}
-    monkeypatch.setattr(merge, "_tried", lambda job, kept, name: tried[name])
+    monkeypatch.setattr(merge, "_predictions", lambda job, kept, name: tried[name])
+    monkeypatch.setattr(merge, "msi", lambda found, schedule: found[schedule.alpha_min])
     plan = SimpleNamespace(searching=True, schedules=[SimpleNamespace(alpha_min=a) for a in alphas])
     config = SimpleNamespace(seed=0)
     job: Any = SimpleNamespace(plan=plan, ranked=["a", "b"], units=[0], config=config)

@@ -42,7 +42,7 @@ from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, check_cont
 from sufficit.runs.job import Job
 from sufficit.runs.maps import maps_from_file, pack
 from sufficit.runs.merge import OF_SOME, best_alpha, is_precise, stem_of, write_results
-from sufficit.runs.rankings import ceiling_scores, looks
+from sufficit.runs.rankings import ceiling_scores
 from sufficit.runs.results import RunResults
 from sufficit.runs.shown import keeps_all
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, StageFile, Store, store_in
@@ -76,7 +76,8 @@ def run(
         if (found := _finished(whole, owned, stages, flat=flat, keep=keep)) is not None:
             return found
         store = start(whole, owned, stages)
-        for part in looks(whole):  # without --within one, at all images
+        for size in whole.looks:  # without --within one, at all images
+            part = replace(whole, part=size)
             compute(part, store, SCORES, progress, cluster=cluster)
             if len(part.units) < len(whole.units) and is_precise(part, store):
                 break
@@ -185,6 +186,7 @@ class Worker(ImageWorker):
         super().__init__(job, store)
         self.alpha_min = job.plan.schedules[0].alpha_min if alpha_min is None else alpha_min
         self._scorers: tuple[Classifier, Classifier | None] | None = None
+        self._choices = [Choice() for _ in job.plan.schedules]  # what may be shown, of each
 
     def read(self, units: Iterable[Unit], stage: str) -> Iterator[tuple[Unit, Sequence[Sample]]]:
         """Each unit with its images, the next one read ahead; leakage needs no images."""
@@ -223,11 +225,10 @@ class Worker(ImageWorker):
             for name, found in predictions.items()
             for part in found.parts
         }
-        if self.leaks and not self.job.plan.searching:
+        if not self.job.plan.searching:
             tensors |= self._leaked(batch)
         job, plan = self.job, self.job.plan
-        samples = {"alpha": job.alpha_sample, "ceiling": job.ceiling_sample}
-        for kind, numbers in samples.items():
+        for kind, numbers in job.samples.items():
             some = [i for i, number in enumerate(batch.numbers) if number in numbers]
             if some:
                 part = batch.rows(some)
@@ -245,13 +246,14 @@ class Worker(ImageWorker):
             "bad_truths": {item.name: item.problem for item in items if item.problem},
             "output": self.job.classifier.output_remark,
         }
-        return [*self._kept(batch, predictions), (SCORES, tensors, facts)]
+        shown = [self._pixels(batch, predictions)] if "msi" in plan.columns else []
+        return [self.maps_file(batch, {}), *shown, (SCORES, tensors, facts)]
 
     def leak(self, unit: Unit) -> list[StageFile]:
         """Measure the leakage of a unit's masks, from the heatmaps in the store."""
         facts = self.store.facts(SCORES, unit.number)
         tensors: dict[str, Tensor] = {}
-        if facts["names"] and self.leaks:
+        if facts["names"]:
             name = f"{next(iter(self.job.sources))}/targets"
             targets = self.store.read(SCORES, unit.number, names=[name]).tensors[name]
             kept = self.store.read(HEATMAPS, unit.number)
@@ -276,6 +278,9 @@ class Worker(ImageWorker):
         }
 
     def _leaked(self, batch: MapBatch) -> dict[str, Tensor]:
+        """What is stored of the leakage; nothing where it cannot be measured."""
+        if self._probe is None:
+            return {}
         found = measure_methods(batch.heatmaps, batch.targets, self._probe, batch.numbers)
         return {
             f"{name}/leak/{part}": getattr(leaked, part)
@@ -291,49 +296,33 @@ class Worker(ImageWorker):
         given = (model, batch.images, batch.heatmaps, batch.targets, job.curve_plan)
         return msi_by_method(*given, fill=job.fill, batch_size=job.config.batch_size)
 
-    def _kept(self, batch: MapBatch, predictions: Mapping[str, Predictions]) -> list[StageFile]:
-        """The maps, and the pixels of images that may be shown."""
-        files = [self.maps_file(batch, {})]
-        if "msi" in self.job.plan.columns:
-            few = keeps_all(self.job)
-            rows = range(len(batch.names)) if few else sorted(self._candidates(batch, predictions))
-            numbers, pixels = [batch.numbers[i] for i in rows], pack(batch.images[list(rows)])
-            files.append((PIXELS, {"pixels": pixels}, {"numbers": numbers}))
-        return files
+    def _pixels(self, batch: MapBatch, predictions: Mapping[str, Predictions]) -> StageFile:
+        """The images that are drawn, or among the best, worst or most disputed so far.
 
-    def _candidates(self, batch: MapBatch, predictions: Mapping[str, Predictions]) -> set[int]:
-        """Rows that are drawn, or among the best, worst or most disputed so far at any alpha_min.
-
-        An image that is among those of all images is also among those that came before it.
+        An image that is among those of all images is also among those that came before it, at
+        whatever alpha_min. Few images are kept all.
         """
-        found = {number for number in batch.numbers if number in self.job.shown_by_seed}
-        for schedule, choice in zip(self.job.plan.schedules, self._choices, strict=True):
-            values = {name: msi(predictions[name], schedule).numpy() for name in self.job.ranked}
-            found |= choice.add(batch.numbers, values)
-        return {i for i, number in enumerate(batch.numbers) if number in found}
+        job, numbers, few = self.job, batch.numbers, keeps_all(self.job)
+        kept = {*numbers} if few else {*job.shown_by_seed}
+        tried = zip(job.plan.schedules, self._choices, strict=True)
+        for schedule, choice in () if few else tried:
+            values = {name: msi(predictions[name], schedule).numpy() for name in job.ranked}
+            kept |= choice.add(numbers, values)
+        rows = [row for row, number in enumerate(numbers) if number in kept]
+        pixels = {"pixels": pack(batch.images[rows])}
+        return PIXELS, pixels, {"numbers": [numbers[row] for row in rows]}
 
     @cached_property
-    def _choices(self) -> list[Choice]:
-        """What this worker may show of the images it scored, at each alpha_min."""
-        return [Choice() for _ in self.job.plan.schedules]
+    def _probe(self) -> LeakProbe | None:
+        """The donors, and what the model says of their masks over grey and noise.
 
-    @property
-    def leaks(self) -> bool:
-        """Whether leakage can be measured: the donors are of two classes or more."""
-        return self.donors is not None and len(self.donors.targets.unique()) > 1
-
-    @cached_property
-    def _probe(self) -> LeakProbe:
-        """The donors, and what the model says of their masks over grey and noise."""
+        None where leakage cannot be measured, because there are not two classes among them.
+        """
         config, donors = self.job.config, self.donors
-        assert donors is not None  # `leaks` was asked
-        setting = LeakSettings(
-            self.alpha_min,
-            config.donors or DONORS,
-            config.seed,
-            fill=self.job.fill,
-            batch_size=config.batch_size,
-        )
+        if donors is None or len(donors.targets.unique()) < 2:
+            return None
+        how: Any = {"fill": self.job.fill, "batch_size": config.batch_size}
+        setting = LeakSettings(self.alpha_min, config.donors or DONORS, config.seed, **how)
         setting.check(donors.images)
         heatmaps = torch.cat(list(donors.heatmaps.values()))
         pool = Pool(donors.images, heatmaps, donors.targets)

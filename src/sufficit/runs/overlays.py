@@ -22,7 +22,7 @@ from sufficit.runs.config import Workers
 from sufficit.runs.engine import Worker, compute, opened, start
 from sufficit.runs.explanations import Sample
 from sufficit.runs.job import Job
-from sufficit.runs.maps import maps_from_file, source_facts
+from sufficit.runs.maps import heatmaps_from_file, source_facts
 from sufficit.runs.store import HEATMAPS, StageFile, Store
 
 SHEET_ROWS = 24  # images of a sheet, and of a unit
@@ -73,8 +73,11 @@ def explain_run(
     Return the record. Run again after an interruption, it draws only the units that are missing.
     """
     with opened(job, out, overwrite, workers) as (placed, owned, cluster):
-        if overwrite:
-            _clear(out)
+        if overwrite:  # the files of an earlier run of explain, and nothing else
+            remove_folder(out / "overlays")
+            sheets = (p for p in out.glob("sheet*.png") if re.fullmatch(r"sheet(-\d+)?", p.stem))
+            for path in [*sheets, *out.glob("*.npz")]:
+                path.unlink()
         store = start(placed, owned, (HEATMAPS,))
         compute(placed, store, HEATMAPS, progress, cluster=cluster, kind=OverlayWorker)
         facts = [store.facts(HEATMAPS, unit) for unit in range(len(job.units))]
@@ -104,9 +107,8 @@ def _heatmaps(
     """Every image's heatmap at the image's size, a unit at a time."""
     for unit, one in enumerate(facts):
         if one["names"]:
-            _, h, w = one["shape"]
-            maps = maps_from_file(store.read(HEATMAPS, unit), seed)[source]
-            yield from zip(one["names"], maps.at((h, w)), strict=True)
+            maps = heatmaps_from_file(store.read(HEATMAPS, unit), seed)[source]
+            yield from zip(one["names"], maps, strict=True)
 
 
 class OverlayWorker(Worker):
@@ -123,6 +125,8 @@ class OverlayWorker(Worker):
         facts["contents"] = {item.name: item.contents for item in items}
         if batch is None:
             return [(HEATMAPS, {}, facts)]
+        from PIL import Image
+
         classifier, out = self.job.classifier, self.store.folder
         with torch.no_grad():
             probabilities = classifier(batch.images).float().softmax(1).cpu()
@@ -131,7 +135,11 @@ class OverlayWorker(Worker):
         overlays = make_folder(out / "overlays")
         for method, maps in heatmaps.items():
             for name, image, heatmap in zip(batch.names, images, maps, strict=True):
-                _save_overlay(_inside(overlays, f"{name}.{method}.png"), image, heatmap)
+                pixels = (plots.blend(image, heatmap) * 255).round().to(torch.uint8).numpy()
+                path = _inside(overlays, f"{name}.{method}.png")
+                make_folder(path.parent)
+                with writing(path) as part:
+                    Image.fromarray(pixels).save(part)
         titles = [
             row_title(name, row, target, classifier.classes)
             for name, row, target in zip(batch.names, probabilities, targets, strict=True)
@@ -144,23 +152,11 @@ class OverlayWorker(Worker):
 def row_title(name: str, probabilities: Tensor, target: int, classes: Sequence[str] | None) -> str:
     """File, likeliest classes with probabilities, and the class explained if it is another."""
     numbers: list[int] = probabilities.topk(min(3, len(probabilities))).indices.tolist()
-    lines = [f"{_class_name(k, classes)[:22]} {probabilities[k]:.2f}" for k in numbers]
+    words = {k: classes[k] if classes else f"class {k}" for k in (*numbers, target)}
+    lines = [f"{words[k][:22]} {probabilities[k]:.2f}" for k in numbers]
     if target != numbers[0]:
-        word = _class_name(target, classes)[:14]
-        lines.append(f"explained: {word} {probabilities[target]:.2f}")
+        lines.append(f"explained: {words[target][:14]} {probabilities[target]:.2f}")
     return "\n".join([name if len(name) <= 28 else f"...{name[-25:]}", *lines])
-
-
-def _class_name(number: int, classes: Sequence[str] | None) -> str:
-    return classes[number] if classes else f"class {number}"
-
-
-def _clear(out: Path) -> None:
-    """Delete the files of an earlier run of explain, and nothing else."""
-    remove_folder(out / "overlays")
-    for path in [*out.glob("sheet*.png"), *out.glob("*.npz")]:
-        if path.suffix == ".npz" or re.fullmatch(r"sheet(-\d+)?\.png", path.name):
-            path.unlink()
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -169,12 +165,3 @@ def _inside(folder: Path, name: str) -> Path:
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{name!r} leads out of {folder}: rename the image")
     return path.with_name(short_name(path.name))
-
-
-def _save_overlay(path: Path, image: Tensor, heatmap: Tensor) -> None:
-    from PIL import Image
-
-    pixels = (plots.blend(image, heatmap) * 255).round().to(torch.uint8).numpy()
-    make_folder(path.parent)
-    with writing(path) as part:
-        Image.fromarray(pixels).save(part)
