@@ -257,7 +257,7 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
             raise FileNotFoundError("there is no such file")
         if path.stat().st_size > most:
             raise ValueError(f"it has {path.stat().st_size} bytes, the limit is {most}")
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_bytes())
     except GoneError:
         raise
     except (OSError, ValueError, RecursionError) as error:

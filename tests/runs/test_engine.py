@@ -32,7 +32,7 @@ from sufficit.data import image_files
 from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
 from sufficit.data.images import list_images, read_image
 from sufficit.provenance import plain, save_json
-from sufficit.runs import engine, job, maps, shown
+from sufficit.runs import engine, job, maps
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
 from sufficit.runs.maps import noise
@@ -452,8 +452,7 @@ def every_source(photos: Path, **more: Any) -> Any:
 def test_each_image_is_decoded_once_and_explained_once_by_each_source(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: int, alpha_min: Any
 ) -> None:
-    for module in (job, shown):
-        monkeypatch.setattr(module, "POOL", pool)
+    monkeypatch.setattr(job, "POOL", pool)
     config = every_source(photos, alpha_min=alpha_min)
     counts = Counts(photos, monkeypatch)
     results = run_small(config, tmp_path / "out", unit=3)
@@ -474,8 +473,7 @@ def test_a_resumed_run_decodes_and_explains_only_what_is_missing(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: int, stage: str,
     after: int, alpha_min: Any,
 ) -> None:  # fmt: skip
-    for module in (job, shown):
-        monkeypatch.setattr(module, "POOL", pool)
+    monkeypatch.setattr(job, "POOL", pool)
     config, out = every_source(photos, alpha_min=alpha_min), tmp_path / "out"
     whole = run_small(config, tmp_path / "whole", unit=3)
     interrupted(lambda: run_small(config, out, unit=3), stage, after)

@@ -269,9 +269,8 @@ def test_another_precision_is_another_run(stopping: Callable[..., RunResults]) -
 
 
 def test_images_that_are_shown_have_their_own_pixels(
-    stopping: Callable[..., RunResults], photos: Path, monkeypatch: pytest.MonkeyPatch
+    stopping: Callable[..., RunResults], photos: Path
 ) -> None:
-    monkeypatch.setattr("sufficit.runs.shown.POOL", 4)  # pixels of few images are kept
     found = stopping(score="accuracy")
     assert found.shown is not None
     view = Classifier.load(found.config.model).view

@@ -44,7 +44,6 @@ from sufficit.runs.maps import maps_from_file, pack
 from sufficit.runs.merge import OF_SOME, best_alpha, is_precise, stem_of, write_results
 from sufficit.runs.rankings import ceiling_scores
 from sufficit.runs.results import RunResults
-from sufficit.runs.shown import keeps_all
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, StageFile, Store, store_in
 
 if TYPE_CHECKING:
@@ -94,7 +93,8 @@ def opened(
     """Own the folder inside, which `overwrite` clears, and have the cluster of the workers."""
     with quiet(), closing(job), store_in(out) as owned:
         if overwrite:
-            owned.clear()
+            owned.clear_units()
+            owned.clear_results()
         if workers is None:
             yield job, owned, None
             return
@@ -300,12 +300,10 @@ class Worker(ImageWorker):
         """The images that are drawn, or among the best, worst or most disputed so far.
 
         An image that is among those of all images is also among those that came before it, at
-        whatever alpha_min. Few images are kept all.
+        whatever alpha_min.
         """
-        job, numbers, few = self.job, batch.numbers, keeps_all(self.job)
-        kept = {*numbers} if few else {*job.shown_by_seed}
-        tried = zip(job.plan.schedules, self._choices, strict=True)
-        for schedule, choice in () if few else tried:
+        job, numbers, kept = self.job, batch.numbers, {*self.job.shown_by_seed}
+        for schedule, choice in zip(job.plan.schedules, self._choices, strict=True):
             values = {name: msi(predictions[name], schedule).numpy() for name in job.ranked}
             kept |= choice.add(numbers, values)
         rows = [row for row, number in enumerate(numbers) if number in kept]

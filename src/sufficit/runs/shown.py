@@ -13,7 +13,6 @@ from torch import Tensor
 
 from sufficit import plots
 from sufficit.errors import UserError, unknown
-from sufficit.metrics.leakage import POOL
 from sufficit.metrics.plan import ask, make_plan
 from sufficit.perturbation.predictions import ROWS, Predictions
 from sufficit.report.content import Choice, Shown
@@ -48,11 +47,6 @@ class ShownImages(Shown):
     fill: str | Tensor = "black"
 
 
-def keeps_all(job: Job) -> bool:
-    """Whether the pixels of all images are kept, because they are few."""
-    return len(job.entries) <= POOL
-
-
 def places_of(
     job: Job,
     choice: Choice,
@@ -72,8 +66,7 @@ def places_of(
     ]
     best = choice.add([number for number, _, _ in images], msi) | {*job.shown_by_seed}
     new = {number: (start + k, unit, name) for k, (number, unit, name) in enumerate(images)}
-    every = {**known, **new}
-    return {n: place for n, place in every.items() if keeps_all(job) or n in best}
+    return {number: place for number, place in {**known, **new}.items() if number in best}
 
 
 def write_shown(
@@ -83,11 +76,7 @@ def write_shown(
 
     `places` has row, unit and name of the images that may be shown, by number.
     """
-    drawn = [number for number in job.shown_by_seed if number in places]
-    if keeps_all(job):
-        known = [*places]
-        drawn = [known[k] for k in np.random.default_rng(job.config.seed).permutation(len(known))]
-    chosen = choice.chosen(drawn)
+    chosen = choice.chosen([number for number in job.shown_by_seed if number in places])
     # A worker whose processor rounds otherwise may have kept another of two images that tie.
     kept = {number: store.read(PIXELS, places[number][1]) for number in chosen}
     chosen = {n: w for n, w in chosen.items() if n in kept[n].facts["numbers"]}

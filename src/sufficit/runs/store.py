@@ -33,10 +33,9 @@ SCORES, HEATMAPS, PIXELS, LEAK, DONORS = "scores", "heatmaps", "pixels", "leak",
 KEY, UNIT_SIZE, RUN = "key.json", "images per unit", "run"
 ROW_FILES = ("scores.parquet", "curves.parquet", "heatmaps.npz")  # of each source
 FILES = (
-    *ROW_FILES,
+    *("run.json", *ROW_FILES),
     *("summary.json", "curves.json", "pairs.csv", "skipped.csv", "shown.safetensors"),
-    *("run.json", "RUN.toml"),
-    *("report.html", "sheet.png", "curves.png"),
+    *("RUN.toml", "report.html", "sheet.png", "curves.png"),
 )
 MOST_HEADER = 2**27  # bytes of the facts of a unit
 MOST_RECORD = 2**28  # bytes of a run.json
@@ -140,9 +139,11 @@ class Store:
         self.remove_units()
         remove_folder(self.folder / HEATMAPS)
 
-    def clear(self) -> None:
-        """Delete what an earlier run left, finished or not, and nothing else."""
-        self.clear_units()
+    def clear_results(self) -> None:
+        """Delete what an earlier run wrote at its end, and nothing else.
+
+        run.json goes first: without it, nobody takes the files of two runs for those of one.
+        """
         for name in FILES:
             (self.folder / name).unlink(missing_ok=True)
         rows = [*self.folder.glob("*/scores.parquet"), *self.folder.glob("*/curves.parquet")]
@@ -151,15 +152,6 @@ class Store:
                 (folder / name).unlink(missing_ok=True)
             if not is_remote(folder) and not any(folder.iterdir()):
                 folder.rmdir()
-
-    def clear_earlier(self) -> None:
-        """Delete what an earlier, finished run wrote and this one may not write again.
-
-        run.json goes first: without it, nobody takes the files of two runs for those of one.
-        """
-        if (self.folder / "run.json").exists():
-            for name in ("run.json", "shown.safetensors", "pairs.csv", "skipped.csv"):
-                (self.folder / name).unlink(missing_ok=True)
 
     def write_failure(self, stage: str, unit: int, images: Sequence[str], reason: str) -> None:
         """Note that a unit failed, for whoever looks at the run."""
