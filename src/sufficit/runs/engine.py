@@ -19,17 +19,10 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.data.loader import Unit
 from sufficit.errors import GoneError, UserError
 from sufficit.lock import check_owned
+from sufficit.metrics import leakage
 from sufficit.metrics.columns import msi
 from sufficit.metrics.conditions import ask_all
 from sufficit.metrics.further_columns import half_sums
-from sufficit.metrics.leakage import (
-    TENSORS,
-    LeakProbe,
-    LeakSettings,
-    Pool,
-    measure_methods,
-    prepare,
-)
 from sufficit.metrics.plan import msi_by_method
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predict import usual_batch
@@ -281,11 +274,11 @@ class Worker(ImageWorker):
         """What is stored of the leakage; nothing where it cannot be measured."""
         if self._probe is None:
             return {}
-        found = measure_methods(batch.heatmaps, batch.targets, self._probe, batch.numbers)
+        found = leakage.measure_methods(batch.heatmaps, batch.targets, self._probe, batch.numbers)
         return {
             f"{name}/leak/{part}": getattr(leaked, part)
             for name, leaked in found.items()
-            for part in TENSORS
+            for part in leakage.TENSORS
         }
 
     def _sampled(self, kind: str, batch: MapBatch) -> tuple[dict[str, Tensor], int]:
@@ -311,7 +304,7 @@ class Worker(ImageWorker):
         return PIXELS, pixels, {"numbers": [numbers[row] for row in rows]}
 
     @cached_property
-    def _probe(self) -> LeakProbe | None:
+    def _probe(self) -> leakage.LeakProbe | None:
         """The donors, and what the model says of their masks over grey and noise.
 
         None where leakage cannot be measured, because there are not two classes among them.
@@ -320,11 +313,11 @@ class Worker(ImageWorker):
         if donors is None or len(donors.targets.unique()) < 2:
             return None
         how: Any = {"fill": self.job.fill, "batch_size": config.batch_size}
-        setting = LeakSettings(self.alpha_min, config.donors or DONORS, config.seed, **how)
+        setting = leakage.LeakSettings(self.alpha_min, config.donors or DONORS, config.seed, **how)
         setting.check(donors.images)
         heatmaps = torch.cat(list(donors.heatmaps.values()))
-        pool = Pool(donors.images, heatmaps, donors.targets)
-        return prepare(self.scorers(donors.images)[0], pool, setting)
+        pool = leakage.Pool(donors.images, heatmaps, donors.targets)
+        return leakage.prepare(self.scorers(donors.images)[0], pool, setting)
 
     def scorers(self, images: Tensor) -> tuple[Classifier, Classifier | None]:
         """What answers for masked images: model and twin, as compiled copies where that pays."""

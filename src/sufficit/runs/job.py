@@ -154,7 +154,7 @@ class Job:
     @cached_property
     def pool(self) -> list[int]:
         """The images that leakage draws donors from, chosen by seed before anything is scored."""
-        if not self.config.leak:
+        if not self.config.leak or len(self.entries) < 2:
             return []
         return draw_pool(torch.from_numpy(self.entries.labels()), POOL, self.config.seed)
 

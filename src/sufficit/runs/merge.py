@@ -26,17 +26,10 @@ from sufficit.metrics.scores import AlphaSearch, Scores, read, summary_of, with_
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.report.content import Choice
+from sufficit.runs import rankings
 from sufficit.runs.config import write_toml
 from sufficit.runs.job import Job
 from sufficit.runs.maps import heatmaps_from_file, source_facts
-from sufficit.runs.rankings import (
-    Rankings,
-    add_worst,
-    ceiling_record,
-    half_width,
-    outcome,
-    write_pairs,
-)
 from sufficit.runs.results import OWN_BEST, RunResults
 from sufficit.runs.rows import SourceTotals, csv_writer, grouped, joined
 from sufficit.runs.shown import places_of, write_shown
@@ -59,10 +52,9 @@ def best_alpha(job: Job, store: Store) -> float:
 
 def is_precise(job: Job, store: Store) -> bool:
     """Whether the intervals of all ranked sources' MSI are as narrow as `within` asks."""
-    known = [
-        estimates_of(one, {one.columns[0]: True}, job.chance) for one in _tried(job, store).values()
-    ]
-    return half_width([next(iter(one.values())) for one in known]) <= (job.config.within or 0)
+    first, tried = job.plan.schedules[0].alpha_min, _tried(job, store).values()
+    known = [estimates_of(sums, {first: True}, job.chance)[first] for sums in tried]
+    return rankings.half_width(known) <= (job.config.within or 0)
 
 
 def _tried(job: Job, store: Store) -> dict[str, Sums]:
@@ -109,7 +101,7 @@ def write_results(
         limits = lambda _: job.plan.limits("msi")  # noqa: E731  # of every alpha_min
         own = estimates_of(merged.tried[name], {search.best: True}, limits=limits)
         summaries[name][OWN_BEST] = own[search.best]
-    worst = add_worst(job, summaries)
+    worst = rankings.add_worst(job, summaries)
     ranked = merged.rankings.ranked()
     standing = ranked[0].standing if ranked else None
     order = [*(standing.ranking if standing else job.ranked)]
@@ -125,7 +117,7 @@ def write_results(
     save_json(out / "summary.json", summary)
     save_json(out / "curves.json", {name: merged.sources[name].mean_curves() for name in order})
     if standing is not None and not flat:
-        write_pairs(out / "pairs.csv", [one.standing for one in ranked])
+        rankings.write_pairs(out / "pairs.csv", [one.standing for one in ranked])
     record = _record(job, merged, alpha_min, order, summaries, searches)
     record |= {"shown": shown, "flat": flat, "run": store.run, "worst_fill": worst}
     if job.twin is not None:
@@ -159,7 +151,7 @@ class First(dict[str, str]):
 class Merged:
     """What all units say, added up."""
 
-    rankings: Rankings
+    rankings: rankings.Rankings
     tried: dict[str, Sums]  # MSI at every alpha_min, of a search
     rank_shares: dict[str, Shares]
     sources: dict[str, SourceTotals] = field(default_factory=dict)
@@ -206,7 +198,7 @@ def _rank_shares(job: Job, store: Store) -> dict[str, Shares]:
 def _merged(job: Job, store: Store, alpha_min: float, *, flat: bool) -> Merged:
     """Write the rows and curves of every source, and add up what else the units hold."""
     tried = _msi_sums(job, job.sources if job.plan.searching else ())
-    found = Merged(Rankings(job), tried, _rank_shares(job, store))
+    found = Merged(rankings.Rankings(job), tried, _rank_shares(job, store))
     fixed = replace(job.plan, searching=False)
     first = next(one for one in job.plan.schedules if one.alpha_min == alpha_min)
     shares = {name: found.rank_shares.get(name) for name in job.sources}
@@ -322,7 +314,7 @@ def _record(
         "few_images": few_images(merged.n),
         "seed": job.config.seed,
         "chance": asdict(job.chance),
-        "within": outcome(job, summaries),
+        "within": rankings.outcome(job, summaries),
     }
     if searches:
         means = {name: search.means.tolist() for name, search in searches.items()}
@@ -338,7 +330,7 @@ def _record(
             "mean_msi": {n: torch.cat(p).nanmean(0).tolist() for n, p in sample["msi"].items()},
         }
     if sample := merged.samples.get("ceiling"):
-        record["ceiling"] = ceiling_record(job, sample)
+        record["ceiling"] = rankings.ceiling_record(job, sample)
     return record
 
 
