@@ -33,7 +33,7 @@ from sufficit.report.content import Choice
 from sufficit.runs.config import DONORS, Workers
 from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, check_contents, quiet
 from sufficit.runs.job import Job
-from sufficit.runs.maps import maps_from_file, pack
+from sufficit.runs.maps import heatmaps_from_file, pack
 from sufficit.runs.merge import OF_SOME, best_alpha, is_precise, stem_of, write_results
 from sufficit.runs.rankings import ceiling_scores
 from sufficit.runs.results import RunResults
@@ -219,7 +219,7 @@ class Worker(ImageWorker):
             for part in found.parts
         }
         if not self.job.plan.searching:
-            tensors |= self._leaked(batch)
+            tensors |= self._leaked(batch.heatmaps, batch.targets, batch.numbers)
         job, plan = self.job, self.job.plan
         for kind, numbers in job.samples.items():
             some = [i for i, number in enumerate(batch.numbers) if number in numbers]
@@ -249,10 +249,10 @@ class Worker(ImageWorker):
         if facts["names"]:
             name = f"{next(iter(self.job.sources))}/targets"
             targets = self.store.read(SCORES, unit.number, names=[name]).tensors[name]
-            kept = self.store.read(HEATMAPS, unit.number)
-            maps = maps_from_file(kept, self.job.config.seed, self.job.classifier.device)
-            blank = torch.empty(len(targets), *facts["shape"])
-            tensors = self._leaked(MapBatch(facts["numbers"], facts["names"], blank, targets, maps))
+            kept, device = self.store.read(HEATMAPS, unit.number), self.job.classifier.device
+            maps = heatmaps_from_file(kept, self.job.config.seed, device)
+            ordered = {name: maps[name] for name in self.job.sources}  # as those of the donors
+            tensors = self._leaked(ordered, targets, facts["numbers"])
         return [(LEAK, tensors, {})]
 
     def _predicted(self, batch: MapBatch, tick: Progress | None) -> dict[str, Predictions]:
@@ -270,11 +270,13 @@ class Worker(ImageWorker):
             for k, name in enumerate(batch.maps)
         }
 
-    def _leaked(self, batch: MapBatch) -> dict[str, Tensor]:
+    def _leaked(
+        self, heatmaps: Mapping[str, Tensor], targets: Tensor, numbers: Sequence[int]
+    ) -> dict[str, Tensor]:
         """What is stored of the leakage; nothing where it cannot be measured."""
         if self._probe is None:
             return {}
-        found = leakage.measure_methods(batch.heatmaps, batch.targets, self._probe, batch.numbers)
+        found = leakage.measure_methods(heatmaps, targets, self._probe, numbers)
         return {
             f"{name}/leak/{part}": getattr(leaked, part)
             for name, leaked in found.items()

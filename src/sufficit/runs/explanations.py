@@ -131,23 +131,22 @@ class ImageWorker:
         return HEATMAPS, tensors, {**facts, **known, "names": batch.names}
 
     def draw_donors(self) -> None:
-        """Read and explain the images that leakage lays masks over; once in a run."""
-        if not self.job.pool or self.donors is not None:
+        """Have the images that leakage lays masks over, read and explained once in a run."""
+        job, store, device = self.job, self.store, self.job.classifier.device
+        if not job.pool or self.donors is not None:
             return
-        self.donors = self._stored_donors() if self.store.has(DONORS, 0) else self._new_donors()
-        if self.donors is not None:
-            self._donor_rows = {number: row for row, number in enumerate(self.donors.numbers)}
+        if not store.has(DONORS, 0):
+            store.write(DONORS, 0, *self._new_donors())
+        kept = store.read(DONORS, 0)
+        if numbers := kept.facts.get("numbers"):
+            maps = maps_from_file(kept, job.config.seed, device)
+            images, targets = unpack(kept.tensors["images"]).to(device), kept.tensors["targets"]
+            ordered = {name: maps[name] for name in job.sources}
+            self.donors = MapBatch(numbers, kept.facts["names"], images, targets, ordered)
+            self._donor_rows = {number: row for row, number in enumerate(numbers)}
 
-    def _stored_donors(self) -> MapBatch | None:
-        kept, device = self.store.read(DONORS, 0), self.job.classifier.device
-        if not kept.facts["names"]:
-            return None
-        images = unpack(kept.tensors["images"]).to(device)
-        known = (kept.facts["numbers"], kept.facts["names"], images, kept.tensors["targets"])
-        maps = maps_from_file(kept, self.job.config.seed, device)
-        return MapBatch(*known, {name: maps[name] for name in self.job.sources})
-
-    def _new_donors(self) -> MapBatch | None:
+    def _new_donors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors and facts of the donors' file."""
         parts, contents = list[MapBatch](), dict[str, str]()
         pool, size = [self.job.entries[number] for number in self.job.pool], self.job.entries.unit
         groups = (tuple(pool[start : start + size]) for start in range(0, len(pool), size))
@@ -157,13 +156,10 @@ class ImageWorker:
             contents |= {item.name: item.contents for item in items}
         self.loader.skipped.clear()  # they are met again in their unit
         if not parts:
-            self.store.write(DONORS, 0, {}, {"names": [], "contents": contents})
-            return None
+            return {}, {"numbers": [], "contents": contents}
         donors = MapBatch.joined(parts)
         _, tensors, facts = self.maps_file(donors, {"contents": contents})
-        tensors = {**tensors, "images": pack(donors.images), "targets": donors.targets}
-        self.store.write(DONORS, 0, tensors, facts)
-        return donors
+        return {**tensors, "images": pack(donors.images), "targets": donors.targets}, {**facts}
 
     def _sample(self, entry: Entry) -> Sample:
         """An image with the maps given for it; called in the loader's threads."""
@@ -194,7 +190,7 @@ def check_contents(job: Job, store: Store, stage: str, changed: Collection[int] 
         units = job.units[number].entries
         entries = units if kind == stage else tuple(job.entries[k] for k in job.pool)
         read = [entry for entry in entries if changed is None or entry.number in changed]
-        known = store.facts(kind, number)["contents"] if read else {}
+        known = store.facts(kind, number).get("contents", {}) if read else {}
         for item in loader.items(read):
             was, is_now = known.get(item.name), digest(item.pixels)
             if was not in (None, is_now):

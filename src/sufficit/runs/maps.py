@@ -240,10 +240,12 @@ def maps_from_file(
     return found
 
 
-def heatmaps_from_file(kept: UnitFile, seed: int) -> dict[str, Tensor]:
+def heatmaps_from_file(
+    kept: UnitFile, seed: int, device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
     """Every source's heatmaps at the image's size, of stored maps: source -> [N,H,W]."""
     _, h, w = kept.facts["shape"]
-    return {name: one.at((h, w)) for name, one in maps_from_file(kept, seed).items()}
+    return {name: one.at((h, w)) for name, one in maps_from_file(kept, seed, device).items()}
 
 
 def sources_named(config: RunConfig) -> dict[str, Source]:
