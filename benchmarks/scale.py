@@ -11,7 +11,6 @@ import argparse
 import json
 import resource
 import sys
-import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
@@ -25,9 +24,9 @@ from sufficit import Classifier
 from sufficit.data.images import ImageSource
 from sufficit.provenance import provenance
 from sufficit.runs.config import Workers, config_from
-from sufficit.runs.engine import Worker, cluster_of, compute, placed
+from sufficit.runs.engine import Worker, compute, opened
 from sufficit.runs.job import Job, make_job
-from sufficit.runs.store import SCORES, StageFile, Store
+from sufficit.runs.store import SCORES, StageFile
 
 
 class IdleWorker(Worker):
@@ -51,13 +50,11 @@ def measure(units: int, workers: int) -> dict[str, float]:
     """Compute the units once."""
     job, moments = job_of(units), list[float]()
     asked = Workers(count=workers) if workers else None
-    with tempfile.TemporaryDirectory() as folder, cluster_of(job, asked) as cluster:
-        store = Store(Path(folder))
-        job = placed(job, cluster)
-        store.start(job.key(), job.entries)
+    with opened(job, None, False, asked) as (placed, store, cluster):
+        store.start(placed.key(), placed.entries)
         start, busy = time.monotonic(), time.process_time()
         compute(
-            job,
+            placed,
             store,
             SCORES,
             lambda *_: moments.append(time.monotonic()),

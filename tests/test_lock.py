@@ -15,7 +15,7 @@ import pytest
 from object_server import ObjectServer
 from sufficit import lock
 from sufficit.errors import UserError
-from sufficit.files import place
+from sufficit.files import is_remote, place
 from sufficit.lock import LOCK, _read, check_owned, owning
 
 HOLD = """
@@ -110,7 +110,9 @@ def test_on_object_storage_a_live_owner_is_named_and_a_dead_one_replaced(
 def elsewhere(folder: Path) -> None:
     """The lock of a run on another machine, which nobody renews."""
     other = {"host": "node-7", "process": 1, "since": "2026-01-01 10:00:00 +0000"}
-    lock._write(folder / LOCK, other | {"machine": "another", "token": "x"})
+    content = json.dumps(other | {"machine": "another", "token": "x"}).encode()
+    path = folder / LOCK
+    path.put(content) if is_remote(path) else path.write_bytes(content)
 
 
 def test_an_owner_elsewhere_that_is_not_renewed_is_replaced_after_a_while(
@@ -147,15 +149,38 @@ def test_servers_that_know_no_conditions_serve_as_well(
     assert object_server.keys(f"{bucket}/run") == []
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*waiting up to")
-def test_a_disk_without_locks_is_owned_by_a_renewed_file(
-    tmp_path: Path, fast: None, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_on_a_disk_changes_hands_as_one_on_object_storage(
+    tmp_path: Path, fast: None
 ) -> None:
-    def no_locks(*_: object) -> None:
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr("fcntl.flock", no_locks)
     elsewhere(tmp_path)
     with owning(tmp_path):
         assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
-    assert not (tmp_path / LOCK).exists()
+        elsewhere(tmp_path)
+        time.sleep(4 * lock.RENEW)
+        with pytest.raises(UserError, match="another run took over"):
+            check_owned(tmp_path)
+    elsewhere(tmp_path)
+    ended, seen = time.monotonic() + lock.LOST, []
+
+    def renew() -> None:
+        while time.monotonic() < ended and not seen:
+            time.sleep(lock.RENEW)
+            os.utime(tmp_path / LOCK)
+
+    thread = Thread(target=renew)
+    thread.start()
+    with pytest.raises(UserError, match="process 1 on node-7") as error, owning(tmp_path):
+        pass
+    seen.append(error)
+    thread.join()
+
+
+def test_another_process_with_the_number_of_one_that_crashed_holds_no_folder(
+    tmp_path: Path,
+) -> None:
+    owner = lock._owner() | {"process": os.getppid(), "start": "1", "token": "x"}
+    (tmp_path / LOCK).write_text(json.dumps(owner))
+    with owning(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()

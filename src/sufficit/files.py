@@ -146,7 +146,13 @@ def check_output(
             harm = f"--out {folder} is inside {source}, so results would be read as images"
             raise UserError(f"{harm}: choose another --out")
     if is_remote(folder):
-        _check_remote(folder)
+        probe = folder / f".probe-{_NODE}-{os.getpid()}"
+        try:
+            with writing(probe) as part:
+                part.write_bytes(b"")
+            probe.unlink()
+        except UserError as error:
+            raise type(error)(str(error).replace(str(probe), str(folder))) from error
         return
     try:
         made = [part for part in (folder, *folder.parents) if not part.exists()]
@@ -159,17 +165,6 @@ def check_output(
     except OSError as error:
         reason = f"{folder} can't be a folder of results: {error.strerror}"
         raise UserError(f"{reason}. Choose another --out") from error
-
-
-def _check_remote(folder: Path) -> None:
-    """Raise unless an object can be written below the folder, and deleted."""
-    probe = folder / f".probe-{_NODE}-{os.getpid()}"
-    try:
-        with writing(probe) as part:
-            part.write_bytes(b"")
-        probe.unlink()
-    except UserError as error:
-        raise type(error)(str(error).replace(str(probe), str(folder))) from error
 
 
 def _command_of(record: Path) -> str | None:
@@ -223,8 +218,16 @@ def writing(path: Path) -> Iterator[Path]:
     Locally it is in the same folder and renamed; for object storage it is uploaded, whole.
     """
     if is_remote(path):
-        with _uploading(path) as part:
-            yield part
+        try:
+            with TemporaryDirectory(prefix="sufficit-") as folder:
+                part = Path(folder) / f"part{path.suffix}"
+                yield part
+                path.upload(part)
+        except OSError as error:
+            lacks = isinstance(error, FileNotFoundError) and error.filename == str(path)
+            wrong = "there is no such bucket" if lacks else error.strerror or error
+            check = ". Check the path" if isinstance(error, FileNotFoundError) else ""
+            raise UserError(f"{path} could not be written: {wrong}{check}") from error
         return
     _sweep(path.parent)
     end = f".part-{_NODE}-{os.getpid()}{path.suffix}"
@@ -242,20 +245,6 @@ def writing(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-@contextmanager
-def _uploading(path: "Remote") -> Iterator[Path]:
-    try:
-        with TemporaryDirectory(prefix="sufficit-") as folder:
-            part = Path(folder) / f"part{path.suffix}"
-            yield part
-            path.upload(part)
-    except FileNotFoundError as error:
-        wrong = "there is no such bucket" if error.filename == str(path) else error.strerror
-        raise UserError(f"{path} could not be written: {wrong}. Check the path") from error
-    except OSError as error:
-        raise UserError(f"{path} could not be written: {error.strerror or error}") from error
-
-
 def is_unfinished(name: str) -> bool:
     """Whether a file of this name is what `writing` leaves when the process is killed."""
     return _PART.fullmatch(name) is not None
@@ -268,7 +257,7 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
             raise FileNotFoundError("there is no such file")
         if path.stat().st_size > most:
             raise ValueError(f"it has {path.stat().st_size} bytes, the limit is {most}")
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_bytes())
     except GoneError:
         raise
     except (OSError, ValueError, RecursionError) as error:

@@ -1,11 +1,9 @@
 """One run at a time owns a folder of results, from its first moment to its last.
 
-On a disk the system holds the lock, and releases it when the process ends, however it ends. Object
-storage has no locks: there an object names the owner, who renews it while it runs. If it is not
-renewed for a minute, its owner has crashed.
+A file names the owner, who renews it while it runs. If it is not renewed for a minute, or the
+owner's process on this machine has ended, its owner has crashed and another run takes over.
 """
 
-import errno
 import json
 import os
 import socket
@@ -25,7 +23,6 @@ from sufficit.files import has_ended, is_remote, make_folder
 LOCK = ".lock"
 RENEW, LOOK, LOST = 15.0, 1.0, 60.0
 """Seconds between two renewals, between two looks at another's, and without one of a live owner."""
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system
 _held: dict[str, int] = {}  # folder -> the thread that owns it
 _lost: set[str] = set()
 _guard = Lock()
@@ -43,10 +40,14 @@ def owning(folder: Path) -> Iterator[None]:
     if inside:
         yield
         return
+    new = [part for part in (folder, *folder.parents) if not is_remote(part) and not part.exists()]
     try:
-        with _renewed(folder / LOCK) if is_remote(folder) else _on_disk(folder):
+        with _renewed(folder / LOCK):
             yield
     finally:
+        for part in new:  # a run that failed before its first file leaves nothing
+            with suppress(OSError):
+                part.rmdir()
         with _guard:
             del _held[name]
             _lost.discard(name)
@@ -68,7 +69,7 @@ def _name(folder: Path) -> str:
 def _owner() -> dict[str, Any]:
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
     found = {"host": socket.gethostname(), "process": os.getpid(), "since": since}
-    return found | {"machine": _machine(), "token": uuid4().hex}
+    return found | {"machine": _machine(), "start": _start(os.getpid()), "token": uuid4().hex}
 
 
 def _machine() -> str:
@@ -80,67 +81,16 @@ def _machine() -> str:
     return sha256(repr(known).encode()).hexdigest()[:16]
 
 
+def _start(process: int) -> str:
+    """When a process of this machine was started; "" if it has ended, or on other than Linux."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    return ""
+
+
 def _taken(folder: Path, owner: dict[str, Any]) -> UserError:
     who = f"process {owner.get('process')} on {owner.get('host')}, since {owner.get('since')}"
     return UserError(f"{folder} belongs to a run ({who}): wait for it, or choose another --out")
-
-
-@contextmanager
-def _on_disk(folder: Path) -> Iterator[None]:
-    new = [part for part in (folder, *folder.parents) if not part.exists()]
-    path = folder / LOCK
-    try:
-        file = _locked(folder)
-        if file is None:
-            with _renewed(path):
-                yield
-            return
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)  # before it is released: whoever waits makes another
-            os.close(file)
-    finally:
-        for part in new:  # a run that failed before its first file leaves nothing
-            with suppress(OSError):
-                part.rmdir()
-
-
-def _locked(folder: Path) -> int | None:
-    """The locked file of a folder, to be closed; None where the file system has no locks."""
-    import fcntl
-
-    path = folder / LOCK
-    while True:
-        make_folder(folder)
-        try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:
-            continue  # another run that ended took the folder away
-        except OSError as error:
-            raise UserError(
-                f"{folder} can't be a folder of results: {error.strerror}. Choose another --out"
-            ) from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.stat().st_ino == os.fstat(file).st_ino:
-                os.truncate(file, 0)
-                os.write(file, json.dumps(_owner()).encode())
-                return file
-        except BlockingIOError as error:
-            os.close(file)
-            raise _taken(folder, _read(path) or {}) from error
-        except FileNotFoundError:
-            pass  # it was that of a run that has just ended
-        except OSError as error:
-            os.close(file)
-            with suppress(OSError):
-                if not path.stat().st_size:
-                    path.unlink(missing_ok=True)
-            if error.errno in NO_LOCKS:
-                return None
-            raise UserError(f"{path} could not be written: {error.strerror or error}") from error
-        os.close(file)
 
 
 @contextmanager
@@ -158,7 +108,10 @@ def _renewed(path: Path) -> Iterator[None]:
                 if found is not None and found["token"] != mine["token"]:
                     _lost.add(_name(path.parent))
                     return
-                _write(path, mine | {"renewed": time.time()})
+                if is_remote(path):
+                    path.put(json.dumps(mine | {"renewed": time.time()}).encode())
+                else:
+                    os.utime(path)  # also where the disk is full
 
     thread = Thread(target=renew, daemon=True)
     thread.start()
@@ -177,8 +130,10 @@ def _await_end(path: Path) -> None:
     known, end, warned = _read(path), time.monotonic() + LOST, False
     if known is None:
         return
-    here = known.get("machine") == _machine()
-    while time.monotonic() < end and not (here and has_ended(known.get("process", 0))):
+    here, process = known.get("machine") == _machine(), known.get("process", 0)
+    if here and known["start"] and known["start"] == _start(process):
+        raise _taken(path.parent, known)
+    while time.monotonic() < end and not (here and (known["start"] or has_ended(process))):
         if not warned:
             warned = True
             who = f"process {known.get('process')} on {known.get('host')}"
@@ -203,26 +158,25 @@ def _create(path: Path, owner: dict[str, Any]) -> bool:
     if is_remote(path):
         path.create(content)
     else:
-        with suppress(FileExistsError), path.open("xb") as file:
-            file.write(content)
+        make_folder(path.parent)
+        try:
+            # Another run may have it now, or one that ended has taken the folder away.
+            with suppress(FileExistsError, FileNotFoundError), path.open("xb") as file:
+                file.write(content)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise UserError(f"{path} could not be written: {error.strerror or error}") from error
     return bool((_read(path) or {}).get("token") == owner["token"])
 
 
-def _write(path: Path, owner: dict[str, Any]) -> None:
-    content = json.dumps(owner).encode()
-    if is_remote(path):
-        path.put(content)
-    else:
-        path.write_bytes(content)
-
-
 def _read(path: Path) -> dict[str, Any] | None:
+    """Who owns a folder, and when it was renewed; None where nobody does."""
     try:
-        found = json.loads(path.read_bytes())
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        return found if is_remote(path) else found | {"renewed": path.stat().st_mtime_ns}
     except FileNotFoundError:
         return None
     except GoneError:
         raise
-    except (OSError, ValueError):  # its owner is writing it, or another program did
+    except (OSError, ValueError, TypeError):  # its owner is writing it, or another program did
         return {"token": ""}
-    return found if isinstance(found, dict) else {"token": ""}

@@ -110,10 +110,6 @@ class RemotePath(ProxyUPath):
         with _reaching(self):
             return cast(bytes, self.fs.cat_file(self.path, start=start, end=end, **exactly))
 
-    def read_text(self, encoding: str | None = None, *_: Any, **__: Any) -> str:
-        """The whole object as text."""
-        return self.read_bytes().decode(encoding or "utf-8")
-
     def upload(self, file: Path) -> None:
         """Make the file this object: whole, or not at all."""
         with _reaching(self):

@@ -38,8 +38,14 @@ class Sums:
 
     def add(self, numbers: npt.ArrayLike, values: Mapping[Any, npt.ArrayLike]) -> None:
         """Add images, each with its number in the data: [n], every column [n]."""
-        rows = [np.asarray(values[column], np.float64) for column in self.columns]
-        self._add(np.asarray(numbers, np.int64), np.stack(rows, axis=1))
+        columns = [np.asarray(values[column], np.float64) for column in self.columns]
+        places, rows = np.asarray(numbers, np.int64), np.stack(columns, axis=1)
+        for start in range(0, len(rows), GROUPS):  # what is made of them does not grow either
+            some = slice(start, start + GROUPS)
+            self.n += len(rows[some])
+            self._single.append((places[some], rows[some]))
+            if self.n > GROUPS:
+                self._many()
 
     def groups(self, columns: Sequence[Any] | None = None) -> tuple[Floats, Counts]:
         """Return the sums and counts of each group, of single images in order: [groups,columns]."""
@@ -62,14 +68,6 @@ class Sums:
         with np.errstate(invalid="ignore"):
             means: Floats = sums.sum(axis=0) / counts.sum(axis=0)
         return means
-
-    def _add(self, numbers: Counts, rows: Floats) -> None:
-        for start in range(0, len(rows), GROUPS):  # what is made of them does not grow either
-            some = slice(start, start + GROUPS)
-            self.n += len(rows[some])
-            self._single.append((numbers[some], rows[some]))
-            if self.n > GROUPS:
-                self._many()
 
     def _many(self) -> None:
         """Put all images into groups that they share."""

@@ -24,7 +24,7 @@ import torch
 from faults import UNIT, calls, plant, processes, rows, small_classifier, small_job
 from sufficit import Classifier, UserError, Workers, compare
 from sufficit.classifier.source_code import run_user_code
-from sufficit.runs import actors, distributed, rankings
+from sufficit.runs import actors, distributed
 from sufficit.runs.engine import run
 from sufficit.runs.store import Store
 
@@ -96,7 +96,7 @@ def test_leakage_and_the_search_of_alpha_are_the_same_too(cluster: Any, tmp_path
 def test_workers_stop_at_the_look_of_one_process_with_the_same_rows(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rankings, "FIRST", 4)
+    monkeypatch.setattr("sufficit.runs.job.FIRST_LOOK", 4)
     first = run(small_job(tmp_path / "first", within=1.0), None, progress=False)
     within = 0.99 * first.record["within"]["half_width"]  # not yet at the first look
     one = run(small_job(tmp_path / "one", within=within), tmp_path / "one" / "out", progress=False)

@@ -12,7 +12,7 @@ import pandas
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from own_model import MODEL
 from reference import COLUMNS, one_at_a_time, reference_columns
@@ -32,7 +32,7 @@ from sufficit.data import image_files
 from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
 from sufficit.data.images import list_images, read_image
 from sufficit.provenance import plain, save_json
-from sufficit.runs import engine, job, maps, shown
+from sufficit.runs import engine, job, maps
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
 from sufficit.runs.maps import noise
@@ -144,6 +144,26 @@ def test_a_searched_alpha_min_is_best_for_the_mean_of_the_ranked_sources(
     at_best = own["layercam"][int(together.argmax())]
     assert results.summaries["layercam"]["msi"].mean == pytest.approx(at_best)
     assert results.record["search"]["mean_msi"]["layercam"] == pytest.approx(own["layercam"])
+
+
+def test_a_resumed_run_has_the_leak_of_sources_after_a_control(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Maps of a control are not stored but drawn again, also under a name of the user's."""
+    monkeypatch.setattr(job, "POOL", 4)
+    brightest = Classifier(nn.Sequential(nn.AdaptiveAvgPool2d((3, 1)), nn.Flatten()))
+    more: Any = {"classifier": brightest, "sources": {"middle": "center", "own": brightness}}
+    config = config_for(photos, targets="prediction", controls=False)
+    run_small(config, tmp_path / "whole", unit=2, **more)
+    interrupted(lambda: run_small(config, tmp_path / "out", unit=2, **more), after=1)
+    run_small(config, tmp_path / "out", unit=2, **more)
+    assert_same_rows(tmp_path / "whole", tmp_path / "out", ("middle", "own"))
+    chances = [rows(tmp_path / "out", name)["leak_chance"].tolist() for name in ("middle", "own")]
+    assert chances[0] != chances[1]
+
+
+def brightness(classifier: Classifier, images: Tensor, targets: Tensor) -> Tensor:
+    return images.mean(1)
 
 
 def test_the_leak_at_a_searched_alpha_min_is_that_of_the_library_there(
@@ -452,8 +472,7 @@ def every_source(photos: Path, **more: Any) -> Any:
 def test_each_image_is_decoded_once_and_explained_once_by_each_source(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: int, alpha_min: Any
 ) -> None:
-    for module in (job, shown):
-        monkeypatch.setattr(module, "POOL", pool)
+    monkeypatch.setattr(job, "POOL", pool)
     config = every_source(photos, alpha_min=alpha_min)
     counts = Counts(photos, monkeypatch)
     results = run_small(config, tmp_path / "out", unit=3)
@@ -474,8 +493,7 @@ def test_a_resumed_run_decodes_and_explains_only_what_is_missing(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: int, stage: str,
     after: int, alpha_min: Any,
 ) -> None:  # fmt: skip
-    for module in (job, shown):
-        monkeypatch.setattr(module, "POOL", pool)
+    monkeypatch.setattr(job, "POOL", pool)
     config, out = every_source(photos, alpha_min=alpha_min), tmp_path / "out"
     whole = run_small(config, tmp_path / "whole", unit=3)
     interrupted(lambda: run_small(config, out, unit=3), stage, after)

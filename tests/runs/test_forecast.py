@@ -133,8 +133,8 @@ def test_the_curve_over_alpha_min_costs_less_than_the_scores(
     curve = record.get("alpha_curve", {"model_calls": 0, "images": []})
     assert curve["model_calls"] <= record["model_calls"]
     job = make_job(config)
-    assert len(job.alpha_sample) == len(curve["images"]) <= 16
-    assert 2 * len(job.alpha_sample) * job.curve_plan.width <= 24 * job.masks
+    assert len(job.samples["alpha"]) == len(curve["images"]) <= 16
+    assert 2 * len(job.samples["alpha"]) * job.curve_plan.width <= 24 * job.masks
 
 
 @pytest.mark.parametrize(

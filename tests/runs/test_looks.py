@@ -15,8 +15,9 @@ from small_runs import StopError, assert_same_rows, config_for, interrupted, run
 from small_runs import write_photos as photos_in
 from sufficit import Classifier, UserError, compare
 from sufficit.data.images import list_images
-from sufficit.runs import engine, rankings
-from sufficit.runs.rankings import half_width, look_sizes
+from sufficit.runs import engine
+from sufficit.runs.job import look_sizes
+from sufficit.runs.rankings import half_width
 from sufficit.runs.results import RunResults
 from sufficit.runs.store import SCORES, Store
 from sufficit.statistics import Chance, Estimate, estimates_of
@@ -112,7 +113,7 @@ def whole(photos: Path) -> RunResults:
 @pytest.fixture
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look at 8 images."""
-    monkeypatch.setattr(rankings, "FIRST", LOOKS[0])
+    monkeypatch.setattr("sufficit.runs.job.FIRST_LOOK", LOOKS[0])
 
 
 def in_order(whole: RunResults, method: str) -> npt.NDArray[np.float64]:
@@ -215,7 +216,7 @@ def test_a_run_that_is_never_precise_scores_all_images_and_says_so(
 def test_few_images_are_one_look_with_plain_intervals(
     stopping: Callable[..., RunResults], whole: RunResults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rankings, "FIRST", N)
+    monkeypatch.setattr("sufficit.runs.job.FIRST_LOOK", N)
     found = stopping(within=1.0)
     assert found.record["within"]["looks"] == [N]
     assert "looks at the results" not in found.record["within"]["words"]
@@ -268,9 +269,8 @@ def test_another_precision_is_another_run(stopping: Callable[..., RunResults]) -
 
 
 def test_images_that_are_shown_have_their_own_pixels(
-    stopping: Callable[..., RunResults], photos: Path, monkeypatch: pytest.MonkeyPatch
+    stopping: Callable[..., RunResults], photos: Path
 ) -> None:
-    monkeypatch.setattr("sufficit.runs.shown.POOL", 4)  # pixels of few images are kept
     found = stopping(score="accuracy")
     assert found.shown is not None
     view = Classifier.load(found.config.model).view

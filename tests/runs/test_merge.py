@@ -104,7 +104,8 @@ def test_controls_have_no_part_in_the_search(monkeypatch: pytest.MonkeyPatch) ->
     alphas = (0.2, 0.4, 0.6, 0.8)
     msi = {"a": [0.5, 0.4, 0.0, 0.0], "b": [0.0, 0.4, 0.5, 0.0], "random": [0.0, 0.0, 0.0, 9.0]}
     tried = {name: {a: [m] * 2 for a, m in zip(alphas, msi[name], strict=True)} for name in msi}
-    monkeypatch.setattr(merge, "_tried", lambda job, kept, name: tried[name])
+    monkeypatch.setattr(merge, "_predictions", lambda job, kept, name: tried[name])
+    monkeypatch.setattr(merge, "msi", lambda found, schedule: found[schedule.alpha_min])
     plan = SimpleNamespace(searching=True, schedules=[SimpleNamespace(alpha_min=a) for a in alphas])
     config = SimpleNamespace(seed=0)
     job: Any = SimpleNamespace(plan=plan, ranked=["a", "b"], units=[0], config=config)
@@ -162,10 +163,9 @@ def test_the_images_shown_are_chosen_by_the_runs_msi(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alpha_min", [0.5, "search"])
 def test_the_best_the_worst_and_the_disputed_are_shown_also_of_many_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alpha_min: Any
+    tmp_path: Path, alpha_min: Any
 ) -> None:
-    """Of more images than the pool only the pixels of candidates are kept."""
-    monkeypatch.setattr("sufficit.runs.shown.POOL", 4)
+    """Only the pixels of candidates are kept."""
     photos = write_photos(tmp_path, 40)
     config = config_for(photos, leak=False, alpha_min=alpha_min)
     results = run_small(config, tmp_path / "out", unit=9)
@@ -286,7 +286,6 @@ def test_a_worker_may_keep_other_images_of_those_that_tie(
         values = exact(*given)
         return values + 1e-13 * (torch.arange(len(values)) * 37 % 97 - 48)
 
-    monkeypatch.setattr("sufficit.runs.shown.POOL", 4)
     monkeypatch.setattr(engine, "msi", rounded)
     more: dict[str, Any] = {"methods": ["center"], "controls": False, "leak": False}
     config = config_for(write_photos(tmp_path, 99), **more)

@@ -1,6 +1,7 @@
 """`sufficit explain` is a run without scoring: overlays, sheets and heatmap files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,8 @@ def test_unreadable_images_are_skipped_or_fatal(photos: Path, tmp_path: Path) ->
 
 
 def test_one_class_can_be_explained_in_all_images(photos: Path, tmp_path: Path) -> None:
-    job = job_for(photos, methods=["gradcam"], targets="prediction").for_class(2)
+    job = job_for(photos, methods=["gradcam"], targets="prediction")
+    job = replace(job, entries=job.entries.labelled(target=2), targets="label")
     record = explain_run(job, tmp_path / "out", progress=False)
     assert set(record["targets"].values()) == {2}
     name = "ant/00.png"

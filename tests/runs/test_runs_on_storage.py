@@ -248,7 +248,8 @@ def test_overwrite_deletes_what_an_earlier_run_left_and_nothing_else(
     run_small(config, out)
     object_server.client().put_object(Bucket=bucket[5:], Key="out/mine.txt", Body=b"mine")
     object_server.client().put_object(Bucket=bucket[5:], Key="outer/run.json", Body=b"other")
-    Store(out).clear()
+    Store(out).clear_units()
+    Store(out).clear_results()
     assert object_server.keys(f"{bucket}/out") == ["mine.txt"]
     assert object_server.keys(f"{bucket}/outer") == ["run.json"]
 

@@ -6,7 +6,7 @@ import warnings
 from importlib import import_module
 from io import TextIOWrapper
 
-from sufficit.cli.console import app, err, warn
+from sufficit.cli.console import PanelCommand, app, err, warn
 from sufficit.errors import UserError
 from sufficit.outside import literal
 
@@ -18,6 +18,8 @@ __all__ = ["app", "main"]
 
 for command in COMMANDS:
     import_module(f"sufficit.cli.{command}")  # adds its commands to the app
+for registered in app.registered_commands:
+    registered.cls = PanelCommand
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from sufficit.cli.console import app, out, print_skipped, resumable, say
+from sufficit.cli.console import app, out, print_skipped, resumable, say, table
 from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, run_options
 from sufficit.files import check_output, place
 from sufficit.runs.config import RunConfig, Workers
@@ -50,9 +50,7 @@ def check_metric(
     from sufficit.sanity.metric_check import check_metric as check
 
     how: Any = {"overwrite": overwrite, "workers": workers}
-    with resumable(
-        folder, lambda _: "the units that are done are kept. Run the same command again."
-    ):
+    with resumable(folder, "the units that are done are kept. Run the same command again."):
         found = check(config, folder, progress=False if as_json else None, **how)
     print_skipped(found.results.skipped, found.results.record["n_skipped"])
     found.save(folder)
@@ -64,26 +62,25 @@ def check_metric(
         "Share of pairs of levels in the right order; 0.5 is chance. By means: of the means"
         " over the images, with a 95 % interval. By image: of the values of single images."
     )
-    written = f"Written to {folder}: check.csv, check.json, check.png, degraded (the run)"
-    say(written, soft_wrap=True)
+    say(
+        f"Written to {folder}: check.csv, check.json, check.png, degraded (the run)", soft_wrap=True
+    )
 
 
 def check_table(found: "MetricCheck") -> Table:
     """One row per column, best first: all degradations, then each."""
     title = f"{found.base} made worse in five levels, {found.n} images"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     frame = found.frame().set_index(["column", "degradation"])
     kinds = [kind for kind in dict.fromkeys(frame.index.get_level_values(1)) if kind != "all"]
-    table.add_column("column", no_wrap=True)  # all fit into 80 letters
-    for head in ("by means", "95 %", *kinds, "by image"):
-        table.add_column(head, justify="right", no_wrap=True)
+    heads = ["column", "by means", "95 %", *kinds, "by image"]  # all fit into 80 letters
+    drawn = table(title, heads, no_wrap=True, box=box.SIMPLE_HEAD, padding=0)
     for column in dict.fromkeys(frame.index.get_level_values(0)):
         whole = frame.loc[(column, "all")]
         ends = f"{whole.by_mean_low:.2f}..{whole.by_mean_high:.2f}"
         each = [_cell(frame.loc[(column, kind)].by_mean) for kind in kinds]
         cells = [_cell(whole.by_mean), ends, *each, _cell(whole.by_image)]
-        table.add_row(column, *cells, style="bold" if column == "msi" else None)
-    return table
+        drawn.add_row(column, *cells, style="bold" if column == "msi" else None)
+    return drawn
 
 
 def _cell(value: float) -> str:

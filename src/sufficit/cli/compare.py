@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from sufficit.cli.console import app, out, print_skipped, resumable, say, scored, warn
-from sufficit.cli.options import (
-    ConfigOption,
-    JsonOption,
-    OutOption,
-    OverwriteOption,
-    config_of,
-    run_options,
-)
+from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, run_options
 from sufficit.files import check_output, place
 from sufficit.loggers import check_log
 from sufficit.outside import literal
@@ -28,11 +21,10 @@ REPORT = "report.html"  # the last file that is written
 
 
 @app.command()
-@run_options(*OPTIONS)
+@run_options(*OPTIONS, toml=True)
 def compare(
-    given: dict[str, Any],
+    config: RunConfig,
     workers: Workers | None,
-    config: ConfigOption = None,
     to: OutOption = "sufficit-compare",
     as_json: JsonOption = False,
     overwrite: OverwriteOption = False,
@@ -57,15 +49,14 @@ def compare(
 
     sufficit compare --model torchvision:resnet50 --data photos --quick
     """
-    settings = config_of(given, config)
-    out_folder, data = place(to), place(settings.data)
+    out_folder, data = place(to), place(config.data)
     undrawn = not (out_folder / REPORT).exists()  # a kill after the results; `run` reads them
     check_output(out_folder, [data], overwrite=overwrite or undrawn, command="compare")
-    check_log(settings.log, out_folder)
+    check_log(config.log, out_folder)
     how: Any = {"as_json": as_json, "overwrite": overwrite, "workers": workers}
     with resumable(out_folder):
-        job, results = scored(settings, out_folder, **how)
-        if settings.sanity:
+        job, results = scored(config, out_folder, **how)
+        if config.sanity:
             from sufficit.sanity.checks import with_head_check
 
             results = with_head_check(results, job)
@@ -114,19 +105,15 @@ def write_pictures(results: "RunResults", folder: Path) -> None:
     """Write sheet.png, curves.png and, last, report.html."""
     from sufficit import plots
 
-    content, shown, labels = results.content(), results.shown, results.labels()
+    content, shown = results.content(), results.shown
     assert shown is not None  # the caller asked
-    names = content.shown.names
     targets = [content.class_name(target) for target in content.first.targets.tolist()]
     titles = [
         f"{name if len(name) <= 28 else f'...{name[-25:]}'}\n{target}\n{reason}"
-        for name, target, reason in zip(names, targets, shown.reasons, strict=True)
+        for name, target, reason in zip(shown.names, targets, shown.reasons, strict=True)
     ]
-    heads = {method: label.replace(" (", "\n(") for method, label in labels.items()}
-    values = {heads[m]: {"msi": content.scores[m]["msi"].tolist()} for m in results.methods}
-    captions = {head: plots.score_captions(columns) for head, columns in values.items()}
-    maps = {heads[method]: shown.heatmaps[method] for method in results.methods}
-    plots.save(plots.sheet_figure(shown.images, maps, titles, captions), folder / "sheet.png")
-    lines = results.plot("curves", results.methods, curves=None, look=plots.Look())
-    plots.save(lines, folder / "curves.png")
+    look: Any = {"methods": results.methods, "look": plots.Look()}
+    sheet = results.plot("sheet", rows=shown.rows, titles=titles, **look)
+    plots.save(sheet, folder / "sheet.png")
+    plots.save(results.plot("curves", curves=None, **look), folder / "curves.png")
     results.report(folder / REPORT)

@@ -3,14 +3,15 @@
 import os
 import sys
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from typer.core import TyperCommand
 
 from sufficit import __version__
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from sufficit.runs.results import RunResults
 
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 FIRST = {  # command: the options to read first
     "check-metric": ("model", "data", "truth", "images", "to"),
     "compare": ("model", "data", "methods", "images", "to"),
@@ -87,15 +87,7 @@ class PanelCommand(TyperCommand):
         return [*arguments, *sorted(options, key=place)]
 
 
-class PanelApp(typer.Typer):
-    """An app whose commands are laid out so."""
-
-    def command(self, name: str | None = None, **options: Any) -> Callable[[Command], Command]:
-        """Register a command, as typer does."""
-        return super().command(name, **{"cls": PanelCommand} | options)
-
-
-app = PanelApp(
+app = typer.Typer(
     name="sufficit",
     help="Score visual explanations of image classifiers. Start with: sufficit demo",
     no_args_is_help=True,
@@ -136,23 +128,23 @@ def scored(
     found = None if as_json else forecast(job, None if overwrite else folder, workers)
     if found is not None and found.seconds >= LONG:
         err.print(literal(found.words), soft_wrap=True, highlight=False)
-    how: Any = {"progress": False if as_json else None, "workers": workers}
-    return job, run(job, folder, overwrite=overwrite, keep=True, flat=flat, **how)
+    how: Any = {"overwrite": overwrite, "progress": False if as_json else None, "flat": flat}
+    return job, run(job, folder, keep=True, workers=workers, **how)
 
 
 @contextmanager
-def resumable(folder: Path, kept: "Callable[[Path], str] | None" = None) -> Iterator[None]:
+def resumable(folder: Path, kept: Callable[[Path], str] | str = "") -> Iterator[None]:
     """Own the folder of results inside. After Ctrl-C, say what is kept and how to resume."""
     try:
         with owning(folder):
             yield
     except KeyboardInterrupt:
-        words = f"Interrupted: {(kept or _units_kept)(folder)}"
-        err.print(literal(words), soft_wrap=True)
+        words = kept if isinstance(kept, str) else kept(folder)
+        err.print(literal(f"Interrupted: {words or units_kept(folder)}"), soft_wrap=True)
         raise typer.Exit(130) from None
 
 
-def _units_kept(folder: Path) -> str:
+def units_kept(folder: Path) -> str:
     """What is kept of a run, and what to do next."""
     from sufficit.runs.store import Store
 
@@ -166,6 +158,15 @@ def _units_kept(folder: Path) -> str:
             )
         kept = f"{state.done_images} of {state.images} images are done and kept"
     return f"{kept}. {RESUME}"
+
+
+def table(title: str, heads: Sequence[str], *, left: int = 1, **look: Any) -> Table:
+    """A table with a title, the first columns to the left and the others to the right."""
+    wide, found = look.pop("no_wrap", False), Table(title=title, title_justify="left", **look)
+    for number, head in enumerate(heads):
+        side: Any = "left" if number < left else "right"
+        found.add_column(literal(head), justify=side, no_wrap=wide)
+    return found
 
 
 def say(text: object, *, soft_wrap: bool = False) -> None:
@@ -204,20 +205,17 @@ def show_page(page: Path | str, wanted: bool | None = None) -> bool:
             wanted = wanted and any(screens)
     if not wanted or (not isinstance(page, str) and is_remote(page)):
         return False
+    address = page if isinstance(page, str) else page.resolve().as_uri()
     opened: list[bool] = []
-    opening = Thread(target=lambda: opened.append(_open(page)), daemon=True)
+
+    def open_it() -> None:
+        with suppress(Exception):
+            browser = webbrowser.get()
+            # A browser that runs inside the terminal, such as lynx, would take it over.
+            if type(browser) is not webbrowser.GenericBrowser or "BROWSER" in os.environ:
+                opened.append(browser.open(address))
+
+    opening = Thread(target=open_it, daemon=True)
     opening.start()
     opening.join(PATIENCE)
     return opened == [True]
-
-
-def _open(page: Path | str) -> bool:
-    address = page if isinstance(page, str) else page.resolve().as_uri()
-    try:
-        browser = webbrowser.get()
-        # A browser that runs inside the terminal, such as lynx, would take it over.
-        if type(browser) is webbrowser.GenericBrowser and "BROWSER" not in os.environ:
-            return False
-        return bool(browser.open(address))
-    except Exception:
-        return False

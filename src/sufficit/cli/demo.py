@@ -74,7 +74,7 @@ def demo(
             flag = f"--{name.replace('_', '-')}"
             wrong = "is not for --photos: leave it out" if photos else "needs --photos: add it"
             raise UserError(f"{flag} {wrong}")
-    with resumable(out_folder, lambda _: "the demo keeps nothing. Run it again."):
+    with resumable(out_folder, "the demo keeps nothing. Run it again."):
         if photos:
             results = run_photos(out_folder, model, weights, seed)
         else:

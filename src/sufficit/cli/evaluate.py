@@ -2,18 +2,20 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from sufficit.cli.console import app, err, out, print_skipped, resumable, say, scored
-from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, config_of, run_options
+from sufficit.cli.console import app, out, print_skipped, resumable, say, scored, table, warn
+from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, run_options
 from sufficit.files import check_output, place
 from sufficit.outside import literal
 from sufficit.runs.config import RunConfig, Workers
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from sufficit.runs.results import RunResults
 
 NOT_OF_A_FILE = (
@@ -22,12 +24,13 @@ NOT_OF_A_FILE = (
 )  # options of compare
 OPTIONS = tuple(name for name in RunConfig.__dataclass_fields__ if name not in NOT_OF_A_FILE)
 DEFAULTS = {"leak": False, "calls": "exact", "held_out_fill": "none"}
+DEFAULTS |= {"controls": False, "alpha_curve": False}
 
 
 @app.command()
 @run_options(*OPTIONS, defaults=DEFAULTS)
 def evaluate(
-    given: dict[str, Any],
+    config: RunConfig,
     workers: Workers | None,
     heatmaps: Annotated[
         str,
@@ -57,8 +60,7 @@ def evaluate(
 
     sufficit evaluate --model saved/birds --data birds --heatmaps a.npz --leak --held-out-fill blur
     """
-    fixed = {"methods": [f"heatmaps={heatmaps}"], "controls": False, "alpha_curve": False}
-    config = config_of(DEFAULTS | given, fixed=fixed)
+    config = replace(config, methods=(f"heatmaps={heatmaps}",))
     out_folder, data = place(to), place(config.data)
     from sufficit.runs.store import UNITS
 
@@ -72,44 +74,35 @@ def evaluate(
         typer.echo(json.dumps(results.as_json(), indent=2, allow_nan=False))
         return
     out.print(_summary_table(results))
-    _print_targets(results)
+    if results.record["targets"] == "label":
+        clean = f"{results.record['clean_accuracy']:.1%}"
+        out.print(f"Targets: the labels. The model classifies {clean} of whole images correctly.")
+        if results.record["clean_accuracy"] < 0.5:
+            warn("the model misses most labels: are they its own classes?")
+    else:
+        out.print("Targets: the model's own predictions.")
     for answer in results.answers():
         say(answer)
     for remark in (*results.remarks(), *results.record["leak_warnings"].values()):
         if remark not in results.answers():
-            err.print("[yellow]Warning:[/]", literal(remark))
+            warn(remark)
     if verbose:
         calls = results.rows.column("heatmaps", "calls")
         out.print(f"Model calls: {int(calls.sum())}, {calls.min()} to {calls.max()} per image.")
     say(f"Results: {out_folder}. For a report: sufficit report {out_folder}", soft_wrap=True)
 
 
-def _print_targets(results: "RunResults") -> None:
-    clean = results.record["clean_accuracy"]
-    if results.record["targets"] == "label":
-        out.print(
-            f"Targets: the labels. The model classifies {clean:.1%} of whole images correctly."
-        )
-        if clean < 0.5:
-            err.print("[yellow]Warning:[/] the model misses most labels: are they its own classes?")
-    else:
-        out.print("Targets: the model's own predictions.")
-
-
-def _summary_table(results: "RunResults") -> Table:
+def _summary_table(results: "RunResults") -> "Table":
     """One row per column: direction, mean, interval."""
     searched = " (searched)" if "search" in results.record else ""
     images = f"{results.n} image{'s' if results.n > 1 else ''}"
     title = f"{images}, alpha_min {results.alpha_min:g}{searched}"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for heading in ("column", "better"):
-        table.add_column(heading)
-    for heading in ("mean", "95 % interval"):
-        table.add_column(heading, justify="right")
+    heads = ("column", "better", "mean", "95 % interval")
+    drawn = table(title, heads, left=2, title_style="bold")
     for name, found in results.summaries["heatmaps"].items():
         interval = "-" if math.isnan(found.low) else f"{found.low:.3f} .. {found.high:.3f}"
         nan = f" ({found.n_nan} NaN)" if found.n_nan else ""
         arrow = {True: "higher", False: "lower", None: "-"}[found.higher_is_better]
         style = "bold" if name == "msi" else None
-        table.add_row(literal(name), arrow, f"{found.mean:.3f}{nan}", interval, style=style)
-    return table
+        drawn.add_row(literal(name), arrow, f"{found.mean:.3f}{nan}", interval, style=style)
+    return drawn

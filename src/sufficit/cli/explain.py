@@ -1,27 +1,29 @@
 """`sufficit explain`."""
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from sufficit.cli.console import app, print_skipped, resumable, say, warn
-from sufficit.cli.options import OutOption, OverwriteOption, config_of, run_options
+from sufficit.cli.options import OutOption, OverwriteOption, run_options
 from sufficit.errors import UserError
 from sufficit.files import check_output, place
-from sufficit.runs.config import Workers
+from sufficit.runs.config import RunConfig, Workers
 
 OPTIONS = (
     *("model", "methods", "targets", "layer", "normalize", "weights", "num_classes", "prompts"),
     *("output", "size"),
     *("on_error", "verify", "device", "precision", "seed"),
 )
+DEFAULTS = {"methods": ("gradcam",), "data": "", "controls": False}
+DEFAULTS |= {"leak": False, "alpha_curve": False}
 
 
 @app.command()
-@run_options(*OPTIONS, defaults={"methods": ("gradcam",)})
+@run_options(*OPTIONS, defaults=DEFAULTS)
 def explain(
-    given: dict[str, Any],
+    config: RunConfig,
     workers: Workers | None,
     images: Annotated[list[str], typer.Argument(help="Image files, or folders of them.")],
     target: Annotated[
@@ -47,13 +49,12 @@ def explain(
 
     sufficit explain photos --model saved/birds --methods birds-lax,gradcam
     """
-    if target is not None and given.get("targets", "auto") != "auto":
+    if target is not None and config.targets != "auto":
         raise UserError(
-            f"--target {target} sets one class for all images, --targets {given['targets']} one per"
+            f"--target {target} sets one class for all images, --targets {config.targets} one per"
             " image: give one of them"
         )
-    fixed = {"methods": ["gradcam"], "controls": False, "leak": False, "alpha_curve": False}
-    config = config_of({"data": " ".join(images)} | given, fixed=fixed)
+    config = replace(config, data=" ".join(images))
     out_folder, given_images = place(to), [place(word) for word in images]
     check_output(out_folder, given_images, overwrite=overwrite, command="explain")
     from sufficit.report.interpretation import run_remarks
@@ -67,7 +68,8 @@ def explain(
         config = replace(config, targets="prediction")
     job = make_job(config, classifier=classifier, images=source, sources=sources, unit=SHEET_ROWS)
     if target is not None:
-        job = job.for_class(class_number(target, classifier.classes))
+        number = class_number(target, classifier.classes)
+        job = replace(job, entries=job.entries.labelled(target=number), targets="label")
     with resumable(out_folder):
         record = explain_run(job, out_folder, overwrite=overwrite, workers=workers)
     print_skipped(record["skipped"])

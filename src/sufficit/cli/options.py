@@ -33,13 +33,6 @@ OverwriteOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print the summary as JSON only.", rich_help_panel="Output")
 ]
-ConfigOption = Annotated[
-    str | None,
-    typer.Option(
-        "--config", help="Read options from this RUN.toml; flags override it.",
-        rich_help_panel="Input",
-    ),
-]  # fmt: skip
 
 
 def own_option(
@@ -64,6 +57,10 @@ WORKERS = {  # the field of Workers: its option
         "unit_timeout", float, "Replace a worker that computes a unit for more seconds than this."
     ),
 }
+TOML = own_option(
+    "toml", str, "Read options from this RUN.toml; flags override it.", "--config",
+    rich_help_panel="Input",
+)  # fmt: skip
 TRAINING = (  # what every training has
     own_option("batch_size", int, "Images per step and process.", default=32, min=1),
     own_option(
@@ -91,28 +88,30 @@ def run_options(
     *names: str,
     defaults: Mapping[str, Any] | None = None,
     further: Sequence[inspect.Parameter] = (),
+    toml: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command these options of RunConfig; it gets their values as `given`, a dict.
+    """Give a command these options of RunConfig; it gets their config.
 
-    Only what the command line sets is in `given`, so that a RUN.toml can set the rest. A command
-    with an argument `config: RunConfig` gets the config of them instead. One with `workers` has the
-    options of workers too. The values of `further` options are in a dict of that name.
+    An option is what the command line sets, else the RUN.toml of --config, else what `defaults`
+    say, else its own default. With `toml` the command has --config. One with an argument `workers`
+    has the options of workers too. The values of `further` options are in a dict of that name.
     """
     hints, changed = get_type_hints(RunConfig), dict(defaults or {})
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters
-        configured = "config" in own and own["config"].annotation is RunConfig
         workers = WORKERS if "workers" in own else {}
         options = [_parameter(name, hints[name], changed) for name in names]
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        made = {"given", "workers", "further", "config" if configured else "given"}
+        made = {"config", "workers", "further"}
         kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.values() if p.name not in made]
 
         @wraps(command)
         def wrapped(ctx: typer.Context, **values: Any) -> None:
             flags = {name: values.pop(name) for name in names}
             given = {n: _plain(n, value) for n, value in flags.items() if was_given(ctx, n)}
+            file = values.pop("toml", None)
+            config = config_from({**changed, **(read_toml(place(file)) if file else {}), **given})
             if workers:
                 chosen = {field: values.pop(option.name) for field, option in workers.items()}
                 asked = Workers(**chosen)  # also without --workers, so that a wrong one is refused
@@ -120,22 +119,15 @@ def run_options(
                 values["workers"] = asked if distributed else None
             if further:
                 values["further"] = {option.name: values.pop(option.name) for option in further}
-            key = "config" if configured else "given"
-            command(**values, **{key: config_of(given, fixed=changed) if configured else given})
+            command(config=config, **values)
 
-        parameters = [context, *options, *workers.values(), *kept, *further]
+        files = [TOML] if toml else []
+        parameters = [context, *options, *workers.values(), *files, *kept, *further]
         wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
         wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
         return wrapped
 
     return decorate
-
-
-def config_of(
-    given: Mapping[str, Any], toml: str | None = None, fixed: Mapping[str, Any] | None = None
-) -> RunConfig:
-    """The config of a command: flags, else the RUN.toml, else what is fixed, else the defaults."""
-    return config_from({**(fixed or {}), **(read_toml(place(toml)) if toml else {}), **given})
 
 
 def was_given(ctx: typer.Context, name: str) -> bool:

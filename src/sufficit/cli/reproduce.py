@@ -4,14 +4,15 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich import box
 from typer import Argument, Option
 
-from sufficit.cli.console import RESUME, app, err, out, resumable
+from sufficit.cli.console import RESUME, app, err, out, resumable, table
 from sufficit.cli.options import OverwriteOption, listed, own_option, run_options
 from sufficit.errors import UserError, without_secrets
 from sufficit.files import check_output, is_remote
 from sufficit.outside import literal
-from sufficit.runs.config import Workers
+from sufficit.runs.config import RunConfig, Workers
 
 if TYPE_CHECKING:
     from sufficit.reproduce.table_results import TableResults
@@ -41,9 +42,9 @@ PLAN = (  # the fields of a TablePlan that can be given
 
 
 @app.command()
-@run_options("device", further=PLAN)
+@run_options("device", defaults={"model": "", "data": ""}, further=PLAN)
 def reproduce(
-    given: dict[str, Any],
+    config: RunConfig,
     workers: Workers | None,
     further: dict[str, Any],
     table: Annotated[
@@ -97,7 +98,7 @@ def reproduce(
             raise UserError("--download needs a folder to put the data in: give --data ROOT")
         fetch(data_name, data)
     options: dict[str, Any] = {"data": data, "quick": quick, "overwrite": overwrite}
-    options |= {"device": device_named(given.get("device", "auto")), "workers": workers}
+    options |= {"device": device_named(config.device), "workers": workers}
     options |= {"say": lambda line: err.print(literal(line), highlight=False), "report": report}
     for name in ("recipes", "classes"):
         further[name] = None if further[name] is None else tuple(listed(further[name]))
@@ -124,19 +125,14 @@ def _local(option: str, word: str | None) -> Path | None:
 
 
 def _print(results: "TableResults", folder: Path) -> None:
-    from rich import box
-    from rich.table import Table
-
     from sufficit.reproduce.paper_tables import TITLES
     from sufficit.reproduce.table_results import HEADINGS
 
     n, alpha_min = results.compared.n, results.compared.alpha_min
     title = f"Means over {n} test images, alpha_min {alpha_min:g}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
-    table.add_column("method", no_wrap=True)
     shown = ("base_score", "mask_penalty", "msi")
-    for heading in (*(HEADINGS[name] for name in shown), "95 % of MSI", "leak", "paper"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    heads = ["method", *(HEADINGS[name] for name in shown), "95 % of MSI", "leak", "paper"]
+    drawn = table(title, heads, no_wrap=True, box=box.SIMPLE_HEAD, padding=0)
     for method in [name for name in TITLES if name in results.pooled]:
         summary = results.summary(results.pooled[method])
         cells = [f"{summary[name].mean:.3f}" for name in shown]
@@ -145,8 +141,8 @@ def _print(results: "TableResults", folder: Path) -> None:
         cells.append("-" if math.isnan(leaked) else f"{leaked:.2f}")
         printed = results.plan.paper.printed_row(method)
         cells.append(f"{printed['msi']:.3f}" if printed else "")
-        table.add_row(TITLES[method], *cells)
-    out.print(table)
+        drawn.add_row(TITLES[method], *cells)
+    out.print(drawn)
     right = results.trained["test_accuracy"]
     out.print(f"The classifier's test accuracy is {right:.1%}.", highlight=False)
     where = f"All files are in {folder}, tables and figures in {folder / 'results'}"

@@ -3,9 +3,8 @@
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from sufficit.cli.console import app, out, print_skipped, resumable, say
+from sufficit.cli.console import app, out, print_skipped, resumable, say, table
 from sufficit.cli.options import OutOption, OverwriteOption, run_options
 from sufficit.files import check_output, place
 from sufficit.outside import literal
@@ -58,34 +57,31 @@ def sanity(
     options: dict[str, Any] = {"steps": steps, "random_labels": random_labels}
     options |= {"epochs": epochs, "train_images": train_images}
     classifier = load_model(config, layer=None)  # check_folder looks for the layer in each copy
-    with resumable(out_folder, lambda _: NOTHING_KEPT):
+    with resumable(out_folder, NOTHING_KEPT):
         result = check_folder(config, classifier, **options)
         known = {name: getattr(config, name) for name in OPTIONS}
         save_sanity(out_folder, result, classifier, known | {"options": options})
     print_skipped(result.skipped)
     _print_report(result.report)
-    written = f"Written to {out_folder}: report.html, sanity.csv, sanity.png, run.json"
-    say(written)
+    say(f"Written to {out_folder}: report.html, sanity.csv, sanity.png, run.json")
 
 
 def _print_report(report: "SanityReport") -> None:
     """A row per method: its rank correlation after the first, a middle and the last step."""
     n = len(report.targets)
     title = f"Rank correlation with the original maps, mean over {n} images"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("method")
     steps = report.cascade_of(report.methods[0])
     shown = sorted({0, len(steps) // 2, len(steps) - 1})
     words = [f"{'down to ' if i else ''}{steps[i].layer} random" for i in shown]
-    for word in [*words, *(["random labels"] if report.random_labels else [])]:
-        table.add_column(literal(word), justify="right")
+    words += ["random labels"] if report.random_labels else []
+    drawn = table(title, ["method", *words], title_style="bold")
     labels = {found.method: found for found in report.random_labels}
     for name in report.methods:
         steps = report.cascade_of(name)
         found = [steps[i] for i in shown] + ([labels[name]] if name in labels else [])
         means = (f"{float(one.rank_correlation.nanmean()):.2f}" for one in found)
-        table.add_row(literal(name), *means)
-    out.print(table)
+        drawn.add_row(literal(name), *means)
+    out.print(drawn)
     for name, sentence in report.sentences().items():
         method = literal(name)
         method.stylize("bold")

@@ -34,12 +34,12 @@ def status(
     state = store.state()
     stage = next((name for name, done in state.done.items() if done < state.units), "")
     left = state.units - state.done.get(stage, state.units)
-    pace = store.pace(stage) if stage else None
+    speed, idle = (store.pace(stage) if stage else None) or (None, None)
     size = state.images / max(1, state.units)
     rates = {
-        "images_per_second": round(pace.units_per_second * size, 3) if pace else None,
-        "seconds_left": round(left / pace.units_per_second, 1) if pace else None,
-        "seconds_since_last_unit": round(pace.idle, 1) if pace else None,
+        "images_per_second": round(speed * size, 3) if speed else None,
+        "seconds_left": round(left / speed, 1) if speed else None,
+        "seconds_since_last_unit": None if idle is None else round(idle, 1),
     }
     if as_json:
         typer.echo(json.dumps(asdict(state) | rates, indent=2))
@@ -50,12 +50,10 @@ def status(
     for name, done in state.done.items():
         out.print(f"{name}: {done} of {state.units} units")
     out.print(f"{state.done_images} of {state.images} images")
-    if pace:
-        ahead, idle = (
-            timedelta(seconds=round(s)) for s in (left / pace.units_per_second, pace.idle)
-        )
-        speed = f"{pace.units_per_second * size:.3g} images/s"
-        out.print(f"{speed} lately, about {ahead} left. The last unit was done {idle} ago.")
+    if speed and idle is not None:
+        ahead, ago = (timedelta(seconds=round(s)) for s in (left / speed, idle))
+        words = f"{speed * size:.3g} images/s lately, about {ahead} left."
+        out.print(f"{words} The last unit was done {ago} ago.")
     for one in state.failed:
         named = ", ".join(one["images"][:SHOWN]) or "the donors for leakage"
         more = f" and {len(one['images']) - SHOWN} more" if len(one["images"]) > SHOWN else ""

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.table import Table
 
-from sufficit.cli.console import app, out, print_skipped
+from sufficit.cli.console import app, out, print_skipped, table
 from sufficit.cli.options import TRAINING, listed, own_option, run_options
 from sufficit.cli.training_run import OPTIONS, print_written, train_on_folder
 from sufficit.files import place
@@ -106,15 +105,13 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
     number = f"{len(history)} epoch{'s' if len(history) > 1 else ''}"
     title = f"{number}, scored on {record['n_validated_on']} held-out images; * selected"
     look: Any = {"box": None, "pad_edge": False}  # so that it fits 80 columns
-    table = Table(title=title, title_justify="left", title_style="bold", **look)
-    for heading in ("epoch", *HEADINGS.values()):
-        table.add_column(heading, justify="right")
+    drawn = table(title, ("epoch", *HEADINGS.values()), left=0, title_style="bold", **look)
     for row in history:
         if row["epoch"] == best or row["epoch"] > len(history) - ROWS:
             mark, style = ("*", "bold") if row["epoch"] == best else (" ", None)
             cells = (f"{row[name]:.3f}" if name in row else "-" for name in HEADINGS)
-            table.add_row(f"{row['epoch']} {mark}", *cells, style=style)
-    out.print(table)
+            drawn.add_row(f"{row['epoch']} {mark}", *cells, style=style)
+    out.print(drawn)
     weights = config.weights if config.weights != RunConfig.weights else None
     known = {"--weights": weights, "--num-classes": config.num_classes}
     known |= {"--output": config.output, "--size": config.size}

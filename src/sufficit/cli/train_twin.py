@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.table import Table
 
-from sufficit.cli.console import app, out, print_skipped
+from sufficit.cli.console import app, out, print_skipped, table
 from sufficit.cli.options import TRAINING, run_options
 from sufficit.cli.training_run import OPTIONS, print_written, train_on_folder
 from sufficit.files import place
@@ -52,13 +51,11 @@ def _print_record(record: dict[str, Any], folder: Path, config: RunConfig) -> No
     print_skipped(record["skipped"])
     n, history = record["n_validated_on"], record["history"]
     title = f"{n} held-out images; accuracy against {record['accuracy_of']}"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for heading in ("", "whole images", "under random masks"):
-        table.add_column(heading, justify="right" if heading else "left")
+    drawn = table(title, ("", "whole images", "under random masks"), title_style="bold")
     for name in ("original", "twin"):
         accuracies = (record[name][f"{kind}_accuracy"] for kind in ("whole", "masked"))
-        table.add_row(name, *(f"{value:.1%}" for value in accuracies))
-    out.print(table)
+        drawn.add_row(name, *(f"{value:.1%}" for value in accuracies))
+    out.print(drawn)
     epochs = f"{len(history)} epoch{'s' if len(history) > 1 else ''}"
     words = ["sufficit", "compare", "--model", config.model, "--data", config.data]
     print_written(

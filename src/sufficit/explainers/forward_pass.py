@@ -77,15 +77,18 @@ def _run(
     layer: str,
     differentiate: bool,
     earlier: Sequence[str],
+    *,
+    copy: bool = False,
 ) -> Pass:
     output: Any = None
-    leaf = torch.empty(0)
-    stages: dict[str, Tensor] = {}
+    leaf, version = torch.empty(0), 0
+    seen: dict[str, tuple[Any, int]] = {}  # output of an earlier layer, and its version
 
     def cut(_: nn.Module, __: object, found: Any) -> Any:
         # Gradients reach the leaf even if all weights are frozen, and go no further. The model
-        # continues with a copy, so that later layers may overwrite it.
-        nonlocal output, leaf
+        # continues with a copy, so that later layers may overwrite it; without gradients, with the
+        # output itself, as long as none of them does: copies are a part of what LAX costs.
+        nonlocal output, leaf, version
         tensor = found[0] if isinstance(found, tuple | list) and found else found
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             came = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
@@ -93,12 +96,17 @@ def _run(
         output, leaf = found, tensor.detach().requires_grad_(differentiate)
         if differentiate:
             torch.set_grad_enabled(True)  # until the end of the pass
+        elif not copy and not tensor.is_inference():
+            version = tensor._version
+            return None
         return like_output(leaf.clone())
 
     def keep(name: str, _: nn.Module, __: object, found: Any) -> None:
         found = layers.first(found)
-        copy = found.detach().clone() if isinstance(found, Tensor) else found
-        stages[name] = classifier.as_grid(copy, inputs)
+        if isinstance(found, Tensor):
+            inference = found.is_inference()  # of a model that runs a part so: it has no version
+            found = found.clone() if copy or inference else found
+            seen[name] = found, 0 if inference else found._version
 
     def like_output(tensor: Tensor) -> Any:
         if isinstance(output, Tensor):
@@ -115,10 +123,15 @@ def _run(
         for name in earlier:
             stack.enter_context(layers.hooked(classifier.bare, name, partial(keep, name)))
         logits = logits_with_graph(classifier, inputs)
-    read = stages.keys() | (set() if output is None else {layer})
+    read = seen.keys() | (set() if output is None else {layer})
     for name in (layer, *earlier):
         if name not in read:
             raise UserError(f"layer {name!r} is not used in the forward pass: choose another layer")
+    known = [*seen.values(), (leaf, leaf._version if differentiate or copy else version)]
+    if any(not f.is_inference() and f._version != before for f, before in known):
+        # A later layer has written over them: once more, with copies.
+        return _run(classifier, inputs, layer, differentiate, earlier, copy=True)
+    stages = {name: classifier.as_grid(found.detach(), inputs) for name, (found, _) in seen.items()}
     return Pass(layer, logits, grid(leaf.detach()), leaf, grid, stages)
 
 

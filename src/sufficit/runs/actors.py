@@ -6,10 +6,11 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -18,13 +19,11 @@ from typing import Any
 import torch
 
 from sufficit.classifier.source_code import is_installed
-from sufficit.data.loader import Unit
 from sufficit.errors import UserError
-from sufficit.files import place
 from sufficit.runs.engine import Worker
 from sufficit.runs.explanations import Sample, quiet
 from sufficit.runs.job import Job
-from sufficit.runs.store import KEY, UNITS, Store
+from sufficit.runs.store import KEY, LEAK, UNITS, Store
 
 DRAW_DONORS = -1  # the number of the task that comes before the units
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
@@ -48,9 +47,8 @@ def _versions() -> dict[str, str]:
 class Shipment:
     """A job on its way to an actor, and what must be the same there."""
 
-    job: bytes  # with the kind of worker, alpha_min and the stage
-    folder: str
-    run: str  # what the files of its units carry
+    work: bytes  # the job, the kind of worker, alpha_min and the stage
+    store: Store
     device: str
     devices: dict[str, str]  # a device here: the same in the actor
     threads: int
@@ -70,8 +68,29 @@ class Place:
     text: str = "not placed yet; Ray's logs may say more"
 
 
+def _reporting(work: Callable[..., None]) -> Callable[..., Outcome]:
+    """A method of an actor that reports how it ended."""
+
+    @wraps(work)  # so that it is pickled by name
+    def reported(actor: "UnitActor", *given: Any) -> Outcome:
+        try:
+            with quiet():
+                work(actor, *given)
+        except Exception as error:
+            if isinstance(error, UserError) and not lacks_memory(error):
+                return Outcome(str(error), is_final=True)
+            traceback.print_exc()
+            return Outcome(short(error))
+        return Outcome(sizes=dict(actor.worker.loader.sizes))
+
+    return reported
+
+
 class UnitActor:
     """A worker of the engine in a process of its own."""
+
+    worker: Worker
+    stage: str
 
     def __init__(self, shipment: Shipment) -> None:
         self.shipment = shipment
@@ -83,31 +102,12 @@ class UnitActor:
         import ray
 
         log = os.path.realpath("/proc/self/fd/2")  # Ray sends each worker's output to a file
-        node = ray.get_runtime_context().get_node_id()
-        return Place(
-            node, os.getpid(), f"process {os.getpid()} on {socket.gethostname()}, log {log}"
-        )
+        text = f"process {os.getpid()} on {socket.gethostname()}, log {log}"
+        return Place(ray.get_runtime_context().get_node_id(), os.getpid(), text)
 
-    def load(self) -> Outcome:
+    @_reporting
+    def load(self) -> None:
         """Load the model; what can't work on this machine is said here."""
-        return self._tried(self._load)
-
-    def compute(self, number: int, following: int | None) -> Outcome:
-        """Compute a unit and write its files; read the following one meanwhile."""
-        return self._tried(lambda: self._compute(number, following))
-
-    def _tried(self, work: Any) -> Outcome:
-        try:
-            with quiet():
-                work()
-        except Exception as error:
-            if isinstance(error, UserError) and not lacks_memory(error):
-                return Outcome(str(error), is_final=True)
-            traceback.print_exc()
-            return Outcome(short(error))
-        return Outcome(sizes=dict(self.worker.loader.sizes))
-
-    def _load(self) -> None:
         given, host = self.shipment, socket.gethostname()
         for name, found in _versions().items():
             if found != given.versions[name]:
@@ -117,8 +117,7 @@ class UnitActor:
                 )
         with suppress(OSError):
             os.chdir(given.cwd)
-        key = place(given.folder) / UNITS / KEY
-        if not key.exists():
+        if not (key := given.store.folder / UNITS / KEY).exists():
             raise UserError(f"{host} cannot see {key}: give --out a folder that all machines share")
         torch.set_num_threads(given.threads)
         torch.set_float32_matmul_precision(given.matmul)
@@ -126,7 +125,7 @@ class UnitActor:
         # The bytes come from our own driver, which the token of the cluster vouches for.
         try:
             loaded = torch.load(
-                io.BytesIO(given.job), map_location=given.devices, weights_only=False
+                io.BytesIO(given.work), map_location=given.devices, weights_only=False
             )
         except (ImportError, AttributeError) as error:
             raise UserError(
@@ -139,30 +138,26 @@ class UnitActor:
                 f"{host} cannot see the image {job.entries[given.probe].image.name}: give --data a"
                 " folder that all machines share"
             )
-        job.classifier.to(given.device)
-        if job.twin is not None:
-            job.twin.to(given.device)
-        self.worker: Worker = kind(job, Store(place(given.folder), given.run), alpha_min)
+        for model in filter(None, (job.classifier, job.twin)):
+            model.to(given.device)
+        self.worker = kind(job, given.store, alpha_min)
 
-    def _compute(self, number: int, following: int | None) -> None:
-        worker = self.worker
+    @_reporting
+    def compute(self, number: int, following: int | None) -> None:
+        """Compute a unit and write its files; read the following one meanwhile."""
+        worker, stage = self.worker, self.stage
         worker.draw_donors()
-        if number == DRAW_DONORS or worker.store.has(self.stage, number):
+        if number == DRAW_DONORS or worker.store.has(stage, number):
             return
-        unit = worker.job.units[number]
-        items = self._read(unit, following) if worker.needs_images(self.stage) else []
-        worker.store.write_unit(unit.number, worker.work(self.stage, unit, items))
-
-    def _read(self, unit: Unit, following: int | None) -> list[Sample]:
-        loader, units = self.worker.loader, self.worker.job.units
-        if self.ahead is not None and self.ahead[0] == unit.number:
-            items = self.ahead[1].result()
-        else:
-            items = loader.items(unit.entries)
-        self.ahead = None
-        if following is not None:
-            self.ahead = following, self.pool.submit(loader.items, units[following].entries)
-        return items
+        unit, items = worker.job.units[number], list[Sample]()
+        if stage != LEAK:
+            before = self.ahead if self.ahead is not None and self.ahead[0] == number else None
+            items = before[1].result() if before else worker.loader.items(unit.entries)
+            self.ahead = None
+            if following is not None:
+                entries = worker.job.units[following].entries
+                self.ahead = following, self.pool.submit(worker.loader.items, entries)
+        worker.store.write_unit(number, worker.work(stage, unit, items))
 
 
 def ship(
@@ -180,22 +175,16 @@ def ship(
 
     for module in _own_modules():
         cloudpickle.register_pickle_by_value(module)
-    packed = io.BytesIO()
+    packed, here = io.BytesIO(), job.classifier.device
     shipped = replace(job, entries=job.entries.at(store.manifest.absolute()))
     try:
         torch.save((shipped, kind, alpha_min, stage), packed, pickle_module=cloudpickle)
     except Exception as error:
         raise _cannot_send(job, error) from error
-    here = job.classifier.device
-    return Shipment(
-        packed.getvalue(),
-        str(store.folder.absolute()),
-        store.run,
-        device,
-        {} if here.type == "cpu" else {str(here): device},
-        threads,
-        next((entry.number for entry in job.entries if entry.image.is_there()), None),
-    )
+    devices = {} if here.type == "cpu" else {str(here): device}
+    seen = next((entry.number for entry in job.entries if entry.image.is_there()), None)
+    place = replace(store, folder=store.folder.absolute())
+    return Shipment(packed.getvalue(), place, device, devices, threads, seen)
 
 
 def end_process(number: int) -> None:

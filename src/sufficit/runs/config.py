@@ -326,21 +326,31 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 
 
 def _converted(name: str, value: Any, hint: Any) -> Any:
+    """The value as the type of an option; raise where it has another or is out of bounds."""
     own = isinstance(value, str) and value.startswith("python:")
     if name == "score" and isinstance(value, str) and value not in KINDS and not own:
         raise unknown("score", value, (*KINDS, "python:FILE.py:FUNCTION"))
     if name == "normalize" and isinstance(value, bool):  # as it was once
         return "minmax" if value else "none"
-    kinds = kinds_of(hint)
+    kinds, about = kinds_of(hint), RunConfig.__dataclass_fields__[name].metadata
     if value is None and type(None) in kinds:
         return None
-    for kind in kinds:
-        if (found := _as(value, kind)) is not None:
-            return _within(name, found)
-    words = [word for kind in kinds for word in _words(kind)]
-    if isinstance(value, str) and get_origin(hint) is Literal:
-        raise unknown(name, value, words)
-    raise UserError(f"{name} must be {' or '.join(words)}, got {_shown(value)}: change it")
+    found = next((one for kind in kinds if (one := _as(value, kind)) is not None), None)
+    if found is None:
+        words = [word for kind in kinds for word in _words(kind)]
+        if isinstance(value, str) and get_origin(hint) is Literal:
+            raise unknown(name, value, words)
+        try:
+            shown = repr(value)
+        except (ValueError, RecursionError):
+            shown = "a value too large to show"
+        shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
+        raise UserError(f"{name} must be {' or '.join(words)}, got {shown}: change it")
+    if about["least"] is not None and not found >= about["least"]:  # NaN neither
+        raise UserError(f"{name} must be {about['least']} or more, got {found}: raise it")
+    if about["most"] is not None and found > about["most"]:
+        raise UserError(f"{name} must be {about['most']} or less, got {found:.3g}: lower it")
+    return found
 
 
 def _as(value: Any, kind: Any) -> Any:
@@ -350,37 +360,20 @@ def _as(value: Any, kind: Any) -> Any:
     if get_origin(kind) is tuple:
         listed = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
         return tuple(value) if listed else None
-    if isinstance(value, bool) and kind is not bool:
-        return None
-    if isinstance(value, int) and abs(value) >= 2**64:
+    if isinstance(value, bool) != (kind is bool) or (
+        isinstance(value, int) and abs(value) >= 2**64
+    ):
         return None
     if kind is float and isinstance(value, int):
         return float(value)
     return value if isinstance(value, kind) else None
 
 
-def _within(name: str, value: Any) -> Any:
-    about = RunConfig.__dataclass_fields__[name].metadata
-    if about["least"] is not None and not value >= about["least"]:  # NaN neither
-        raise UserError(f"{name} must be {about['least']} or more, got {value}: raise it")
-    if about["most"] is not None and value > about["most"]:
-        raise UserError(f"{name} must be {about['most']} or less, got {value:.3g}: lower it")
-    return value
-
-
 def _words(kind: Any) -> tuple[str, ...]:
+    """What a type is called in messages."""
     if get_origin(kind) is Literal:
         return tuple(str(choice) for choice in get_args(kind))
     if get_origin(kind) is tuple:
         return ("a list of words",)
     names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
     return (names[kind],) if kind in names else ()
-
-
-def _shown(value: Any) -> str:
-    """A value in an error message, cut short."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):
-        return "a value too large to show"
-    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -201,7 +201,11 @@ class Dispatch:
                     self._start(slot)
                 if slot.is_loaded and slot.ref is None and self.left:
                     self._assign(slot)
-            ready = self._wait([slot.ref for slot in self.slots if slot.ref is not None])
+            refs, ready = [slot.ref for slot in self.slots if slot.ref is not None], []
+            if refs:
+                ready = self.cluster.ray.wait(refs, timeout=WAKE)[0]
+            else:
+                time.sleep(WAKE)
             for slot in list(self.slots):
                 if slot.ref is not None and slot.ref in ready:
                     self._take(slot)
@@ -209,19 +213,22 @@ class Dispatch:
                     reason = f"no result after {limit:g} s (--unit-timeout)"
                     self._replace(slot, reason, hangs=True)
             if not self.started and time.monotonic() - asked > PATIENCE:
-                asked = time.monotonic()
-                self._warn_waiting()
+                asked, has = time.monotonic(), self.cluster.ray.cluster_resources()
+                _warn(
+                    f"no worker has started yet: each needs {self.cluster.workers.cpus:g} CPUs and"
+                    f" {self.cluster.gpus:g} GPUs, the cluster has {has.get('CPU', 0):g} CPUs and"
+                    f" {has.get('GPU', 0):g} GPUs, which others may hold. Still waiting."
+                )
             if len(self.failed) >= min(TRIES, len(units)) and self.images == done:
                 break  # the others would fail as well
         if self.failed:
-            raise self._error(len(units))
-
-    def _wait(self, refs: Sequence[Any]) -> Sequence[Any]:
-        if not refs:
-            time.sleep(WAKE)
-            return []
-        ready: Sequence[Any] = self.cluster.ray.wait(refs, timeout=WAKE)[0]
-        return ready
+            named = [f"{self._called(unit)}: {reason}" for unit, reason in self.failed.items()]
+            more = f"; and {len(named) - 5} more" if len(named) > 5 else ""
+            raise UserError(
+                f"{len(named)} of {len(units)} units failed {TRIES} times:"
+                f" {'; '.join(named[:5])}{more}. Units that are done are kept: run the same command"
+                " again to retry the others"
+            )
 
     def stop(self) -> None:
         """Kill the actors."""
@@ -230,12 +237,11 @@ class Dispatch:
 
     def _grow(self) -> None:
         """Have as many workers as are wanted and useful, also when nodes join later."""
-        if self.looked and time.monotonic() - self.looked < GROW:
-            return
-        self.looked = time.monotonic()
-        useful = len(self.left) + sum(slot.unit is not None for slot in self.slots)
-        for number in range(len(self.slots), min(self.cluster.wanted(), useful)):
-            self.slots.append(Slot(number + 1))
+        if not self.looked or time.monotonic() - self.looked >= GROW:
+            self.looked = time.monotonic()
+            useful = len(self.left) + sum(slot.unit is not None for slot in self.slots)
+            most = min(self.cluster.wanted(), useful)
+            self.slots += [Slot(number + 1) for number in range(len(self.slots), most)]
 
     def _start(self, slot: Slot) -> None:
         # Not Ray's own restarts and retries: those have no limit per unit.
@@ -288,17 +294,23 @@ class Dispatch:
 
     def _replace(self, slot: Slot, reason: str, *, hangs: bool = False) -> None:
         """Have another worker, and give its unit back unless that failed too often."""
-        place = self._place(slot)
+        ray, place = self.cluster.ray, Place()
+        with suppress(Exception):  # it may have died before it could say
+            place = ray.get(slot.place, timeout=WAKE)
         self._kill(slot)
-        if hangs and place.node:
-            self._end_process(place)
+        if hangs and place.node:  # one that is frozen does not hear `ray.kill`
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            there = NodeAffinitySchedulingStrategy(place.node, soft=False)
+            task = ray.remote(end_process).options(num_cpus=0, scheduling_strategy=there)
+            task.remote(place.process)
         unit, slot.actor, slot.ref, slot.unit, slot.is_loaded = slot.unit, None, None, None, False
         if unit is None:
             slot.failed_starts += 1
             slot.pause_until = time.monotonic() + min(2.0**slot.failed_starts, LONGEST_PAUSE)
             what = f"cannot start, try {slot.failed_starts}"
         else:
-            alive = {one["NodeID"] for one in self.cluster.ray.nodes() if one["Alive"]}
+            alive = {one["NodeID"] for one in ray.nodes() if one["Alive"]}
             tries = self.tries.setdefault(unit, [])
             tries.append(place.node in alive and not reason.startswith("ActorUnavailableError"))
             what = f"failed in {self._called(unit)}, try {sum(tries)} of {TRIES}"
@@ -316,46 +328,15 @@ class Dispatch:
                 f"no worker can start; the last error: {reason}. It ran as {place.text}"
             )
 
-    def _place(self, slot: Slot) -> Place:
-        with suppress(Exception):  # it may have died before it could say
-            found: Place = self.cluster.ray.get(slot.place, timeout=WAKE)
-            return found
-        return Place()
-
-    def _end_process(self, place: Place) -> None:
-        """Kill a worker by a task on its machine: one that is frozen does not hear `ray.kill`."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        there = NodeAffinitySchedulingStrategy(place.node, soft=False)
-        task = self.cluster.ray.remote(end_process)
-        task.options(num_cpus=0, scheduling_strategy=there).remote(place.process)
-
     def _kill(self, slot: Slot) -> None:
         with suppress(Exception):  # it may be dead already
             self.cluster.ray.kill(slot.actor, no_restart=True)
-
-    def _warn_waiting(self) -> None:
-        has = self.cluster.ray.cluster_resources()
-        _warn(
-            f"no worker has started yet: each needs {self.cluster.workers.cpus:g} CPUs and"
-            f" {self.cluster.gpus:g} GPUs, the cluster has {has.get('CPU', 0):g} CPUs and"
-            f" {has.get('GPU', 0):g} GPUs, which others may hold. Still waiting."
-        )
 
     def _called(self, number: int) -> str:
         if number == DRAW_DONORS:
             return "the donors for leakage"
         names = self.job.units[number].names
         return f"unit {number} ({len(names)} images, {names[0]} to {names[-1]})"
-
-    def _error(self, units: int) -> UserError:
-        some = list(self.failed.items())[:5]
-        listed = "; ".join(f"{self._called(unit)}: {reason}" for unit, reason in some)
-        more = f"; and {len(self.failed) - len(some)} more" if len(self.failed) > len(some) else ""
-        return UserError(
-            f"{len(self.failed)} of {units} units failed {TRIES} times: {listed}{more}. Units that"
-            " are done are kept: run the same command again to retry the others"
-        )
 
 
 def _import_ray(*, here: bool) -> ModuleType:

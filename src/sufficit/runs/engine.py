@@ -4,8 +4,8 @@ Read this file first. `run` starts or resumes a run; `Worker.score` computes one
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,16 +19,10 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.data.loader import Unit
 from sufficit.errors import GoneError, UserError
 from sufficit.lock import check_owned
+from sufficit.metrics import leakage
 from sufficit.metrics.columns import msi
 from sufficit.metrics.conditions import ask_all
 from sufficit.metrics.further_columns import half_sums
-from sufficit.metrics.leakage import (
-    TENSORS,
-    LeakProbe,
-    LeakSettings,
-    Pool,
-    measure_methods,
-)
 from sufficit.metrics.plan import msi_by_method
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predict import usual_batch
@@ -39,11 +33,10 @@ from sufficit.report.content import Choice
 from sufficit.runs.config import DONORS, Workers
 from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, check_contents, quiet
 from sufficit.runs.job import Job
-from sufficit.runs.maps import maps_from_file, pack
+from sufficit.runs.maps import heatmaps_from_file, pack
 from sufficit.runs.merge import OF_SOME, best_alpha, is_precise, stem_of, write_results
-from sufficit.runs.rankings import ceiling_scores, looks
+from sufficit.runs.rankings import ceiling_scores
 from sufficit.runs.results import RunResults
-from sufficit.runs.shown import keeps_all
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, StageFile, Store, store_in
 
 if TYPE_CHECKING:
@@ -70,24 +63,38 @@ def run(
     units; the numbers are the same. With `within` in the config it stops when MSI is that precise.
     """
     searching = job.config.leak and job.plan.searching  # masks are known only after the search
-    with quiet(), closing(job), store_in(out) as owned, cluster_of(job, workers) as cluster:
-        if overwrite:
-            owned.clear()
-        stages = (SCORES, LEAK) if searching else (SCORES,)
-        job = placed(job, cluster)
-        if (found := _finished(job, owned, stages, flat=flat, keep=keep)) is not None:
+    stages = (SCORES, LEAK) if searching else (SCORES,)
+    with opened(job, out, overwrite, workers) as (whole, owned, cluster):
+        if (found := _finished(whole, owned, stages, flat=flat, keep=keep)) is not None:
             return found
-        store = start(job, owned, stages)
-        whole = len(job.units)
-        for part in looks(job):  # without --within one, at all images
+        store = start(whole, owned, stages)
+        for size in whole.looks:  # without --within one, at all images
+            part = replace(whole, part=size)
             compute(part, store, SCORES, progress, cluster=cluster)
-            if len(part.units) < whole and is_precise(part, store):
+            if len(part.units) < len(whole.units) and is_precise(part, store):
                 break
-        job = part
-        alpha_min = best_alpha(job, store)
+        alpha_min = best_alpha(part, store)
         if searching:
-            compute(job, store, LEAK, progress, alpha_min, cluster=cluster)
-        return write_results(job, store, alpha_min, flat=flat, temporary=out is None)
+            compute(part, store, LEAK, progress, alpha_min, cluster=cluster)
+        return write_results(part, store, alpha_min, flat=flat, temporary=out is None)
+
+
+@contextmanager
+def opened(
+    job: Job, out: Path | None, overwrite: bool, workers: Workers | None
+) -> "Iterator[tuple[Job, Store, RayCluster | None]]":
+    """Own the folder inside, which `overwrite` clears, and have the cluster of the workers."""
+    with quiet(), closing(job), store_in(out) as owned:
+        if overwrite:
+            owned.clear_units()
+            owned.clear_results()
+        if workers is None:
+            yield job, owned, None
+            return
+        from sufficit.runs.distributed import RayCluster  # which imports Ray
+
+        with RayCluster(workers, job.classifier.device) as cluster:
+            yield replace(job, placed=cluster.device), owned, cluster
 
 
 def _finished(
@@ -154,31 +161,15 @@ def compute(
             cluster.compute(job, store, stage, missing, advance, alpha_min, kind)
             return
         worker = kind(job, store, alpha_min)
-        writing: Future[None] | None = None
         with ThreadPoolExecutor(1) as pool:  # files are written while the next unit is computed
+            writing = pool.submit(store.write_unit, 0, [])
             for unit, items in worker.read((job.units[number] for number in missing), stage):
                 inside = _within(tick, before, len(unit) * width, total)
                 files = worker.work(stage, unit, items, inside)
-                if writing is not None:
-                    writing.result()
+                writing.result()
                 writing = pool.submit(store.write_unit, unit.number, files)
                 advance(len(unit))
-            if writing is not None:
-                writing.result()
-
-
-def cluster_of(job: Job, workers: Workers | None) -> "AbstractContextManager[RayCluster | None]":
-    """The cluster that computes the units; None, and Ray not imported, without workers."""
-    if workers is None:
-        return nullcontext()
-    from sufficit.runs.distributed import RayCluster
-
-    return RayCluster(workers, job.classifier.device)
-
-
-def placed(job: Job, cluster: "RayCluster | None") -> Job:
-    """The job with the device that computes it."""
-    return job if cluster is None else replace(job, placed=cluster.device)
+            writing.result()
 
 
 class Worker(ImageWorker):
@@ -188,18 +179,12 @@ class Worker(ImageWorker):
         super().__init__(job, store)
         self.alpha_min = job.plan.schedules[0].alpha_min if alpha_min is None else alpha_min
         self._scorers: tuple[Classifier, Classifier | None] | None = None
+        self._choices = [Choice() for _ in job.plan.schedules]  # what may be shown, of each
 
     def read(self, units: Iterable[Unit], stage: str) -> Iterator[tuple[Unit, Sequence[Sample]]]:
         """Each unit with its images, the next one read ahead; leakage needs no images."""
         self.draw_donors()
-        if self.needs_images(stage):
-            yield from self.loader.ahead(units)
-        else:
-            yield from ((unit, ()) for unit in units)
-
-    def needs_images(self, stage: str) -> bool:
-        """Whether a unit of the stage is computed from its images."""
-        return stage != LEAK
+        yield from self.loader.ahead(units) if stage != LEAK else ((unit, ()) for unit in units)
 
     def work(
         self, stage: str, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
@@ -233,11 +218,10 @@ class Worker(ImageWorker):
             for name, found in predictions.items()
             for part in found.parts
         }
-        if self.leaks and not self.job.plan.searching:
-            tensors |= self._leaked(batch)
+        if not self.job.plan.searching:
+            tensors |= self._leaked(batch.heatmaps, batch.targets, batch.numbers)
         job, plan = self.job, self.job.plan
-        samples = {"alpha": job.alpha_sample, "ceiling": job.ceiling_sample}
-        for kind, numbers in samples.items():
+        for kind, numbers in job.samples.items():
             some = [i for i, number in enumerate(batch.numbers) if number in numbers]
             if some:
                 part = batch.rows(some)
@@ -255,19 +239,20 @@ class Worker(ImageWorker):
             "bad_truths": {item.name: item.problem for item in items if item.problem},
             "output": self.job.classifier.output_remark,
         }
-        return [*self._kept(batch, predictions), (SCORES, tensors, facts)]
+        shown = [self._pixels(batch, predictions)] if "msi" in plan.columns else []
+        return [self.maps_file(batch, {}), *shown, (SCORES, tensors, facts)]
 
     def leak(self, unit: Unit) -> list[StageFile]:
         """Measure the leakage of a unit's masks, from the heatmaps in the store."""
         facts = self.store.facts(SCORES, unit.number)
         tensors: dict[str, Tensor] = {}
-        if facts["names"] and self.leaks:
+        if facts["names"]:
             name = f"{next(iter(self.job.sources))}/targets"
             targets = self.store.read(SCORES, unit.number, names=[name]).tensors[name]
-            kept = self.store.read(HEATMAPS, unit.number)
-            maps = maps_from_file(kept, self.job.config.seed, self.job.classifier.device)
-            blank = torch.empty(len(targets), *facts["shape"])
-            tensors = self._leaked(MapBatch(facts["numbers"], facts["names"], blank, targets, maps))
+            kept, device = self.store.read(HEATMAPS, unit.number), self.job.classifier.device
+            maps = heatmaps_from_file(kept, self.job.config.seed, device)
+            ordered = {name: maps[name] for name in self.job.sources}  # as those of the donors
+            tensors = self._leaked(ordered, targets, facts["numbers"])
         return [(LEAK, tensors, {})]
 
     def _predicted(self, batch: MapBatch, tick: Progress | None) -> dict[str, Predictions]:
@@ -285,12 +270,17 @@ class Worker(ImageWorker):
             for k, name in enumerate(batch.maps)
         }
 
-    def _leaked(self, batch: MapBatch) -> dict[str, Tensor]:
-        found = measure_methods(batch.heatmaps, batch.targets, self._probe, batch.numbers)
+    def _leaked(
+        self, heatmaps: Mapping[str, Tensor], targets: Tensor, numbers: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """What is stored of the leakage; nothing where it cannot be measured."""
+        if self._probe is None:
+            return {}
+        found = leakage.measure_methods(heatmaps, targets, self._probe, numbers)
         return {
             f"{name}/leak/{part}": getattr(leaked, part)
             for name, leaked in found.items()
-            for part in TENSORS
+            for part in leakage.TENSORS
         }
 
     def _sampled(self, kind: str, batch: MapBatch) -> tuple[dict[str, Tensor], int]:
@@ -301,53 +291,35 @@ class Worker(ImageWorker):
         given = (model, batch.images, batch.heatmaps, batch.targets, job.curve_plan)
         return msi_by_method(*given, fill=job.fill, batch_size=job.config.batch_size)
 
-    def _kept(self, batch: MapBatch, predictions: Mapping[str, Predictions]) -> list[StageFile]:
-        """The maps, and the pixels of images that may be shown."""
-        files = [self.maps_file(batch, {})]
-        if "msi" in self.job.plan.columns:
-            few = keeps_all(self.job)
-            rows = range(len(batch.names)) if few else sorted(self._candidates(batch, predictions))
-            numbers, pixels = [batch.numbers[i] for i in rows], pack(batch.images[list(rows)])
-            files.append((PIXELS, {"pixels": pixels}, {"numbers": numbers}))
-        return files
+    def _pixels(self, batch: MapBatch, predictions: Mapping[str, Predictions]) -> StageFile:
+        """The images that are drawn, or among the best, worst or most disputed so far.
 
-    def _candidates(self, batch: MapBatch, predictions: Mapping[str, Predictions]) -> set[int]:
-        """Rows that are drawn, or among the best, worst or most disputed so far at any alpha_min.
-
-        An image that is among those of all images is also among those that came before it.
+        An image that is among those of all images is also among those that came before it, at
+        whatever alpha_min.
         """
-        found = {number for number in batch.numbers if number in self.job.shown_by_seed}
-        for schedule, choice in zip(self.job.plan.schedules, self._choices, strict=True):
-            values = {name: msi(predictions[name], schedule).numpy() for name in self.job.ranked}
-            found |= choice.add(batch.numbers, values)
-        return {i for i, number in enumerate(batch.numbers) if number in found}
+        job, numbers, kept = self.job, batch.numbers, {*self.job.shown_by_seed}
+        for schedule, choice in zip(job.plan.schedules, self._choices, strict=True):
+            values = {name: msi(predictions[name], schedule).numpy() for name in job.ranked}
+            kept |= choice.add(numbers, values)
+        rows = [row for row, number in enumerate(numbers) if number in kept]
+        pixels = {"pixels": pack(batch.images[rows])}
+        return PIXELS, pixels, {"numbers": [numbers[row] for row in rows]}
 
     @cached_property
-    def _choices(self) -> list[Choice]:
-        """What this worker may show of the images it scored, at each alpha_min."""
-        return [Choice() for _ in self.job.plan.schedules]
+    def _probe(self) -> leakage.LeakProbe | None:
+        """The donors, and what the model says of their masks over grey and noise.
 
-    @property
-    def leaks(self) -> bool:
-        """Whether leakage can be measured: the donors are of two classes or more."""
-        return self.donors is not None and len(self.donors.targets.unique()) > 1
-
-    @cached_property
-    def _probe(self) -> LeakProbe:
-        """The donors, and what the model says of their masks over grey and noise."""
+        None where leakage cannot be measured, because there are not two classes among them.
+        """
         config, donors = self.job.config, self.donors
-        assert donors is not None  # `leaks` was asked
-        setting = LeakSettings(
-            self.alpha_min,
-            config.donors or DONORS,
-            config.seed,
-            fill=self.job.fill,
-            batch_size=config.batch_size,
-        )
+        if donors is None or len(donors.targets.unique()) < 2:
+            return None
+        how: Any = {"fill": self.job.fill, "batch_size": config.batch_size}
+        setting = leakage.LeakSettings(self.alpha_min, config.donors or DONORS, config.seed, **how)
         setting.check(donors.images)
         heatmaps = torch.cat(list(donors.heatmaps.values()))
-        pool = Pool(donors.images, heatmaps, donors.targets)
-        return LeakProbe(self.scorers(donors.images)[0], pool, setting)
+        pool = leakage.Pool(donors.images, heatmaps, donors.targets)
+        return leakage.LeakProbe(self.scorers(donors.images)[0], pool, setting)
 
     def scorers(self, images: Tensor) -> tuple[Classifier, Classifier | None]:
         """What answers for masked images: model and twin, as compiled copies where that pays."""

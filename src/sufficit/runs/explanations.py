@@ -1,10 +1,10 @@
 """Images read and explained by every source, each once in a run; donors of leakage first."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as Collection
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -29,9 +29,9 @@ class Sample(Item):
     """An image as the model sees it, and its maps of sources that are not drawn here."""
 
     maps: Mapping[str, Tensor]  # source -> [h,w]
-    contents: str = ""  # a digest of the pixels
-    truth: Tensor | None = None  # [H,W]
-    problem: str = ""  # why its truth cannot be used
+    contents: str  # a digest of the pixels
+    truth: Tensor | None  # [H,W]
+    problem: str  # why its truth cannot be used
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,19 @@ class MapBatch:
         truth = None if self.truth is None else self.truth[some]
         return MapBatch(numbers, names, self.images[some], self.targets[some], maps, truth)
 
+    @staticmethod
+    def joined(parts: Sequence["MapBatch"]) -> "MapBatch":
+        """The images of several batches in the order of their numbers, without truth."""
+        maps = {
+            name: DrawnMaps(torch.cat([part.maps[name].maps for part in parts]), one.final)
+            for name, one in parts[0].maps.items()
+        }
+        numbers = [number for part in parts for number in part.numbers]
+        names = [name for part in parts for name in part.names]
+        images, targets = ([getattr(p, name) for p in parts] for name in ("images", "targets"))
+        whole = MapBatch(numbers, names, torch.cat(images), torch.cat(targets), maps)
+        return whole.rows(sorted(range(len(numbers)), key=numbers.__getitem__))
+
 
 class ImageWorker:
     """Reads and explains the units of a job; it holds the model, and the donors once drawn."""
@@ -75,21 +88,34 @@ class ImageWorker:
 
     def batch(self, items: Sequence[Sample]) -> tuple[MapBatch | None, dict[str, str]]:
         """The images with every source's maps, without those the model gives NaN for."""
-        broken: dict[str, str] = {}
-        left = list(items)
+        job, broken, parts = self.job, dict[str, str](), list[MapBatch]()
+        rows = [self._donor_rows.get(item.entry.number) for item in items]
+        if self.donors is not None and (known := [row for row in rows if row is not None]):
+            parts = [self.donors.rows(known)]  # which are explained already
+        left = [item for item, row in zip(items, rows, strict=True) if row is None]
         while left:
-            images = torch.stack([item.pixels for item in left]).to(self.job.classifier.device)
-            targets = self._targets(left, images)
+            names, numbers = [item.name for item in left], [item.entry.number for item in left]
+            images = torch.stack([item.pixels for item in left]).to(job.classifier.device)
+            if job.targets == "label":
+                targets = torch.tensor([item.entry.label for item in left])
+            else:  # asked once, so that all sources explain the same class
+                with torch.no_grad():
+                    targets = job.classifier(images).argmax(1).cpu()
+            given = (numbers, [item.maps for item in left], job.config.seed, job.config.layer)
             try:
-                maps = self._maps(left, images, targets)
+                maps = draw_sources(job.classifier, job.sources, images, targets, *given, names)
             except NotFiniteError as error:
-                broken |= self.not_finite([left[i].name for i in error.images])
+                broken |= self.not_finite([names[i] for i in error.images])
                 left = [item for item in left if item.name not in broken]
                 continue
-            numbers = [item.entry.number for item in left]
-            names, truth = [item.name for item in left], _truth(left)
-            return MapBatch(numbers, names, images, targets, maps, truth), broken
-        return None, broken
+            parts.append(MapBatch(numbers, names, images, targets, maps))
+            break
+        if not parts:
+            return None, broken
+        found = parts[0] if len(parts) == 1 else MapBatch.joined(parts)
+        whole = [item.truth for item in items if item.name not in broken]
+        truths = [one for one in whole if one is not None]  # all of them, or none
+        return replace(found, truth=torch.stack(truths) if truths else None), broken
 
     def not_finite(self, names: Sequence[str]) -> dict[str, str]:
         """Images that the model gives NaN for, with the reason to skip them."""
@@ -105,51 +131,35 @@ class ImageWorker:
         return HEATMAPS, tensors, {**facts, **known, "names": batch.names}
 
     def draw_donors(self) -> None:
-        """Read and explain the images that leakage lays masks over; once in a run."""
-        if not self.job.pool or self.donors is not None:
+        """Have the images that leakage lays masks over, read and explained once in a run."""
+        job, store, device = self.job, self.store, self.job.classifier.device
+        if not job.pool or self.donors is not None:
             return
-        self.donors = self._stored_donors() if self.store.has(DONORS, 0) else self._new_donors()
-        if self.donors is not None:
-            self._donor_rows = {number: row for row, number in enumerate(self.donors.numbers)}
+        if not store.has(DONORS, 0):
+            store.write(DONORS, 0, *self._new_donors())
+        kept = store.read(DONORS, 0)
+        if numbers := kept.facts.get("numbers"):
+            maps = maps_from_file(kept, job.config.seed, device)
+            images, targets = unpack(kept.tensors["images"]).to(device), kept.tensors["targets"]
+            ordered = {name: maps[name] for name in job.sources}
+            self.donors = MapBatch(numbers, kept.facts["names"], images, targets, ordered)
+            self._donor_rows = {number: row for row, number in enumerate(numbers)}
 
-    def _stored_donors(self) -> MapBatch | None:
-        kept, device = self.store.read(DONORS, 0), self.job.classifier.device
-        if not kept.facts["names"]:
-            return None
-        images = unpack(kept.tensors["images"]).to(device)
-        known = (kept.facts["numbers"], kept.facts["names"], images, kept.tensors["targets"])
-        return MapBatch(*known, maps_from_file(kept, self.job.config.seed, device))
-
-    def _new_donors(self) -> MapBatch | None:
-        parts: list[MapBatch] = []
-        pool = [self.job.entries[number] for number in self.job.pool]
-        size = self.job.entries.unit
-        starts = range(0, len(pool), size)
-        groups = (Unit(k, tuple(pool[s : s + size])) for k, s in enumerate(starts))
-        for _, items in self.loader.ahead(groups):
+    def _new_donors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors and facts of the donors' file."""
+        parts, contents = list[MapBatch](), dict[str, str]()
+        pool, size = [self.job.entries[number] for number in self.job.pool], self.job.entries.unit
+        groups = (tuple(pool[start : start + size]) for start in range(0, len(pool), size))
+        for _, items in self.loader.ahead(Unit(k, one) for k, one in enumerate(groups)):
             batch, _ = self.batch(items)
             parts += [] if batch is None else [batch]
+            contents |= {item.name: item.contents for item in items}
         self.loader.skipped.clear()  # they are met again in their unit
         if not parts:
-            self.store.write(DONORS, 0, {}, {"names": []})
-            return None
-        maps = {
-            name: DrawnMaps(torch.cat([part.maps[name].maps for part in parts]), one.final)
-            for name, one in parts[0].maps.items()
-        }
-        donors = MapBatch(
-            [number for part in parts for number in part.numbers],
-            [name for part in parts for name in part.names],
-            torch.cat([part.images for part in parts]),
-            torch.cat([part.targets for part in parts]),
-            maps,
-        )
-        tensors, facts = maps_as_file(
-            donors.numbers, donors.images.shape[1:], maps, self.job.sources
-        )
-        tensors |= {"images": pack(donors.images), "targets": donors.targets}
-        self.store.write(DONORS, 0, tensors, {**facts, "names": donors.names})
-        return donors
+            return {}, {"numbers": [], "contents": contents}
+        donors = MapBatch.joined(parts)
+        _, tensors, facts = self.maps_file(donors, {"contents": contents})
+        return {**tensors, "images": pack(donors.images), "targets": donors.targets}, {**facts}
 
     def _sample(self, entry: Entry) -> Sample:
         """An image with the maps given for it; called in the loader's threads."""
@@ -160,91 +170,32 @@ class ImageWorker:
             pixels = entry.image.read(self.job.classifier.view)
         given = {n: s for n, s in self.job.sources.items() if isinstance(s, GivenMaps)}
         maps = {name: source.read(entry) for name, source in given.items()}
-        contents = digest(pixels)
-        if self.job.truth is None:
-            return Sample(entry, pixels, maps, contents)
-        try:
-            truth = self.job.truth.read(entry, self.job.classifier.view)
-            if truth.shape != pixels.shape[1:]:
-                came = f"{list(truth.shape)}, not {list(pixels.shape[1:])} as the image"
-                raise TruthError(f"its truth is {came}: give it in the image's size")
-        except TruthError as error:
-            return Sample(
-                entry, pixels, maps, contents, torch.zeros_like(pixels[0]).byte(), str(error)
-            )
-        return Sample(entry, pixels, maps, contents, truth)
-
-    def _targets(self, items: Sequence[Sample], images: Tensor) -> Tensor:
-        """Labels, or the model's predictions, asked once so that all sources explain the same."""
-        if self.job.targets == "label":
-            return torch.tensor([item.entry.label for item in items])
-        with torch.no_grad():
-            return self.job.classifier(images).argmax(1).cpu()
-
-    def _maps(
-        self, items: Sequence[Sample], images: Tensor, targets: Tensor
-    ) -> dict[str, DrawnMaps]:
-        """Every source's maps; those of donors are known already."""
-        rows = [self._donor_rows.get(item.entry.number) for item in items]
-        new = [i for i, row in enumerate(rows) if row is None]
-        found: dict[str, DrawnMaps] = {}
-        if new:
-            some, job = [items[i] for i in new], self.job
+        truth, problem = None, ""
+        if self.job.truth is not None:
             try:
-                found = draw_sources(
-                    job.classifier,
-                    job.sources,
-                    images if len(new) == len(items) else images[new],
-                    targets[new],
-                    [item.entry.number for item in some],
-                    [item.maps for item in some],
-                    seed=job.config.seed,
-                    layer=job.config.layer,
-                    names=[item.name for item in some],
-                )
-            except NotFiniteError as error:  # its indices count within `some`
-                raise NotFiniteError(str(error), [new[i] for i in error.images]) from error
-        if len(new) == len(items) or self.donors is None:
-            return found
-        drawn = iter(range(len(new)))
-        order = [(next(drawn), True) if row is None else (row, False) for row in rows]
-        return {
-            name: DrawnMaps(
-                torch.stack([found[name].maps[k] if fresh else one.maps[k] for k, fresh in order]),
-                one.final,
-            )
-            for name, one in self.donors.maps.items()
-        }
+                truth = self.job.truth.read(entry, self.job.classifier.view)
+                if truth.shape != pixels.shape[1:]:
+                    came = f"{list(truth.shape)}, not {list(pixels.shape[1:])} as the image"
+                    raise TruthError(f"its truth is {came}: give it in the image's size")
+            except TruthError as error:
+                truth, problem = torch.zeros_like(pixels[0]).byte(), str(error)
+        return Sample(entry, pixels, maps, digest(pixels), truth, problem)
 
 
 def check_contents(job: Job, store: Store, stage: str, changed: Collection[int] | None) -> None:
     """Raise if images of finished units are others now. `changed` are those to read; None: all."""
-    read = partial(decode_entry, job.classifier.view)
-    loader = ImageLoader(read, one_size=False)
-
-    def check(numbers: Iterable[int], known: Mapping[str, str]) -> None:
-        entries = [job.entries[k] for k in numbers if changed is None or k in changed]
-        for item in loader.items(entries):
+    loader = ImageLoader(partial(decode_entry, job.classifier.view), one_size=False)
+    done = [(stage, number) for number in sorted(store.done(stage))]
+    for kind, number in [*done, *([(DONORS, 0)] if store.has(DONORS, 0) else [])]:
+        units = job.units[number].entries
+        entries = units if kind == stage else tuple(job.entries[k] for k in job.pool)
+        read = [entry for entry in entries if changed is None or entry.number in changed]
+        known = store.facts(kind, number).get("contents", {}) if read else {}
+        for item in loader.items(read):
             was, is_now = known.get(item.name), digest(item.pixels)
             if was not in (None, is_now):
                 raise cannot_resume(store.folder, f"contents of {item.name}", was, is_now)
         loader.skipped.clear()
-
-    for number in sorted(store.done(stage)):
-        entries = job.units[number].entries
-        if changed is None or not changed.isdisjoint({entry.number for entry in entries}):
-            check([entry.number for entry in entries], store.facts(stage, number)["contents"])
-    if store.has(DONORS, 0):
-        kept = store.read(DONORS, 0)
-        images = unpack(kept.tensors["images"]) if kept.facts["names"] else ()
-        known = {name: digest(one) for name, one in zip(kept.facts["names"], images, strict=True)}
-        check(kept.facts.get("numbers", ()), known)
-
-
-def _truth(items: Sequence[Sample]) -> Tensor | None:
-    """The truths of some images, None where there is none at all: [N,H,W]."""
-    known = [item.truth for item in items if item.truth is not None]
-    return torch.stack(known) if known else None
 
 
 @contextmanager

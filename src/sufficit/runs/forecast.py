@@ -49,8 +49,8 @@ def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) 
     drawn = sum(one for one in known if isinstance(one, int))  # a formula, as K + 1, is not counted
     leaks = 2 * (config.donors or DONORS) + 5 if config.leak else 0
     calls = images * (drawn + len(job.sources) * (job.masks + leaks))
-    calls += len(job.alpha_sample) * len(job.sources) * job.curve_plan.width
-    calls += len(job.ceiling_sample) * (CALLS + 25 * len(job.sources))
+    calls += len(job.samples["alpha"]) * len(job.sources) * job.curve_plan.width
+    calls += len(job.samples["ceiling"]) * (CALLS + 25 * len(job.sources))
     seconds = calls / speed / (1 if workers is None else workers.count or 1)
     words = f"This takes about {duration(seconds)}: {calls:,} images through the model, which does"
     words += f" {speed:,.{0 if speed >= 10 else 1}f} per second on {job.device}."

@@ -37,6 +37,9 @@ from sufficit.report.content import MOST_SHOWN
 from sufficit.runs.config import CONTROLS, FEWEST_UNITS, LONG, MODEL, UNIT, RunConfig
 from sufficit.runs.maps import GivenMaps, MapTensor, Source, check_name, identity, sources_named
 from sufficit.runs.store import UNIT_SIZE
+from sufficit.statistics import Chance
+
+FIRST_LOOK = 200  # images; each look has twice as many as the one before
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,17 @@ class Job:
         return np.random.default_rng(self.config.seed).permutation(len(self.entries))
 
     @property
+    def looks(self) -> list[int]:
+        """The number of units at each look at the results; without `within` one, at all."""
+        images, unit = len(self.entries), self.entries.unit
+        return [-(-images // unit)] if self.config.within is None else look_sizes(images, unit)
+
+    @property
+    def chance(self) -> Chance:
+        """The settings of intervals and tests: a share of the error for each look."""
+        return Chance.split(len(self.looks), self.config.seed)
+
+    @property
     def class_folders(self) -> Mapping[str, int]:
         """The class number of each class folder; a shard is not a class folder."""
         in_shards = ".tar/" in self.entries[0].image.name
@@ -123,30 +137,24 @@ class Job:
         return [name for name in self.sources if name not in outside]
 
     @cached_property
-    def alpha_sample(self) -> frozenset[int]:
-        """The images that MSI over alpha_min is measured on."""
+    def samples(self) -> dict[str, frozenset[int]]:
+        """The images that MSI over alpha_min ("alpha") and the "ceiling" are measured on."""
         wanted = self.config.alpha_curve and not self.plan.searching and "msi" in self.plan.columns
         # At most half of what the scores cost, or one image where that costs no more than they.
         scores, curve = len(self.entries) * self.masks, self.curve_plan.width
-        most = min(16, scores // (2 * curve) or scores // curve)
-        return self._spread(most if wanted else 0)
-
-    @cached_property
-    def ceiling_sample(self) -> frozenset[int]:
-        """The images that boxes are searched in."""
-        return self._spread(64 if self.config.ceiling else 0)
-
-    def _spread(self, most: int) -> frozenset[int]:
-        """The numbers of some images, evenly spaced."""
-        some = spread(len(self.entries), most) if most else ()
-        # Of images in random order the first, because a run may stop early.
-        early = self.config.within is not None
-        return frozenset(self.order[: len(some)].tolist() if early else some)
+        most = min(16, scores // (2 * curve) or scores // curve) if wanted else 0
+        found = {}
+        for kind, count in {"alpha": most, "ceiling": 64 if self.config.ceiling else 0}.items():
+            some = spread(len(self.entries), count) if count else []
+            # Of images in random order the first, because a run may stop early.
+            early = self.config.within is not None
+            found[kind] = frozenset(self.order[: len(some)].tolist() if early else some)
+        return found
 
     @cached_property
     def pool(self) -> list[int]:
         """The images that leakage draws donors from, chosen by seed before anything is scored."""
-        if not self.config.leak:
+        if not self.config.leak or len(self.entries) < 2:
             return []
         return draw_pool(torch.from_numpy(self.entries.labels()), POOL, self.config.seed)
 
@@ -154,10 +162,6 @@ class Job:
     def shown_by_seed(self) -> tuple[int, ...]:
         """Images that may be shown whatever they score, as drawn; some more than are wanted."""
         return tuple(self.order[: 2 * MOST_SHOWN].tolist())
-
-    def for_class(self, target: int) -> "Job":
-        """The same job with one target class for all images."""
-        return replace(self, entries=self.entries.labelled(target=target), targets="label")
 
     def close(self) -> None:
         """Close the heatmap files."""
@@ -193,6 +197,17 @@ class Job:
         }
 
 
+def look_sizes(images: int, unit: int) -> list[int]:
+    """The number of units at each look: those of 200, 400, 800, ... images, then all.
+
+    >>> look_sizes(1000, 32)
+    [7, 13, 25, 32]
+    """
+    doublings = max(0, (images - 1) // FIRST_LOOK).bit_length()
+    counts = [*(FIRST_LOOK * 2**k for k in range(doublings)), images]
+    return sorted({-(-count // unit) for count in counts})
+
+
 def make_job(
     config: RunConfig,
     *,
@@ -221,10 +236,8 @@ def make_job(
             f' Classifier(..., output="{config.output}")'
         )
     config, classifier = _with_score(config, classifier, twin)
-    if twin is None and config.twin is not None:
-        twin = _twin_from(config.twin, config)
-    if twin is not None:
-        check_twin(classifier, twin)
+    images = open_images(config.data, **config.column_options()) if images is None else images
+    twin = _twin_of(config, twin, classifier, images)
     check_batch_size(config.batch_size)
     conditions = conditions_of(config, plan, classifier, twin)
     needing = [name for name in ("within", "ceiling") if getattr(config, name)]
@@ -232,12 +245,6 @@ def make_job(
         raise UserError(
             f"{needing[0]} needs MSI at one alpha_min, from the first image on: add msi to columns,"
             " and give alpha_min a number instead of search"
-        )
-    images = open_images(config.data, **config.column_options()) if images is None else images
-    if twin is not None and (own := num_classes(twin, images)) != num_classes(classifier, images):
-        raise UserError(
-            f"the twin has {own} classes and the model {num_classes(classifier, images)}: give a"
-            " twin of this model"
         )
     masks = len(named) * sum(condition.plan(plan).width for condition in conditions)
     entries = _in_units(images, config.unit_size, classifier, masks)
@@ -267,12 +274,24 @@ def make_job(
     return Job(config, classifier, entries, named, kind, conditions, twin, truth=truth)
 
 
-def _twin_from(source: str, config: RunConfig) -> Classifier:
-    if ":" not in source and not place(source).exists():
-        raise UserError(
-            f"there is no twin in {source}: give the folder that sufficit train-twin wrote"
-        )
-    return load_classifier(source, device=config.device, precision=config.precision)
+def _twin_of(
+    config: RunConfig, twin: Classifier | None, classifier: Classifier, images: ImageSource
+) -> Classifier | None:
+    """The twin that is given, or that the config names; raise where it has other classes."""
+    if twin is None and config.twin is not None:
+        if ":" not in config.twin and not place(config.twin).exists():
+            raise UserError(
+                f"there is no twin in {config.twin}: give the folder that sufficit train-twin wrote"
+            )
+        twin = load_classifier(config.twin, device=config.device, precision=config.precision)
+    if twin is not None:
+        check_twin(classifier, twin)
+        own, wanted = num_classes(twin, images), num_classes(classifier, images)
+        if own != wanted:
+            raise UserError(
+                f"the twin has {own} classes and the model {wanted}: give a twin of this model"
+            )
+    return twin
 
 
 def _with_score(

@@ -65,12 +65,11 @@ class MapFile(GivenMaps):
     def file(self) -> HeatmapFile:
         """The open file; each process opens it once."""
         with _opening:  # several threads read
-            if self._opened is None:
-                self._opened = HeatmapFile(self.path)
+            self._opened = self._opened or HeatmapFile(self.path)
             return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "normalize": self.normalize, "_opened": None}
+        return vars(self) | {"_opened": None}
 
     def close(self) -> None:
         """Close the file; it opens again when it is read."""
@@ -161,7 +160,6 @@ def draw_sources(
     targets: Tensor,
     numbers: Sequence[int],
     given: Sequence[Mapping[str, Tensor]],
-    *,
     seed: int,
     layer: str | None,
     names: Sequence[str] | None = None,
@@ -171,18 +169,14 @@ def draw_sources(
     `given` holds, per image, the maps of sources that are not drawn here. The control `random`
     depends on the seed and the number of the image, not on the batch.
     """
-    methods: dict[str, Method] = {}
-    for name, source in sources.items():
-        if source == "random":
-            methods[name] = replace(
-                EXPLAINERS["random"], draw=lambda images, _: noise(images, seed, numbers)
-            )
-        elif not isinstance(source, GivenMaps):
-            methods[name] = source
-    found = {}
-    if methods:
-        asked = (classifier, images, targets, methods)
-        found = draw_all(*asked, layer=layer, seed=seed, progress=False, names=names)
+    control = replace(EXPLAINERS["random"], draw=lambda images, _: noise(images, seed, numbers))
+    methods: dict[str, Method] = {
+        name: control if source == "random" else source
+        for name, source in sources.items()
+        if not isinstance(source, GivenMaps)
+    }
+    how: Any = {"layer": layer, "seed": seed, "progress": False, "names": names}
+    found = draw_all(classifier, images, targets, methods, **how) if methods else {}
     for name in sources.keys() - methods.keys():
         maps = [one[name] for one in given]
         if len({one.shape for one in maps}) > 1:  # a file may hold maps of several sizes
@@ -193,10 +187,8 @@ def draw_sources(
 
 def noise(images: Tensor, seed: int, numbers: Sequence[int]) -> Tensor:
     """Uniform noise per pixel by seed and image number: [N,C,H,W] -> [N,H,W]."""
-    drawn = [
-        np.random.default_rng([seed, number]).random(tuple(images.shape[2:]), dtype=np.float32)
-        for number in numbers
-    ]
+    size, random = tuple(images.shape[2:]), np.random.default_rng
+    drawn = [random([seed, number]).random(size, dtype=np.float32) for number in numbers]
     return torch.from_numpy(np.stack(drawn)).to(images.device)
 
 
@@ -247,17 +239,23 @@ def maps_from_file(
     return found
 
 
+def heatmaps_from_file(
+    kept: UnitFile, seed: int, device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
+    """Every source's heatmaps at the image's size, of stored maps: source -> [N,H,W]."""
+    _, h, w = kept.facts["shape"]
+    return {name: one.at((h, w)) for name, one in maps_from_file(kept, seed, device).items()}
+
+
 def sources_named(config: RunConfig) -> dict[str, Source]:
     """The heatmap sources of a config by name, the controls last."""
     found = sources_from(config.methods)
     if not found:
         raise UserError(f"no method given: name one or more of {', '.join(EXPLAINERS)}")
-    sources: dict[str, Source] = {}
-    for name, source in found.items():
-        if isinstance(source, HeatmapFileSource):
-            sources[name] = MapFile(source.path, config.normalize)
-        else:
-            sources[name] = source
+    sources: dict[str, Source] = {
+        n: MapFile(s.path, config.normalize) if isinstance(s, HeatmapFileSource) else s
+        for n, s in found.items()
+    }
     return with_controls(sources, wanted=config.controls)
 
 

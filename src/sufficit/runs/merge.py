@@ -4,9 +4,11 @@ One pass over the units, each file read once. A search for alpha_min needs a pas
 few images to show are read again. Memory does not grow with the number of images.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,19 +26,10 @@ from sufficit.metrics.scores import AlphaSearch, Scores, read, summary_of, with_
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.report.content import Choice
+from sufficit.runs import rankings
 from sufficit.runs.config import write_toml
 from sufficit.runs.job import Job
-from sufficit.runs.maps import maps_from_file, source_facts
-from sufficit.runs.rankings import (
-    SEARCHED,
-    Rankings,
-    add_worst,
-    ceiling_record,
-    chance_of,
-    half_width,
-    outcome,
-    write_pairs,
-)
+from sufficit.runs.maps import heatmaps_from_file, source_facts
 from sufficit.runs.results import OWN_BEST, RunResults
 from sufficit.runs.rows import SourceTotals, csv_writer, grouped, joined
 from sufficit.runs.shown import places_of, write_shown
@@ -54,48 +47,36 @@ def best_alpha(job: Job, store: Store) -> float:
     """The alpha_min of a run: the given one, or the best for the mean of the ranked sources."""
     if not job.plan.searching:
         return job.plan.schedules[0].alpha_min
-    tried = {name: _search_sums(job) for name in job.ranked}
-    for kept in _scored(job, store):
-        for name, sums in tried.items():
-            sums.add(kept.facts["numbers"], _tried(job, kept, name))
-    return _search([*tried.values()]).best
-
-
-def _rank_shares(job: Job, store: Store) -> dict[str, Shares]:
-    """The shares of msi_rank, by source, from the sums of all units; no tensor is read."""
-    sums: dict[str, Tensor] = {}
-    for unit in range(len(job.units)) if job.plan.ranks else ():
-        for name, found in store.facts(SCORES, unit).get("rank", {}).items():
-            sums[name] = sums.get(name, torch.tensor(0.0)) + torch.tensor(found).double()
-    return {name: best_shares(found, job.plan.schedules[0]) for name, found in sums.items()}
+    return _search([*_tried(job, store).values()]).best
 
 
 def is_precise(job: Job, store: Store) -> bool:
     """Whether the intervals of all ranked sources' MSI are as narrow as `within` asks."""
-    sums = Sums(job.ranked, seed=job.config.seed)
-    for kept in _scored(job, store):
-        tried = {name: _tried(job, kept, name) for name in job.ranked}
-        values = {name: next(iter(found.values())) for name, found in tried.items()}
-        sums.add(kept.facts["numbers"], values)
-    found = estimates_of(sums, dict.fromkeys(job.ranked), chance_of(job))
-    return half_width([*found.values()]) <= (job.config.within or 0)
+    first, tried = job.plan.schedules[0].alpha_min, _tried(job, store).values()
+    known = [estimates_of(sums, {first: True}, job.chance)[first] for sums in tried]
+    return rankings.half_width(known) <= (job.config.within or 0)
 
 
-def _scored(job: Job, store: Store) -> Iterator[UnitFile]:
-    """The files of the units in which an image was scored."""
-    kept = (store.read(SCORES, unit) for unit in range(len(job.units)))
-    return (one for one in kept if one.facts["names"])
+def _tried(job: Job, store: Store) -> dict[str, Sums]:
+    """The sums of the ranked sources' MSI, at every alpha_min tried."""
+    found = _msi_sums(job, job.ranked)
+    for unit in range(len(job.units)):
+        kept = store.read(SCORES, unit)
+        if kept.facts["names"]:
+            _add_msi(job, kept, found)
+    return found
 
 
-def _search_sums(job: Job) -> Sums:
-    """The sums of MSI at every alpha_min tried."""
-    return Sums([schedule.alpha_min for schedule in job.plan.schedules], seed=job.config.seed)
+def _msi_sums(job: Job, sources: Iterable[str]) -> dict[str, Sums]:
+    alphas = [schedule.alpha_min for schedule in job.plan.schedules]
+    return {name: Sums(alphas, seed=job.config.seed) for name in sources}
 
 
-def _tried(job: Job, kept: UnitFile, name: str) -> dict[float, Any]:
-    """A source's MSI in a unit at every alpha_min tried: each [n]."""
-    found = _predictions(job, kept, name)
-    return {schedule.alpha_min: msi(found, schedule).numpy() for schedule in job.plan.schedules}
+def _add_msi(job: Job, kept: UnitFile, sums: Mapping[str, Sums]) -> None:
+    for name, one in sums.items():
+        found = _predictions(job, kept, name)
+        tried = {schedule.alpha_min: msi(found, schedule) for schedule in job.plan.schedules}
+        one.add(kept.facts["numbers"], tried)
 
 
 def _search(tried: Sequence[Sums]) -> AlphaSearch:
@@ -108,11 +89,11 @@ def write_results(
     job: Job, store: Store, alpha_min: float, *, flat: bool, temporary: bool
 ) -> RunResults:
     """Merge the units into rows, curves, summary and record; the units are deleted at the end."""
-    store.clear_earlier()
+    store.clear_results()
     out, merged = store.folder, _merged(job, store, alpha_min, flat=flat)
     write_toml(out / "RUN.toml", job.config)
     summaries = {
-        name: summary_of(one.columns, one.leaked, job.plan, chance_of(job))
+        name: summary_of(one.columns, one.leaked, job.plan, job.chance)
         for name, one in merged.sources.items()
     }
     searches = {name: _search([sums]) for name, sums in merged.tried.items()}
@@ -120,7 +101,7 @@ def write_results(
         limits = lambda _: job.plan.limits("msi")  # noqa: E731  # of every alpha_min
         own = estimates_of(merged.tried[name], {search.best: True}, limits=limits)
         summaries[name][OWN_BEST] = own[search.best]
-    worst = add_worst(job, summaries)
+    worst = rankings.add_worst(job, summaries)
     ranked = merged.rankings.ranked()
     standing = ranked[0].standing if ranked else None
     order = [*(standing.ranking if standing else job.ranked)]
@@ -136,7 +117,7 @@ def write_results(
     save_json(out / "summary.json", summary)
     save_json(out / "curves.json", {name: merged.sources[name].mean_curves() for name in order})
     if standing is not None and not flat:
-        write_pairs(out / "pairs.csv", [one.standing for one in ranked])
+        rankings.write_pairs(out / "pairs.csv", [one.standing for one in ranked])
     record = _record(job, merged, alpha_min, order, summaries, searches)
     record |= {"shown": shown, "flat": flat, "run": store.run, "worst_fill": worst}
     if job.twin is not None:
@@ -155,78 +136,100 @@ def write_results(
     return results
 
 
-@dataclass
-class SampledMsi:
-    """MSI that is measured on some of the images."""
+class First(dict[str, str]):
+    """The first NAMED images of a kind with the reason of each, and the number of all."""
 
-    images: list[str] = field(default_factory=list)
-    calls: int = 0
-    msi: dict[str, list[Tensor]] = field(default_factory=dict)  # by source
+    n = 0
+
+    def add(self, found: Mapping[str, str]) -> None:
+        """Count images, and keep some."""
+        self.n += len(found)
+        self |= dict(islice(found.items(), NAMED - len(self)))
 
 
 @dataclass
 class Merged:
     """What all units say, added up."""
 
-    rankings: Rankings
+    rankings: rankings.Rankings
+    tried: dict[str, Sums]  # MSI at every alpha_min, of a search
+    rank_shares: dict[str, Shares]
     sources: dict[str, SourceTotals] = field(default_factory=dict)
-    tried: dict[str, Sums] = field(default_factory=dict)  # MSI at every alpha_min, of a search
     n: int = 0
-    n_skipped: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)  # the first ones, and why
-    n_stretched: int = 0
-    stretched: list[str] = field(default_factory=list)  # the first ones
-    bad_truths: dict[str, str] = field(default_factory=dict)  # the first ones
-    n_bad_truths: int = 0
-    rank_shares: dict[str, Shares] = field(default_factory=dict)
+    skipped: First = field(default_factory=First)
+    stretched: First = field(default_factory=First)
+    bad_truths: First = field(default_factory=First)
     shapes: set[tuple[int, ...]] = field(default_factory=set)  # no more than two
-    empty: dict[str, int] = field(default_factory=dict)
+    empty: Counter[str] = field(default_factory=Counter)
     output: str = ""  # what is wrong with what the model gives
     choice: Choice = field(default_factory=Choice)
     places: dict[int, tuple[int, int, str]] = field(default_factory=dict)
     """Number -> row, unit and name of the images that may be shown, by row."""
-    samples: dict[str, SampledMsi] = field(default_factory=dict)  # by kind of OF_SOME
+    samples: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By kind of OF_SOME: images, calls, and MSI by source."""
+
+    def add(self, kept: UnitFile) -> None:
+        """Add what a unit says besides the rows."""
+        facts = kept.facts
+        self.stretched.add(dict.fromkeys(facts["stretched"], ""))
+        self.bad_truths.add(facts["bad_truths"])
+        self.shapes |= {tuple(facts["shape"])} if len(self.shapes) < 2 else set()
+        self.empty.update(facts["empty"])
+        self.output = self.output or facts.get("output", "")
+        for kind, end in OF_SOME.items():
+            if f"{kind}_images" not in facts:
+                continue
+            found = self.samples.setdefault(kind, {"images": [], "calls": 0, "msi": {}})
+            found["images"] += facts[f"{kind}_images"]
+            found["calls"] += facts[f"{kind}_calls"]
+            for name in (one for one in kept.tensors if one.endswith(end)):
+                found["msi"].setdefault(name.removesuffix(end), []).append(kept.tensors[name])
+
+
+def _rank_shares(job: Job, store: Store) -> dict[str, Shares]:
+    """The shares of msi_rank, by source, from the sums of all units; no tensor is read."""
+    sums: dict[str, Tensor] = {}
+    for unit in range(len(job.units)) if job.plan.ranks else ():
+        for name, found in store.facts(SCORES, unit).get("rank", {}).items():
+            sums[name] = sums.get(name, torch.tensor(0.0)) + torch.tensor(found).double()
+    return {name: best_shares(found, job.plan.schedules[0]) for name, found in sums.items()}
 
 
 def _merged(job: Job, store: Store, alpha_min: float, *, flat: bool) -> Merged:
     """Write the rows and curves of every source, and add up what else the units hold."""
-    schedules = tuple(s for s in job.plan.schedules if s.alpha_min == alpha_min)
-    fixed = replace(job.plan, schedules=schedules, searching=False)
-    found = Merged(Rankings(job), rank_shares=_rank_shares(job, store))
-    first, shares = schedules[0], found.rank_shares
-    own = {name: replace(first, best_shares=shares.get(name)) for name in job.sources}
-    plans = {name: replace(fixed, schedules=(schedule,)) for name, schedule in own.items()}
+    tried = _msi_sums(job, job.sources if job.plan.searching else ())
+    found = Merged(rankings.Rankings(job), tried, _rank_shares(job, store))
+    fixed = replace(job.plan, searching=False)
+    first = next(one for one in job.plan.schedules if one.alpha_min == alpha_min)
+    shares = {name: found.rank_shares.get(name) for name in job.sources}
+    plans = {
+        name: replace(fixed, schedules=(replace(first, best_shares=one),))
+        for name, one in shares.items()
+    }
     with ExitStack() as closing:
         for units in grouped(_units(job, store, found, closing), TOGETHER):
             whole = joined([kept for _, kept in units], without=(*OF_SOME.values(),))
             names, numbers = whole.facts["names"], whole.facts["numbers"]
-            scores = {name: _scores(job, whole, name, plans[name]) for name in plans}
-            if not found.sources:
-                found.sources = {
-                    name: SourceTotals(
-                        store.folder if flat else store.folder / name, one, closing,
-                        seed=job.config.seed, heatmaps=job.config.save_heatmaps,
-                    )
-                    for name, one in scores.items()
-                }  # fmt: skip
+            scores = {name: _scores(job, whole, name, plan) for name, plan in plans.items()}
             for name, one in scores.items():
+                if name not in found.sources:
+                    place = store.folder if flat else store.folder / name
+                    how: Any = {"seed": job.config.seed, "heatmaps": job.config.save_heatmaps}
+                    found.sources[name] = SourceTotals(place, one, closing, **how)
                 found.sources[name].add(names, numbers, one)
-                if job.plan.searching:
-                    tried = found.tried.setdefault(name, _search_sums(job))
-                    tried.add(numbers, _tried(job, whole, name))
+            _add_msi(job, whole, found.tried)
             found.rankings.add(numbers, scores)
             if "msi" in job.plan.columns:
                 ranked = {name: scores[name].columns["msi"].numpy() for name in job.ranked}
                 found.places = places_of(job, found.choice, found.places, found.n, units, ranked)
             for unit, kept in units:
+                found.add(kept)
                 if job.config.save_heatmaps:
-                    _, h, w = kept.facts["shape"]
-                    drawn = maps_from_file(store.read(HEATMAPS, unit), job.config.seed)
+                    drawn = heatmaps_from_file(store.read(HEATMAPS, unit), job.config.seed)
                     for name, source in found.sources.items():
-                        source.add_maps(kept.facts["names"], drawn[name].at((h, w)))
-                _add_facts(job, found, kept)
+                        source.add_maps(kept.facts["names"], drawn[name])
             found.n += len(names)
-        check_any(found.n, found.n_skipped, found.skipped)
+        check_any(found.n, found.skipped.n, found.skipped)
     return found
 
 
@@ -234,44 +237,19 @@ def _units(
     job: Job, store: Store, found: Merged, closing: ExitStack
 ) -> Iterator[tuple[int, UnitFile]]:
     """Every unit that has scores, leakage included; skipped images are written down."""
-    skip = None
     for unit in range(len(job.units)):
         kept = store.read(SCORES, unit)
-        skipped = kept.facts["skipped"]
-        if skipped and skip is None:
-            heads = ["image", "reason"]
-            skip = closing.enter_context(csv_writer(store.folder / "skipped.csv", heads))
-        for name, reason in skipped.items():
-            assert skip is not None  # one was skipped
-            skip([name, reason])
-            found.skipped |= {name: reason} if found.n_skipped < NAMED else {}
-            found.n_skipped += 1
+        if kept.facts["skipped"]:
+            if not found.skipped:
+                heads = ["image", "reason"]
+                skip = closing.enter_context(csv_writer(store.folder / "skipped.csv", heads))
+            for one in kept.facts["skipped"].items():
+                skip(one)
+            found.skipped.add(kept.facts["skipped"])
         if kept.facts["names"]:
             if job.config.leak and job.plan.searching:
                 kept.tensors.update(store.read(LEAK, unit).tensors)
             yield unit, kept
-
-
-def _add_facts(job: Job, found: Merged, kept: UnitFile) -> None:
-    """Add what a unit says besides the rows."""
-    facts = kept.facts
-    found.n_stretched += len(facts["stretched"])
-    found.stretched += facts["stretched"][: NAMED - len(found.stretched)]
-    found.n_bad_truths += len(facts["bad_truths"])
-    if len(found.bad_truths) < NAMED:
-        found.bad_truths |= facts["bad_truths"]
-    if len(found.shapes) < 2:
-        found.shapes.add(tuple(facts["shape"]))
-    for name in job.sources:
-        found.empty[name] = found.empty.get(name, 0) + facts["empty"][name]
-    for kind in (kind for kind in OF_SOME if f"{kind}_images" in facts):
-        sample = found.samples.setdefault(kind, SampledMsi())
-        sample.images += facts[f"{kind}_images"]
-        sample.calls += facts[f"{kind}_calls"]
-        for name in (*job.sources, SEARCHED):
-            if (tensor := f"{name}{OF_SOME[kind]}") in kept.tensors:
-                sample.msi.setdefault(name, []).append(kept.tensors[tensor])
-    found.output = found.output or facts.get("output", "")
 
 
 def stem_of(name: str, key: str) -> str:
@@ -310,7 +288,7 @@ def _record(
     leaks = {n: leak_warning(s) for n, s in summaries.items() if "leak_ratio" in s}
     record |= {
         "n": merged.n,
-        "n_skipped": merged.n_skipped,
+        "n_skipped": merged.skipped.n,
         "targets": job.targets,
         "clean_accuracy": float(sources[order[0]].facts.means(["clean_accuracy"])[0]),
         "alpha_min": alpha_min,
@@ -320,8 +298,8 @@ def _record(
         "references": list(job.references),
         "model_calls": int(sum(s.facts.groups(["calls"])[0].sum() for s in sources.values())),
         "empty_heatmaps": merged.empty,
-        "n_stretched": merged.n_stretched,
-        "stretched_heatmaps": merged.stretched,
+        "n_stretched": merged.stretched.n,
+        "stretched_heatmaps": list(merged.stretched),
         "truth": _truth(job, merged, summaries),
         "rank_shares": plain(merged.rank_shares),
         "leak_ratio": {n: s["leak_ratio"].mean for n, s in summaries.items() if "leak_ratio" in s},
@@ -335,8 +313,8 @@ def _record(
         "sampled": _sampled(job),
         "few_images": few_images(merged.n),
         "seed": job.config.seed,
-        "chance": asdict(chance_of(job)),
-        "within": outcome(job, summaries),
+        "chance": asdict(job.chance),
+        "within": rankings.outcome(job, summaries),
     }
     if searches:
         means = {name: search.means.tolist() for name, search in searches.items()}
@@ -345,14 +323,14 @@ def _record(
         record["own_alpha_min"] = {name: search.best for name, search in searches.items()}
     if sample := merged.samples.get("alpha"):
         record["alpha_curve"] = {
-            "images": sample.images,
+            "images": sample["images"],
+            "model_calls": sample["calls"],
             "value_step": coarse(job.config.value_step),
             "alphas": list(ALPHA_GRID),
-            "mean_msi": {n: torch.cat(p).nanmean(0).tolist() for n, p in sample.msi.items()},
-            "model_calls": sample.calls,
+            "mean_msi": {n: torch.cat(p).nanmean(0).tolist() for n, p in sample["msi"].items()},
         }
     if sample := merged.samples.get("ceiling"):
-        record["ceiling"] = ceiling_record(job, sample.images, sample.msi, sample.calls)
+        record["ceiling"] = rankings.ceiling_record(job, sample)
     return record
 
 
@@ -387,7 +365,7 @@ def _truth(
     if not columns:
         return None
     without = next(iter(summaries.values()))[columns[0]].n_nan
-    bad = {"n_bad": merged.n_bad_truths, "bad": merged.bad_truths}
+    bad = {"n_bad": merged.bad_truths.n, "bad": merged.bad_truths}
     return {"path": job.config.truth, "n_without": without, **bad}
 
 

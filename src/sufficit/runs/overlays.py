@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ from sufficit.files import make_folder, remove_folder, short_name, version_of, w
 from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
 from sufficit.runs.config import Workers
-from sufficit.runs.engine import Worker, cluster_of, compute, placed, start
-from sufficit.runs.explanations import Sample, quiet
+from sufficit.runs.engine import Worker, compute, opened, start
+from sufficit.runs.explanations import Sample
 from sufficit.runs.job import Job
-from sufficit.runs.maps import maps_from_file, source_facts
-from sufficit.runs.store import HEATMAPS, StageFile, Store, store_in
+from sufficit.runs.maps import heatmaps_from_file, source_facts
+from sufficit.runs.store import HEATMAPS, StageFile, Store
 
 SHEET_ROWS = 24  # images of a sheet, and of a unit
 
@@ -73,29 +72,28 @@ def explain_run(
 
     Return the record. Run again after an interruption, it draws only the units that are missing.
     """
-    with quiet(), closing(job), store_in(out) as owned, cluster_of(job, workers) as cluster:
-        if overwrite:
-            owned.clear()
-            _clear(out)
-        job = placed(job, cluster)
-        store = start(job, owned, (HEATMAPS,))
-        compute(job, store, HEATMAPS, progress, cluster=cluster, kind=OverlayWorker)
-        facts = [store.facts(HEATMAPS, unit.number) for unit in job.units]
+    with opened(job, out, overwrite, workers) as (placed, owned, cluster):
+        if overwrite:  # the files of an earlier run of explain, and nothing else
+            remove_folder(out / "overlays")
+            sheets = (p for p in out.glob("sheet*.png") if re.fullmatch(r"sheet(-\d+)?", p.stem))
+            for path in [*sheets, *out.glob("*.npz")]:
+                path.unlink()
+        store = start(placed, owned, (HEATMAPS,))
+        compute(placed, store, HEATMAPS, progress, cluster=cluster, kind=OverlayWorker)
+        facts = [store.facts(HEATMAPS, unit) for unit in range(len(job.units))]
         skipped = {name: why for one in facts for name, why in one["skipped"].items()}
-        check_any(sum(len(one["names"]) for one in facts), len(skipped), skipped)
+        n = sum(len(one["names"]) for one in facts)
+        check_any(n, len(skipped), skipped)
         for name in job.sources:
             write_heatmaps(out / f"{name}.npz", _heatmaps(store, facts, name, job.config.seed))
-        place = job.classifier
-        record = provenance(asdict(job.config), place.device, place.dtype) | {
-            "n": sum(len(one["names"]) for one in facts),
+        named = [pair for one in facts for pair in zip(one["names"], one["targets"], strict=True)]
+        empty = {name: sum(one["empty"].get(name, 0) for one in facts) for name in job.sources}
+        record = provenance(asdict(job.config), job.classifier.device, job.classifier.dtype) | {
+            "n": n,
             "methods": list(job.sources),
             "sources": {name: source_facts(source) for name, source in job.sources.items()},
-            "targets": {
-                n: t for one in facts for n, t in zip(one["names"], one["targets"], strict=True)
-            },
-            "empty_heatmaps": {
-                name: sum(one["empty"].get(name, 0) for one in facts) for name in job.sources
-            },
+            "targets": dict(named),
+            "empty_heatmaps": empty,
             "skipped": skipped,
         }
         save_json(out / "run.json", record)
@@ -109,9 +107,8 @@ def _heatmaps(
     """Every image's heatmap at the image's size, a unit at a time."""
     for unit, one in enumerate(facts):
         if one["names"]:
-            _, h, w = one["shape"]
-            maps = maps_from_file(store.read(HEATMAPS, unit), seed)[source]
-            yield from zip(one["names"], maps.at((h, w)), strict=True)
+            maps = heatmaps_from_file(store.read(HEATMAPS, unit), seed)[source]
+            yield from zip(one["names"], maps, strict=True)
 
 
 class OverlayWorker(Worker):
@@ -128,6 +125,8 @@ class OverlayWorker(Worker):
         facts["contents"] = {item.name: item.contents for item in items}
         if batch is None:
             return [(HEATMAPS, {}, facts)]
+        from PIL import Image
+
         classifier, out = self.job.classifier, self.store.folder
         with torch.no_grad():
             probabilities = classifier(batch.images).float().softmax(1).cpu()
@@ -136,7 +135,11 @@ class OverlayWorker(Worker):
         overlays = make_folder(out / "overlays")
         for method, maps in heatmaps.items():
             for name, image, heatmap in zip(batch.names, images, maps, strict=True):
-                _save_overlay(_inside(overlays, f"{name}.{method}.png"), image, heatmap)
+                pixels = (plots.blend(image, heatmap) * 255).round().to(torch.uint8).numpy()
+                path = _inside(overlays, f"{name}.{method}.png")
+                make_folder(path.parent)
+                with writing(path) as part:
+                    Image.fromarray(pixels).save(part)
         titles = [
             row_title(name, row, target, classifier.classes)
             for name, row, target in zip(batch.names, probabilities, targets, strict=True)
@@ -149,23 +152,11 @@ class OverlayWorker(Worker):
 def row_title(name: str, probabilities: Tensor, target: int, classes: Sequence[str] | None) -> str:
     """File, likeliest classes with probabilities, and the class explained if it is another."""
     numbers: list[int] = probabilities.topk(min(3, len(probabilities))).indices.tolist()
-    lines = [f"{_class_name(k, classes)[:22]} {probabilities[k]:.2f}" for k in numbers]
+    words = {k: classes[k] if classes else f"class {k}" for k in (*numbers, target)}
+    lines = [f"{words[k][:22]} {probabilities[k]:.2f}" for k in numbers]
     if target != numbers[0]:
-        word = _class_name(target, classes)[:14]
-        lines.append(f"explained: {word} {probabilities[target]:.2f}")
+        lines.append(f"explained: {words[target][:14]} {probabilities[target]:.2f}")
     return "\n".join([name if len(name) <= 28 else f"...{name[-25:]}", *lines])
-
-
-def _class_name(number: int, classes: Sequence[str] | None) -> str:
-    return classes[number] if classes else f"class {number}"
-
-
-def _clear(out: Path) -> None:
-    """Delete the files of an earlier run of explain, and nothing else."""
-    remove_folder(out / "overlays")
-    for path in [*out.glob("sheet*.png"), *out.glob("*.npz")]:
-        if path.suffix == ".npz" or re.fullmatch(r"sheet(-\d+)?\.png", path.name):
-            path.unlink()
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -174,12 +165,3 @@ def _inside(folder: Path, name: str) -> Path:
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{name!r} leads out of {folder}: rename the image")
     return path.with_name(short_name(path.name))
-
-
-def _save_overlay(path: Path, image: Tensor, heatmap: Tensor) -> None:
-    from PIL import Image
-
-    pixels = (plots.blend(image, heatmap) * 255).round().to(torch.uint8).numpy()
-    make_folder(path.parent)
-    with writing(path) as part:
-        Image.fromarray(pixels).save(part)

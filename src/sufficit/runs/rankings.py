@@ -7,8 +7,8 @@ of all. Controls may be less precise, because they are not ranked. The ceiling i
 searched for each image reach, under a fill that the search never saw.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,9 @@ from sufficit.perturbation.bands import EVERYTHING
 from sufficit.runs.explanations import MapBatch
 from sufficit.runs.job import Job, fill_named
 from sufficit.similarity import RankedCondition
-from sufficit.statistics import Chance, Estimate, Standing, estimates_of, standing_of
+from sufficit.statistics import Estimate, Standing, estimates_of, standing_of
 from sufficit.sums import Sums, sums_of, with_pairs
 
-FIRST = 200  # images at the first look; each look has twice as many as the one before
 CALLS = 1500  # forward passes per image, of the search for boxes
 SEARCHED = ""  # the boxes among the sources, none of which has an empty name
 
@@ -65,7 +64,7 @@ class Rankings:
         found, job = [], self.job
         for condition in self.conditions if self._msi else ():
             key, (hits, n) = condition.key, self._clean[condition.twin].tolist()
-            given = (job.ranked, condition.column("msi"), chance_of(job), job.controls)
+            given = (job.ranked, condition.column("msi"), job.chance, job.controls)
             standing = standing_of(self._msi[key], *given)
             own = key.removeprefix("twin_") or "own"  # the name of a fill that is an image
             fill = condition.fill if isinstance(condition.fill, str) else own
@@ -96,27 +95,6 @@ def write_pairs(path: Path, standings: Sequence[Standing]) -> None:
         part.write_text(as_csv(pandas.concat(frames)), encoding="utf-8")
 
 
-def look_sizes(images: int, unit: int) -> list[int]:
-    """The number of units at each look: those of 200, 400, 800, ... images, then all.
-
-    >>> look_sizes(1000, 32)
-    [7, 13, 25, 32]
-    """
-    doublings = max(0, (images - 1) // FIRST).bit_length()
-    counts = [*(FIRST * 2**k for k in range(doublings)), images]
-    return sorted({-(-count // unit) for count in counts})
-
-
-def looks(job: Job) -> Iterator[Job]:
-    """The job of each look, on more and more images; without `within` one, on all."""
-    return (replace(job, part=size) for size in _sizes(job))
-
-
-def chance_of(job: Job) -> Chance:
-    """The settings of a run's intervals and tests: a share of the error for each look."""
-    return Chance.split(len(_sizes(job)), job.config.seed)
-
-
 def half_width(found: Sequence[Estimate]) -> float:
     """Half the width of the widest interval; NaN where one is unknown."""
     return float(np.max([(one.high - one.low) / 2 for one in found]))
@@ -124,7 +102,7 @@ def half_width(found: Sequence[Estimate]) -> float:
 
 def outcome(job: Job, summaries: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Any] | None:
     """What run.json says of a run with `within`: None without."""
-    within, sizes, units = job.config.within, _sizes(job), job.units
+    within, sizes, units = job.config.within, job.looks, job.units
     if within is None:
         return None
     half = half_width([summaries[name]["msi"] for name in job.ranked])
@@ -142,20 +120,14 @@ def outcome(job: Job, summaries: Mapping[str, Mapping[str, Estimate]]) -> dict[s
     return known | {"looks": [units.images_in(range(size)) for size in sizes], "words": words}
 
 
-def _sizes(job: Job) -> list[int]:
-    images, unit = len(job.entries), job.entries.unit
-    return [-(-images // unit)] if job.config.within is None else look_sizes(images, unit)
+def ceiling_fills(job: Job) -> tuple[str, list[str]]:
+    """The fill that methods and boxes are compared with, and those that boxes are searched with.
 
-
-def ceiling_fill(job: Job) -> str:
-    """The fill that methods and boxes are compared with: the run's held-out one, else blur."""
-    held_out = job.config.held_out_fill
-    return "blur" if held_out in (None, "auto", "none") else held_out
-
-
-def search_fills(job: Job) -> list[str]:
-    """The fills that boxes are searched with: all but the held-out one."""
-    return [fill for fill in FILLS if fill != ceiling_fill(job)]
+    The first is the run's held-out fill, else blur; the others are all but it.
+    """
+    given = job.config.held_out_fill
+    held_out = "blur" if given in (None, "auto", "none") else str(given)
+    return held_out, [fill for fill in FILLS if fill != held_out]
 
 
 def ceiling_scores(
@@ -164,36 +136,30 @@ def ceiling_scores(
     """MSI with the held-out fill of every source and of the boxes, each [n]; the calls it took."""
     config, n = job.config, len(batch.targets)
     how: Any = {"batch_size": config.batch_size}
-    fills = search_fills(job)
+    held_out, fills = ceiling_fills(job)
     boxes = region_search(scorer, batch.images, batch.targets, calls=CALLS, fills=fills, **how)
     maps = {**batch.heatmaps, SEARCHED: boxes.to(next(iter(batch.heatmaps.values())).device)}
     plan = make_plan(alpha_min, config.score_kind, coarse(config.value_step), columns=["msi"])
     given = (scorer, batch.images, maps, batch.targets, plan)
-    found, calls = msi_by_method(
-        *given, fill=fill_named(ceiling_fill(job), [job.classifier]), **how
-    )
+    found, calls = msi_by_method(*given, fill=fill_named(held_out, [job.classifier]), **how)
     return {name: values[:, 0] for name, values in found.items()}, calls + n * CALLS
 
 
-def ceiling_record(
-    job: Job, images: Sequence[str], scores: Mapping[str, Sequence[Tensor]], calls: int
-) -> dict[str, Any]:
+def ceiling_record(job: Job, sample: Mapping[str, Any]) -> dict[str, Any]:
     """What run.json says: each method's MSI with the held-out fill, and its share of the boxes'."""
-    whole = {name: torch.cat([*parts]).numpy() for name, parts in scores.items()}
+    whole = {name: torch.cat(parts).numpy() for name, parts in sample["msi"].items()}
     sums, limits = sums_of(whole, seed=job.config.seed), lambda _: job.plan.limits("msi")
     found = estimates_of(sums, dict.fromkeys(whole, True), limits=limits)
-    searched = found.pop(SEARCHED)
+    searched, (held_out, fills) = found.pop(SEARCHED), ceiling_fills(job)
+    best = searched.mean
     return {
-        "fill": ceiling_fill(job),
-        "fills": search_fills(job),
+        "fill": held_out,
+        "fills": fills,
         "calls": CALLS,
-        "n": len(images),
-        "images": list(images),
-        "searched": {"mean": searched.mean, "low": searched.low, "high": searched.high},
+        "n": len(sample["images"]),
+        "images": sample["images"],
+        "searched": {"mean": best, "low": searched.low, "high": searched.high},
         "msi": {name: one.mean for name, one in found.items()},
-        "share": {
-            name: one.mean / searched.mean if searched.mean > 0 else None
-            for name, one in found.items()
-        },
-        "model_calls": calls,
+        "share": {name: one.mean / best if best > 0 else None for name, one in found.items()},
+        "model_calls": sample["calls"],
     }

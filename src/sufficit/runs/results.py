@@ -24,7 +24,7 @@ from sufficit.provenance import plain
 from sufficit.report.content import MOST_ROWS, Content, Facts
 from sufficit.report.interpretation import run_remarks
 from sufficit.runs.config import RunConfig, check_values
-from sufficit.runs.maps import maps_from_file
+from sufficit.runs.maps import heatmaps_from_file
 from sufficit.runs.rows import StoredRows
 from sufficit.runs.shown import ShownImages, read_shown
 from sufficit.runs.store import HEATMAPS, MOST_RECORD, UNITS, Store
@@ -70,8 +70,8 @@ class RunResults:
                 if rows.count(name) != record["n"]:
                     raise ValueError(f"{rows.count(name)} of {record['n']} rows of {name}")
             config = RunConfig(**check_values(record["config"]))
-            known = read_json(folder / "curves.json", MOST_RECORD)
-            curves = {name: _read_curves(known[name], config.score_kind) for name in methods}
+            known, kind = read_json(folder / "curves.json", MOST_RECORD), config.score_kind
+            curves = {name: _read_curves(known[name], kind) for name in methods}
             summary = read_json(folder / "summary.json", MOST_RECORD)
             standing = _read_standing(summary.pop("standing", record.get("standing")))
             if record["flat"]:
@@ -173,10 +173,9 @@ class RunResults:
         if self.config.log is None:
             return
         logger = logger_named(self.config.log, self.folder, asdict(self.config))
-        numbers = {
-            f"{m}/{column}": v for m, row in self.summaries.items() for column, v in row.items()
-        }
-        log_numbers(logger, {name: found.mean for name, found in numbers.items()}, self.n)
+        rows = self.summaries.items()
+        means = {f"{m}/{column}": one.mean for m, row in rows for column, one in row.items()}
+        log_numbers(logger, means, self.n)
         close_logger(logger)
 
     def _repr_html_(self) -> str:
@@ -299,9 +298,7 @@ class RunResults:
             facts = store.facts(HEATMAPS, unit)
             if not wanted & {*facts["names"]}:
                 continue
-            _, h, w = facts["shape"]
-            maps = maps_from_file(store.read(HEATMAPS, unit), self.config.seed)
-            drawn = {method: maps[method].at((h, w)) for method in methods}
+            drawn = heatmaps_from_file(store.read(HEATMAPS, unit), self.config.seed)
             for i, name in enumerate(facts["names"]):
                 if name in wanted:
                     found[name] = {method: drawn[method][i] for method in methods}
@@ -361,16 +358,19 @@ def _read_curves(known: Mapping[str, Mapping[str, Any]], kind: str) -> dict[str,
     }
 
 
+def _numbers(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of a JSON file, in which NaN is null."""
+    return {name: math.nan if value is None else value for name, value in known.items()}
+
+
 def _read_estimates(columns: Mapping[str, Mapping[str, Any]]) -> dict[str, Estimate]:
     """The means and intervals of a source in summary.json."""
-
-    def read(found: Mapping[str, Any]) -> Estimate:
-        bounds = {k: math.nan if found[k] is None else found[k] for k in ("mean", "low", "high")}
-        if found["low"] is not None and found["high"] is None:
-            bounds["high"] = math.inf  # JSON has no word for it: an interval without end
-        return Estimate(**{**found, **bounds})
-
-    known = {name: read(found) for name, found in columns.items()}
+    known: dict[str, Estimate] = {}
+    for name, one in columns.items():
+        # JSON has no word for an interval without end.
+        endless = {"high": math.inf} if one["low"] is not None and one["high"] is None else {}
+        better = {"higher_is_better": one["higher_is_better"]}
+        known[name] = Estimate(**_numbers(one) | better | endless)
     own, chance, ratio = (known.get(name) for name in ("leak", "leak_chance", "leak_ratio"))
     if own and chance and ratio and own.mean > 0 == chance.mean:
         # The ratio is infinite, and so is its lower end where that is not 0.
@@ -383,11 +383,7 @@ def _read_standing(found: Mapping[str, Any] | None) -> Standing | None:
     """The standing in summary.json or run.json, if there is one."""
     if found is None:
         return None
-
-    def numbers(known: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: math.nan if value is None else value for name, value in known.items()}
-
-    pairs, means = tuple(Pair(**numbers(one)) for one in found["pairs"]), numbers(found["means"])
+    pairs, means = tuple(Pair(**_numbers(one)) for one in found["pairs"]), _numbers(found["means"])
     lists = {key: tuple(found[key]) for key in ("ranking", "not_different", "controls")}
     chance = Chance(**found["chance"])
     return Standing(**{**found, **lists, "pairs": pairs, "means": means, "chance": chance})

@@ -234,20 +234,17 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
 
     def some(self, source: str, rows: Sequence[int], columns: Sequence[str]) -> "pandas.DataFrame":
         """Some columns of some images, in their order."""
-        import pandas
+        import pyarrow
 
+        parts, start, wanted = [], 0, sorted({*rows})
         with self._open(source) as file:
-            sizes = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
-            starts = np.cumsum([0, *sizes])
-            groups = (np.searchsorted(starts, rows, side="right") - 1).tolist()
-            parts = [file.schema_arrow.empty_table().select([*columns]).to_pandas()]
-            for group in sorted(set(groups)):
-                own = sorted({row for row, k in zip(rows, groups, strict=True) if k == group})
-                found = file.read_row_group(group, columns=[*columns]).to_pandas()
-                found.index += starts[group]
-                parts.append(found.loc[own])
-        whole: pandas.DataFrame = pandas.concat(parts[1:] or parts)
-        return whole.loc[list(rows)].reset_index(drop=True)
+            for batch in file.iter_batches(columns=[*columns]):
+                here = [row - start for row in wanted if 0 <= row - start < len(batch)]
+                parts.append(pyarrow.table(batch).take(pyarrow.array(here, pyarrow.int64())))
+                start += len(batch)
+        places = pyarrow.array([wanted.index(row) for row in rows], pyarrow.int64())
+        found: pandas.DataFrame = pyarrow.concat_tables(parts).take(places).to_pandas()
+        return found
 
     @contextmanager
     def _open(self, source: str) -> Iterator["parquet.ParquetFile"]:

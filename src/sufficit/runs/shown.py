@@ -13,13 +13,12 @@ from torch import Tensor
 
 from sufficit import plots
 from sufficit.errors import UserError, unknown
-from sufficit.metrics.leakage import POOL
 from sufficit.metrics.plan import ask, make_plan
 from sufficit.perturbation.predictions import ROWS, Predictions
 from sufficit.report.content import Choice, Shown
 from sufficit.runs.config import RunConfig
 from sufficit.runs.job import Job
-from sufficit.runs.maps import maps_from_file, unpack
+from sufficit.runs.maps import heatmaps_from_file, unpack
 from sufficit.runs.rows import StoredRows
 from sufficit.runs.store import (
     HEATMAPS,
@@ -48,11 +47,6 @@ class ShownImages(Shown):
     fill: str | Tensor = "black"
 
 
-def keeps_all(job: Job) -> bool:
-    """Whether the pixels of all images are kept, because they are few."""
-    return len(job.entries) <= POOL
-
-
 def places_of(
     job: Job,
     choice: Choice,
@@ -72,8 +66,7 @@ def places_of(
     ]
     best = choice.add([number for number, _, _ in images], msi) | {*job.shown_by_seed}
     new = {number: (start + k, unit, name) for k, (number, unit, name) in enumerate(images)}
-    every = {**known, **new}
-    return {n: place for n, place in every.items() if keeps_all(job) or n in best}
+    return {number: place for number, place in {**known, **new}.items() if number in best}
 
 
 def write_shown(
@@ -83,11 +76,7 @@ def write_shown(
 
     `places` has row, unit and name of the images that may be shown, by number.
     """
-    drawn = [number for number in job.shown_by_seed if number in places]
-    if keeps_all(job):
-        known = [*places]
-        drawn = [known[k] for k in np.random.default_rng(job.config.seed).permutation(len(known))]
-    chosen = choice.chosen(drawn)
+    chosen = choice.chosen([number for number in job.shown_by_seed if number in places])
     # A worker whose processor rounds otherwise may have kept another of two images that tie.
     kept = {number: store.read(PIXELS, places[number][1]) for number in chosen}
     chosen = {n: w for n, w in chosen.items() if n in kept[n].facts["numbers"]}
@@ -117,8 +106,8 @@ def write_shown(
 def _curves_of_shown(job: Job, kept: UnitFile) -> dict[str, Tensor]:
     """Predictions for the whole curves of images that were asked a few masks, by halving."""
     images, device = unpack(kept.tensors["pixels"]), job.classifier.device
-    maps = maps_from_file(kept, job.config.seed)
-    drawn = torch.cat([maps[name].at((images.shape[2], images.shape[3])) for name in job.sources])
+    maps = heatmaps_from_file(kept, job.config.seed)
+    drawn = torch.cat([maps[name] for name in job.sources])
     targets = kept.tensors[f"{job.ranked[0]}/targets"]
     plan = replace(job.plan.of_bands(), calls="adaptive")
     given = (job.classifier, images.to(device), drawn.to(device), targets, plan)
@@ -138,8 +127,8 @@ def read_shown(
         return None
     kept = read_tensors(folder / SHOWN)
     tensors: dict[str, Any] = kept.tensors
-    facts, maps = kept.facts, maps_from_file(kept, config.seed)
-    plan, (_, h, w) = make_plan(**config.plan_options() | {"calls": "exact"}), facts["shape"]
+    facts, maps = kept.facts, heatmaps_from_file(kept, config.seed)
+    plan = make_plan(**config.plan_options() | {"calls": "exact"})
     predictions = {
         name: Predictions(
             bands=plan.asks,
@@ -152,7 +141,7 @@ def read_shown(
         tuple(facts["rows"]),
         rows.some(methods[0], facts["rows"], ["image"])["image"].tolist(),
         unpack(tensors["pixels"]),
-        {name: maps[name].at((h, w)) for name in methods},
+        {name: maps[name] for name in methods},
         chosen="the best, the worst, the most disputed, and some drawn by the seed",
         reasons=tuple(facts["reasons"]),
         predictions=predictions,
@@ -177,8 +166,13 @@ def draw(
     curves: Sequence[str] | None = plots.PAPER_CURVES,
     look: plots.Look = plots.PAPER,
     data: str | Path | None = None,
+    rows: Sequence[int] | None = None,
+    titles: Sequence[str] | None = None,
 ) -> "Figure":
-    """Draw a sheet of images, mean curves, MSI over alpha_min, or sizes; numbers are the run's."""
+    """Draw a sheet of images, mean curves, MSI over alpha_min, or sizes; numbers are the run's.
+
+    `rows` and `titles` of a sheet are those that the words `images` and the classes give.
+    """
     if show not in KINDS:
         raise unknown("figure", show, KINDS)
     chosen = [m for m in results.methods if m not in results.unranked]
@@ -200,17 +194,21 @@ def draw(
         return plots.alpha_figure(scores, curve, quiet, look)
     if show == "sizes":
         return plots.sizes_figure({labels[m]: results.summaries[m] for m in chosen}, quiet, look)
-    rows = rows_named(results, images, chosen)
+    rows = rows_named(results, images, chosen) if rows is None else rows
     heads = {method: labels[method].replace(" (", "\n(") for method in chosen}
-    captions = {  # first, so that wrong names raise before anything is drawn
-        heads[m]: plots.score_captions({c: _values(results, m, c, rows) for c in columns})
-        for m in chosen
+    for column in columns:
+        for method in chosen:
+            if column not in (known := results.rows.columns(method)):
+                raise unknown("column in this run", column, known)
+    values = {m: results.rows.some(m, rows, columns) for m in chosen}
+    captions = {
+        heads[m]: plots.score_captions({c: found[c].tolist() for c in columns})
+        for m, found in values.items()
     }
     pixels, found = results.images(rows, data), results.heatmaps(rows, chosen)
     maps = {heads[method]: drawn for method, drawn in found.items()}
-    fill, alpha_min = results.fill, results.alpha_min
-    under = plots.masked_images(pixels, maps, fill, alpha_min, kept=kept, rest=rest)
-    titles = results.class_names(rows)
+    under = plots.masked_images(pixels, maps, results.fill, results.alpha_min, kept=kept, rest=rest)
+    titles = results.class_names(rows) if titles is None else titles
     return plots.sheet_figure(pixels, maps, titles, captions, under=under, look=look)
 
 
@@ -219,10 +217,10 @@ def rows_named(results: "RunResults", words: Sequence[str], methods: Sequence[st
 
     The best has the highest mean MSI of the methods, the most disputed the widest spread.
     """
-    found = [row for word in words for row in _rows_for(results, word, methods)]
+    found = dict.fromkeys(row for word in words for row in _rows_for(results, word, methods))
     if not found:
         raise UserError("a sheet needs at least one image: name one with --images")
-    return [*dict.fromkeys(found)]
+    return list(found)
 
 
 def _rows_for(results: "RunResults", word: str, methods: Sequence[str]) -> list[int]:
@@ -246,10 +244,3 @@ def _rows_for(results: "RunResults", word: str, methods: Sequence[str]) -> list[
     raise unknown(
         "image in this run", word, [*ORDERS, "a number", *islice(rows.names(first), NAMES)]
     )
-
-
-def _values(results: "RunResults", method: str, column: str, rows: Sequence[int]) -> list[float]:
-    """A column of the run for some of the images."""
-    if column not in (known := results.rows.columns(method)):
-        raise unknown("column in this run", column, known)
-    return [float(value) for value in results.rows.some(method, rows, [column])[column]]

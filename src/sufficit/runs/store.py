@@ -33,12 +33,11 @@ SCORES, HEATMAPS, PIXELS, LEAK, DONORS = "scores", "heatmaps", "pixels", "leak",
 KEY, UNIT_SIZE, RUN = "key.json", "images per unit", "run"
 ROW_FILES = ("scores.parquet", "curves.parquet", "heatmaps.npz")  # of each source
 FILES = (
-    *ROW_FILES,
+    *("run.json", *ROW_FILES),
     *("summary.json", "curves.json", "pairs.csv", "skipped.csv", "shown.safetensors"),
-    *("run.json", "RUN.toml"),
-    *("report.html", "sheet.png", "curves.png"),
+    *("RUN.toml", "report.html", "sheet.png", "curves.png"),
 )
-HEADER, MOST_HEADER = 2**16, 2**27  # bytes that are first asked for the facts of a unit
+MOST_HEADER = 2**27  # bytes of the facts of a unit
 MOST_RECORD = 2**28  # bytes of a run.json
 FORMAT = 6  # of the files below units/; a run of another format is not resumed
 RECENT = 100  # units that the pace of a run is read from
@@ -108,15 +107,11 @@ class Store:
             return replace(found, facts=self._own(found.facts))
 
     def facts(self, stage: str, unit: int) -> dict[str, Any]:
-        """What a unit's file says beside its tensors; from object storage, its header alone."""
+        """What a unit's file says beside its tensors: of the file, the header alone is read."""
         path = self.path(stage, unit)
-        if not is_remote(path):
-            return self.read(stage, unit, names=[]).facts
-        with _readable(path):
-            start = path.read_range(0, HEADER)
-            end = 8 + min(MOST_HEADER, int.from_bytes(start[:8], "little"))
-            start = start if end <= HEADER else path.read_range(0, end)
-            return self._own(json.loads(json.loads(start[8:end])["__metadata__"]["facts"]))
+        with _readable(path), path.open("rb") as file:
+            header = json.loads(file.read(min(MOST_HEADER, int.from_bytes(file.read(8), "little"))))
+            return self._own(json.loads(header["__metadata__"]["facts"]))
 
     def _own(self, facts: dict[str, Any]) -> dict[str, Any]:
         """The facts of a file without the run's digest; raise if another run wrote it."""
@@ -144,9 +139,11 @@ class Store:
         self.remove_units()
         remove_folder(self.folder / HEATMAPS)
 
-    def clear(self) -> None:
-        """Delete what an earlier run left, finished or not, and nothing else."""
-        self.clear_units()
+    def clear_results(self) -> None:
+        """Delete what an earlier run wrote at its end, and nothing else.
+
+        run.json goes first: without it, nobody takes the files of two runs for those of one.
+        """
         for name in FILES:
             (self.folder / name).unlink(missing_ok=True)
         rows = [*self.folder.glob("*/scores.parquet"), *self.folder.glob("*/curves.parquet")]
@@ -155,15 +152,6 @@ class Store:
                 (folder / name).unlink(missing_ok=True)
             if not is_remote(folder) and not any(folder.iterdir()):
                 folder.rmdir()
-
-    def clear_earlier(self) -> None:
-        """Delete what an earlier, finished run wrote and this one may not write again.
-
-        run.json goes first: without it, nobody takes the files of two runs for those of one.
-        """
-        if (self.folder / "run.json").exists():
-            for name in ("run.json", "shown.safetensors", "pairs.csv", "skipped.csv"):
-                (self.folder / name).unlink(missing_ok=True)
 
     def write_failure(self, stage: str, unit: int, images: Sequence[str], reason: str) -> None:
         """Note that a unit failed, for whoever looks at the run."""
@@ -193,16 +181,16 @@ class Store:
         counts = {stage: len(found) for stage, found in done.items()}
         return RunState(counts, -(-images // size), done_images, images, failed)
 
-    def pace(self, stage: str) -> "Pace | None":
-        """How fast units of a stage were done lately; None where fewer than two are known."""
-        recent = sorted(self.done(stage))[-RECENT:]
+    def pace(self, stage: str) -> tuple[float, float] | None:
+        """Units of a stage per second lately, seconds since the last; None with fewer than two."""
         try:
+            recent = sorted(self.done(stage))[-RECENT:]
             times = sorted(self.path(stage, unit).stat().st_mtime for unit in recent)
         except OSError:  # the run has just ended
             return None
         if len(times) < 2 or times[-1] <= times[0]:
             return None
-        return Pace((len(times) - 1) / (times[-1] - times[0]), max(0.0, time.time() - times[-1]))
+        return (len(times) - 1) / (times[-1] - times[0]), max(0.0, time.time() - times[-1])
 
     def start(
         self,
@@ -216,28 +204,31 @@ class Store:
         Return the store of this run. `check` raises where images that were written again, which
         it gets by number, have other contents.
         """
-        key = _whole_key(key, stages)
-        path = self.folder / UNITS / KEY
-        if path.exists() and not self.is_empty:
-            units = -(-len(entries) // entries.unit)
-            complete = all(len(self.done(stage)) == units for stage in stages)
-            known = read_json(path)
-            if known.get("format") != FORMAT:
-                raise UserError(
-                    f"Cannot resume {self.folder}: another version of Sufficit started it. Use"
-                    " another --out, or --overwrite."
-                )
-            store = replace(self, run=str(known.pop(RUN, "")))
-            changed = _check_images(self.folder, Manifest(self.manifest), entries)
-            _check_same(self.folder, known, key, complete)
-            check(store, changed)
-            entries.save(self.manifest)  # the images may have been moved
+        key, path = _whole_key(key, stages), self.folder / UNITS / KEY
+        if not path.exists() or self.is_empty:
+            self.clear_units()
+            make_folder(path.parent)
+            entries.save(self.manifest)
+            store = replace(self, run=_digest(key, entries))
+            save_json(path, {**key, RUN: store.run})
             return store
-        self.clear_units()
-        make_folder(path.parent)
-        entries.save(self.manifest)
-        store = replace(self, run=_digest(key, entries))
-        save_json(path, {**key, RUN: store.run})
+        known, units = read_json(path), -(-len(entries) // entries.unit)
+        if known.get("format") != FORMAT:
+            raise UserError(
+                f"Cannot resume {self.folder}: another version of Sufficit started it. Use"
+                " another --out, or --overwrite."
+            )
+        store = replace(self, run=str(known.pop(RUN, "")))
+        changed = _check_images(self.folder, Manifest(self.manifest), entries)
+        complete = all(len(self.done(stage)) == units for stage in stages)
+        for name in {**known, **key}:
+            was, is_now = known.get(name), key.get(name)
+            # With all units there, the machine decides no number; on_error may become skip.
+            free = (complete and name in MACHINE) or (name, was) == ("on_error", "stop")
+            if was != is_now and not free:
+                raise cannot_resume(self.folder, name, was, is_now)
+        check(store, changed)
+        entries.save(self.manifest)  # the images may have been moved
         return store
 
     def finished(
@@ -267,14 +258,6 @@ class RunState:
     images: int
     failed: list[dict[str, Any]]  # unit, stage, images and reason
     is_finished: bool = False
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How fast units are done."""
-
-    units_per_second: float
-    idle: float  # seconds since the last one
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -342,17 +325,6 @@ def _digest(key: Mapping[str, Any], entries: Manifest) -> str:
     for one in entries.digests():
         found.update(one.encode())
     return found.hexdigest()[:32]
-
-
-def _check_same(
-    out: Path, before: Mapping[str, Any], now: Mapping[str, Any], complete: bool
-) -> None:
-    """Raise where the settings that decide a number are others; on_error may become skip."""
-    for name in {**before, **now}:
-        was, is_now = before.get(name), now.get(name)
-        free = (complete and name in MACHINE) or (name, was) == ("on_error", "stop")
-        if was != is_now and not free:
-            raise cannot_resume(out, name, was, is_now)
 
 
 def _check_images(out: Path, known: Manifest, now: Manifest) -> frozenset[int]:
