@@ -7,7 +7,8 @@ import pytest
 import run_notebooks
 
 QUICK = {
-    "first-steps": {"weights": None, "step": 0.25},  # a network with random weights: no download
+    # A small network with random weights: no download.
+    "first-steps": {"network": "torchvision:shufflenet_v2_x0_5", "weights": None, "step": 0.25},
     "own-method-and-metric": {"n": 4, "step": 0.25},
 }
 
