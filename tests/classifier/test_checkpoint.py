@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torchvision.models import get_model
 
 from object_server import ObjectServer, denied
 from sufficit import Classifier, Recipe, UserError, View
@@ -99,6 +100,24 @@ def test_the_users_weights_fill_a_named_architecture(tmp_path: Path, suffix: str
     loaded = Classifier.load("sufficit:digits", weights=path, num_classes=4)
     images = torch.rand(2, 3, 32, 32)
     assert torch.equal(loaded(images), Classifier(model)(images))
+
+
+def test_counts_of_batches_may_be_missing_from_weights(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = get_model("mobilenet_v2", num_classes=3).eval()
+    state = model.state_dict().items()
+    kept = {name: value for name, value in state if not name.endswith("num_batches_tracked")}
+    assert len(kept) == len(state) - 52  # batch norms
+    save_file(kept, tmp_path / "weights.safetensors")
+    given = {"weights": tmp_path / "weights.safetensors", "num_classes": 3}
+    loaded = Classifier.load("torchvision:mobilenet_v2", **given)
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(loaded.bare.eval()(images), model(images))
+    kept.pop("features.0.1.running_mean")
+    save_file(kept, tmp_path / "weights.safetensors")
+    with pytest.raises(UserError, match=r"1 missing \['features\.0\.1\.running_mean'\]"):
+        Classifier.load("torchvision:mobilenet_v2", **given)
 
 
 def test_weights_that_do_not_fit_say_how(tmp_path: Path) -> None:

@@ -81,8 +81,7 @@ def fill_in(model: nn.Module, name: str, weights: str | Path, image_size: int) -
         {key: value for key, value in tensors.items() if not key.startswith(prefixes)}
         for tensors in (state, wanted)
     )
-    optional = {k for k in wanted if k.endswith("num_batches_tracked")} - state.keys()
-    check_fit(state, {k: v for k, v in wanted.items() if k not in optional}, source)
+    check_fit(state, wanted, source)
     model.load_state_dict(state, strict=False)
     return tuple(sorted(left))
 

@@ -139,12 +139,16 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """Load a state dict from .safetensors, .pt or .pth into a model, without running a pickle."""
     state = {key.removeprefix("module."): value for key, value in read_state(path).items()}
     check_fit(state, model.state_dict(), str(path))
-    model.load_state_dict(state)
+    model.load_state_dict(state, strict=False)
 
 
 def check_fit(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: str) -> None:
-    """Raise unless both have the same tensors of the same shapes."""
-    missing = sorted(wanted.keys() - state.keys())
+    """Raise unless both have the same tensors of the same shapes.
+
+    How many batches a batch norm has seen, which only training reads, may be missing.
+    """
+    counts = {key for key in wanted if key.endswith("num_batches_tracked")}
+    missing = sorted(wanted.keys() - state.keys() - counts)
     extra = sorted(state.keys() - wanted.keys())
     wrong = [k for k in wanted if k in state and wanted[k].shape != state[k].shape]
     if missing or extra or wrong:
