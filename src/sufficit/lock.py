@@ -82,10 +82,22 @@ def _machine() -> str:
 
 
 def _start(process: int) -> str:
-    """When a process of this machine was started; "" if it has ended, or on other than Linux."""
+    """When a process of this machine was started; "" where that is hidden, or not on Linux."""
     with suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+        state, *facts = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return "ended" if state in "ZX" else facts[18]  # its parent has not read how it ended
     return ""
+
+
+def _is_live(owner: dict[str, Any]) -> bool | None:
+    """Whether the owner's process runs; None where only its renewals can tell."""
+    process, start = owner.get("process", 0), owner.get("start")
+    if owner.get("machine") != _machine():
+        return None
+    if has_ended(process):  # also our own: `_held` knows what this process owns
+        return False
+    now = _start(process)
+    return now == start if now and start else None
 
 
 def _taken(folder: Path, owner: dict[str, Any]) -> UserError:
@@ -98,8 +110,8 @@ def _renewed(path: Path) -> Iterator[None]:
     """Own a folder by a file that is renewed."""
     mine, stop = _owner(), Event()
     while not _create(path, mine):
-        _await_end(path)
-        path.unlink(missing_ok=True)
+        if (dead := _await_end(path)) is not None:
+            _remove(path, dead["token"])
 
     def renew() -> None:
         while not stop.wait(RENEW):
@@ -125,15 +137,14 @@ def _renewed(path: Path) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
 
-def _await_end(path: Path) -> None:
-    """Return when the owner has crashed or ended; raise when it renews what is its own."""
+def _await_end(path: Path) -> dict[str, Any] | None:
+    """The owner once it has crashed, None once it has ended; raise when it renews its own."""
     known, end, warned = _read(path), time.monotonic() + LOST, False
     if known is None:
-        return
-    here, process = known.get("machine") == _machine(), known.get("process", 0)
-    if here and known["start"] and known["start"] == _start(process):
+        return None
+    if _is_live(known):
         raise _taken(path.parent, known)
-    while time.monotonic() < end and not (here and (known["start"] or has_ended(process))):
+    while time.monotonic() < end and _is_live(known) is not False:
         if not warned:
             warned = True
             who = f"process {known.get('process')} on {known.get('host')}"
@@ -145,38 +156,68 @@ def _await_end(path: Path) -> None:
         time.sleep(LOOK)
         found = _read(path)
         if found is None:
-            return
+            return None
         if found != known:
             raise _taken(path.parent, found)
+    return known
+
+
+def _remove(path: Path, token: str) -> None:
+    """Delete a dead owner's file, and not that of a run which has just taken over from it."""
+    if is_remote(path):
+        path.unlink(missing_ok=True)
+        return
+    aside = path.with_name(f"{LOCK}-{uuid4().hex}")
+    try:
+        with suppress(FileNotFoundError):  # another run was faster
+            path.rename(aside)
+            if (_read(aside) or {}).get("token") == token:
+                aside.unlink()
+            else:
+                aside.rename(path)
+    except OSError as error:
+        raise _unusable(path, error) from error
 
 
 def _create(path: Path, owner: dict[str, Any]) -> bool:
     """Whether a file that was not there is this owner's now."""
-    if _read(path) is not None:
-        return False
     content = json.dumps(owner).encode()
     if is_remote(path):
-        path.create(content)
-    else:
-        make_folder(path.parent)
-        try:
-            # Another run may have it now, or one that ended has taken the folder away.
-            with suppress(FileExistsError, FileNotFoundError), path.open("xb") as file:
-                file.write(content)
-        except OSError as error:
+        if _read(path) is None:
+            path.create(content)
+        return bool((_read(path) or {}).get("token") == owner["token"])
+    make_folder(path.parent)
+    made = False
+    try:
+        # Another run may have it now, or one that ended has taken the folder away.
+        with suppress(FileExistsError, FileNotFoundError), path.open("xb") as file:
+            made = True
+            file.write(content)
+    except OSError as error:
+        if made:
             path.unlink(missing_ok=True)
-            raise UserError(f"{path} could not be written: {error.strerror or error}") from error
-    return bool((_read(path) or {}).get("token") == owner["token"])
+        raise _unusable(path, error) from error
+    return made
+
+
+def _unusable(path: Path, error: OSError) -> UserError:
+    reason = error.strerror or error
+    return UserError(f"{path.parent} can't be a folder of results: {reason}. Choose another --out")
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     """Who owns a folder, and when it was renewed; None where nobody does."""
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-        return found if is_remote(path) else found | {"renewed": path.stat().st_mtime_ns}
+        found = json.loads(path.read_bytes())
+        renewed = {} if is_remote(path) else {"renewed": path.stat().st_mtime_ns}
+        return {"token": "", **found, **renewed}
     except FileNotFoundError:
         return None
     except GoneError:
         raise
-    except (OSError, ValueError, TypeError):  # its owner is writing it, or another program did
+    except (ValueError, TypeError):  # its owner is writing it, or another program did
         return {"token": ""}
+    except OSError as error:
+        if is_remote(path):
+            return {"token": ""}
+        raise _unusable(path, error) from error
