@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from own_model import MODEL
 from small_runs import assert_same_rows, config_for, interrupted, run_small
 from sufficit import Classifier, Lax, UserError
+from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import ImageSource, list_images
 from sufficit.data.manifest import Manifest
 from sufficit.runs.engine import run
@@ -529,3 +530,22 @@ def test_a_run_of_half_a_minute_has_eight_units_and_a_shorter_one_is_one(
     monkeypatch.setattr("sufficit.runs.job.LONG", work)
     assert {len(unit) for unit in [*make_job(config).units][:-1]} == {-(-images // 8)}
     assert len(make_job(config, unit=32).units) == 1, "as it was asked for"
+
+
+def test_a_run_deletes_neither_the_heatmaps_it_scores_nor_a_run_inside_its_folder(
+    photos: Path, tmp_path: Path
+) -> None:
+    out, quick = tmp_path / "out", {"controls": False, "leak": False, "alpha_curve": False}
+    maps = {image.name: torch.rand(12, 10) for image in list_images(photos)}
+    out.mkdir()
+    write_heatmaps(out / "heatmaps.npz", maps)
+    mine = (out / "heatmaps.npz").read_bytes()
+    config = config_for(photos, methods=[str(out / "heatmaps.npz")], **quick)
+    run_small(config, out, flat=True)
+    assert (out / "heatmaps.npz").read_bytes() == mine
+    run_small(config, out / "inner", flat=True)
+    inner = {path.name: path.read_bytes() for path in (out / "inner").glob("*.*")}
+    assert "scores.parquet" in inner
+    around = make_job(config_for(photos, methods=["gradcam"], **quick), unit=4)
+    run(around, out, overwrite=True, progress=False)
+    assert {path.name: path.read_bytes() for path in (out / "inner").glob("*.*")} == inner

@@ -89,7 +89,7 @@ def write_results(
     job: Job, store: Store, alpha_min: float, *, flat: bool, temporary: bool
 ) -> RunResults:
     """Merge the units into rows, curves, summary and record; the units are deleted at the end."""
-    store.clear_results()
+    store.clear_earlier()
     out, merged = store.folder, _merged(job, store, alpha_min, flat=flat)
     write_toml(out / "RUN.toml", job.config)
     summaries = {

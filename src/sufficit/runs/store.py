@@ -140,18 +140,27 @@ class Store:
         remove_folder(self.folder / HEATMAPS)
 
     def clear_results(self) -> None:
-        """Delete what an earlier run wrote at its end, and nothing else.
-
-        run.json goes first: without it, nobody takes the files of two runs for those of one.
-        """
+        """Delete what an earlier run wrote at its end, and nothing else."""
         for name in FILES:
             (self.folder / name).unlink(missing_ok=True)
         rows = [*self.folder.glob("*/scores.parquet"), *self.folder.glob("*/curves.parquet")]
         for folder in {path.parent for path in rows}:
+            if (folder / "run.json").exists():  # another run, not a source of this one
+                continue
             for name in ROW_FILES:
                 (folder / name).unlink(missing_ok=True)
             if not is_remote(folder) and not any(folder.iterdir()):
                 folder.rmdir()
+
+    def clear_earlier(self) -> None:
+        """Delete what an earlier, finished run wrote and this one may not write again.
+
+        run.json goes first: without it, nobody takes the files of two runs for those of one. The
+        others may be the user's, as a heatmaps.npz that is scored.
+        """
+        if (self.folder / "run.json").exists():
+            for name in ("run.json", "shown.safetensors", "pairs.csv", "skipped.csv"):
+                (self.folder / name).unlink(missing_ok=True)
 
     def write_failure(self, stage: str, unit: int, images: Sequence[str], reason: str) -> None:
         """Note that a unit failed, for whoever looks at the run."""
