@@ -543,6 +543,9 @@ def test_a_run_deletes_neither_the_heatmaps_it_scores_nor_a_run_inside_its_folde
     config = config_for(photos, methods=[str(out / "heatmaps.npz")], **quick)
     run_small(config, out, flat=True)
     assert (out / "heatmaps.npz").read_bytes() == mine
+    with pytest.raises(UserError, match="overwrite would delete .*heatmaps.npz before it is read"):
+        run(make_job(config, unit=4), out, flat=True, overwrite=True, progress=False)
+    assert (out / "heatmaps.npz").read_bytes() == mine
     run_small(config, out / "inner", flat=True)
     inner = {path.name: path.read_bytes() for path in (out / "inner").glob("*.*")}
     assert "scores.parquet" in inner

@@ -33,7 +33,7 @@ from sufficit.report.content import Choice
 from sufficit.runs.config import DONORS, Workers
 from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, check_contents, quiet
 from sufficit.runs.job import Job
-from sufficit.runs.maps import heatmaps_from_file, pack
+from sufficit.runs.maps import MapFile, heatmaps_from_file, pack
 from sufficit.runs.merge import OF_SOME, best_alpha, is_precise, stem_of, write_results
 from sufficit.runs.rankings import ceiling_scores
 from sufficit.runs.results import RunResults
@@ -86,6 +86,13 @@ def opened(
     """Own the folder inside, which `overwrite` clears, and have the cluster of the workers."""
     with quiet(), closing(job), store_in(out) as owned:
         if overwrite:
+            whole = owned.folder.resolve()
+            for one in job.sources.values():
+                if isinstance(one, MapFile) and whole in one.path.resolve().parents:
+                    raise UserError(
+                        f"--overwrite would delete {one.path} before it is read: move it, or choose"
+                        " another --out"
+                    )
             owned.clear_units()
             owned.clear_results()
         if workers is None:
