@@ -194,9 +194,10 @@ def _create(path: Path, owner: dict[str, Any]) -> bool:
             made = True
             file.write(content)
     except OSError as error:
-        if made:
-            path.unlink(missing_ok=True)
-        raise _unusable(path, error) from error
+        if not made:
+            raise _unusable(path, error) from error
+        path.unlink(missing_ok=True)
+        raise UserError(f"{path} could not be written: {error.strerror or error}") from error
     return made
 
 
