@@ -15,7 +15,7 @@ import pytest
 from object_server import ObjectServer
 from sufficit import lock
 from sufficit.errors import UserError
-from sufficit.files import is_remote, place
+from sufficit.files import place
 from sufficit.lock import LOCK, _read, check_owned, owning
 
 HOLD = """
@@ -110,9 +110,7 @@ def test_on_object_storage_a_live_owner_is_named_and_a_dead_one_replaced(
 def elsewhere(folder: Path) -> None:
     """The lock of a run on another machine, which nobody renews."""
     other = {"host": "node-7", "process": 1, "since": "2026-01-01 10:00:00 +0000"}
-    content = json.dumps(other | {"machine": "another", "token": "x"}).encode()
-    path = folder / LOCK
-    path.put(content) if is_remote(path) else path.write_bytes(content)
+    lock._write(folder / LOCK, other | {"machine": "another", "token": "x"})
 
 
 def test_an_owner_elsewhere_that_is_not_renewed_is_replaced_after_a_while(
@@ -149,100 +147,15 @@ def test_servers_that_know_no_conditions_serve_as_well(
     assert object_server.keys(f"{bucket}/run") == []
 
 
-@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*waiting up to")
-def test_a_folder_on_a_disk_changes_hands_as_one_on_object_storage(
-    tmp_path: Path, fast: None
-) -> None:
-    elsewhere(tmp_path)
-    with owning(tmp_path):
-        assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
-        elsewhere(tmp_path)
-        time.sleep(4 * lock.RENEW)
-        with pytest.raises(UserError, match="another run took over"):
-            check_owned(tmp_path)
-    elsewhere(tmp_path)
-    ended, seen = time.monotonic() + lock.LOST, []
-
-    def renew() -> None:
-        while time.monotonic() < ended and not seen:
-            time.sleep(lock.RENEW)
-            os.utime(tmp_path / LOCK)
-
-    thread = Thread(target=renew)
-    thread.start()
-    with pytest.raises(UserError, match="process 1 on node-7") as error, owning(tmp_path):
-        pass
-    seen.append(error)
-    thread.join()
-
-
-def test_another_process_with_the_number_of_one_that_crashed_holds_no_folder(
-    tmp_path: Path,
-) -> None:
-    owner = lock._owner() | {"process": os.getppid(), "start": "1", "token": "x"}
-    (tmp_path / LOCK).write_text(json.dumps(owner))
-    with owning(tmp_path):
-        assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
-
-
-@pytest.mark.processes
-def test_a_killed_process_that_its_parent_has_not_read_holds_no_folder(tmp_path: Path) -> None:
-    with hold(str(tmp_path)) as process:
-        process.send_signal(signal.SIGKILL)
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
-        with owning(tmp_path):
-            assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
-
-
-def test_of_two_runs_that_find_a_dead_owner_one_takes_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parent = os.getppid()
-    dead = lock._owner() | {"process": parent, "start": "1", "token": "dead"}
-    live = dead | {"start": lock._start(parent), "token": "live"}
-    path, awaited = tmp_path / LOCK, lock._await_end
-
-    def slow(path: Path) -> object:
-        found = awaited(path)
-        path.write_text(json.dumps(live))  # the other run was faster
-        return found
-
-    path.write_text(json.dumps(dead))
-    monkeypatch.setattr(lock, "_await_end", slow)
-    with pytest.raises(UserError, match=f"process {parent} on "), owning(tmp_path):
-        pass
-    assert [file.name for file in tmp_path.iterdir()] == [LOCK]
-    assert json.loads(path.read_text())["token"] == "live"
-
-
-def test_a_lock_that_an_earlier_version_or_this_very_process_left_is_replaced(
-    tmp_path: Path,
-) -> None:
-    mine = lock._owner()
-    early = {key: value for key, value in mine.items() if key != "start"} | {"process": 2**22 + 1}
-    for left in (early, mine):
-        (tmp_path / LOCK).write_text(json.dumps(left))
-        with owning(tmp_path):
-            assert json.loads((tmp_path / LOCK).read_text())["token"] != left["token"]
-
-
-def test_a_live_process_that_the_system_hides_is_waited_for(
+def test_a_disk_without_locks_is_owned_by_a_renewed_file(
     tmp_path: Path, fast: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner = lock._owner() | {"process": os.getppid(), "token": "x"}
-    (tmp_path / LOCK).write_text(json.dumps(owner))
-    monkeypatch.setattr(lock, "_start", lambda process: "")  # as /proc with hidepid=2
-    start = time.monotonic()
-    with pytest.warns(UserWarning, match="waiting up to"), owning(tmp_path):
-        assert time.monotonic() - start >= lock.LOST
+    def no_locks(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
 
-
-def test_a_place_that_can_be_no_folder_of_results_is_refused_at_once(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "run" / LOCK).mkdir(parents=True)
-    with pytest.raises(UserError, match="file could not be made: File exists"):
-        owning(tmp_path / "file").__enter__()
-    with pytest.raises(UserError, match=r"Is a directory\. Choose another --out"):
-        owning(tmp_path / "run").__enter__()
-    assert not lock._held
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    elsewhere(tmp_path)
+    with owning(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
+    assert not (tmp_path / LOCK).exists()

@@ -1,9 +1,11 @@
 """One run at a time owns a folder of results, from its first moment to its last.
 
-A file names the owner, who renews it while it runs. If it is not renewed for a minute, or the
-owner's process on this machine has ended, its owner has crashed and another run takes over.
+On a disk the system holds the lock, and releases it when the process ends, however it ends. Object
+storage has no locks: there an object names the owner, who renews it while it runs. If it is not
+renewed for a minute, its owner has crashed.
 """
 
+import errno
 import json
 import os
 import socket
@@ -23,6 +25,7 @@ from sufficit.files import has_ended, is_remote, make_folder
 LOCK = ".lock"
 RENEW, LOOK, LOST = 15.0, 1.0, 60.0
 """Seconds between two renewals, between two looks at another's, and without one of a live owner."""
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system
 _held: dict[str, int] = {}  # folder -> the thread that owns it
 _lost: set[str] = set()
 _guard = Lock()
@@ -40,14 +43,10 @@ def owning(folder: Path) -> Iterator[None]:
     if inside:
         yield
         return
-    new = [part for part in (folder, *folder.parents) if not is_remote(part) and not part.exists()]
     try:
-        with _renewed(folder / LOCK):
+        with _renewed(folder / LOCK) if is_remote(folder) else _on_disk(folder):
             yield
     finally:
-        for part in new:  # a run that failed before its first file leaves nothing
-            with suppress(OSError):
-                part.rmdir()
         with _guard:
             del _held[name]
             _lost.discard(name)
@@ -69,7 +68,7 @@ def _name(folder: Path) -> str:
 def _owner() -> dict[str, Any]:
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
     found = {"host": socket.gethostname(), "process": os.getpid(), "since": since}
-    return found | {"machine": _machine(), "start": _start(os.getpid()), "token": uuid4().hex}
+    return found | {"machine": _machine(), "token": uuid4().hex}
 
 
 def _machine() -> str:
@@ -81,28 +80,67 @@ def _machine() -> str:
     return sha256(repr(known).encode()).hexdigest()[:16]
 
 
-def _start(process: int) -> str:
-    """When a process of this machine was started; "" where that is hidden, or not on Linux."""
-    with suppress(OSError):
-        state, *facts = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return "ended" if state in "ZX" else facts[18]  # its parent has not read how it ended
-    return ""
-
-
-def _is_live(owner: dict[str, Any]) -> bool | None:
-    """Whether the owner's process runs; None where only its renewals can tell."""
-    process, start = owner.get("process", 0), owner.get("start")
-    if owner.get("machine") != _machine():
-        return None
-    if has_ended(process):  # also our own: `_held` knows what this process owns
-        return False
-    now = _start(process)
-    return now == start if now and start else None
-
-
 def _taken(folder: Path, owner: dict[str, Any]) -> UserError:
     who = f"process {owner.get('process')} on {owner.get('host')}, since {owner.get('since')}"
     return UserError(f"{folder} belongs to a run ({who}): wait for it, or choose another --out")
+
+
+@contextmanager
+def _on_disk(folder: Path) -> Iterator[None]:
+    new = [part for part in (folder, *folder.parents) if not part.exists()]
+    path = folder / LOCK
+    try:
+        file = _locked(folder)
+        if file is None:
+            with _renewed(path):
+                yield
+            return
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # before it is released: whoever waits makes another
+            os.close(file)
+    finally:
+        for part in new:  # a run that failed before its first file leaves nothing
+            with suppress(OSError):
+                part.rmdir()
+
+
+def _locked(folder: Path) -> int | None:
+    """The locked file of a folder, to be closed; None where the file system has no locks."""
+    import fcntl
+
+    path = folder / LOCK
+    while True:
+        make_folder(folder)
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:
+            continue  # another run that ended took the folder away
+        except OSError as error:
+            raise UserError(
+                f"{folder} can't be a folder of results: {error.strerror}. Choose another --out"
+            ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.stat().st_ino == os.fstat(file).st_ino:
+                os.truncate(file, 0)
+                os.write(file, json.dumps(_owner()).encode())
+                return file
+        except BlockingIOError as error:
+            os.close(file)
+            raise _taken(folder, _read(path) or {}) from error
+        except FileNotFoundError:
+            pass  # it was that of a run that has just ended
+        except OSError as error:
+            os.close(file)
+            with suppress(OSError):
+                if not path.stat().st_size:
+                    path.unlink(missing_ok=True)
+            if error.errno in NO_LOCKS:
+                return None
+            raise UserError(f"{path} could not be written: {error.strerror or error}") from error
+        os.close(file)
 
 
 @contextmanager
@@ -110,8 +148,8 @@ def _renewed(path: Path) -> Iterator[None]:
     """Own a folder by a file that is renewed."""
     mine, stop = _owner(), Event()
     while not _create(path, mine):
-        if (dead := _await_end(path)) is not None:
-            _remove(path, dead["token"])
+        _await_end(path)
+        path.unlink(missing_ok=True)
 
     def renew() -> None:
         while not stop.wait(RENEW):
@@ -120,10 +158,7 @@ def _renewed(path: Path) -> Iterator[None]:
                 if found is not None and found["token"] != mine["token"]:
                     _lost.add(_name(path.parent))
                     return
-                if is_remote(path):
-                    path.put(json.dumps(mine | {"renewed": time.time()}).encode())
-                else:
-                    os.utime(path)  # also where the disk is full
+                _write(path, mine | {"renewed": time.time()})
 
     thread = Thread(target=renew, daemon=True)
     thread.start()
@@ -137,14 +172,13 @@ def _renewed(path: Path) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
 
-def _await_end(path: Path) -> dict[str, Any] | None:
-    """The owner once it has crashed, None once it has ended; raise when it renews its own."""
+def _await_end(path: Path) -> None:
+    """Return when the owner has crashed or ended; raise when it renews what is its own."""
     known, end, warned = _read(path), time.monotonic() + LOST, False
     if known is None:
-        return None
-    if _is_live(known):
-        raise _taken(path.parent, known)
-    while time.monotonic() < end and _is_live(known) is not False:
+        return
+    here = known.get("machine") == _machine()
+    while time.monotonic() < end and not (here and has_ended(known.get("process", 0))):
         if not warned:
             warned = True
             who = f"process {known.get('process')} on {known.get('host')}"
@@ -156,69 +190,39 @@ def _await_end(path: Path) -> dict[str, Any] | None:
         time.sleep(LOOK)
         found = _read(path)
         if found is None:
-            return None
+            return
         if found != known:
             raise _taken(path.parent, found)
-    return known
-
-
-def _remove(path: Path, token: str) -> None:
-    """Delete a dead owner's file, and not that of a run which has just taken over from it."""
-    if is_remote(path):
-        path.unlink(missing_ok=True)
-        return
-    aside = path.with_name(f"{LOCK}-{uuid4().hex}")
-    try:
-        with suppress(FileNotFoundError):  # another run was faster
-            path.rename(aside)
-            if (_read(aside) or {}).get("token") == token:
-                aside.unlink()
-            else:
-                aside.rename(path)
-    except OSError as error:
-        raise _unusable(path, error) from error
 
 
 def _create(path: Path, owner: dict[str, Any]) -> bool:
     """Whether a file that was not there is this owner's now."""
+    if _read(path) is not None:
+        return False
     content = json.dumps(owner).encode()
     if is_remote(path):
-        if _read(path) is None:
-            path.create(content)
-        return bool((_read(path) or {}).get("token") == owner["token"])
-    make_folder(path.parent)
-    made = False
-    try:
-        # Another run may have it now, or one that ended has taken the folder away.
-        with suppress(FileExistsError, FileNotFoundError), path.open("xb") as file:
-            made = True
+        path.create(content)
+    else:
+        with suppress(FileExistsError), path.open("xb") as file:
             file.write(content)
-    except OSError as error:
-        if not made:
-            raise _unusable(path, error) from error
-        path.unlink(missing_ok=True)
-        raise UserError(f"{path} could not be written: {error.strerror or error}") from error
-    return made
+    return bool((_read(path) or {}).get("token") == owner["token"])
 
 
-def _unusable(path: Path, error: OSError) -> UserError:
-    reason = error.strerror or error
-    return UserError(f"{path.parent} can't be a folder of results: {reason}. Choose another --out")
+def _write(path: Path, owner: dict[str, Any]) -> None:
+    content = json.dumps(owner).encode()
+    if is_remote(path):
+        path.put(content)
+    else:
+        path.write_bytes(content)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Who owns a folder, and when it was renewed; None where nobody does."""
     try:
         found = json.loads(path.read_bytes())
-        renewed = {} if is_remote(path) else {"renewed": path.stat().st_mtime_ns}
-        return {"token": "", **found, **renewed}
     except FileNotFoundError:
         return None
     except GoneError:
         raise
-    except (ValueError, TypeError):  # its owner is writing it, or another program did
+    except (OSError, ValueError):  # its owner is writing it, or another program did
         return {"token": ""}
-    except OSError as error:
-        if is_remote(path):
-            return {"token": ""}
-        raise _unusable(path, error) from error
+    return found if isinstance(found, dict) else {"token": ""}

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,14 @@ from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import ImageFile, ImageSource, class_forms, class_named, list_images
 from sufficit.data.loader import Unit, check_any
 from sufficit.errors import UserError, unknown
-from sufficit.files import make_folder, remove_folder, short_name, version_of, writing
+from sufficit.files import (
+    make_folder,
+    read_json,
+    remove_folder,
+    short_name,
+    version_of,
+    writing,
+)
 from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
 from sufficit.runs.config import Workers
@@ -72,11 +80,14 @@ def explain_run(
 
     Return the record. Run again after an interruption, it draws only the units that are missing.
     """
+    earlier: list[str] = []  # the methods of a run of explain that is in the folder
+    with suppress(UserError, KeyError, TypeError):
+        earlier = list(read_json(out / "run.json")["methods"])
     with opened(job, out, overwrite, workers) as (placed, owned, cluster):
-        if overwrite:  # the files of an earlier run of explain, and nothing else
+        if overwrite:  # its files, and nothing else
             remove_folder(out / "overlays")
             sheets = (p for p in out.glob("sheet*.png") if re.fullmatch(r"sheet(-\d+)?", p.stem))
-            for path in [*sheets, *out.glob("*.npz")]:
+            for path in [*sheets, *(p for p in out.glob("*.npz") if p.stem in earlier)]:
                 path.unlink()
         store = start(placed, owned, (HEATMAPS,))
         compute(placed, store, HEATMAPS, progress, cluster=cluster, kind=OverlayWorker)
