@@ -125,8 +125,8 @@ def draw_all(
 
     Errors name images by `names`, or by number.
     """
-    wanted = methods_for(methods, classifier)
-    checks.check_images(images)
+    wanted = methods_for(methods, classifier, check=False)
+    checks.check_form(images)
     targets = checks.check_targets(targets, len(images))
     goals = None if targets is None else targets.cpu().clone()
     names = names or range(len(images))
@@ -135,6 +135,8 @@ def draw_all(
         raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
     batches = list[dict[str, Tensor]]()
     drawing = {name: method for name, method in wanted.items() if method.needs != "images"}
+    if early := any(method.needs not in _PASS for method in wanted.values()):
+        _check(wanted, images)
     start = 0
     with bar("explaining", progress) as tick:
         while drawing and start < len(images):
@@ -142,12 +144,17 @@ def draw_all(
             some = None if goals is None else goals[part]
             try:
                 drawn = _draw(classifier, images[part], some, drawing, layer, seed, names[part])
+            except UserError:
+                _check(wanted, images)  # what does not fit has the better error
+                raise
             except torch.OutOfMemoryError:
                 drawn = {}  # the model's memory is free once the exception is gone
             if not drawn:
                 size = halved(min(size, len(images) - start), stacklevel=4)
                 continue
             batches.append(drawn)
+            if not start and not early:  # a GPU is busy by now, so that these cost no time
+                _check(wanted, images)
             start += size
             if tick:
                 tick(min(start, len(images)), len(images))
@@ -210,8 +217,21 @@ def _draw(
     return found
 
 
-def methods_for(methods: Methods, classifier: Classifier) -> dict[str, Explainer]:
-    """Methods by name; raise for unknown ones and for those that do not fit.
+def _check(methods: Mapping[str, Explainer], images: Tensor | None = None) -> None:
+    """Raise for methods that do not fit, and for images that are not in 0..1."""
+    extremes = None if images is None else torch.stack(images.aminmax())
+    for name, method in methods.items():
+        method.check()
+        if method.extra is not None:
+            extra(method.extra, f"the method {name}")
+    if extremes is not None:
+        checks.check_extremes(extremes)
+
+
+def methods_for(
+    methods: Methods, classifier: Classifier, *, check: bool = True
+) -> dict[str, Explainer]:
+    """Methods by name; raise for unknown ones and, with `check`, for those that do not fit.
 
     The methods it returns, adapters included, also draw for changed copies of the classifier.
     """
@@ -221,10 +241,8 @@ def methods_for(methods: Methods, classifier: Classifier) -> dict[str, Explainer
     if not named:
         raise UserError(f"no method given: name one or more of {', '.join(EXPLAINERS)}")
     found = {name: _known(method, classifier) for name, method in named.items()}
-    for name, method in found.items():
-        method.check()
-        if method.extra is not None:
-            extra(method.extra, f"the method {name}")
+    if check:
+        _check(found)
     return found
 
 
