@@ -59,6 +59,9 @@ def slowly(heatmap: Tensor, cell: Cell) -> float:
     energy = expected = 1e-4
     for directions in (((1, 0), (0, 1)), ((1, 1), (1, -1))):
         for number in range(1, int(max(cell) / 2) + 1):
+            clear = min(h / py, w / px) * (number - 0.5) >= 3
+            if not clear and 0 in directions[0]:
+                continue
             on, around, lines = 0.0, 0.0, ([], [])
             for dy, dx in directions:
                 fy, fx = dy * number / py, dx * number / px
@@ -80,7 +83,7 @@ def slowly(heatmap: Tensor, cell: Cell) -> float:
                 for line, shift in zip(lines, (-0.5, 0.5), strict=True):
                     line.append((fy * (number + shift) / number, fx * (number + shift) / number))
             fits = all(abs(f) <= 0.5 for point in lines[1] for f in point)
-            if lines[0] and fits and min(h / py, w / px) / 2 >= 3:
+            if lines[0] and fits and clear:
                 low, high = (sum(share(*point) for point in line) for line in lines)
                 around = max(around, math.sqrt(low * high))
             energy, expected = energy + on, expected + around
@@ -136,12 +139,33 @@ def test_a_planted_grid_shows_and_more_so_the_stronger_it_is(
     assert grid_energy(smoothed(maps[3][None], (period, period)), period).item() < 1.1
 
 
-def test_a_grid_of_4_cells_per_side_shows_too() -> None:
-    hill = blob(32, (15.0, 17.0), 6)
-    maps = torch.stack([hill, hill * (0.7 + 0.3 * waves(32, 8, "stripes"))])
-    plain, striped = grid_energy(maps, 8).tolist()
-    assert plain == pytest.approx(1, abs=0.25)
-    assert striped > 3
+@pytest.mark.parametrize("side", [32, 40, 48])
+def test_shapes_without_a_grid_have_at_most_1_with_few_cells(side: int) -> None:
+    drawn = torch.Generator().manual_seed(3)
+    low = side / 2 * torch.rand(200, 2, 1, generator=drawn)
+    high = low + side * (0.35 + 0.5 * torch.rand(200, 2, 1, generator=drawn))
+    line = torch.arange(side) + 0.5
+    edges = (line - low).sigmoid() * (high - line).sigmoid()  # [N,2,side]
+    boxes = edges[:, 0, :, None] * edges[:, 1, None]
+    ways = 2 * (line - (low + high) / 2) / (high - low)
+    discs = (8 * (1 - ways[:, 0, :, None].hypot(ways[:, 1, None]))).sigmoid()
+    for maps in (boxes, discs):
+        assert grid_energy(maps, 8).mean().item() < 1.05
+
+
+@pytest.mark.parametrize("kind", ["lines", "dots"])
+def test_a_grid_of_4_cells_per_side_shows_too(kind: str) -> None:
+    hill, line = blob(32, (15.0, 17.0), 6), (torch.arange(32) % 8 == 0).float()
+    lines = 1 - torch.maximum(line[:, None], line)
+    grid = {"lines": lines, "dots": waves(32, 8, "dots")}[kind]
+    strengths = (0.05, 0.1, 0.3)
+    plain, *found = grid_energy(
+        torch.stack([hill, *(hill * (1 - s + s * grid) for s in strengths)]), 8
+    ).tolist()
+    assert plain == pytest.approx(1, abs=0.1)
+    assert found == sorted(found)
+    assert found[0] > 1.1
+    assert found[2] > 2
 
 
 def test_the_place_of_the_grid_changes_nothing() -> None:

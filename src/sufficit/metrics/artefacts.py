@@ -113,10 +113,13 @@ def _harmonics(size: tuple[int, int], cell: Cell, device: torch.device) -> tuple
 
     angles = (torch.arange(_ANGLES, dtype=torch.float64) + 0.5) * math.pi / _ANGLES
     circle = torch.stack([angles.sin(), angles.cos()], 1)
-    lines = bool(((sides / periods) / 2 >= _LINE_CLEAR).all())
+    cells = float((sides / periods).min())
     found = []
     for directions in _DIRECTIONS:
         for number in range(1, int(max(cell) / 2) + 1):
+            clear_of_object = cells * (number - 0.5) >= _LINE_CLEAR
+            if directions is _DIRECTIONS[0] and not clear_of_object:
+                continue  # one straight edge has as much energy there as a grid
             steps = torch.tensor(directions, dtype=torch.float64) / periods
             steps = steps[(steps * number).abs().amax(1) <= 0.5]
             around, weights, on = [], [], []
@@ -134,7 +137,7 @@ def _harmonics(size: tuple[int, int], cell: Cell, device: torch.device) -> tuple
                 continue
             exact = torch.stack(on)
             below, above = (exact * (number + shift) / number for shift in (-0.5, 0.5))
-            beside = lines and bool(above.abs().max() <= 0.5)
+            beside = clear_of_object and bool(above.abs().max() <= 0.5)
             near = (place(below), place(above)) if beside else (None, None)
             given = (torch.cat(around), torch.cat(weights).to(device))
             found.append(Harmonic(place(exact), *given, *near))
