@@ -245,7 +245,9 @@ def adapter(features: tuple[Tensor], targets: Tensor | None = None) -> Tensor:
 
 
 def plain_excess(rows: list[list[float]], targets: list[int], shown: list[int]) -> float:
-    """Twice r^4 / (1 + r^4), r the mean own probability over the mean of the same elsewhere."""
+    """2 r^4 / (1 + r^4), r the mean own probability over the mean of the same elsewhere; below 1
+    less (1 - r^4) / (1 + r^4).
+    """
     known = [[math.exp(v) / sum(map(math.exp, row)) for v in row] for row in rows]
     own, chance = [], []
     for i, y in enumerate(targets):
@@ -256,7 +258,7 @@ def plain_excess(rows: list[list[float]], targets: list[int], shown: list[int]) 
     if not own:
         return 1.0
     ratio = (sum(own) / len(own) + 1e-4) / (sum(chance) / len(chance) + 1e-4)
-    return 2 * ratio**4 / (1 + ratio**4)
+    return (2 * ratio**4 - max(0, 1 - ratio**4)) / (1 + ratio**4)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -268,11 +270,11 @@ def test_the_push_of_donors_follows_the_leakage_ratio(seed: int) -> None:
     assert losses.excess(logits, targets, shown).item() == pytest.approx(wanted, rel=1e-4)
 
 
-def test_masks_that_say_their_class_are_pushed_and_masks_that_never_do_are_not() -> None:
+def test_masks_that_say_their_class_are_pushed_off_it_and_masks_that_never_do_back_to_it() -> None:
     targets, shown = torch.arange(12) % 3, (torch.arange(12) // 3 + 1) % 3
     says_target = 20 * nn.functional.one_hot(targets, 3).double()
     assert losses.excess(says_target, targets, shown).item() == pytest.approx(2, abs=1e-3)
-    assert losses.excess(-says_target, targets, shown).item() == pytest.approx(0, abs=1e-3)
+    assert losses.excess(-says_target, targets, shown).item() == pytest.approx(-1, abs=1e-3)
     assert losses.excess(torch.zeros(12, 3), targets, shown).item() == pytest.approx(1)
     # With one class there is no other mask to compare with.
     one = torch.zeros(4, dtype=torch.long)
@@ -315,7 +317,8 @@ def test_the_loss_is_the_sum_of_weights_times_terms_on_a_linear_classifier(done,
 
     shown = say(pictures, masks)
     wanted = 1.5 * plain_cross_entropy(shown, targets)
-    wanted += 0.7 * plain_unlike(say(pictures, [[1 - m for m in k] for k in masks]), targets)
+    outside = say(pictures, [[1 - m for m in k] for k in masks])
+    wanted += 0.7 * (0.5 + 0.5 * done) * plain_unlike(outside, targets)
     pairs = [i for i in range(5) if targets[i] != targets[i - 1]]  # image 0's donor is the last
     donated = say([pictures[i - 1] for i in pairs], [masks[i] for i in pairs])
     assert pairs == [1, 3, 4]

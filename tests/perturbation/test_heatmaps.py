@@ -1,22 +1,41 @@
-"""Heatmaps are resized alike on every device."""
+"""Heatmaps are resized and normalised."""
 
 import pytest
 import torch
 
 from sufficit import UserError
-from sufficit.perturbation.heatmaps import _grown, normalize, resize
+from sufficit.perturbation.heatmaps import normalize, resize
+
+
+def bilinear(values: list[float], place: float) -> float:
+    """A line of values at a place between them; beyond the ends, the end."""
+    place = min(max(place, 0.0), len(values) - 1.0)
+    left = min(int(place), len(values) - 2)
+    return values[left] + (place - left) * (values[left + 1] - values[left])
 
 
 @pytest.mark.parametrize(
     ("small", "large"), [((4, 4), (16, 16)), ((7, 5), (31, 44)), ((9, 8), (4, 5))]
 )
-def test_maps_grow_alike_as_images_and_as_channels(small, large) -> None:
+def test_maps_are_resized_pixel_by_pixel(small, large) -> None:
     maps = torch.rand(6, *small, generator=torch.Generator().manual_seed(0))
-    one = torch.nn.functional.interpolate(maps[:, None], size=large, mode="bilinear")[:, 0]
-    found = _grown(maps, large, as_channels=True)  # the way of a GPU
-    torch.testing.assert_close(found, one, rtol=0, atol=1e-6)
+    ratios = [a / b for a, b in zip(small, large, strict=True)]
+    rows = [
+        [[bilinear(line, (x + 0.5) * ratios[1] - 0.5) for x in range(large[1])] for line in one]
+        for one in maps.tolist()
+    ]
+    wanted = [
+        [
+            [bilinear([r[x] for r in one], (y + 0.5) * ratios[0] - 0.5) for x in range(large[1])]
+            for y in range(large[0])
+        ]
+        for one in rows
+    ]
+    found = resize(maps, large)
+    torch.testing.assert_close(found, torch.tensor(wanted), rtol=0, atol=1e-6)
     assert found.is_contiguous()
-    torch.testing.assert_close(resize(maps, large), one, rtol=0, atol=1e-6)
+    assert (found.amax((1, 2)) <= maps.amax((1, 2))).all()
+    assert (found.amin((1, 2)) >= maps.amin((1, 2))).all()
 
 
 def test_percentile_clips_one_pixel_in_a_hundred() -> None:

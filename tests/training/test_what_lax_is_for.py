@@ -252,7 +252,7 @@ def test_of_two_patterns_the_map_of_a_class_peaks_on_its_own(classifier: Classif
 def test_of_twice_the_same_pattern_each_answer_is_on_another_one(classifier: Classifier) -> None:
     images, labels, boxes = pairs_of_toys(300, seed=5, same=True)
     shown = toys(1024, seed=3)
-    options: dict = {"epochs": 8, "answers": 2, "validation_images": 32, "progress": False}
+    options: dict = {"epochs": 8, "answers": 2, "validation_images": 128, "progress": False}
     lax = train_lax(classifier, Shuffled(shown, 1024), **options)
     assert (lax.answers, lax.regions) == (2, 2)
     answers = [lax.answer(k) for k in range(2)]

@@ -155,8 +155,9 @@ class Classifier:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Logits of images in 0..1: [N,C,H,W] -> [N,classes]."""
+        inputs = self.normalize(images)
         with self.in_eval_mode():
-            return self.logits_of(self.normalize(images))
+            return self.logits_of(inputs)
 
     def features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the layer and logits, in one pass: [N,C,H,W] -> [N,K,h,w], [N,classes]."""

@@ -3,6 +3,7 @@
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sufficit.classifier.classifier import Classifier
+from sufficit.classifier.layers import fetching
 from sufficit.errors import UserError
 
 TOLERANCE = 0.02  # bfloat16 moves a number of the sketch by up to 0.005, training by far more
@@ -33,6 +35,7 @@ def fingerprint(classifier: Classifier) -> Fingerprint:
     return _known[classifier.bare][1]
 
 
+@lru_cache(maxsize=16)
 def same(one: Fingerprint, other: Fingerprint) -> bool:
     """Whether both belong to one classifier, in the same or another precision."""
     if one.architecture != other.architecture or len(one.sketch) != len(other.sketch):
@@ -74,9 +77,10 @@ def _state(model: nn.Module) -> list[object]:
     """
     parameters = list(model.parameters())
     ends = [tensor.sum(dtype=torch.float32) for tensor in parameters[:1] + parameters[-2:]]
+    sums = fetching(torch.stack(ends)) if ends else list
     known = [*parameters, *model.buffers()]
     writes = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in known]
-    return [writes, torch.stack(ends).tolist() if ends else []]
+    return [writes, [float(one) for one in sums()]]
 
 
 @torch.no_grad()

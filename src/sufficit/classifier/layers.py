@@ -59,6 +59,25 @@ def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return found
 
 
+def fetching(tensor: Tensor) -> Callable[[], Tensor]:
+    """Start to copy a tensor to the CPU; the function that is returned waits for the copy.
+
+    So a GPU gets all of its work before anyone waits for it.
+    """
+    if not tensor.is_cuda:
+        return tensor.cpu
+    here = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    here.copy_(tensor, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def fetched() -> Tensor:
+        copied.synchronize()
+        return here
+
+    return fetched
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside torch.compile, DataParallel or DistributedDataParallel."""
     while True:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sufficit.classifier import classifier as checks
 from sufficit.classifier.classifier import Classifier
-from sufficit.classifier.layers import eval_mode
+from sufficit.classifier.layers import eval_mode, fetching
 from sufficit.classifier.loading import extra
 from sufficit.classifier.source_code import check_arguments
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
@@ -102,14 +102,29 @@ def explain_all(
     more, from the logits to that layer. `methods` are names, or names and methods.
     """
     given = (classifier, images, targets, methods)
-    drawn = draw_all(*given, layer=layer, batch_size=batch_size, seed=seed, progress=progress)
-    h, w = images.shape[2:]
+    how: Any = {"batch_size": batch_size, "seed": seed, "progress": progress}
     with torch.inference_mode(False):
-        return {name: one.at((h, w)) for name, one in drawn.items()}
+        drawn, check = _queue(*given, layer=layer, **how)
+        h, w = images.shape[2:]
+        found = {name: one.at((h, w)) for name, one in drawn.items()}
+        check()
+    return found
 
 
 @torch.inference_mode(False)
 def draw_all(
+    classifier: Classifier, images: Tensor, targets: Tensor | None, methods: Methods, **how: Any
+) -> dict[str, DrawnMaps]:
+    """The heatmaps of `explain_all` as their methods drew them, not yet resized.
+
+    Errors name images by `names`, or by number; the further options are those of `explain_all`.
+    """
+    found, check = _queue(classifier, images, targets, methods, **how)
+    check()
+    return found
+
+
+def _queue(
     classifier: Classifier,
     images: Tensor,
     targets: Tensor | None,
@@ -120,10 +135,11 @@ def draw_all(
     seed: int = 0,
     progress: bool | None = None,
     names: Sequence[object] | None = None,
-) -> dict[str, DrawnMaps]:
-    """The heatmaps of `explain_all` as their methods drew them, not yet resized.
+) -> tuple[dict[str, DrawnMaps], Callable[[], None]]:
+    """The heatmaps, and a function that checks them.
 
-    Errors name images by `names`, or by number.
+    A GPU may still be drawing. What needs its answer is left to the function, so that further work
+    can be queued first.
     """
     wanted = methods_for(methods, classifier, check=False)
     checks.check_form(images)
@@ -153,20 +169,29 @@ def draw_all(
                 size = halved(min(size, len(images) - start), stacklevel=4)
                 continue
             batches.append(drawn)
-            if not start and not early:  # a GPU is busy by now, so that these cost no time
-                _check(wanted, images)
             start += size
+            if not early and start < len(images):  # a GPU is busy by now: they cost no time
+                _check(wanted, images)
+                early = True
             if tick:
                 tick(min(start, len(images)), len(images))
     found = {}
     for name, method in wanted.items():
         if name in drawing:
-            maps = torch.cat([batch[name] for batch in batches])
+            maps = [batch[name] for batch in batches]
+            joined = maps[0] if len(maps) == 1 else torch.cat(maps)
         else:  # all images at once: batches must not change noise
-            maps = method.draw(images, seed).to(classifier.device)
-        found[name] = DrawnMaps(maps, method.final or method.needs == "images")
-    _judge({name: found[name] for name, method in drawing.items() if method.needs != "own"})
-    return found
+            joined = method.draw(images, seed).to(classifier.device)
+        found[name] = DrawnMaps(joined, method.final or method.needs == "images")
+    judged = [name for name in drawing if drawing[name].needs != "own"]
+    peaks = fetching(_peaks([found[name] for name in judged]))
+
+    def check() -> None:
+        if not early:
+            _check(wanted, images)
+        _judge(dict(zip(judged, peaks(), strict=True)))
+
+    return found, check
 
 
 def _draw(
@@ -213,19 +238,19 @@ def _draw(
                 check_heatmaps(heatmaps, here, names)
             except UserError as error:
                 raise UserError(f"method {name}: {error}") from error
-            found[name] = heatmaps.detach().to(here.device, torch.float32)
+            found[name] = heatmaps.detach().to(here.device, torch.float32, copy=True)
     return found
 
 
 def _check(methods: Mapping[str, Explainer], images: Tensor | None = None) -> None:
     """Raise for methods that do not fit, and for images that are not in 0..1."""
-    extremes = None if images is None else torch.stack(images.aminmax())
+    extremes = None if images is None else fetching(torch.stack(images.aminmax()))
     for name, method in methods.items():
         method.check()
         if method.extra is not None:
             extra(method.extra, f"the method {name}")
     if extremes is not None:
-        checks.check_extremes(extremes)
+        checks.check_extremes(extremes())
 
 
 def methods_for(
@@ -305,10 +330,15 @@ def _maps(seen: Pass, targets: Tensor, methods: Mapping[str, Explainer]) -> dict
     return found
 
 
-def _judge(drawn: Mapping[str, DrawnMaps]) -> None:
-    """Raise for heatmaps that are not finite; warn, once, of those without a positive part."""
-    maps = [one.maps if one.final else one.stretched for one in drawn.values()]
-    peaks = torch.stack([one.amax((1, 2)) for one in maps]).cpu() if maps else torch.ones(1, 1)
+def _peaks(drawn: Sequence[DrawnMaps]) -> Tensor:
+    """The highest value of each map, of its positive part: [methods,N]."""
+    maps = [one.maps if one.final else one.stretched for one in drawn]
+    return torch.stack([one.amax((1, 2)) for one in maps]) if maps else torch.ones(0, 1)
+
+
+def _judge(drawn: Mapping[str, Tensor]) -> None:
+    """Raise for peaks that are not finite; warn, once, of maps without a positive part."""
+    peaks = torch.stack([*drawn.values()]) if drawn else torch.ones(1, 1)
     if (peaks > 0).all():  # NaN is not
         return
     images, broken = peaks.shape[1], peaks.isnan().any(0).nonzero().flatten().tolist()
@@ -320,4 +350,4 @@ def _judge(drawn: Mapping[str, DrawnMaps]) -> None:
     counts = ", ".join(f"{name} {n}" for name, n in zip(drawn, empty, strict=True) if n)
     if counts:
         wrong = f"heatmaps with no positive part are all zeros, of {images} images: {counts}"
-        warnings.warn(wrong, EmptyHeatmapWarning, stacklevel=5)
+        warnings.warn(wrong, EmptyHeatmapWarning, stacklevel=4)

@@ -56,8 +56,9 @@ def look(
     earlier: Sequence[str] = (),
 ) -> Pass:
     """One forward pass over images in 0..1: [N,C,H,W]. It records no graph before the layer."""
-    with torch.inference_mode(False), classifier.in_eval_mode():
-        inputs = classifier.normalize(images)
+    with torch.inference_mode(False), ExitStack() as stack:
+        inputs = classifier.normalize(images)  # first: a GPU is busy while the rest is prepared
+        stack.enter_context(classifier.in_eval_mode())
         layer = layers.resolve(classifier.model, layer)
         # If the model switches gradients off and on itself, they must be on before it does.
         for recording in (torch.no_grad, torch.enable_grad):

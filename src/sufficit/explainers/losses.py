@@ -86,13 +86,14 @@ def unlike(
 
 @torch.no_grad()
 def excess(logits: Tensor, targets: Tensor, shown: Tensor) -> Tensor:
-    """How hard to push masks off their class: 1 at chance, up to 2 above it, 0 far below: scalar.
+    """How hard to push masks off their class: 1 at chance, up to 2 above it, to -1 below: scalar.
 
     `logits` [N,C] are of images of the classes `shown` [N] under masks for the `targets` [N]. The
     leakage ratio r is the mean probability of a mask's class over that of the same class under
     masks for others; where the mask's or the other mask's class is shown, nothing counts. The
-    result is 2 r^4 / (1 + r^4), so that a term with this weight comes to rest near r = 1 instead of
-    pushing on: a mask that its class never comes from tells as much as one that it always does.
+    result is 2 r^4 / (1 + r^4), and below chance (3 r^4 - 1) / (1 + r^4), which is 0 at r = 0.76.
+    So a term with this weight comes to rest near chance: a mask that its class never comes from
+    tells as much as one that it always does.
 
     >>> every = torch.eye(2)[[0, 0, 1, 1]].repeat(2, 1)  # what the model says: what is shown
     >>> excess(50 * every, torch.tensor([0, 1] * 4), torch.tensor([0, 0, 1, 1] * 2))
@@ -108,7 +109,7 @@ def excess(logits: Tensor, targets: Tensor, shown: Tensor) -> Tensor:
     counted = apart & other.any(1)
     means = [(values * counted).sum() / counted.sum().clamp(min=1) for values in (own, chance)]
     fourth = ((means[0] + _NEVER) / (means[1] + _NEVER)) ** 4
-    return 2 * fourth / (1 + fourth)
+    return torch.where(fourth < 1, 3 * fourth - 1, 2 * fourth) / (1 + fourth)
 
 
 def _bounded(logs: Tensor, power: float) -> Tensor:

@@ -21,9 +21,9 @@ class LaxRecipe:
     """The loss is the sum of the terms, each times its weight; a weight of 0 drops a term."""
 
     keep: float = 1.0  # cross-entropy of the image inside the mask
-    drop: float = 0.0  # -log(1 - p_y) of the image outside the mask
+    drop: float = 0.0  # -log(1 - p_y) of the image outside the mask; the weight doubles to this
     donors: float = 0.0  # -log(1 - p_y) of another class's image inside the same mask; its weight
-    # falls to 0 where masks tell their class less often than chance, see losses.excess
+    # changes its sign where masks tell their class far less often than chance: losses.excess
     absent: float = 0.0  # mean mask for a class that is not there; 0: the adapter takes no class
     mosaics: float = 0.0  # cross-entropy of maps of mosaics and those of their tiles, per class
     power: float = 0.0  # q > 0 replaces -log p by (1 - p^q) / q in these three
@@ -83,7 +83,7 @@ blurred image, the image itself. These stay close to what the classifier knows."
 
 _FILLS = ("black", "colour", "noise", "blurred")
 _ROBUST = LaxRecipe(
-    drop=0.5,
+    drop=1,
     donors=2.0,
     power=0.5,
     size=2,

@@ -92,7 +92,7 @@ def take_step(
 ) -> Step:
     """The loss of a batch by a recipe; the classifier must be frozen and in eval mode.
 
-    `done` is the finished share of the training: the push of masks to 0 and 1 grows with it.
+    `done` is the finished share of the training, with which two weights grow.
     `classes` is how many there are, for an adapter that takes a class. `source` is whose features
     the adapter reads, where another classifier judges.
     """
@@ -143,7 +143,8 @@ def take_step(
         terms["size"] = losses.size(cells, recipe.area)
     if recipe.decide:
         terms["decide"] = losses.undecided(cells)
-    weights = {name: getattr(recipe, name) for name in terms} | {"decide": recipe.decide * done}
+    weights = {name: getattr(recipe, name) for name in terms}
+    weights |= {"drop": recipe.drop * (1 + done) / 2, "decide": recipe.decide * done}
     loss = torch.as_tensor(sum(weights[name] * value for name, value in terms.items()))
     with torch.no_grad():
         right = (logits["keep", 0].argmax(1) == targets).float().mean()

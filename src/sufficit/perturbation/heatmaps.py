@@ -60,23 +60,11 @@ def resize(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
     _check_maps(heatmaps)
     if tuple(heatmaps.shape[-2:]) == tuple(size):
         return heatmaps
-    # A GPU's kernel handles images one after the other, and channels at once.
-    return _grown(heatmaps, size, as_channels=heatmaps.is_cuda)
-
-
-def _grown(heatmaps: Tensor, size: tuple[int, int], *, as_channels: bool) -> Tensor:
     maps = heatmaps.float()
-    if as_channels:
-        as_one = maps[None].contiguous(memory_format=torch.channels_last)
-        grown = F.interpolate(as_one, size=size, mode="bilinear")[0]
-    else:
-        grown = F.interpolate(maps[:, None], size=size, mode="bilinear")[:, 0]
+    grown = F.interpolate(maps[:, None], size=size, mode="bilinear")[:, 0]
     # Bilinear weights never exceed the range of a map, but rounding may.
     low, high = (edge[:, None, None] for edge in maps.flatten(1).aminmax(dim=1))
-    if grown.requires_grad or grown.is_contiguous():
-        return grown.clamp(low, high).contiguous()
-    dense = torch.empty_like(grown, memory_format=torch.contiguous_format)
-    return torch.clamp(grown, low, high, out=dense)
+    return grown.clamp(low, high) if grown.requires_grad else grown.clamp_(low, high)
 
 
 def _check_maps(heatmaps: Tensor) -> None:
