@@ -318,7 +318,7 @@ def store_in(out: Path | None) -> Iterator[Store]:
     with owning(out):
         try:
             yield store
-        except UserError:
+        except Exception:  # a user's model may raise any
             if store.is_empty:
                 store.remove_units()
             raise
