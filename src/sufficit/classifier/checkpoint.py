@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile, is_zipfile
 
@@ -197,8 +198,11 @@ def read_state(path: Path) -> dict[str, Tensor]:
     except GoneError:
         raise
     except Exception as error:
-        remedy = "give .safetensors, or a state dict"
-        raise UserError(f"{path} could not be read as weights ({error}): {remedy}") from error
+        # torch's own words for a whole model that was pickled fill a screen
+        pickled = isinstance(error, UnpicklingError)
+        reason = "it holds more than tensors, or is corrupt" if pickled else error
+        remedy = "give .safetensors, or a state dict: torch.save(model.state_dict(), FILE)"
+        raise UserError(f"{path} could not be read as weights ({reason}): {remedy}") from error
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
