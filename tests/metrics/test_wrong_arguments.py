@@ -491,6 +491,25 @@ def test_the_remedy_for_other_channels_works(wanted: int, came: int) -> None:
     assert Classifier(model)(eval(remedy, {"images": images})).shape == (1, 2)
 
 
+def test_a_view_a_layer_and_metrics_of_another_type_are_refused(
+    classifier: Classifier, images: Tensor, heatmaps: Tensor
+) -> None:
+    with says(r"view must be a View, got 224: as in View\(crop=\(224, 224\)\)"):
+        Classifier(classifier.model, view=224)  # type: ignore[arg-type]  # on purpose
+    with says(r"layer must be a name in model.named_modules\(\), got \w+: give its name"):
+        Classifier(classifier.model, classifier.model)  # type: ignore[arg-type]  # on purpose
+    with says("metrics must be a dict", r"got \['msi'\]: give columns= for"):
+        evaluate(classifier, images, heatmaps, metrics=["msi"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", ["photos", [torch.rand(3, *SIZE)]])
+def test_images_that_are_no_tensor_are_refused_with_a_way_to_read_them(
+    classifier: Classifier, given: object
+) -> None:
+    with says("images must be a tensor", "torch.stack what sufficit.data.images.read_image"):
+        explain(classifier, given)  # type: ignore[arg-type]  # on purpose
+
+
 def test_a_model_of_two_inputs_is_refused_in_words() -> None:
     class Pair(nn.Module):
         def forward(self, images: Tensor, others: Tensor) -> Tensor:
