@@ -99,8 +99,11 @@ def refused_options(recipe: Recipe) -> list[str]:
 def check_saving(classifier: "Classifier") -> None:
     """Raise for a classifier that `save` can't describe."""
     if classifier.recipe is None:
-        recipe = 'recipe=Recipe("torchvision:resnet18", {"num_classes": 10})'
-        raise UserError(f"the architecture has no name to save: use Classifier.load, or {recipe}")
+        raise UserError(
+            "the architecture has no name to save (those of python:FILE.py:FUNCTION have none): use"
+            ' Classifier.load, or recipe=Recipe("torchvision:resnet18", dict(num_classes=10)), or'
+            " keep a twin in memory with train_twin(classifier, loader) in Python"
+        )
     if refused := refused_options(classifier.recipe):
         raise UserError(
             f"cannot save the option {refused[0]!r}, because Classifier.load would reject it: save"

@@ -49,9 +49,7 @@ ADAPTER = (  # the fields of FolderOptions that are of adapters alone
     own_option("answers", int, "Maps to draw, one per region, each to suffice alone.", min=1),
     own_option("layers", str, "Layers to read, as A,B,C, the coarsest last; else found."),
     own_option("judge", str, "Folder of a twin, which judges every other step."),
-    own_option(
-        "deterministic", bool, "Same adapter twice on a GPU; half the speed.", default=False
-    ),
+    own_option("deterministic", bool, "Same adapter twice on a GPU; 15 % slower.", default=False),
     own_option(
         "cache_features", bool, "Compute features once; keeps all images in memory.", default=False
     ),
