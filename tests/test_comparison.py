@@ -228,6 +228,12 @@ def test_workers_are_a_whole_number(classifier: Classifier, workers: Any) -> Non
         compare(classifier, rand(2, 3, 12, 10), workers=workers, **QUICK)
 
 
+@pytest.mark.parametrize("methods", [[torch.mean], torch.mean, [("finer-cam", {"nearest": 5})], 3])
+def test_methods_without_a_name_are_refused(classifier: Classifier, methods: Any) -> None:
+    with pytest.raises(UserError, match=r"a dict that names .*as in dict\(mine=my_method\)"):
+        compare(classifier, rand(2, 3, 12, 10), methods, **QUICK)
+
+
 def test_methods_in_one_text_are_read_as_on_the_command_line(classifier: Classifier) -> None:
     options = {"controls": False, "leak": False, "columns": ["msi"], **QUICK}
     for words, names in [("gradcam", ["gradcam"]), ("gradcam, center", ["gradcam", "center"])]:

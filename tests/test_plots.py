@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from sufficit.plots import (
     save,
     sheet_figure,
     sizes_figure,
+    training_figure,
 )
 from sufficit.statistics import Estimate
 
@@ -50,6 +52,26 @@ def test_lines_of_equal_msi_are_labelled_where_they_leave_the_picture() -> None:
         x, y = line.get_data()
         assert y[1] - x[1] == pytest.approx(y[0] - x[0])
         assert x[0] == left
+
+
+def test_no_line_of_equal_msi_is_a_speck_in_a_corner() -> None:
+    for k in range(20):
+        base = known(0.4 + 0.01 * k)
+        (axis,) = sizes_figure({"a": {"mask_penalty": known(0.15), "base_score": base}}).axes
+        left, right = axis.get_xlim()
+        for line in (line for line in axis.lines if line.get_zorder() == 0):
+            assert line.get_xdata()[1] - left > 0.04 * (right - left)  # type: ignore[index]
+
+
+def test_the_legend_of_a_training_hides_none_of_its_lines() -> None:
+    columns = ("base_score", "mask_penalty", "msi", "leak", "leak_chance", "loss", "accuracy")
+    history = pandas.DataFrame({"epoch": [1, 2], **{name: [0.5, 1.0] for name in columns}})
+    figure = training_figure(history, 2, 12)
+    figure.draw_without_rendering()
+    for axis in figure.axes[:2]:
+        legend = axis.get_legend()
+        assert legend is not None
+        assert not legend.get_window_extent().overlaps(axis.get_window_extent())
 
 
 def test_sizes_of_a_run_without_their_columns_are_an_error() -> None:

@@ -1,6 +1,6 @@
 """`compare` for Python: any classifier, images in memory or on disk, any heatmap sources."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,7 @@ def compare(
     data = IN_MEMORY if isinstance(images, Tensor) else str(images)
     recipe = classifier.recipe
     model = type(classifier.model).__name__ if recipe is None else recipe.source
-    words = methods.split(",") if isinstance(methods, str) else list(methods)
-    options = {"methods": words, "model": model, "data": data, "images": draw} | options
+    options = {"methods": _words(methods), "model": model, "data": data, "images": draw} | options
     where = truth_from(truth)
     if where is not None:
         options["truth"] = str(where.path) if isinstance(where, TruthFiles) else IN_MEMORY
@@ -113,6 +112,18 @@ def compare(
         results = with_head_check(results, job)
     results.log()
     return results
+
+
+def _words(methods: Any) -> list[str]:
+    """The words of a list or a text, the names of a dict."""
+    listed = list(methods) if isinstance(methods, Iterable) else [methods]
+    words = methods.split(",") if isinstance(methods, str) else listed
+    if not all(isinstance(word, str) for word in words):
+        raise UserError(
+            "methods must be words, or a dict that names functions, adapters and heatmaps, got"
+            f" {methods!r:.99}: give a dict, as in dict(mine=my_method)"
+        )
+    return words
 
 
 def _workers(given: int | Workers | None) -> Workers | None:

@@ -136,8 +136,12 @@ def test_pickles_are_not_run(tmp_path: Path) -> None:
     (tmp_path / "w.pt").write_bytes(pickle.dumps(Trap()))
     torch.save({"x": Trap()}, tmp_path / "v.pt")
     for name in ("w.pt", "v.pt"):
-        with pytest.raises(UserError, match="could not be read as weights"):
+        with pytest.raises(UserError, match="could not be read as weights") as caught:
             Classifier.load("sufficit:digits", weights=tmp_path / name, num_classes=5)
+    assert str(caught.value).endswith(
+        "v.pt could not be read as weights (it holds more than tensors, or is corrupt): give"
+        " .safetensors, or a state dict: torch.save(model.state_dict(), FILE)"
+    )
     assert not (tmp_path / "sprung").exists()
 
 

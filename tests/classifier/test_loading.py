@@ -195,6 +195,9 @@ def test_unknown_models_are_named_with_their_nearest(tmp_path: Path) -> None:
         Classifier.load("timm:vit_tiny")
     with pytest.raises(UserError, match=r"Unknown model 'torchvison:resnet18'"):
         Classifier.load("torchvison:resnet18")
+    for path in ("mine.py:net", "models/mine.py:net"):
+        with pytest.raises(UserError, match=rf"'{path}'. Did you mean 'python:{path}'\?"):
+            Classifier.load(path)
     with pytest.raises(UserError, match=r"has no classifier\.json"):
         Classifier.load(tmp_path)
     with pytest.raises(UserError, match="does not take these options"):

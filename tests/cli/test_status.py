@@ -51,3 +51,10 @@ def test_a_folder_without_a_run_is_refused(sufficit: Any, tmp_path: Path) -> Non
     told = sufficit("status", tmp_path)
     assert told.code == 2
     assert "holds no run: give the --out of one" in told.err
+
+
+def test_a_training_is_no_run_of_images(sufficit: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"command": "sufficit train-lax", "history": []}')
+    told = sufficit("status", tmp_path)
+    assert told.code == 2
+    assert "a run of another kind: give the --out of compare, evaluate or explain" in told.err

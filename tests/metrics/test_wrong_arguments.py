@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from reference import heatmaps_like, small_net
-from sufficit import Classifier, UserError, evaluate, normalize, resize
+from sufficit import Classifier, UserError, evaluate, explain, normalize, resize
 from sufficit.classifier.loading import device_named
 from sufficit.metrics import MSI
 
@@ -479,6 +479,45 @@ def test_images_of_other_channels_than_the_models_are_refused(channels: int) -> 
     images, maps = torch.rand(1, channels, *SIZE), torch.rand(1, *SIZE)
     with pytest.raises(UserError, match=rf"must have 3 channels for this model, got {channels}"):
         evaluate(Classifier(model), images, maps)
+
+
+@pytest.mark.parametrize(("wanted", "came"), [(3, 1), (1, 3), (3, 4)])
+def test_the_remedy_for_other_channels_works(wanted: int, came: int) -> None:
+    model = nn.Sequential(nn.Conv2d(wanted, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    images = torch.rand(1, came, *SIZE)
+    with pytest.raises(UserError, match="convert them to") as caught:
+        Classifier(model)(images)
+    remedy = str(caught.value).rpartition("convert them to ")[2]
+    assert Classifier(model)(eval(remedy, {"images": images})).shape == (1, 2)
+
+
+def test_a_view_a_layer_and_metrics_of_another_type_are_refused(
+    classifier: Classifier, images: Tensor, heatmaps: Tensor
+) -> None:
+    with says(r"view must be a View, got 224: as in View\(crop=\(224, 224\)\)"):
+        Classifier(classifier.model, view=224)  # type: ignore[arg-type]  # on purpose
+    with says(r"layer must be a name in model.named_modules\(\), got \w+: give its name"):
+        Classifier(classifier.model, classifier.model)  # type: ignore[arg-type]  # on purpose
+    with says("metrics must be a dict", r"got \['msi'\]: give columns= for"):
+        evaluate(classifier, images, heatmaps, metrics=["msi"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", ["photos", [torch.rand(3, *SIZE)]])
+def test_images_that_are_no_tensor_are_refused_with_a_way_to_read_them(
+    classifier: Classifier, given: object
+) -> None:
+    with says("images must be a tensor", "torch.stack what sufficit.data.images.read_image"):
+        explain(classifier, given)  # type: ignore[arg-type]  # on purpose
+
+
+def test_a_model_of_two_inputs_is_refused_in_words() -> None:
+    class Pair(nn.Module):
+        def forward(self, images: Tensor, others: Tensor) -> Tensor:
+            return (images + others).mean((2, 3))
+
+    wanted = r"take a tensor of images alone, got .*'others': wrap it in a module"
+    with pytest.raises(UserError, match=wanted):
+        explain(Classifier(Pair()), torch.rand(1, 3, *SIZE), method="rise:masks=2")
 
 
 def test_a_device_that_computes_nothing_is_refused() -> None:

@@ -49,7 +49,7 @@ def content() -> Content:
 
 @pytest.fixture(scope="module")
 def page(content: Content, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(tmp_path_factory.mktemp("report") / "report.html", content)
+    return write_report(tmp_path_factory.mktemp("report") / "of a day" / "report.html", content)
 
 
 def cells(page: Path) -> dict[tuple[str, str], str]:

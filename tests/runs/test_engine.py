@@ -379,6 +379,7 @@ def test_a_run_without_any_good_image_is_one_error(photos: Path, tmp_path: Path)
         path.write_bytes(b"")
     with pytest.raises(UserError, match=r"all 11 images were skipped; the first, ant/00\.png"):
         run_small(config_for(photos), tmp_path / "none")
+    assert not (tmp_path / "none" / "units").exists()  # a run on repaired images starts anew
 
 
 def test_images_of_several_sizes_need_a_size(photos: Path, tmp_path: Path) -> None:

@@ -75,9 +75,26 @@ def test_the_timed_batch_is_of_the_data_and_leaves_the_model_as_it_is(photos: Pa
     found = module.images_per_second(replace(job, classifier=Classifier(spy, layer="model.0")))
     assert found is not None
     assert found > 0
-    assert spy.sizes == [1, 4]
+    assert spy.sizes[:2] == [1, 4]
+    assert set(spy.sizes[1:]) == {4}
     assert spy.training
     assert all(weight.grad is None for weight in spy.parameters())
+
+
+def test_a_small_network_is_timed_for_longer_than_one_batch(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    takes = iter([9.0, 0.064, 0.008, 0.008, 0.008, 0.016])  # the first is not timed
+
+    def slow(*_: object) -> None:
+        nonlocal now
+        now += next(takes)
+
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now)
+    job = make_job(config_for(photos))
+    job.classifier.bare.register_forward_hook(slow)
+    assert module.images_per_second(job) == pytest.approx(5 * 4 / 0.104)
 
 
 def test_images_are_drawn_by_seed_and_name_in_their_order(photos: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from small_models import Traces
 from small_runs import config_for, interrupted
@@ -118,6 +119,20 @@ def test_unreadable_images_are_skipped_or_fatal(photos: Path, tmp_path: Path) ->
         path.write_bytes(b"")
     with pytest.raises(UserError, match="all 12 images were skipped"):
         explain_run(job_for(photos), tmp_path / "c", progress=False)
+    assert not list(tmp_path.glob("c/*"))  # the same command works once the images are repaired
+
+
+def test_an_error_of_the_model_before_the_first_unit_leaves_nothing(
+    photos: Path, tmp_path: Path
+) -> None:
+    def broken(images: Tensor) -> Tensor:
+        raise KeyError("a table of the model")
+
+    job = job_for(photos)
+    job.classifier.model.forward = broken  # type: ignore[method-assign]
+    with pytest.raises(KeyError, match="a table of the model"):
+        explain_run(job, tmp_path / "out", progress=False)
+    assert not list(tmp_path.glob("out/*"))
 
 
 def test_one_class_can_be_explained_in_all_images(photos: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Adapters on the command line: trained on a folder, gone on with, used as methods."""
 
 import io
+import itertools
 import json
 import os
 import socket
@@ -27,6 +28,7 @@ from sufficit.data.loader import Entry
 from sufficit.data.splits import Part, evenly, how_many, read_folder
 from sufficit.explainers.sources import methods_from
 from sufficit.training.folder_images import TrainingImages, replace_missing
+from sufficit.training.validation import ValidationScores
 
 N = 40
 MODEL = ["--model", "sufficit:digits"]
@@ -412,6 +414,17 @@ def test_what_is_wrong_is_told_in_a_line(
     assert words in run.err
     assert "Traceback" not in run.err
     assert not (tmp_path / "lax").exists()
+
+
+def test_a_training_that_stops_early_says_so(
+    sufficit, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    falling = itertools.count(0.0, -0.1)
+    monkeypatch.setattr(ValidationScores, "worth", property(lambda _: next(falling)))
+    run = sufficit(*training(digits, tmp_path / "lax", "--epochs", 9, "--patience", 2))
+    assert run.code == 0, run.err
+    assert " Stopped after 3 of 9 epochs, because MSI minus excess leakage was high" in run.words
+    assert "--patience 0 trains to the end." in run.words
 
 
 def test_too_few_images_and_folders_that_do_not_fit(sufficit, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile, is_zipfile
 
@@ -98,8 +99,11 @@ def refused_options(recipe: Recipe) -> list[str]:
 def check_saving(classifier: "Classifier") -> None:
     """Raise for a classifier that `save` can't describe."""
     if classifier.recipe is None:
-        recipe = 'recipe=Recipe("torchvision:resnet18", {"num_classes": 10})'
-        raise UserError(f"the architecture has no name to save: use Classifier.load, or {recipe}")
+        raise UserError(
+            "the architecture has no name to save (those of python:FILE.py:FUNCTION have none): use"
+            ' Classifier.load, or recipe=Recipe("torchvision:resnet18", dict(num_classes=10)), or'
+            " keep a twin in memory with train_twin(classifier, loader) in Python"
+        )
     if refused := refused_options(classifier.recipe):
         raise UserError(
             f"cannot save the option {refused[0]!r}, because Classifier.load would reject it: save"
@@ -197,8 +201,11 @@ def read_state(path: Path) -> dict[str, Tensor]:
     except GoneError:
         raise
     except Exception as error:
-        remedy = "give .safetensors, or a state dict"
-        raise UserError(f"{path} could not be read as weights ({error}): {remedy}") from error
+        # torch's own words for a whole model that was pickled fill a screen
+        pickled = isinstance(error, UnpicklingError)
+        reason = "it holds more than tensors, or is corrupt" if pickled else error
+        remedy = "give .safetensors, or a state dict: torch.save(model.state_dict(), FILE)"
+        raise UserError(f"{path} could not be read as weights ({reason}): {remedy}") from error
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]

@@ -68,6 +68,8 @@ class Classifier:
         if isinstance(classes, str):
             raise UserError(f"classes must be one name per class, got the one word {classes!r}")
         self.classes = tuple(classes) if classes is not None else None
+        if not isinstance(view, View | None):
+            raise UserError(f"view must be a View, got {view!r:.99}: as in View(crop=(224, 224))")
         self.view, self.reshape, self.recipe = view, reshape, recipe
         self.code = ""  # a digest of the user's code that made it, if `load` ran some
         if output not in OUTPUTS:
@@ -349,8 +351,9 @@ def check_images(images: Tensor) -> None:
 def check_form(images: Tensor) -> None:
     """Raise unless images are floats [N,C,H,W]; their values are not checked."""
     if not isinstance(images, Tensor):
-        hint = ": torch.from_numpy makes one" if hasattr(images, "__array__") else ""
-        raise UserError(f"images must be a tensor [N,C,H,W], got {type(images).__name__}{hint}")
+        files = "torch.stack what sufficit.data.images.read_image returns for your files"
+        hint = "torch.from_numpy makes one" if hasattr(images, "__array__") else files
+        raise UserError(f"images must be a tensor [N,C,H,W], got {type(images).__name__}: {hint}")
     came = list(images.shape)
     if images.ndim != 4 or 0 in came:
         hint = ": add the batch axis with images[None]" if images.ndim == 3 else ""

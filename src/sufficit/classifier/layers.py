@@ -95,6 +95,9 @@ def resolve(model: nn.Module, layer: str) -> str:
     >>> resolve(nn.DataParallel(nn.Sequential(nn.ReLU())), "module.0")
     '0'
     """
+    if not isinstance(layer, str):
+        came = type(layer).__name__
+        raise UserError(f"layer must be a name in model.named_modules(), got {came}: give its name")
     bare = unwrapped(model)
     with suppress(AttributeError):  # the usual case; a list of all modules takes a GPU's time
         if layer:

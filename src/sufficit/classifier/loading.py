@@ -107,6 +107,8 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
         # A saved classifier must not run code when it is loaded, so this one has no recipe.
         classifier.recipe = None if scheme == "python" else Recipe(str(source), options)
         return classifier
+    if ".py:" in str(source):
+        raise UserError(f"Unknown model {str(source)!r}. Did you mean 'python:{source}'?")
     path = place(source)
     if path.is_dir():
         if options or weights != "default":

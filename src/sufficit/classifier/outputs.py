@@ -40,9 +40,19 @@ def output_of(model: nn.Module, inputs: Tensor, classes: Sequence[str] | None) -
         found = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
         if found is None or int(found[2]) != inputs.shape[1]:
             raise
+        wanted, given = int(found[1]), inputs.shape[1]
+        way = f"images[:, :{wanted}]" if given > wanted else f"images of {wanted} channels"
+        way = f"images.expand(-1, {wanted}, -1, -1)" if given == 1 else way
+        way = "images.mean(1, keepdim=True)" if wanted == 1 else way
         raise UserError(
-            f"images must have {found[1]} channels for this model, got {found[2]}: convert them,"
-            " as in images.expand(-1, 3, -1, -1)"
+            f"images must have {wanted} channels for this model, got {given}: convert them to {way}"
+        ) from error
+    except TypeError as error:
+        if not str(error).startswith(f"{type(model).__qualname__}.forward() missing"):
+            raise
+        raise UserError(
+            f"the model must take a tensor of images alone, got {error}: wrap it in a module that"
+            " gives it the rest"
         ) from error
     if isinstance(output, dict):
         output = output.get("logits", next(iter(output.values()), None))

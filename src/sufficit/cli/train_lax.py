@@ -49,9 +49,7 @@ ADAPTER = (  # the fields of FolderOptions that are of adapters alone
     own_option("answers", int, "Maps to draw, one per region, each to suffice alone.", min=1),
     own_option("layers", str, "Layers to read, as A,B,C, the coarsest last; else found."),
     own_option("judge", str, "Folder of a twin, which judges every other step."),
-    own_option(
-        "deterministic", bool, "Same adapter twice on a GPU; half the speed.", default=False
-    ),
+    own_option("deterministic", bool, "Same adapter twice on a GPU; 15 % slower.", default=False),
     own_option(
         "cache_features", bool, "Compute features once; keeps all images in memory.", default=False
     ),
@@ -112,6 +110,10 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
             cells = (f"{row[name]:.3f}" if name in row else "-" for name in HEADINGS)
             drawn.add_row(f"{row['epoch']} {mark}", *cells, style=style)
     out.print(drawn)
+    planned, end = record["trained"]["recipe"]["epochs"], ""
+    if len(history) < planned:
+        end = f" Stopped after {len(history)} of {planned} epochs, because MSI minus excess"
+        end += f" leakage was highest in epoch {best}; --patience 0 trains to the end."
     weights = config.weights if config.weights != RunConfig.weights else None
     known = {"--weights": weights, "--num-classes": config.num_classes}
     known |= {"--output": config.output, "--size": config.size}
@@ -122,7 +124,7 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
         folder,
         "config.json, model.safetensors, README.md, checkpoint.pt, history.csv, training.png,"
         " sheet.png, trust.md, run.json",
-        f"Trained on {record['n_trained_on']} images for the {TARGETS[record['targets']]}.",
+        f"Trained on {record['n_trained_on']} images for the {TARGETS[record['targets']]}.{end}",
         outcome.in_words(),
         *outcome.trust.lines(),
         following=[*words, "--methods", str(folder)],

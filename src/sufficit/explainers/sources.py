@@ -51,7 +51,8 @@ def sources_from(words: str | Iterable[str]) -> dict[str, Source]:
         name, source = source_from(word)
         if name in found:
             wrong = f"two methods are called {name} ({given[name]}, {word})"
-            raise UserError(f"{wrong}: write NAME={word} to give one of them another name")
+            bare = word.removeprefix(f"{name}=")
+            raise UserError(f"{wrong}: write NAME={bare} to give one of them another name")
         given[name], found[name] = word, source
     return with_answers(found)
 
@@ -120,6 +121,8 @@ def _unnamed(word: str) -> tuple[str, Source]:
     if path.suffix == ".npy" or path.is_file():
         wrong = f"heatmaps must be a .npz or .safetensors file, got {path.name}"
         raise UserError(f"{wrong}: save one array [h,w] per image, keyed by the image's name")
+    if "/" in word:
+        raise UserError(f"no LAX adapter or heatmap file at {word}: check the path")
     places = ["the folder of a LAX adapter", "python:FILE.py:FUNCTION", "a heatmap file"]
     places += ["captum:NAME", "zennit:NAME"]
     raise unknown("method", word, [*places, *EXPLAINERS])

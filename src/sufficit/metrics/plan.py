@@ -203,6 +203,11 @@ def make_plan(
         raise unknown("score", str(score), ("accuracy", "confidence"))
     for step in (value_step, percent_step):
         grid(step)  # raises for a bad step
+    if not isinstance(metrics or {}, Mapping):
+        raise UserError(
+            "metrics must be a dict of your own sufficit.metrics.Metric by name, got"
+            f" {metrics!r:.99}: give columns= for those that Sufficit has"
+        )
     own = dict(metrics or {})
     for name, metric in own.items():
         if not isinstance(metric, Metric):

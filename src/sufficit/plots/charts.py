@@ -225,7 +225,7 @@ def _equal_msi(axis: "Axes", look: Look) -> None:
         msi = tenth / 10
         above = right + msi > high
         x, y = (high - msi, high) if above else (right, right + msi)
-        if x <= left or y <= low:
+        if x - left < 0.05 * (right - left) or y <= low:  # outside, or too short to be a line
             continue
         axis.plot([left, x], [left + msi, y], color=style.GRID, linewidth=0.6, zorder=0)
         shift, ha, va = ((0, 2), "center", "bottom") if above else ((2, 0), "left", "center")
@@ -307,7 +307,8 @@ def training_figure(history: "pandas.DataFrame", best: int, n: int) -> "Figure":
             line = (history["epoch"], history[name])
             axis.plot(*line, color=colour, label=label, markersize=3, **look)
         if len(colours) > 1:
-            axis.legend(frameon=False, fontsize=7)
+            below: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 3}
+            axis.legend(frameon=False, fontsize=7, **below)  # inside, it would hide lines
         axis.axvline(best, color=QUIET, linestyle=":", linewidth=1)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].axhline(0, color=QUIET, linewidth=0.6)

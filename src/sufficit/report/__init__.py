@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sufficit.files import place, writing
+from sufficit.files import make_folder, place, writing
 from sufficit.metrics.scores import MethodScores
 from sufficit.report.content import Content, Facts, Shown, pick_shown
 
@@ -15,6 +15,7 @@ def write_report(path: Path | str, content: Content) -> Path:
 
     content.check()
     page = render(content)
+    make_folder(place(path).parent)
     with writing(place(path)) as part:
         # A file name may hold bytes that are no text; they become character references.
         part.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")

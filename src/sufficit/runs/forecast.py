@@ -1,4 +1,4 @@
-"""How long a run will take, from one timed batch, and what would make it shorter."""
+"""How long a run will take, from timed batches, and what would make it shorter."""
 
 import time
 from contextlib import suppress
@@ -17,7 +17,8 @@ from sufficit.runs.rankings import CALLS
 from sufficit.runs.store import Store
 
 LONG = 30  # seconds from which a run says how long it takes
-TIMED = 4  # images of the timed batch on a CPU
+TIMED = 4  # images of a timed batch on a CPU
+ENOUGH = 0.1  # seconds to time: one batch of a small network may be ten times slower than the next
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) 
 
 
 def images_per_second(job: Job) -> float | None:
-    """How many images the model answers for, from one batch of the first image."""
+    """How many images the model answers for, from batches of the first image."""
     try:
         image = job.entries[0].image.read(job.classifier.view)[None].to(job.classifier.device)
     except (BadImageError, OSError):
@@ -69,9 +70,11 @@ def images_per_second(job: Job) -> float | None:
     batch = image.repeat(size, 1, 1, 1)
     with torch.no_grad():
         job.classifier(batch[:1]).cpu()  # what the first call prepares is not timed
-        start = time.perf_counter()
-        job.classifier(batch).cpu()
-    return size / max(time.perf_counter() - start, 1e-9)
+        start, done, seconds = time.perf_counter(), 0, 0.0
+        while seconds < ENOUGH:
+            job.classifier(batch).cpu()
+            done, seconds = done + size, time.perf_counter() - start
+    return done / seconds
 
 
 def duration(seconds: float) -> str:

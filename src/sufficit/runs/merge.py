@@ -229,6 +229,8 @@ def _merged(job: Job, store: Store, alpha_min: float, *, flat: bool) -> Merged:
                     for name, source in found.sources.items():
                         source.add_maps(kept.facts["names"], drawn[name])
             found.n += len(names)
+        if not found.n:  # whoever repairs the files starts again: nothing here is worth a resume
+            store.clear_units()
         check_any(found.n, found.skipped.n, found.skipped)
     return found
 

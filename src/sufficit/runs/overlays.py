@@ -94,6 +94,8 @@ def explain_run(
         facts = [store.facts(HEATMAPS, unit) for unit in range(len(job.units))]
         skipped = {name: why for one in facts for name, why in one["skipped"].items()}
         n = sum(len(one["names"]) for one in facts)
+        if not n:
+            store.clear_units()
         check_any(n, len(skipped), skipped)
         for name in job.sources:
             write_heatmaps(out / f"{name}.npz", _heatmaps(store, facts, name, job.config.seed))

@@ -176,7 +176,12 @@ class Store:
         """How far the run is, from its files alone."""
         path = self.folder / UNITS / KEY
         if (self.folder / "run.json").exists() and not path.exists():
-            images = int(read_json(self.folder / "run.json").get("n", 0))
+            images = read_json(self.folder / "run.json").get("n")
+            if not isinstance(images, int):  # a training, which has no units
+                raise UserError(
+                    f"{self.folder} holds a run of another kind: give the --out of compare,"
+                    " evaluate or explain"
+                )
             return RunState({}, 0, images, images, [], is_finished=True)
         if not path.exists():
             raise UserError(f"{self.folder} holds no run: give the --out of one")
@@ -318,7 +323,7 @@ def store_in(out: Path | None) -> Iterator[Store]:
     with owning(out):
         try:
             yield store
-        except UserError:
+        except Exception:  # a user's model may raise any
             if store.is_empty:
                 store.remove_units()
             raise
