@@ -95,14 +95,15 @@ def resolve(model: nn.Module, layer: str) -> str:
     >>> resolve(nn.DataParallel(nn.Sequential(nn.ReLU())), "module.0")
     '0'
     """
-    if not isinstance(layer, str):
-        came = type(layer).__name__
-        raise UserError(f"layer must be a name in model.named_modules(), got {came}: give its name")
     bare = unwrapped(model)
-    with suppress(AttributeError):  # the usual case; a list of all modules takes a GPU's time
+    # The usual case first, also before any check: a list of all modules takes a GPU's time.
+    with suppress(AttributeError, TypeError):
         if layer:
             bare.get_submodule(layer)
             return layer
+    if not isinstance(layer, str):
+        came = type(layer).__name__
+        raise UserError(f"layer must be a name in model.named_modules(), got {came}: give its name")
     inside = dict(bare.named_modules(remove_duplicate=False))
     del inside[""]
     wanted = dict(model.named_modules()).get(layer)
