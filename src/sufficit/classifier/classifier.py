@@ -12,18 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sufficit.classifier import layers
+from sufficit.classifier import layers, outputs
 from sufficit.classifier.checkpoint import OUTPUTS, Recipe, View, check_mean_std, save
-from sufficit.classifier.layers import kept
-from sufficit.classifier.outputs import (
-    PROBABILITIES,
-    OutputWarning,
-    Sigmoids,
-    as_logit,
-    kind_of,
-    output_of,
-    to_logits,
-)
 from sufficit.classifier.source_code import check_arguments, run_user_code
 from sufficit.errors import UserError, unknown
 from sufficit.files import place
@@ -245,28 +235,29 @@ class Classifier:
 
     def as_logits(self, output: Tensor) -> Tensor:
         """Logits of what the model gives: [N,C]."""
-        return to_logits(output, self.ends_in) if self.output == PROBABILITIES else output
+        probabilities = self.output == outputs.PROBABILITIES
+        return outputs.to_logits(output, self.ends_in) if probabilities else output
 
     def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
         if self.score is not None:
             output, score = model(inputs), self.score
             name = f"the score {getattr(score, '__name__', type(score).__name__)}"
-            return as_logit(run_user_code(name, lambda: score(output)), len(inputs))
+            return outputs.as_logit(run_user_code(name, lambda: score(output)), len(inputs))
         if self._looked:
-            return self.as_logits(output_of(model, inputs, self.classes))
-        with Sigmoids() if model is self.bare else nullcontext() as sigmoids:
-            output = output_of(model, inputs, self.classes)
+            return self.as_logits(outputs.output_of(model, inputs, self.classes))
+        with outputs.Sigmoids() if model is self.bare else nullcontext() as sigmoids:
+            output = outputs.output_of(model, inputs, self.classes)
         self._look(output, sigmoid=sigmoids is not None and sigmoids.last is output)
         return self.as_logits(output)
 
     def _look(self, output: Tensor, *, sigmoid: bool) -> None:
         """Find out, in the first call, whether the model gives probabilities."""
-        known = self.output == PROBABILITIES
+        known = self.output == outputs.PROBABILITIES
         finite = output.detach()[output.isfinite().all(1)]
         if not len(finite):
             return  # the next call may say more
         self._looked = True
-        self.ends_in = kind_of(finite, sigmoid=sigmoid, probabilities=known)
+        self.ends_in = outputs.kind_of(finite, sigmoid=sigmoid, probabilities=known)
         low, high = (float(edge) for edge in finite.aminmax())
         if known and (low < 0 or high > 1.01):
             raise UserError(
@@ -274,12 +265,12 @@ class Classifier:
                 ' output="logits" (--output logits)'
             )
         if self.ends_in and not known:
-            warnings.warn(self.output_remark, OutputWarning, stacklevel=4)
+            warnings.warn(self.output_remark, outputs.OutputWarning, stacklevel=4)
 
     @property
     def output_remark(self) -> str:
         """What is wrong if the outputs are taken for logits and are none; empty if they are."""
-        if self.output == PROBABILITIES or self.ends_in is None:
+        if self.output == outputs.PROBABILITIES or self.ends_in is None:
             return ""
         return (
             f"The model ends in a {self.ends_in}: it gives probabilities, which are taken for"
@@ -318,7 +309,7 @@ class Classifier:
         return html_table("Classifier", ("", ""), [*facts.items()])
 
 
-@kept
+@layers.kept
 def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """One number per channel: [C,1,1]."""
     return torch.tensor(values, dtype=dtype, device=device)[:, None, None]
