@@ -34,7 +34,7 @@ from sufficit.runs.config import DONORS, Workers
 from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, check_contents, quiet
 from sufficit.runs.job import Job
 from sufficit.runs.maps import MapFile, heatmaps_from_file, pack
-from sufficit.runs.merge import OF_SOME, best_alpha, is_precise, stem_of, write_results
+from sufficit.runs.merge import OF_SOME, best_alpha, is_precise, msi_tried, stem_of, write_results
 from sufficit.runs.rankings import ceiling_scores
 from sufficit.runs.results import RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, StageFile, Store, store_in
@@ -73,10 +73,10 @@ def run(
             compute(part, store, SCORES, progress, cluster=cluster)
             if len(part.units) < len(whole.units) and is_precise(part, store):
                 break
-        alpha_min = best_alpha(part, store)
+        tried = msi_tried(part, store, part.sources if part.plan.searching else ())
         if searching:
-            compute(part, store, LEAK, progress, alpha_min, cluster=cluster)
-        return write_results(part, store, alpha_min, flat=flat, temporary=out is None)
+            compute(part, store, LEAK, progress, best_alpha(part, tried), cluster=cluster)
+        return write_results(part, store, tried, flat=flat, temporary=out is None)
 
 
 @contextmanager
