@@ -257,8 +257,8 @@ def test_the_order_of_the_units_changes_no_row(photos: Path, tmp_path: Path) -> 
     made = make_job(config, unit=3)
     store = Store(tmp_path / "out").start(made.key(), made.entries)
     worker = engine.Worker(made, store)
-    for unit, items in worker.read(reversed(made.units), "scores"):
-        store.write_unit(unit.number, worker.work("scores", unit, items))
+    for unit, items in worker.read(reversed(made.units)):
+        store.write_unit(unit.number, worker.work(unit, items))
     run_small(config, tmp_path / "out", unit=3)
     assert_same_rows(tmp_path / "whole", tmp_path / "out", ("gradcam", "layercam", "random"))
 

@@ -15,11 +15,11 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import BadImageError, ImageFile, ImageTensor, list_images
 from sufficit.data.loader import Entry
+from sufficit.runs.explanations import MapBatch
 from sufficit.runs.maps import (
     MapFile,
     MapTensor,
     draw_sources,
-    maps_as_file,
     maps_from_file,
     noise,
     pack,
@@ -115,7 +115,8 @@ def test_all_sources_are_drawn_as_explain_draws_them_and_stored_without_loss(
         "random": torch.from_numpy(np.stack(noises)),
         "middle": explain(classifier, images, targets, "center"),
     }
-    tensors, facts = maps_as_file(numbers, (3, 12, 10), drawn, sources)
+    batch = MapBatch(numbers, ["a", "b", "c"], images, targets, drawn)
+    _, tensors, facts = batch.as_file(sources)
     assert list(tensors) == ["maps/mine", "maps/gradcam", "maps/file"], "controls are drawn again"
     store = Store(tmp_path)
     store.write("heatmaps", 0, tensors, facts)

@@ -70,12 +70,12 @@ def run(
         store = start(whole, owned, stages)
         for size in whole.looks:  # without --within one, at all images
             part = replace(whole, part=size)
-            compute(part, store, SCORES, progress, cluster=cluster)
+            compute(Worker(part, store), progress, cluster)
             if len(part.units) < len(whole.units) and is_precise(part, store):
                 break
         tried = msi_tried(part, store, part.sources if part.plan.searching else ())
         if searching:
-            compute(part, store, LEAK, progress, best_alpha(part, tried), cluster=cluster)
+            compute(Worker(part, store, LEAK, best_alpha(part, tried)), progress, cluster)
         return write_results(part, store, tried, flat=flat, temporary=out is None)
 
 
@@ -138,24 +138,18 @@ def start(job: Job, owned: Store, stages: Sequence[str]) -> Store:
 
 
 def compute(
-    job: Job,
-    store: Store,
-    stage: str,
-    progress: bool | Progress | None,
-    alpha_min: float | None = None,
-    *,
-    cluster: "RayCluster | None" = None,
-    kind: "type[Worker] | None" = None,
+    worker: "Worker", progress: bool | Progress | None, cluster: "RayCluster | None" = None
 ) -> None:
-    """Compute every unit of a stage that has no file yet, in this process or on a cluster."""
-    width, kind, numbers = len(job.sources), kind or Worker, range(len(job.units))
-    done = store.done(stage) & {*numbers}
+    """Compute every unit that has no file yet, by this worker or by copies of it on a cluster."""
+    job, store = worker.job, worker.store
+    width, numbers = len(job.sources), range(len(job.units))
+    done = store.done(worker.stage) & {*numbers}
     missing = [number for number in numbers if number not in done]
     if not missing:
         return
     total = job.units.images_in(numbers) * width
     before = job.units.images_in(done) * width
-    with bar(LABELS[stage], progress) as tick:
+    with bar(LABELS[worker.stage], progress) as tick:
 
         def advance(images: int, note: str = "") -> None:
             nonlocal before
@@ -165,14 +159,13 @@ def compute(
                 tick(before, total, note)
 
         if cluster is not None:
-            cluster.compute(job, store, stage, missing, advance, alpha_min, kind)
+            cluster.compute(worker, missing, advance)
             return
-        worker = kind(job, store, alpha_min)
         with ThreadPoolExecutor(1) as pool:  # files are written while the next unit is computed
             writing = pool.submit(store.write_unit, 0, [])
-            for unit, items in worker.read((job.units[number] for number in missing), stage):
+            for unit, items in worker.read(job.units[number] for number in missing):
                 inside = _within(tick, before, len(unit) * width, total)
-                files = worker.work(stage, unit, items, inside)
+                files = worker.work(unit, items, inside)
                 writing.result()
                 writing = pool.submit(store.write_unit, unit.number, files)
                 advance(len(unit))
@@ -180,33 +173,34 @@ def compute(
 
 
 class Worker(ImageWorker):
-    """Computes units of one job."""
+    """Computes units of a stage of one job; for leakage the alpha_min must be known."""
 
-    def __init__(self, job: Job, store: Store, alpha_min: float | None = None) -> None:
+    def __init__(
+        self, job: Job, store: Store, stage: str = SCORES, alpha_min: float | None = None
+    ) -> None:
         super().__init__(job, store)
+        self.stage = stage
         self.alpha_min = job.plan.schedules[0].alpha_min if alpha_min is None else alpha_min
         self._scorers: tuple[Classifier, Classifier | None] | None = None
         self._choices = [Choice() for _ in job.plan.schedules]  # what may be shown, of each
 
-    def read(self, units: Iterable[Unit], stage: str) -> Iterator[tuple[Unit, Sequence[Sample]]]:
+    def read(self, units: Iterable[Unit]) -> Iterator[tuple[Unit, Sequence[Sample]]]:
         """Each unit with its images, the next one read ahead; leakage needs no images."""
         self.draw_donors()
-        yield from self.loader.ahead(units) if stage != LEAK else ((unit, ()) for unit in units)
+        leaking = self.stage == LEAK
+        yield from ((unit, ()) for unit in units) if leaking else self.loader.ahead(units)
 
     def work(
-        self, stage: str, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
+        self, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
     ) -> list[StageFile]:
-        """Compute a unit of a stage; return its files, of which the last makes it done."""
-        return self.leak(unit) if stage == LEAK else self.score(unit, items, tick)
+        """Compute a unit; return its files, of which the last makes it done."""
+        return self.leak(unit) if self.stage == LEAK else self.score(unit, items, tick)
 
     def score(
         self, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
     ) -> list[StageFile]:
         """Explain and score the images of a unit."""
-        skipped = self.loader.dropped(unit)
-        batch, broken = self.batch(items)
-        facts: dict[str, Any] = {"names": [], "skipped": {**skipped, **broken}}
-        facts["contents"] = {item.name: item.contents for item in items}
+        batch, facts = self.batch(unit, items)
         if batch is None:
             return [(SCORES, {}, facts)]
         predictions = self._predicted(batch, tick)
@@ -247,7 +241,7 @@ class Worker(ImageWorker):
             "output": self.job.classifier.output_remark,
         }
         shown = [self._pixels(batch, predictions)] if "msi" in plan.columns else []
-        return [self.maps_file(batch, {}), *shown, (SCORES, tensors, facts)]
+        return [batch.as_file(job.sources), *shown, (SCORES, tensors, facts)]
 
     def leak(self, unit: Unit) -> list[StageFile]:
         """Measure the leakage of a unit's masks, from the heatmaps in the store."""

@@ -206,26 +206,10 @@ def unpack(pixels: Tensor) -> Tensor:
     return floats
 
 
-def maps_as_file(
-    numbers: Sequence[int],
-    shape: Sequence[int],
-    maps: Mapping[str, DrawnMaps],
-    sources: Mapping[str, Source],
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Maps as the tensors and facts of a unit's file; of controls only the name."""
-    words = {name: source for name, source in sources.items() if isinstance(source, str)}
-    # A control reads only the image's size: it is drawn again instead of stored.
-    controls = {name: w for name, w in words.items() if explainer_named(w).needs == "images"}
-    tensors = {f"maps/{n}": one.maps for n, one in maps.items() if n not in controls}
-    final = {name: maps[name].final for name in maps if name not in controls}
-    facts = {"numbers": list(numbers), "shape": list(shape), "final": final, "controls": controls}
-    return tensors, facts
-
-
 def maps_from_file(
     kept: UnitFile, seed: int, device: torch.device | str = "cpu"
 ) -> dict[str, DrawnMaps]:
-    """What `maps_as_file` stored; controls are drawn again."""
+    """What `MapBatch.as_file` stored; controls are drawn again."""
     facts = kept.facts
     found = {
         name: DrawnMaps(kept.tensors[f"maps/{name}"].to(device), final)
