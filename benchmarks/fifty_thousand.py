@@ -67,7 +67,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     merge.write_shown = timed
     with quiet():
         begun = time.perf_counter()
-        store = start(job, Store(folder / "run"), (SCORES,))
+        store = start(job, Store(folder / "run"), job.key(), (SCORES,))
         compute(Worker(job, store), tick)
         few = [results(replace(job, part=1))[1] for _ in range(2)][1]  # the first one warms up
         found, every = results(job)

@@ -65,9 +65,10 @@ def run(
     searching = job.config.leak and job.plan.searching  # masks are known only after the search
     stages = (SCORES, LEAK) if searching else (SCORES,)
     with opened(job, out, overwrite, workers) as (whole, owned, cluster):
-        if (found := _finished(whole, owned, stages, flat=flat, keep=keep)) is not None:
+        key = whole.key()  # once: it reads all weights, and all images in memory
+        if (found := _finished(whole, owned, key, stages, flat=flat, keep=keep)) is not None:
             return found
-        store = start(whole, owned, stages)
+        store = start(whole, owned, key, stages)
         for size in whole.looks:  # without --within one, at all images
             part = replace(whole, part=size)
             compute(Worker(part, store), progress, cluster)
@@ -105,10 +106,10 @@ def opened(
 
 
 def _finished(
-    job: Job, owned: Store, stages: Sequence[str], *, flat: bool, keep: bool
+    job: Job, owned: Store, key: Mapping[str, Any], stages: Sequence[str], *, flat: bool, keep: bool
 ) -> RunResults | None:
     """The results of the same job that are in its folder already; to `keep` others is an error."""
-    record = owned.finished(job.key(), job.entries, stages)
+    record = owned.finished(key, job.entries, stages)
     same = {"flat": flat, "config": plain(asdict(job.config))}
     if record is None or any(record.get(name) != one for name, one in same.items()):
         if keep and (owned.folder / "run.json").exists():
@@ -127,14 +128,14 @@ def _finished(
     return found
 
 
-def start(job: Job, owned: Store, stages: Sequence[str]) -> Store:
+def start(job: Job, owned: Store, key: Mapping[str, Any], stages: Sequence[str]) -> Store:
     """Start or resume the run in its folder; files that were written again must be the same."""
 
     def check(store: Store, changed: frozenset[int]) -> None:
         if changed or job.config.verify:
             check_contents(job, store, stages[0], None if job.config.verify else changed)
 
-    return owned.start(job.key(), job.entries, stages, check)
+    return owned.start(key, job.entries, stages, check)
 
 
 def compute(

@@ -89,7 +89,7 @@ def explain_run(
             sheets = (p for p in out.glob("sheet*.png") if re.fullmatch(r"sheet(-\d+)?", p.stem))
             for path in [*sheets, *(p for p in out.glob("*.npz") if p.stem in earlier)]:
                 path.unlink()
-        store = start(placed, owned, (HEATMAPS,))
+        store = start(placed, owned, placed.key(), (HEATMAPS,))
         compute(OverlayWorker(placed, store, HEATMAPS), progress, cluster)
         facts = [store.facts(HEATMAPS, unit) for unit in range(len(job.units))]
         skipped = {name: why for one in facts for name, why in one["skipped"].items()}
