@@ -50,7 +50,7 @@ def job_of(images: int) -> Job:
     config = RunConfig(
         model="made up", data="made up", methods=SOURCES, controls=False, leak=False,
         alpha_curve=False, targets="label", value_step=0.1, percent_step=0.2,
-        calls="exact", unit_size=UNIT,
+        calls="exact", unit_size=UNIT, columns=("paper",),
     )  # fmt: skip
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES))
     sources = dict.fromkeys(SOURCES, "gradcam")
