@@ -16,10 +16,11 @@ from sufficit.data.images import ignore_image_warnings
 from sufficit.data.loader import Entry, ImageLoader, Item, Unit, decode_entry
 from sufficit.data.truth import TruthError
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError, cannot_resume
-from sufficit.explainers import explainer_named
-from sufficit.explainers.explanation import DrawnMaps
+from sufficit.explainers import EXPLAINERS, Method, explainer_named
+from sufficit.explainers.explanation import DrawnMaps, draw_all
+from sufficit.perturbation.heatmaps import resize
 from sufficit.runs.job import Job
-from sufficit.runs.maps import GivenMaps, Source, draw_sources, maps_from_file, pack, unpack
+from sufficit.runs.maps import GivenMaps, Source, maps_from_file, noise, pack, unpack
 from sufficit.runs.store import DONORS, HEATMAPS, StageFile, Store
 
 NOT_FINITE = "the model gives NaN or infinite values for it"
@@ -89,6 +90,31 @@ class MapBatch:
         return whole.rows(sorted(range(len(numbers)), key=numbers.__getitem__))
 
 
+def draw_sources(
+    job: Job, items: Sequence[Sample], images: Tensor, targets: Tensor
+) -> dict[str, DrawnMaps]:
+    """Every source's maps of a batch, by one shared forward pass: [N,C,H,W] -> each [N,h,w].
+
+    The control `random` depends on the seed and the number of the image, not on the batch.
+    """
+    seed, numbers = job.config.seed, [item.entry.number for item in items]
+    control = replace(EXPLAINERS["random"], draw=lambda images, _: noise(images, seed, numbers))
+    methods: dict[str, Method] = {
+        name: control if source == "random" else source
+        for name, source in job.sources.items()
+        if not isinstance(source, GivenMaps)
+    }
+    how: Any = {"layer": job.config.layer, "seed": seed, "progress": False}
+    how["names"] = [item.name for item in items]
+    found = draw_all(job.classifier, images, targets, methods, **how) if methods else {}
+    for name in job.sources.keys() - methods.keys():
+        maps = [item.maps[name] for item in items]
+        if len({one.shape for one in maps}) > 1:  # a file may hold maps of several sizes
+            maps = [resize(one[None], (images.shape[2], images.shape[3]))[0] for one in maps]
+        found[name] = DrawnMaps(torch.stack(maps).to(images.device), final=True)
+    return {name: found[name] for name in job.sources}
+
+
 class ImageWorker:
     """Reads and explains the units of a job; it holds the model, and the donors once drawn."""
 
@@ -118,9 +144,8 @@ class ImageWorker:
             else:  # asked once, so that all sources explain the same class
                 with torch.no_grad():
                     targets = job.classifier(images).argmax(1).cpu()
-            given = (numbers, [item.maps for item in left], job.config.seed, job.config.layer)
             try:
-                maps = draw_sources(job.classifier, job.sources, images, targets, *given, names)
+                maps = draw_sources(job, left, images, targets)
             except NotFiniteError as error:
                 skipped |= self.not_finite([names[i] for i in error.images])
                 left = [item for item in left if item.name not in skipped]
