@@ -29,10 +29,10 @@ from sufficit import Classifier, View
 from sufficit.data.images import ImageSource, list_images
 from sufficit.provenance import provenance
 from sufficit.runs.config import RunConfig
-from sufficit.runs.engine import compute, run
+from sufficit.runs.engine import Worker, compute, run
 from sufficit.runs.explanations import quiet
 from sufficit.runs.job import make_job
-from sufficit.runs.store import SCORES, Store
+from sufficit.runs.store import Store
 
 Passes = Counter[tuple[int, bool]]
 
@@ -131,7 +131,7 @@ def main() -> None:
             _wait(classifier.device)
             begun = time.perf_counter()
             store.start(job.key(), job.entries)
-            compute(job, store, SCORES, progress=False)
+            compute(Worker(job, store), progress=False)
             _wait(classifier.device)
             whole = time.perf_counter() - begun
         begun = time.perf_counter()

@@ -28,10 +28,10 @@ from sufficit.data.images import ImageSource
 from sufficit.metrics.plan import make_plan
 from sufficit.provenance import provenance
 from sufficit.runs.config import CONTROLS, DONORS, METHODS, RunConfig, config_from
-from sufficit.runs.engine import compute
+from sufficit.runs.engine import Worker, compute
 from sufficit.runs.job import make_job
 from sufficit.runs.merge import write_results
-from sufficit.runs.store import SCORES, Store
+from sufficit.runs.store import Store
 
 RESULTS = Path(__file__).parent / "results"
 STORAGE = RESULTS / "storage-cpu.json"
@@ -145,11 +145,11 @@ def measure(images: int = MEASURED) -> dict[str, float]:
     job = make_job(config_from(options), classifier=classifier, images=source)
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        store.start(job.key(), job.entries, len(job.units))
-        compute(job, store, SCORES, progress=False)
+        store.start(job.key(), job.entries)
+        compute(Worker(job, store), progress=False)
         during = _bytes(store.folder, "units/scores-*")
         files = len([*store.folder.glob("*/*-000000.safetensors")]) - 1  # the donors' is one
-        write_results(job, store, 0.5, flat=False, temporary=False)
+        write_results(job, store, {}, flat=False, temporary=False)
         rows = {name: _bytes(store.folder, f"*/{name}.parquet") for name in ("scores", "curves")}
         maps = _bytes(store.folder, "heatmaps/*")
     assert files == OFTEN, files

@@ -25,7 +25,7 @@ from compiled import classifier_of
 from sufficit.provenance import provenance
 from sufficit.runs import merge
 from sufficit.runs.config import config_from
-from sufficit.runs.engine import compute, start
+from sufficit.runs.engine import Worker, compute, start
 from sufficit.runs.explanations import quiet
 from sufficit.runs.job import Job, make_job
 from sufficit.runs.results import RunResults
@@ -60,15 +60,15 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     def results(job: Job) -> tuple[RunResults, float]:
         """Merge the units of a job; the seconds without the pictures, which are counted apart."""
-        now, alpha_min = time.perf_counter(), job.plan.schedules[0].alpha_min
-        found = merge.write_results(job, store, alpha_min, flat=False, temporary=True)
+        now = time.perf_counter()
+        found = merge.write_results(job, store, {}, flat=False, temporary=True)
         return found, time.perf_counter() - now - shown[-1]
 
     merge.write_shown = timed
     with quiet():
         begun = time.perf_counter()
-        store = start(job, Store(folder / "run"), (SCORES,))
-        compute(job, store, SCORES, tick)
+        store = start(job, Store(folder / "run"), job.key(), (SCORES,))
+        compute(Worker(job, store), tick)
         few = [results(replace(job, part=1))[1] for _ in range(2)][1]  # the first one warms up
         found, every = results(job)
     unit = job.entries.unit

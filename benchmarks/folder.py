@@ -28,11 +28,11 @@ from sufficit.data.images import list_images
 from sufficit.perturbation.predict import usual_batch
 from sufficit.provenance import provenance
 from sufficit.runs.config import RunConfig
-from sufficit.runs.engine import compute, run
+from sufficit.runs.engine import Worker, compute, run
 from sufficit.runs.explanations import quiet
 from sufficit.runs.job import make_job
 from sufficit.runs.results import RunResults
-from sufficit.runs.store import SCORES, Store
+from sufficit.runs.store import Store
 from timing import medians, side_by_side
 
 
@@ -94,7 +94,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder, quiet():
                 store = Store(Path(folder))
                 store.start(job.key(), job.entries)
-                compute(job, store, SCORES, progress=False)
+                compute(Worker(job, store), progress=False)
 
         calls = int(evaluate().record["model_calls"])
         batch = usual_batch(classifier, (3, asked.side, asked.side))

@@ -50,7 +50,7 @@ def job_of(images: int) -> Job:
     config = RunConfig(
         model="made up", data="made up", methods=SOURCES, controls=False, leak=False,
         alpha_curve=False, targets="label", value_step=0.1, percent_step=0.2,
-        calls="exact", unit_size=UNIT,
+        calls="exact", unit_size=UNIT, columns=("paper",),
     )  # fmt: skip
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES))
     sources = dict.fromkeys(SOURCES, "gradcam")
@@ -86,6 +86,7 @@ def write_units(images: int, place: Path) -> None:
         pixels = torch.randint(256, (n, *shape), generator=generator, dtype=torch.uint8)
         store.write(PIXELS, unit, {"pixels": pixels}, {"numbers": numbers})
         more = {"skipped": {}, "empty": dict.fromkeys(SOURCES, 0), "stretched": []}
+        more["bad_truths"] = {}
         store.write(SCORES, unit, tensors, facts | more)
 
 
@@ -99,7 +100,7 @@ def merge_units(images: int, place: Path) -> dict[str, float]:
     """Merge the units and read the results; memory and speed."""
     job, found = job_of(images), {"before_mib": most()}
     begun = time.perf_counter()
-    write_results(job, Store(place), 0.5, flat=False, temporary=False)
+    write_results(job, Store(place), {}, flat=False, temporary=False)
     seconds = time.perf_counter() - begun
     found |= {"merged_mib": most(), "rows_per_second": len(SOURCES) * images / seconds}
     begun = time.perf_counter()

@@ -32,8 +32,8 @@ from sufficit.runs.store import SCORES, StageFile
 class IdleWorker(Worker):
     """Makes an empty file per unit."""
 
-    def work(self, stage, unit, items, tick=None) -> list[StageFile]:
-        return [(stage, {}, {"names": unit.names})]
+    def work(self, unit, items, tick=None) -> list[StageFile]:
+        return [(self.stage, {}, {"names": unit.names})]
 
 
 def job_of(units: int) -> Job:
@@ -53,14 +53,8 @@ def measure(units: int, workers: int) -> dict[str, float]:
     with opened(job, None, False, asked) as (placed, store, cluster):
         store.start(placed.key(), placed.entries)
         start, busy = time.monotonic(), time.process_time()
-        compute(
-            placed,
-            store,
-            SCORES,
-            lambda *_: moments.append(time.monotonic()),
-            cluster=cluster,
-            kind=IdleWorker,
-        )
+        worker = IdleWorker(placed, store)
+        compute(worker, lambda *_: moments.append(time.monotonic()), cluster)
         busy = time.process_time() - busy
         assert len(store.done(SCORES)) == units
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -6,12 +6,12 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeGuard, cast, overload
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast, overload
 
 from sufficit.errors import GoneError, UserError, without_secrets
 
@@ -29,6 +29,7 @@ _NODE = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 _PART = re.compile(r"\..*\.part-([0-9a-f]{8})-(\d+)(\.\w+)?", re.DOTALL)
 _REMOTE = re.compile(r"(?!file:|local:)[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # scheme -> extra of the package
+T = TypeVar("T")
 _swept: set[Path] = set()
 _sweeping = Lock()
 
@@ -252,12 +253,17 @@ def is_unfinished(name: str) -> bool:
 
 def read_json(path: Path, most: int = MOST_JSON) -> Any:
     """The content of a JSON file; raise if it is no file, larger than `most` bytes, or no JSON."""
+    return read_limited(path, most, json.loads)
+
+
+def read_limited(path: Path, most: int, parse: Callable[[bytes], T]) -> T:
+    """What `parse` makes of a file; raise if it is none, too large, or not what is expected."""
     try:
         if not path.is_file():
             raise FileNotFoundError("there is no such file")
         if path.stat().st_size > most:
             raise ValueError(f"it has {path.stat().st_size} bytes, the limit is {most}")
-        return json.loads(path.read_bytes())
+        return parse(path.read_bytes())
     except GoneError:
         raise
     except (OSError, ValueError, RecursionError) as error:

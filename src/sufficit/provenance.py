@@ -1,6 +1,7 @@
 """Where a number comes from: config, command, versions, commit, device; and JSON on disk."""
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -12,7 +13,7 @@ from dataclasses import asdict, is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -79,6 +80,22 @@ def plain(value: Any) -> Any:
         return None
     is_path = isinstance(value, Path) or hasattr(value, "__vfspath__")  # also a remote one
     return str(value) if is_path else value
+
+
+def typed(kind: Any, value: Any) -> Any:
+    """What `plain` made JSON of, as its type says: dataclasses, tuples, dicts; null is NaN.
+
+    What a dataclass does not know, as earlier versions wrote it, is left out.
+    """
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints, known = get_type_hints(kind), dict(value)
+        return kind(**{name: typed(hints[name], known[name]) for name in hints if name in known})
+    origin, kinds = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        return tuple(typed(kinds[0], one) for one in value)
+    if origin is dict:
+        return {name: typed(kinds[1], one) for name, one in dict(value).items()}
+    return math.nan if kind is float and value is None else value
 
 
 @cache

@@ -5,8 +5,8 @@ written here, and compared with scipy and torchmetrics in the tests: scipy ranks
 and torchmetrics' SSIM takes 14 times as long in float64.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -196,13 +196,6 @@ class RankedCondition:
         'for the twin with the fill blur'
         """
         return f"{'for the twin ' * self.twin}with the fill {self.fill}"
-
-    @staticmethod
-    def read(found: Mapping[str, Any], standing: Standing) -> "RankedCondition":
-        """What run.json held."""
-        known = {one.name: found[one.name] for one in fields(RankedCondition)}
-        clean = float("nan") if found["clean_accuracy"] is None else found["clean_accuracy"]
-        return RankedCondition(**known | {"standing": standing, "clean_accuracy": clean})
 
 
 def correlations(ranked: Sequence[RankedCondition]) -> list[dict[str, Any]]:

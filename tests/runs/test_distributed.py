@@ -258,7 +258,7 @@ def test_a_worker_that_cannot_import_a_method_says_what_to_do(tmp_path: Path) ->
     job, store = small_job(tmp_path), Store(tmp_path / "out")
     store.start({"images per unit": 2}, job.entries)
     job.sources["own"] = module.Own()
-    given = actors.ship(job, store, "scores", None, actors.Worker, device="cpu", threads=1)
+    given = actors.ship(actors.Worker(job, store), device="cpu", threads=1)
     del sys.modules["vanishing"]
     found = actors.UnitActor(given).load()
     assert found.is_final
@@ -267,7 +267,7 @@ def test_a_worker_that_cannot_import_a_method_says_what_to_do(tmp_path: Path) ->
 
 def test_a_worker_that_cannot_see_the_run_says_so(cluster: Any, tmp_path: Path) -> None:
     job, store = small_job(tmp_path), Store(tmp_path / "elsewhere")
-    given = actors.ship(job, store, "scores", None, actors.Worker, device="cpu", threads=1)
+    given = actors.ship(actors.Worker(job, store), device="cpu", threads=1)
     found = actors.UnitActor(given).load()
     assert found.is_final
     assert "give --out a folder that all machines share" in found.error

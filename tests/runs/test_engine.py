@@ -32,7 +32,7 @@ from sufficit.data import image_files
 from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
 from sufficit.data.images import list_images, read_image
 from sufficit.provenance import plain, save_json
-from sufficit.runs import engine, job, maps
+from sufficit.runs import engine, explanations, job
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
 from sufficit.runs.maps import noise
@@ -257,8 +257,8 @@ def test_the_order_of_the_units_changes_no_row(photos: Path, tmp_path: Path) -> 
     made = make_job(config, unit=3)
     store = Store(tmp_path / "out").start(made.key(), made.entries)
     worker = engine.Worker(made, store)
-    for unit, items in worker.read(reversed(made.units), "scores"):
-        store.write_unit(unit.number, worker.work("scores", unit, items))
+    for unit, items in worker.read(reversed(made.units)):
+        store.write_unit(unit.number, worker.work(unit, items))
     run_small(config, tmp_path / "out", unit=3)
     assert_same_rows(tmp_path / "whole", tmp_path / "out", ("gradcam", "layercam", "random"))
 
@@ -421,7 +421,7 @@ class Counts:
             key = read_image(path, None).numpy().tobytes()
             self.names[key] = path.relative_to(photos).as_posix()
         patch.setattr(image_files, "read_image", self.decoding(photos, image_files.read_image))
-        patch.setattr(maps, "draw_all", self.explaining(maps.draw_all))
+        patch.setattr(explanations, "draw_all", self.explaining(explanations.draw_all))
 
     def decoding(self, photos: Path, whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def read(path: Path, view: Any) -> Tensor:

@@ -2,10 +2,13 @@
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from own_model import MODEL
 from small_models import rand
@@ -15,11 +18,11 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import BadImageError, ImageFile, ImageTensor, list_images
 from sufficit.data.loader import Entry
+from sufficit.explainers.explanation import DrawnMaps
+from sufficit.runs.explanations import MapBatch, Sample, draw_sources
 from sufficit.runs.maps import (
     MapFile,
     MapTensor,
-    draw_sources,
-    maps_as_file,
     maps_from_file,
     noise,
     pack,
@@ -91,6 +94,23 @@ def test_heatmaps_in_memory_need_one_map_in_0_to_1_per_image() -> None:
     assert source.digest() != MapTensor(source.maps.flip(0)).digest()
 
 
+def drawn_by(
+    classifier: Classifier,
+    sources: dict[str, Any],
+    images: Tensor,
+    targets: Tensor,
+    numbers: list[int],
+    given: list[dict[str, Tensor]],
+    seed: int = 0,
+) -> dict[str, DrawnMaps]:
+    """What a run draws of images with these numbers and given maps."""
+    config: Any = SimpleNamespace(seed=seed, layer=None)
+    job: Any = SimpleNamespace(classifier=classifier, sources=sources, config=config)
+    found = zip(numbers, images, given, strict=True)
+    items = [Sample(entry(str(k), k), pixels, maps, "", None, "") for k, pixels, maps in found]
+    return draw_sources(job, items, images, targets)
+
+
 def test_all_sources_are_drawn_as_explain_draws_them_and_stored_without_loss(
     tmp_path: Path,
 ) -> None:
@@ -105,7 +125,7 @@ def test_all_sources_are_drawn_as_explain_draws_them_and_stored_without_loss(
         "middle": "center",
     }
     numbers = [4, 5, 6]
-    drawn = draw_sources(classifier, sources, images, targets, numbers, given, seed=7, layer=None)
+    drawn = drawn_by(classifier, sources, images, targets, numbers, given, seed=7)
     assert list(drawn) == list(sources)
     noises = [np.random.default_rng([7, k]).random((12, 10), dtype=np.float32) for k in numbers]
     expected = {
@@ -115,7 +135,8 @@ def test_all_sources_are_drawn_as_explain_draws_them_and_stored_without_loss(
         "random": torch.from_numpy(np.stack(noises)),
         "middle": explain(classifier, images, targets, "center"),
     }
-    tensors, facts = maps_as_file(numbers, (3, 12, 10), drawn, sources)
+    batch = MapBatch(numbers, ["a", "b", "c"], images, targets, drawn)
+    _, tensors, facts = batch.as_file(sources)
     assert list(tensors) == ["maps/mine", "maps/gradcam", "maps/file"], "controls are drawn again"
     store = Store(tmp_path)
     store.write("heatmaps", 0, tensors, facts)
@@ -129,7 +150,7 @@ def test_maps_of_several_sizes_are_resized_one_by_one() -> None:
     classifier, images, goals = own_classifier(), rand(2, 3, 12, 10), torch.tensor([0, 1])
     given = [{"file": rand(4, 5)}, {"file": rand(3, 3, seed=1)}]
     sources = {"file": MapTensor(rand(2, 1, 1))}
-    drawn = draw_sources(classifier, sources, images, goals, [0, 1], given, seed=0, layer=None)
+    drawn = drawn_by(classifier, sources, images, goals, [0, 1], given)
     for row, one in enumerate(given):
         assert torch.equal(drawn["file"].at((12, 10))[row], resize(one["file"][None], (12, 10))[0])
 

@@ -111,7 +111,7 @@ def test_controls_have_no_part_in_the_search(monkeypatch: pytest.MonkeyPatch) ->
     job: Any = SimpleNamespace(plan=plan, ranked=["a", "b"], units=[0], config=config)
     unit = UnitFile({}, {"names": ["x", "y"], "numbers": [0, 1]})
     store: Any = SimpleNamespace(read=lambda stage, number: unit)
-    assert merge.best_alpha(job, store) == 0.4
+    assert merge.best_alpha(job, merge.msi_tried(job, store, msi)) == 0.4
 
 
 def test_references_are_scored_and_not_ranked(photos: Path, tmp_path: Path) -> None:
@@ -196,8 +196,9 @@ def test_each_file_of_a_unit_is_read_once(
         reads[stage, unit] += more.get("names") != []  # facts alone are a header
         return whole(self, stage, unit, **more)
 
-    monkeypatch.setattr("sufficit.runs.engine.best_alpha", lambda *_: reads.clear() or 0.5)
-    monkeypatch.setattr("sufficit.runs.engine.compute", compute_and_forget(engine.compute, reads))
+    for name in ("compute", "msi_tried"):
+        forgotten = call_and_forget(getattr(engine, name), reads)
+        monkeypatch.setattr(f"sufficit.runs.engine.{name}", forgotten)
     monkeypatch.setattr(merge, "write_shown", lambda *_: {})
     monkeypatch.setattr(Store, "read", read)
     run(job, tmp_path / "out", progress=False)
@@ -205,12 +206,13 @@ def test_each_file_of_a_unit_is_read_once(
     assert reads == {(stage, unit): 1 for stage in stages for unit in range(3)}
 
 
-def compute_and_forget(compute: Any, reads: Counter[tuple[str, int]]) -> Any:
-    def computed(*given: Any, **more: Any) -> None:
-        compute(*given, **more)
+def call_and_forget(call: Any, reads: Counter[tuple[str, int]]) -> Any:
+    def called(*given: Any, **more: Any) -> Any:
+        found = call(*given, **more)
         reads.clear()
+        return found
 
-    return computed
+    return called
 
 
 def test_runs_of_more_images_than_groups_have_the_intervals_of_their_rows(

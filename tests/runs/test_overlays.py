@@ -17,7 +17,7 @@ from sufficit import Classifier, UserError, explain
 from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
 from sufficit.data.images import list_images, open_images, read_image
 from sufficit.plots import blend
-from sufficit.runs import maps
+from sufficit.runs import explanations
 from sufficit.runs.job import Job, make_job
 from sufficit.runs.overlays import class_number, explain_run, images_in, row_title
 
@@ -69,13 +69,13 @@ def test_an_interrupted_run_draws_only_what_is_missing(
     interrupted(lambda: explain_run(job_for(photos), out, progress=False), "heatmaps", 2)
     assert not (out / "run.json").exists()
     drawn: list[int] = []
-    usual = maps.draw_all
+    usual = explanations.draw_all
 
     def counted(classifier: Classifier, images: torch.Tensor, *rest: Any, **more: Any) -> Any:
         drawn.append(len(images))
         return usual(classifier, images, *rest, **more)
 
-    monkeypatch.setattr(maps, "draw_all", counted)
+    monkeypatch.setattr(explanations, "draw_all", counted)
     explain_run(job_for(photos), out, progress=False)
     assert drawn == [3], "the last unit"
     for method in ("gradcam", "layercam"):

@@ -60,7 +60,7 @@ def test_a_run_whose_end_failed_only_merges(
         with pytest.raises(ZeroDivisionError):
             run_small(config, out)
     with monkeypatch.context() as asked:
-        asked.setattr("sufficit.runs.engine.Worker", lambda *_: pytest.fail("computed again"))
+        asked.setattr("sufficit.runs.engine.Worker.work", lambda *_: pytest.fail("computed again"))
         run_small(config, out)
     run_small(config, tmp_path / "whole")
     assert_same_rows(tmp_path / "whole", out, METHODS)

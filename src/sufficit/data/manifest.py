@@ -14,7 +14,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from tempfile import mkdtemp
 from threading import Lock
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ GROUP = 256  # units that are read at a time
 HELD = 4  # groups in memory
 
 
-class Manifest(Sequence[Entry]):
+class Manifest:
     """Images with their labels, read from the manifest as they are needed.
 
     `numbers` gives the class number of a class word; `target` is the class of every image instead.
@@ -87,23 +87,13 @@ class Manifest(Sequence[Entry]):
     def __len__(self) -> int:
         return self.images
 
-    @overload
-    def __getitem__(self, index: int) -> Entry: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Entry, ...]: ...
-    def __getitem__(self, index: int | slice) -> Entry | tuple[Entry, ...]:
-        if isinstance(index, int):
-            index = range(len(self))[index]
-            return self[index : index + 1][0]
-        start, stop, step = index.indices(len(self))
-        first = start // self.unit
-        rows = range(first, -(-stop // self.unit))
-        found = [entry for unit in rows for entry in self._entries(unit)]
-        return tuple(found[start - first * self.unit : stop - first * self.unit : step])
+    def __getitem__(self, number: int) -> Entry:
+        unit, place = divmod(range(len(self))[number], self.unit)
+        return [*self.of_unit(unit)][place]
 
     def __iter__(self) -> Iterator[Entry]:
         units = range(math.ceil(len(self) / self.unit))
-        return (entry for unit in units for entry in self._entries(unit))
+        return (entry for unit in units for entry in self.of_unit(unit))
 
     def labels(self) -> npt.NDArray[np.int64]:
         """The class number of every image; its own number where it has no label: [N]."""
@@ -130,7 +120,8 @@ class Manifest(Sequence[Entry]):
         found: dict[str, Any] = self._group(unit // GROUP).slice(unit % GROUP, 1).to_pylist()[0]
         return found
 
-    def _entries(self, unit: int) -> Iterator[Entry]:
+    def of_unit(self, unit: int) -> Iterator[Entry]:
+        """The images of a unit."""
         row = self.row(unit)
         for k, kind in enumerate(row["kind"]):
             number = unit * self.unit + k
@@ -168,9 +159,9 @@ class Units:
         return (self[number] for number in range(len(self)))
 
     def __getitem__(self, number: int) -> Unit:
-        rows = slice(number * self.entries.unit, (number + 1) * self.entries.unit)
         if self.order is None:
-            return Unit(number, self.entries[rows])
+            return Unit(number, tuple(self.entries.of_unit(number)))
+        rows = slice(number * self.entries.unit, (number + 1) * self.entries.unit)
         # Sorted, because the manifest and the data are read by neighbours.
         return Unit(number, tuple(self.entries[k] for k in sorted(self.order[rows].tolist())))
 

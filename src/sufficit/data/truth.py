@@ -9,7 +9,7 @@ import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from io import BytesIO, StringIO
 from itertools import chain
@@ -28,8 +28,8 @@ from sufficit.data.image_files import SUFFIXES, BadImageError, ImageFile, images
 from sufficit.data.images import ImageTensor, plain_name
 from sufficit.data.loader import Entry
 from sufficit.data.pictures import read_mask, seen, upright_size
-from sufficit.errors import GoneError, UserError
-from sufficit.files import is_remote, place, read_json
+from sufficit.errors import UserError
+from sufficit.files import is_remote, place, read_json, read_limited
 
 OBJECT, BOX = 2, 1  # in a truth: the object's pixels, the others in its box; 0 is outside
 ALIKE = 1.02  # proportions of a mask and its image may differ by this factor, from rounding
@@ -37,6 +37,7 @@ MOST_BYTES = 2**30  # of a list of boxes; COCO's own have 2**29
 MOST_XML = 2**22  # of the XML of one image
 FARTHEST = 1e7  # pixels
 CSV_HEADS = ("image", "x", "y", "width", "height")
+_text_of = partial(str, encoding="utf-8-sig")  # UTF-8 alone shows all that is in a file
 CUB_BOXES, CUB_IMAGES = "bounding_boxes.txt", "images.txt"
 
 
@@ -298,7 +299,7 @@ def _read_coco(path: Path) -> _Rows:
 def _read_voc(folder: Path) -> _Rows:
     """One file per image, found by its name; pixels are counted from 1, and the last is inside."""
     for path in sorted(chain(folder.glob("*.xml"), folder.glob("*/*.xml"))):
-        name, text = path.relative_to(folder).as_posix(), _read_text(path, MOST_XML)
+        name, text = path.relative_to(folder).as_posix(), read_limited(path, MOST_XML, _text_of)
         if "<!DOCTYPE" in text or "<!ENTITY" in text:
             raise UserError(f"{path} declares a DOCTYPE or entities, which is refused: remove them")
         try:
@@ -324,7 +325,7 @@ def _read_cub(path: Path) -> _Rows:
 
 
 def _read_csv(path: Path) -> _Rows:
-    rows = csv.DictReader(StringIO(_read_text(path, MOST_BYTES)))
+    rows = csv.DictReader(StringIO(read_limited(path, MOST_BYTES, _text_of)))
     try:
         if missing := [head for head in CSV_HEADS if head not in (rows.fieldnames or ())]:
             raise UserError(f"{path} has no column {missing[0]!r}: give {', '.join(CSV_HEADS)}")
@@ -337,24 +338,12 @@ def _read_csv(path: Path) -> _Rows:
 
 def cub_lines(path: Path, words: int) -> Iterator[tuple[str, str]]:
     """The first word of each line, and the rest."""
-    for line in _read_text(path, MOST_BYTES).splitlines():
+    for line in read_limited(path, MOST_BYTES, _text_of).splitlines():
         parts = line.split(maxsplit=1 if words == 2 else -1)
         if parts and len(parts) != words:
             raise UserError(f"{path}: expected {words} words, got {line[:80]!r}. Get it again")
         if parts:
             yield parts[0], " ".join(parts[1:]).strip()
-
-
-def _read_text(path: Path, most: int) -> str:
-    """The text of a file in UTF-8, which alone shows all that is in it."""
-    try:
-        if path.stat().st_size > most:
-            raise ValueError(f"it has {path.stat().st_size} bytes, the limit is {most}")
-        return path.read_bytes().decode("utf-8-sig")
-    except GoneError:
-        raise
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} could not be read: {error}") from error
 
 
 def _box(path: Path, *given: Any) -> Box:

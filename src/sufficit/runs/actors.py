@@ -23,7 +23,7 @@ from sufficit.errors import UserError
 from sufficit.runs.engine import Worker
 from sufficit.runs.explanations import Sample, quiet
 from sufficit.runs.job import Job
-from sufficit.runs.store import KEY, LEAK, UNITS, Store
+from sufficit.runs.store import KEY, LEAK, UNITS
 
 DRAW_DONORS = -1  # the number of the task that comes before the units
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
@@ -47,8 +47,8 @@ def _versions() -> dict[str, str]:
 class Shipment:
     """A job on its way to an actor, and what must be the same there."""
 
-    work: bytes  # the job, the kind of worker, alpha_min and the stage
-    store: Store
+    work: bytes  # the worker with its job
+    folder: Path  # of the store
     device: str
     devices: dict[str, str]  # a device here: the same in the actor
     threads: int
@@ -90,7 +90,6 @@ class UnitActor:
     """A worker of the engine in a process of its own."""
 
     worker: Worker
-    stage: str
 
     def __init__(self, shipment: Shipment) -> None:
         self.shipment = shipment
@@ -117,14 +116,14 @@ class UnitActor:
                 )
         with suppress(OSError):
             os.chdir(given.cwd)
-        if not (key := given.store.folder / UNITS / KEY).exists():
+        if not (key := given.folder / UNITS / KEY).exists():
             raise UserError(f"{host} cannot see {key}: give --out a folder that all machines share")
         torch.set_num_threads(given.threads)
         torch.set_float32_matmul_precision(given.matmul)
         torch.backends.cudnn.allow_tf32 = given.tf32
         # The bytes come from our own driver, which the token of the cluster vouches for.
         try:
-            loaded = torch.load(
+            worker: Worker = torch.load(
                 io.BytesIO(given.work), map_location=given.devices, weights_only=False
             )
         except (ImportError, AttributeError) as error:
@@ -132,7 +131,7 @@ class UnitActor:
                 f"{host} cannot import what the model or a method needs ({error}): install it"
                 " there, or set PYTHONPATH on all machines"
             ) from error
-        job, kind, alpha_min, self.stage = loaded
+        job = worker.job
         if given.probe is not None and not job.entries[given.probe].image.is_there():
             raise UserError(
                 f"{host} cannot see the image {job.entries[given.probe].image.name}: give --data a"
@@ -140,51 +139,44 @@ class UnitActor:
             )
         for model in filter(None, (job.classifier, job.twin)):
             model.to(given.device)
-        self.worker = kind(job, given.store, alpha_min)
+        self.worker = worker
 
     @_reporting
     def compute(self, number: int, following: int | None) -> None:
         """Compute a unit and write its files; read the following one meanwhile."""
-        worker, stage = self.worker, self.stage
+        worker = self.worker
         worker.draw_donors()
-        if number == DRAW_DONORS or worker.store.has(stage, number):
+        if number == DRAW_DONORS or worker.store.has(worker.stage, number):
             return
         unit, items = worker.job.units[number], list[Sample]()
-        if stage != LEAK:
+        if worker.stage != LEAK:
             before = self.ahead if self.ahead is not None and self.ahead[0] == number else None
             items = before[1].result() if before else worker.loader.items(unit.entries)
             self.ahead = None
             if following is not None:
                 entries = worker.job.units[following].entries
                 self.ahead = following, self.pool.submit(worker.loader.items, entries)
-        worker.store.write_unit(number, worker.work(stage, unit, items))
+        worker.store.write_unit(number, worker.work(unit, items))
 
 
-def ship(
-    job: Job,
-    store: Store,
-    stage: str,
-    alpha_min: float | None,
-    kind: type[Worker],
-    *,
-    device: str,
-    threads: int,
-) -> Shipment:
-    """All that an actor needs to compute units of a stage."""
+def ship(worker: Worker, *, device: str, threads: int) -> Shipment:
+    """All that an actor needs to compute units as this worker does."""
     from ray import cloudpickle
 
+    job, folder = worker.job, worker.store.folder.absolute()
     for module in _own_modules():
         cloudpickle.register_pickle_by_value(module)
     packed, here = io.BytesIO(), job.classifier.device
-    shipped = replace(job, entries=job.entries.at(store.manifest.absolute()))
+    store = replace(worker.store, folder=folder)
+    shipped = replace(job, entries=job.entries.at(store.manifest))
+    copy = type(worker)(shipped, store, worker.stage, worker.alpha_min)
     try:
-        torch.save((shipped, kind, alpha_min, stage), packed, pickle_module=cloudpickle)
+        torch.save(copy, packed, pickle_module=cloudpickle)
     except Exception as error:
         raise _cannot_send(job, error) from error
     devices = {} if here.type == "cpu" else {str(here): device}
     seen = next((entry.number for entry in job.entries if entry.image.is_there()), None)
-    place = replace(store, folder=store.folder.absolute())
-    return Shipment(packed.getvalue(), place, device, devices, threads, seen)
+    return Shipment(packed.getvalue(), folder, device, devices, threads, seen)
 
 
 def end_process(number: int) -> None:

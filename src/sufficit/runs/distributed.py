@@ -25,8 +25,7 @@ from sufficit.errors import UserError
 from sufficit.runs.actors import DRAW_DONORS, Outcome, Place, UnitActor, end_process, ship, short
 from sufficit.runs.config import Workers
 from sufficit.runs.engine import Worker
-from sufficit.runs.job import Job
-from sufficit.runs.store import DONORS, Store
+from sufficit.runs.store import DONORS
 
 TRIES = 3  # of a unit, and of starting a worker
 MOST_TRIES = 10  # of a unit whose machines are lost
@@ -66,25 +65,17 @@ class RayCluster:
             shutil.rmtree(self.temp, ignore_errors=True)
 
     def compute(
-        self,
-        job: Job,
-        store: Store,
-        stage: str,
-        missing: Sequence[int],
-        advance: Callable[[int, str], None],
-        alpha_min: float | None,
-        kind: type[Worker],
+        self, worker: Worker, missing: Sequence[int], advance: Callable[[int, str], None]
     ) -> None:
-        """Compute the missing units of a stage by actors."""
+        """Compute the missing units by actors, each with a copy of the worker."""
         self.connect()
-        store.clear_failures()
+        worker.store.clear_failures()
         # One thread per reserved CPU: more would wait for each other.
-        device, threads = self.device, max(1, int(self.workers.cpus))
-        packed = ship(job, store, stage, alpha_min, kind, device=device, threads=threads)
-        shipment = self.ray.put(packed)
-        dispatch = Dispatch(self, job, store, stage, shipment, advance)
+        threads = max(1, int(self.workers.cpus))
+        shipment = self.ray.put(ship(worker, device=self.device, threads=threads))
+        dispatch = Dispatch(self, worker, shipment, advance)
         try:
-            if job.pool and not store.has(DONORS, 0):
+            if worker.job.pool and not worker.store.has(DONORS, 0):
                 dispatch.finish([DRAW_DONORS])
             dispatch.finish(missing)
         finally:
@@ -176,9 +167,7 @@ class Dispatch:
     """Hands units to actors, replaces actors that fail, and counts."""
 
     cluster: RayCluster
-    job: Job
-    store: Store
-    stage: str
+    worker: Worker
     shipment: Any
     advance: Callable[[int, str], None]
     slots: list[Slot] = field(default_factory=list)
@@ -285,7 +274,7 @@ class Dispatch:
             slot.is_loaded, slot.failed_starts = True, 0
             self.started = self.started or time.monotonic()
         elif slot.unit != DRAW_DONORS:
-            done = self.job.units.images_in([slot.unit])
+            done = self.worker.job.units.images_in([slot.unit])
             self.images += done
             rate = self.images / max(time.monotonic() - self.started, 1e-9)
             loaded = sum(other.is_loaded for other in self.slots)
@@ -320,8 +309,9 @@ class Dispatch:
                 self.left[unit] = None
             else:
                 self.failed[unit] = f"{reason} ({place.text})"
-                names = self.job.units[unit].names if unit != DRAW_DONORS else []
-                self.store.write_failure(self.stage, unit, names, self.failed[unit])
+                worker, drawing = self.worker, unit == DRAW_DONORS
+                names = [] if drawing else worker.job.units[unit].names
+                worker.store.write_failure(worker.stage, unit, names, self.failed[unit])
         _warn(f"worker {slot.number} {what}: {reason} ({place.text})")
         if all(other.failed_starts >= TRIES for other in self.slots):
             raise UserError(
@@ -335,7 +325,7 @@ class Dispatch:
     def _called(self, number: int) -> str:
         if number == DRAW_DONORS:
             return "the donors for leakage"
-        names = self.job.units[number].names
+        names = self.worker.job.units[number].names
         return f"unit {number} ({len(names)} images, {names[0]} to {names[-1]})"
 
 

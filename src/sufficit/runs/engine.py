@@ -34,7 +34,7 @@ from sufficit.runs.config import DONORS, Workers
 from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, check_contents, quiet
 from sufficit.runs.job import Job
 from sufficit.runs.maps import MapFile, heatmaps_from_file, pack
-from sufficit.runs.merge import OF_SOME, best_alpha, is_precise, stem_of, write_results
+from sufficit.runs.merge import OF_SOME, best_alpha, is_precise, msi_tried, stem_of, write_results
 from sufficit.runs.rankings import ceiling_scores
 from sufficit.runs.results import RunResults
 from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, StageFile, Store, store_in
@@ -65,18 +65,19 @@ def run(
     searching = job.config.leak and job.plan.searching  # masks are known only after the search
     stages = (SCORES, LEAK) if searching else (SCORES,)
     with opened(job, out, overwrite, workers) as (whole, owned, cluster):
-        if (found := _finished(whole, owned, stages, flat=flat, keep=keep)) is not None:
+        key = whole.key()  # once: it reads all weights, and all images in memory
+        if (found := _finished(whole, owned, key, stages, flat=flat, keep=keep)) is not None:
             return found
-        store = start(whole, owned, stages)
+        store = start(whole, owned, key, stages)
         for size in whole.looks:  # without --within one, at all images
             part = replace(whole, part=size)
-            compute(part, store, SCORES, progress, cluster=cluster)
+            compute(Worker(part, store), progress, cluster)
             if len(part.units) < len(whole.units) and is_precise(part, store):
                 break
-        alpha_min = best_alpha(part, store)
+        tried = msi_tried(part, store, part.sources if part.plan.searching else ())
         if searching:
-            compute(part, store, LEAK, progress, alpha_min, cluster=cluster)
-        return write_results(part, store, alpha_min, flat=flat, temporary=out is None)
+            compute(Worker(part, store, LEAK, best_alpha(part, tried)), progress, cluster)
+        return write_results(part, store, tried, flat=flat, temporary=out is None)
 
 
 @contextmanager
@@ -105,10 +106,10 @@ def opened(
 
 
 def _finished(
-    job: Job, owned: Store, stages: Sequence[str], *, flat: bool, keep: bool
+    job: Job, owned: Store, key: Mapping[str, Any], stages: Sequence[str], *, flat: bool, keep: bool
 ) -> RunResults | None:
     """The results of the same job that are in its folder already; to `keep` others is an error."""
-    record = owned.finished(job.key(), job.entries, stages)
+    record = owned.finished(key, job.entries, stages)
     same = {"flat": flat, "config": plain(asdict(job.config))}
     if record is None or any(record.get(name) != one for name, one in same.items()):
         if keep and (owned.folder / "run.json").exists():
@@ -127,35 +128,29 @@ def _finished(
     return found
 
 
-def start(job: Job, owned: Store, stages: Sequence[str]) -> Store:
+def start(job: Job, owned: Store, key: Mapping[str, Any], stages: Sequence[str]) -> Store:
     """Start or resume the run in its folder; files that were written again must be the same."""
 
     def check(store: Store, changed: frozenset[int]) -> None:
         if changed or job.config.verify:
             check_contents(job, store, stages[0], None if job.config.verify else changed)
 
-    return owned.start(job.key(), job.entries, stages, check)
+    return owned.start(key, job.entries, stages, check)
 
 
 def compute(
-    job: Job,
-    store: Store,
-    stage: str,
-    progress: bool | Progress | None,
-    alpha_min: float | None = None,
-    *,
-    cluster: "RayCluster | None" = None,
-    kind: "type[Worker] | None" = None,
+    worker: "Worker", progress: bool | Progress | None, cluster: "RayCluster | None" = None
 ) -> None:
-    """Compute every unit of a stage that has no file yet, in this process or on a cluster."""
-    width, kind, numbers = len(job.sources), kind or Worker, range(len(job.units))
-    done = store.done(stage) & {*numbers}
+    """Compute every unit that has no file yet, by this worker or by copies of it on a cluster."""
+    job, store = worker.job, worker.store
+    width, numbers = len(job.sources), range(len(job.units))
+    done = store.done(worker.stage) & {*numbers}
     missing = [number for number in numbers if number not in done]
     if not missing:
         return
     total = job.units.images_in(numbers) * width
     before = job.units.images_in(done) * width
-    with bar(LABELS[stage], progress) as tick:
+    with bar(LABELS[worker.stage], progress) as tick:
 
         def advance(images: int, note: str = "") -> None:
             nonlocal before
@@ -165,14 +160,13 @@ def compute(
                 tick(before, total, note)
 
         if cluster is not None:
-            cluster.compute(job, store, stage, missing, advance, alpha_min, kind)
+            cluster.compute(worker, missing, advance)
             return
-        worker = kind(job, store, alpha_min)
         with ThreadPoolExecutor(1) as pool:  # files are written while the next unit is computed
             writing = pool.submit(store.write_unit, 0, [])
-            for unit, items in worker.read((job.units[number] for number in missing), stage):
+            for unit, items in worker.read(job.units[number] for number in missing):
                 inside = _within(tick, before, len(unit) * width, total)
-                files = worker.work(stage, unit, items, inside)
+                files = worker.work(unit, items, inside)
                 writing.result()
                 writing = pool.submit(store.write_unit, unit.number, files)
                 advance(len(unit))
@@ -180,33 +174,34 @@ def compute(
 
 
 class Worker(ImageWorker):
-    """Computes units of one job."""
+    """Computes units of a stage of one job; for leakage the alpha_min must be known."""
 
-    def __init__(self, job: Job, store: Store, alpha_min: float | None = None) -> None:
+    def __init__(
+        self, job: Job, store: Store, stage: str = SCORES, alpha_min: float | None = None
+    ) -> None:
         super().__init__(job, store)
+        self.stage = stage
         self.alpha_min = job.plan.schedules[0].alpha_min if alpha_min is None else alpha_min
         self._scorers: tuple[Classifier, Classifier | None] | None = None
         self._choices = [Choice() for _ in job.plan.schedules]  # what may be shown, of each
 
-    def read(self, units: Iterable[Unit], stage: str) -> Iterator[tuple[Unit, Sequence[Sample]]]:
+    def read(self, units: Iterable[Unit]) -> Iterator[tuple[Unit, Sequence[Sample]]]:
         """Each unit with its images, the next one read ahead; leakage needs no images."""
         self.draw_donors()
-        yield from self.loader.ahead(units) if stage != LEAK else ((unit, ()) for unit in units)
+        leaking = self.stage == LEAK
+        yield from ((unit, ()) for unit in units) if leaking else self.loader.ahead(units)
 
     def work(
-        self, stage: str, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
+        self, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
     ) -> list[StageFile]:
-        """Compute a unit of a stage; return its files, of which the last makes it done."""
-        return self.leak(unit) if stage == LEAK else self.score(unit, items, tick)
+        """Compute a unit; return its files, of which the last makes it done."""
+        return self.leak(unit) if self.stage == LEAK else self.score(unit, items, tick)
 
     def score(
         self, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
     ) -> list[StageFile]:
         """Explain and score the images of a unit."""
-        skipped = self.loader.dropped(unit)
-        batch, broken = self.batch(items)
-        facts: dict[str, Any] = {"names": [], "skipped": {**skipped, **broken}}
-        facts["contents"] = {item.name: item.contents for item in items}
+        batch, facts = self.batch(unit, items)
         if batch is None:
             return [(SCORES, {}, facts)]
         predictions = self._predicted(batch, tick)
@@ -247,7 +242,7 @@ class Worker(ImageWorker):
             "output": self.job.classifier.output_remark,
         }
         shown = [self._pixels(batch, predictions)] if "msi" in plan.columns else []
-        return [self.maps_file(batch, {}), *shown, (SCORES, tensors, facts)]
+        return [batch.as_file(job.sources), *shown, (SCORES, tensors, facts)]
 
     def leak(self, unit: Unit) -> list[StageFile]:
         """Measure the leakage of a unit's masks, from the heatmaps in the store."""

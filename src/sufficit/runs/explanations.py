@@ -16,9 +16,11 @@ from sufficit.data.images import ignore_image_warnings
 from sufficit.data.loader import Entry, ImageLoader, Item, Unit, decode_entry
 from sufficit.data.truth import TruthError
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError, cannot_resume
-from sufficit.explainers.explanation import DrawnMaps
+from sufficit.explainers import EXPLAINERS, Method, explainer_named
+from sufficit.explainers.explanation import DrawnMaps, draw_all
+from sufficit.perturbation.heatmaps import resize
 from sufficit.runs.job import Job
-from sufficit.runs.maps import GivenMaps, draw_sources, maps_as_file, maps_from_file, pack, unpack
+from sufficit.runs.maps import GivenMaps, Source, maps_from_file, noise, pack, unpack
 from sufficit.runs.store import DONORS, HEATMAPS, StageFile, Store
 
 NOT_FINITE = "the model gives NaN or infinite values for it"
@@ -63,6 +65,17 @@ class MapBatch:
         truth = None if self.truth is None else self.truth[some]
         return MapBatch(numbers, names, self.images[some], self.targets[some], maps, truth)
 
+    def as_file(self, sources: Mapping[str, Source], **facts: Any) -> StageFile:
+        """The maps at the size they were drawn, as a file of the store; of controls the name."""
+        words = {name: source for name, source in sources.items() if isinstance(source, str)}
+        # A control reads only the image's size: it is drawn again instead of stored.
+        controls = {name: w for name, w in words.items() if explainer_named(w).needs == "images"}
+        drawn = {name: one for name, one in self.maps.items() if name not in controls}
+        known: dict[str, Any] = {"numbers": self.numbers, "names": self.names}
+        known["shape"] = self.images.shape[1:]
+        known |= {"final": {name: one.final for name, one in drawn.items()}, "controls": controls}
+        return HEATMAPS, {f"maps/{name}": one.maps for name, one in drawn.items()}, facts | known
+
     @staticmethod
     def joined(parts: Sequence["MapBatch"]) -> "MapBatch":
         """The images of several batches in the order of their numbers, without truth."""
@@ -77,6 +90,31 @@ class MapBatch:
         return whole.rows(sorted(range(len(numbers)), key=numbers.__getitem__))
 
 
+def draw_sources(
+    job: Job, items: Sequence[Sample], images: Tensor, targets: Tensor
+) -> dict[str, DrawnMaps]:
+    """Every source's maps of a batch, by one shared forward pass: [N,C,H,W] -> each [N,h,w].
+
+    The control `random` depends on the seed and the number of the image, not on the batch.
+    """
+    seed, numbers = job.config.seed, [item.entry.number for item in items]
+    control = replace(EXPLAINERS["random"], draw=lambda images, _: noise(images, seed, numbers))
+    methods: dict[str, Method] = {
+        name: control if source == "random" else source
+        for name, source in job.sources.items()
+        if not isinstance(source, GivenMaps)
+    }
+    how: Any = {"layer": job.config.layer, "seed": seed, "progress": False}
+    how["names"] = [item.name for item in items]
+    found = draw_all(job.classifier, images, targets, methods, **how) if methods else {}
+    for name in job.sources.keys() - methods.keys():
+        maps = [item.maps[name] for item in items]
+        if len({one.shape for one in maps}) > 1:  # a file may hold maps of several sizes
+            maps = [resize(one[None], (images.shape[2], images.shape[3]))[0] for one in maps]
+        found[name] = DrawnMaps(torch.stack(maps).to(images.device), final=True)
+    return {name: found[name] for name in job.sources}
+
+
 class ImageWorker:
     """Reads and explains the units of a job; it holds the model, and the donors once drawn."""
 
@@ -86,9 +124,14 @@ class ImageWorker:
         self.donors: MapBatch | None = None
         self._donor_rows: dict[int, int] = {}  # image number -> row
 
-    def batch(self, items: Sequence[Sample]) -> tuple[MapBatch | None, dict[str, str]]:
-        """The images with every source's maps, without those the model gives NaN for."""
-        job, broken, parts = self.job, dict[str, str](), list[MapBatch]()
+    def batch(self, unit: Unit, items: Sequence[Sample]) -> tuple[MapBatch | None, dict[str, Any]]:
+        """A unit's images with every source's maps, without those the model gives NaN for.
+
+        The facts are those of a unit without images: which were skipped, and contents.
+        """
+        job, parts, skipped = self.job, list[MapBatch](), self.loader.dropped(unit)
+        contents = {item.name: item.contents for item in items}
+        facts = {"names": [], "skipped": skipped, "contents": contents}
         rows = [self._donor_rows.get(item.entry.number) for item in items]
         if self.donors is not None and (known := [row for row in rows if row is not None]):
             parts = [self.donors.rows(known)]  # which are explained already
@@ -101,21 +144,20 @@ class ImageWorker:
             else:  # asked once, so that all sources explain the same class
                 with torch.no_grad():
                     targets = job.classifier(images).argmax(1).cpu()
-            given = (numbers, [item.maps for item in left], job.config.seed, job.config.layer)
             try:
-                maps = draw_sources(job.classifier, job.sources, images, targets, *given, names)
+                maps = draw_sources(job, left, images, targets)
             except NotFiniteError as error:
-                broken |= self.not_finite([names[i] for i in error.images])
-                left = [item for item in left if item.name not in broken]
+                skipped |= self.not_finite([names[i] for i in error.images])
+                left = [item for item in left if item.name not in skipped]
                 continue
             parts.append(MapBatch(numbers, names, images, targets, maps))
             break
         if not parts:
-            return None, broken
+            return None, facts
         found = parts[0] if len(parts) == 1 else MapBatch.joined(parts)
-        whole = [item.truth for item in items if item.name not in broken]
+        whole = [item.truth for item in items if item.name not in skipped]
         truths = [one for one in whole if one is not None]  # all of them, or none
-        return replace(found, truth=torch.stack(truths) if truths else None), broken
+        return replace(found, truth=torch.stack(truths) if truths else None), facts
 
     def not_finite(self, names: Sequence[str]) -> dict[str, str]:
         """Images that the model gives NaN for, with the reason to skip them."""
@@ -123,12 +165,6 @@ class ImageWorker:
             remedy = "Try another --precision, or pass --on-error skip."
             raise UserError(f"{names[0]}: {NOT_FINITE}. {remedy}")
         return dict.fromkeys(names, NOT_FINITE)
-
-    def maps_file(self, batch: MapBatch, facts: Mapping[str, Any]) -> StageFile:
-        """The maps of a unit at the size they were drawn, as a file of the store."""
-        shape = batch.images.shape[1:]
-        tensors, known = maps_as_file(batch.numbers, shape, batch.maps, self.job.sources)
-        return HEATMAPS, tensors, {**facts, **known, "names": batch.names}
 
     def draw_donors(self) -> None:
         """Have the images that leakage lays masks over, read and explained once in a run."""
@@ -150,15 +186,14 @@ class ImageWorker:
         parts, contents = list[MapBatch](), dict[str, str]()
         pool, size = [self.job.entries[number] for number in self.job.pool], self.job.entries.unit
         groups = (tuple(pool[start : start + size]) for start in range(0, len(pool), size))
-        for _, items in self.loader.ahead(Unit(k, one) for k, one in enumerate(groups)):
-            batch, _ = self.batch(items)
+        for unit, items in self.loader.ahead(Unit(k, one) for k, one in enumerate(groups)):
+            batch, known = self.batch(unit, items)  # what is skipped is met again in its unit
             parts += [] if batch is None else [batch]
-            contents |= {item.name: item.contents for item in items}
-        self.loader.skipped.clear()  # they are met again in their unit
+            contents |= known["contents"]
         if not parts:
             return {}, {"numbers": [], "contents": contents}
         donors = MapBatch.joined(parts)
-        _, tensors, facts = self.maps_file(donors, {"contents": contents})
+        _, tensors, facts = donors.as_file(self.job.sources, contents=contents)
         return {**tensors, "images": pack(donors.images), "targets": donors.targets}, {**facts}
 
     def _sample(self, entry: Entry) -> Sample:

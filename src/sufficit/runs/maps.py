@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as V
 
-from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest
 from sufficit.classifier.source_code import code_digest, code_of
 from sufficit.data.heatmap_files import HeatmapFile
@@ -21,12 +20,12 @@ from sufficit.data.images import BadImageError
 from sufficit.data.loader import Entry
 from sufficit.errors import UserError
 from sufficit.explainers import EXPLAINERS, Explainer, Method, explainer_named
-from sufficit.explainers.explanation import DrawnMaps, draw_all
+from sufficit.explainers.explanation import DrawnMaps
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.registry import full_word, word_of
 from sufficit.explainers.sources import HeatmapFileSource, sources_from
 from sufficit.files import safe_name
-from sufficit.perturbation.heatmaps import check_range, normalize, resize
+from sufficit.perturbation.heatmaps import check_range, normalize
 from sufficit.runs.config import CONTROLS, RunConfig
 from sufficit.runs.store import UNITS, UnitFile
 
@@ -153,38 +152,6 @@ def source_facts(source: Source) -> dict[str, Any]:
     return {"kind": kind, "class_agnostic": getattr(source, "class_agnostic", False) is True}
 
 
-def draw_sources(
-    classifier: Classifier,
-    sources: Mapping[str, Source],
-    images: Tensor,
-    targets: Tensor,
-    numbers: Sequence[int],
-    given: Sequence[Mapping[str, Tensor]],
-    seed: int,
-    layer: str | None,
-    names: Sequence[str] | None = None,
-) -> dict[str, DrawnMaps]:
-    """Every source's maps of a batch, by one shared forward pass: [N,C,H,W] -> each [N,h,w].
-
-    `given` holds, per image, the maps of sources that are not drawn here. The control `random`
-    depends on the seed and the number of the image, not on the batch.
-    """
-    control = replace(EXPLAINERS["random"], draw=lambda images, _: noise(images, seed, numbers))
-    methods: dict[str, Method] = {
-        name: control if source == "random" else source
-        for name, source in sources.items()
-        if not isinstance(source, GivenMaps)
-    }
-    how: Any = {"layer": layer, "seed": seed, "progress": False, "names": names}
-    found = draw_all(classifier, images, targets, methods, **how) if methods else {}
-    for name in sources.keys() - methods.keys():
-        maps = [one[name] for one in given]
-        if len({one.shape for one in maps}) > 1:  # a file may hold maps of several sizes
-            maps = [resize(one[None], (images.shape[2], images.shape[3]))[0] for one in maps]
-        found[name] = DrawnMaps(torch.stack(maps).to(images.device), final=True)
-    return {name: found[name] for name in sources}
-
-
 def noise(images: Tensor, seed: int, numbers: Sequence[int]) -> Tensor:
     """Uniform noise per pixel by seed and image number: [N,C,H,W] -> [N,H,W]."""
     size, random = tuple(images.shape[2:]), np.random.default_rng
@@ -206,26 +173,10 @@ def unpack(pixels: Tensor) -> Tensor:
     return floats
 
 
-def maps_as_file(
-    numbers: Sequence[int],
-    shape: Sequence[int],
-    maps: Mapping[str, DrawnMaps],
-    sources: Mapping[str, Source],
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Maps as the tensors and facts of a unit's file; of controls only the name."""
-    words = {name: source for name, source in sources.items() if isinstance(source, str)}
-    # A control reads only the image's size: it is drawn again instead of stored.
-    controls = {name: w for name, w in words.items() if explainer_named(w).needs == "images"}
-    tensors = {f"maps/{n}": one.maps for n, one in maps.items() if n not in controls}
-    final = {name: maps[name].final for name in maps if name not in controls}
-    facts = {"numbers": list(numbers), "shape": list(shape), "final": final, "controls": controls}
-    return tensors, facts
-
-
 def maps_from_file(
     kept: UnitFile, seed: int, device: torch.device | str = "cpu"
 ) -> dict[str, DrawnMaps]:
-    """What `maps_as_file` stored; controls are drawn again."""
+    """What `MapBatch.as_file` stored; controls are drawn again."""
     facts = kept.facts
     found = {
         name: DrawnMaps(kept.tensors[f"maps/{name}"].to(device), final)

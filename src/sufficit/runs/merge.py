@@ -1,7 +1,7 @@
 """The end of a run: units merged into rows, curves, summary, record and the images to show.
 
 One pass over the units, each file read once. A search for alpha_min needs a pass before it, and the
-few images to show are read again. Memory does not grow with the number of images.
+few images to show are read again. Memory grows by 16 bytes per image.
 """
 
 from collections import Counter
@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,7 +33,7 @@ from sufficit.runs.job import Job
 from sufficit.runs.maps import heatmaps_from_file, source_facts
 from sufficit.runs.results import OWN_BEST, RunResults
 from sufficit.runs.rows import SourceTotals, csv_writer, grouped, joined
-from sufficit.runs.shown import places_of, write_shown
+from sufficit.runs.shown import write_shown
 from sufficit.runs.store import HEATMAPS, LEAK, SCORES, Store, UnitFile
 from sufficit.similarity import correlations
 from sufficit.statistics import Estimate, estimates_of
@@ -43,40 +44,32 @@ OF_SOME = {"alpha": "/alphas", "ceiling": "/ceiling"}  # kinds and tensors of so
 NAMED = 1000  # skipped and stretched images, at most, that run.json names
 
 
-def best_alpha(job: Job, store: Store) -> float:
+def msi_tried(job: Job, store: Store, sources: Iterable[str]) -> dict[str, Sums]:
+    """The sums of some sources' MSI, at every alpha_min tried."""
+    tried = {schedule.alpha_min: schedule for schedule in job.plan.schedules}
+    found = {name: Sums([*tried], seed=job.config.seed) for name in sources}
+    for unit in range(len(job.units)) if found else ():
+        kept = store.read(SCORES, unit)
+        for name, sums in found.items() if kept.facts["names"] else ():
+            one = _predictions(job, kept, name)
+            sums.add(
+                kept.facts["numbers"], {a: msi(one, schedule) for a, schedule in tried.items()}
+            )
+    return found
+
+
+def best_alpha(job: Job, tried: Mapping[str, Sums]) -> float:
     """The alpha_min of a run: the given one, or the best for the mean of the ranked sources."""
     if not job.plan.searching:
         return job.plan.schedules[0].alpha_min
-    return _search([*_tried(job, store).values()]).best
+    return _search([tried[name] for name in job.ranked]).best
 
 
 def is_precise(job: Job, store: Store) -> bool:
     """Whether the intervals of all ranked sources' MSI are as narrow as `within` asks."""
-    first, tried = job.plan.schedules[0].alpha_min, _tried(job, store).values()
+    first, tried = job.plan.schedules[0].alpha_min, msi_tried(job, store, job.ranked).values()
     known = [estimates_of(sums, {first: True}, job.chance)[first] for sums in tried]
     return rankings.half_width(known) <= (job.config.within or 0)
-
-
-def _tried(job: Job, store: Store) -> dict[str, Sums]:
-    """The sums of the ranked sources' MSI, at every alpha_min tried."""
-    found = _msi_sums(job, job.ranked)
-    for unit in range(len(job.units)):
-        kept = store.read(SCORES, unit)
-        if kept.facts["names"]:
-            _add_msi(job, kept, found)
-    return found
-
-
-def _msi_sums(job: Job, sources: Iterable[str]) -> dict[str, Sums]:
-    alphas = [schedule.alpha_min for schedule in job.plan.schedules]
-    return {name: Sums(alphas, seed=job.config.seed) for name in sources}
-
-
-def _add_msi(job: Job, kept: UnitFile, sums: Mapping[str, Sums]) -> None:
-    for name, one in sums.items():
-        found = _predictions(job, kept, name)
-        tried = {schedule.alpha_min: msi(found, schedule) for schedule in job.plan.schedules}
-        one.add(kept.facts["numbers"], tried)
 
 
 def _search(tried: Sequence[Sums]) -> AlphaSearch:
@@ -86,20 +79,24 @@ def _search(tried: Sequence[Sums]) -> AlphaSearch:
 
 
 def write_results(
-    job: Job, store: Store, alpha_min: float, *, flat: bool, temporary: bool
+    job: Job, store: Store, tried: Mapping[str, Sums], *, flat: bool, temporary: bool
 ) -> RunResults:
-    """Merge the units into rows, curves, summary and record; the units are deleted at the end."""
+    """Merge the units into rows, curves, summary and record; the units are deleted at the end.
+
+    `tried` has the MSI of every source at every alpha_min, of a search.
+    """
     store.clear_earlier()
+    alpha_min = best_alpha(job, tried)
     out, merged = store.folder, _merged(job, store, alpha_min, flat=flat)
     write_toml(out / "RUN.toml", job.config)
     summaries = {
         name: summary_of(one.columns, one.leaked, job.plan, job.chance)
         for name, one in merged.sources.items()
     }
-    searches = {name: _search([sums]) for name, sums in merged.tried.items()}
+    searches = {name: _search([sums]) for name, sums in tried.items()}
     for name, search in searches.items():
         limits = lambda _: job.plan.limits("msi")  # noqa: E731  # of every alpha_min
-        own = estimates_of(merged.tried[name], {search.best: True}, limits=limits)
+        own = estimates_of(tried[name], {search.best: True}, limits=limits)
         summaries[name][OWN_BEST] = own[search.best]
     worst = rankings.add_worst(job, summaries)
     ranked = merged.rankings.ranked()
@@ -108,7 +105,7 @@ def write_results(
     order += [name for name in job.sources if name not in order]
     shown: dict[str, str] = {}
     if standing is not None and len(merged.shapes) == 1:
-        shown = write_shown(job, store, merged.choice, merged.places)
+        shown = write_shown(job, store, merged.choice, np.concatenate(merged.places))
     summary: dict[str, Any] = plain({name: dict(summaries[name]) for name in order})
     if flat:
         summary = summary[order[0]]
@@ -152,7 +149,6 @@ class Merged:
     """What all units say, added up."""
 
     rankings: rankings.Rankings
-    tried: dict[str, Sums]  # MSI at every alpha_min, of a search
     rank_shares: dict[str, Shares]
     sources: dict[str, SourceTotals] = field(default_factory=dict)
     n: int = 0
@@ -163,8 +159,8 @@ class Merged:
     empty: Counter[str] = field(default_factory=Counter)
     output: str = ""  # what is wrong with what the model gives
     choice: Choice = field(default_factory=Choice)
-    places: dict[int, tuple[int, int, str]] = field(default_factory=dict)
-    """Number -> row, unit and name of the images that may be shown, by row."""
+    places: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    """Number and unit of the image of each row: [n,2], of every unit."""
     samples: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By kind of OF_SOME: images, calls, and MSI by source."""
 
@@ -197,8 +193,7 @@ def _rank_shares(job: Job, store: Store) -> dict[str, Shares]:
 
 def _merged(job: Job, store: Store, alpha_min: float, *, flat: bool) -> Merged:
     """Write the rows and curves of every source, and add up what else the units hold."""
-    tried = _msi_sums(job, job.sources if job.plan.searching else ())
-    found = Merged(rankings.Rankings(job), tried, _rank_shares(job, store))
+    found = Merged(rankings.Rankings(job), _rank_shares(job, store))
     fixed = replace(job.plan, searching=False)
     first = next(one for one in job.plan.schedules if one.alpha_min == alpha_min)
     shares = {name: found.rank_shares.get(name) for name in job.sources}
@@ -217,13 +212,13 @@ def _merged(job: Job, store: Store, alpha_min: float, *, flat: bool) -> Merged:
                     how: Any = {"seed": job.config.seed, "heatmaps": job.config.save_heatmaps}
                     found.sources[name] = SourceTotals(place, one, closing, **how)
                 found.sources[name].add(names, numbers, one)
-            _add_msi(job, whole, found.tried)
             found.rankings.add(numbers, scores)
             if "msi" in job.plan.columns:
                 ranked = {name: scores[name].columns["msi"].numpy() for name in job.ranked}
-                found.places = places_of(job, found.choice, found.places, found.n, units, ranked)
+                found.choice.add(numbers, ranked)
             for unit, kept in units:
                 found.add(kept)
+                found.places.append(np.array([(k, unit) for k in kept.facts["numbers"]]))
                 if job.config.save_heatmaps:
                     drawn = heatmaps_from_file(store.read(HEATMAPS, unit), job.config.seed)
                     for name, source in found.sources.items():

@@ -89,8 +89,8 @@ def explain_run(
             sheets = (p for p in out.glob("sheet*.png") if re.fullmatch(r"sheet(-\d+)?", p.stem))
             for path in [*sheets, *(p for p in out.glob("*.npz") if p.stem in earlier)]:
                 path.unlink()
-        store = start(placed, owned, (HEATMAPS,))
-        compute(placed, store, HEATMAPS, progress, cluster=cluster, kind=OverlayWorker)
+        store = start(placed, owned, placed.key(), (HEATMAPS,))
+        compute(OverlayWorker(placed, store, HEATMAPS), progress, cluster)
         facts = [store.facts(HEATMAPS, unit) for unit in range(len(job.units))]
         skipped = {name: why for one in facts for name, why in one["skipped"].items()}
         n = sum(len(one["names"]) for one in facts)
@@ -128,16 +128,12 @@ class OverlayWorker(Worker):
     """Draws units instead of scoring them."""
 
     def work(
-        self, stage: str, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
+        self, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
     ) -> list[StageFile]:
         """Overlays and a sheet of a unit, then its heatmaps, which make it done."""
-        skipped = self.loader.dropped(unit)
-        batch, broken = self.batch(items)
-        facts: dict[str, Any] = {"names": [], "targets": [], "empty": {}}
-        facts["skipped"] = {**skipped, **broken}
-        facts["contents"] = {item.name: item.contents for item in items}
+        batch, facts = self.batch(unit, items)
         if batch is None:
-            return [(HEATMAPS, {}, facts)]
+            return [(HEATMAPS, {}, facts | {"targets": [], "empty": {}})]
         from PIL import Image
 
         classifier, out = self.job.classifier, self.store.folder
@@ -159,7 +155,8 @@ class OverlayWorker(Worker):
         ]
         sheet = "sheet.png" if unit.number == 0 else f"sheet-{unit.number + 1}.png"
         plots.save(plots.sheet_figure(images, heatmaps, titles), out / sheet)
-        return [self.maps_file(batch, facts | {"targets": targets, "empty": batch.empty})]
+        known = facts | {"targets": targets, "empty": batch.empty}
+        return [batch.as_file(self.job.sources, **known)]
 
 
 def row_title(name: str, probabilities: Tensor, target: int, classes: Sequence[str] | None) -> str:

@@ -20,7 +20,7 @@ from sufficit.metrics.metric import MeanCurve
 from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import MethodScores
 from sufficit.perturbation.predictions import Predictions
-from sufficit.provenance import plain
+from sufficit.provenance import plain, typed
 from sufficit.report.content import MOST_ROWS, Content, Facts
 from sufficit.report.interpretation import run_remarks
 from sufficit.runs.config import RunConfig, check_values
@@ -29,7 +29,7 @@ from sufficit.runs.rows import StoredRows
 from sufficit.runs.shown import ShownImages, read_shown
 from sufficit.runs.store import HEATMAPS, MOST_RECORD, UNITS, Store
 from sufficit.similarity import RankedCondition
-from sufficit.statistics import Chance, Estimate, Pair, Standing
+from sufficit.statistics import Estimate, Standing
 
 if TYPE_CHECKING:
     import pandas
@@ -73,7 +73,8 @@ class RunResults:
             known, kind = read_json(folder / "curves.json", MOST_RECORD), config.score_kind
             curves = {name: _read_curves(known[name], kind) for name in methods}
             summary = read_json(folder / "summary.json", MOST_RECORD)
-            standing = _read_standing(summary.pop("standing", record.get("standing")))
+            standing = summary.pop("standing", record.get("standing"))
+            standing = standing and typed(Standing, standing)
             if record["flat"]:
                 summary = {methods[0]: summary}
             summaries = {name: _read_estimates(summary[name]) for name in methods}
@@ -136,9 +137,8 @@ class RunResults:
     @cached_property
     def conditions(self) -> list[RankedCondition]:
         """How the sources rank with every fill, and for the twin; the first one first."""
-        known = self.record.get("conditions", [])
-        found = [(one, _read_standing(one["standing"])) for one in known]
-        return [RankedCondition.read(one, standing) for one, standing in found if standing]
+        known = self.record.get("conditions", ())
+        return [typed(RankedCondition, one) for one in known if one["standing"]]
 
     @cached_property
     def scores(self) -> dict[str, MethodScores]:
@@ -358,32 +358,16 @@ def _read_curves(known: Mapping[str, Mapping[str, Any]], kind: str) -> dict[str,
     }
 
 
-def _numbers(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of a JSON file, in which NaN is null."""
-    return {name: math.nan if value is None else value for name, value in known.items()}
-
-
 def _read_estimates(columns: Mapping[str, Mapping[str, Any]]) -> dict[str, Estimate]:
     """The means and intervals of a source in summary.json."""
     known: dict[str, Estimate] = {}
     for name, one in columns.items():
         # JSON has no word for an interval without end.
-        endless = {"high": math.inf} if one["low"] is not None and one["high"] is None else {}
-        better = {"higher_is_better": one["higher_is_better"]}
-        known[name] = Estimate(**_numbers(one) | better | endless)
+        endless = one["low"] is not None and one["high"] is None
+        known[name] = typed(Estimate, {**one, "high": math.inf} if endless else one)
     own, chance, ratio = (known.get(name) for name in ("leak", "leak_chance", "leak_ratio"))
     if own and chance and ratio and own.mean > 0 == chance.mean:
         # The ratio is infinite, and so is its lower end where that is not 0.
         low = math.inf if ratio.n > 1 and math.isnan(ratio.low) else ratio.low
         known["leak_ratio"] = replace(ratio, mean=math.inf, low=low, high=math.inf)
     return known
-
-
-def _read_standing(found: Mapping[str, Any] | None) -> Standing | None:
-    """The standing in summary.json or run.json, if there is one."""
-    if found is None:
-        return None
-    pairs, means = tuple(Pair(**_numbers(one)) for one in found["pairs"]), _numbers(found["means"])
-    lists = {key: tuple(found[key]) for key in ("ranking", "not_different", "controls")}
-    chance = Chance(**found["chance"])
-    return Standing(**{**found, **lists, "pairs": pairs, "means": means, "chance": chance})

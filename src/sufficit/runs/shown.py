@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sufficit import plots
@@ -47,60 +47,42 @@ class ShownImages(Shown):
     fill: str | Tensor = "black"
 
 
-def places_of(
-    job: Job,
-    choice: Choice,
-    known: Mapping[int, tuple[int, int, str]],
-    start: int,
-    units: Sequence[tuple[int, UnitFile]],
-    msi: Mapping[str, ArrayLike],
-) -> dict[int, tuple[int, int, str]]:
-    """Number -> row, unit and name of the images that may be shown, once some more are known.
-
-    Their rows begin at `start`, and `msi` has the values of every method: {method: [n]}.
-    """
-    images = [
-        (number, unit, name)
-        for unit, kept in units
-        for number, name in zip(kept.facts["numbers"], kept.facts["names"], strict=True)
-    ]
-    best = choice.add([number for number, _, _ in images], msi) | {*job.shown_by_seed}
-    new = {number: (start + k, unit, name) for k, (number, unit, name) in enumerate(images)}
-    return {number: place for number, place in {**known, **new}.items() if number in best}
-
-
 def write_shown(
-    job: Job, store: Store, choice: Choice, places: Mapping[int, tuple[int, int, str]]
+    job: Job, store: Store, choice: Choice, places: npt.NDArray[np.int64]
 ) -> dict[str, str]:
     """Write the pixels, maps and predictions of the images to show; return them with reasons.
 
-    `places` has row, unit and name of the images that may be shown, by number.
+    `places` has the number and the unit of every image that was scored, in the order of the rows.
     """
-    chosen = choice.chosen([number for number in job.shown_by_seed if number in places])
-    # A worker whose processor rounds otherwise may have kept another of two images that tie.
-    kept = {number: store.read(PIXELS, places[number][1]) for number in chosen}
-    chosen = {n: w for n, w in chosen.items() if n in kept[n].facts["numbers"]}
-    found = [places[number] for number in chosen]
-    rows: dict[str, list[Tensor]] = {}
-    for number, (_, unit, _) in zip(chosen, found, strict=True):
-        pixels, maps = kept[number], store.read(HEATMAPS, unit)
-        scores = store.read(SCORES, unit, names=[f"{n}/{p}" for n in job.sources for p in ROWS])
-        rows.setdefault("pixels", []).append(
-            pixels.tensors["pixels"][pixels.facts["numbers"].index(number)]
-        )
+    numbers, units = places.T
+    drawn = [number for number in job.shown_by_seed if number in numbers]
+    parts: dict[str, list[Tensor]] = {}
+    shown, facts = dict[str, str](), dict[str, Any](reasons=[], numbers=[], rows=[])
+    for number, reason in choice.chosen(drawn).items():
+        row = int(np.flatnonzero(numbers == number)[0])
+        pixels = store.read(PIXELS, units[row])
+        # A worker whose processor rounds otherwise may have kept another of two images that tie.
+        if number not in pixels.facts["numbers"]:
+            continue
+        maps = store.read(HEATMAPS, units[row])
+        wanted = [f"{name}/{part}" for name in job.sources for part in ROWS]
+        scores = store.read(SCORES, units[row], names=wanted)
         place = maps.facts["numbers"].index(number)
-        for name, tensor in {**maps.tensors, **scores.tensors}.items():
-            rows.setdefault(name, []).append(tensor[place])
-    tensors = {name: torch.stack(parts) for name, parts in rows.items()}
+        kept = {name: one[place] for name, one in (maps.tensors | scores.tensors).items()}
+        kept["pixels"] = pixels.tensors["pixels"][pixels.facts["numbers"].index(number)]
+        for name, tensor in kept.items():
+            parts.setdefault(name, []).append(tensor)
+        facts |= {name: maps.facts[name] for name in ("final", "controls", "shape")}
+        for name, value in (("reasons", reason), ("numbers", number), ("rows", row)):
+            facts[name].append(value)
+        shown[maps.facts["names"][place]] = reason
+    tensors = {name: torch.stack(some) for name, some in parts.items()}
     if isinstance(job.fill, Tensor):
         tensors["fill"] = job.fill
-    facts: dict[str, Any] = {name: maps.facts[name] for name in ("final", "controls", "shape")}
-    facts |= {"reasons": list(chosen.values()), "numbers": list(chosen)}
-    facts["rows"] = [row for row, _, _ in found]
     if job.plan.sampling is not None:
         tensors |= _curves_of_shown(job, UnitFile(tensors, facts))
     save_tensors(store.folder / SHOWN, tensors, facts)
-    return {name: chosen[number] for number, (_, _, name) in zip(chosen, found, strict=True)}
+    return shown
 
 
 def _curves_of_shown(job: Job, kept: UnitFile) -> dict[str, Tensor]:
