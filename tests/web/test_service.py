@@ -5,7 +5,6 @@ import io
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from small_models import small_vit
 from sufficit import Classifier, Lax, View, evaluate, explain
 from sufficit.errors import UserError
 from sufficit.web import Service, open_service
-from sufficit.web.schemas import Limits
 from sufficit.web.service import ModelQueue
 
 
@@ -142,8 +140,9 @@ def test_adapters_and_functions_are_methods_too(
     lax = Lax(classifier.features(images)[0].shape[1])
     lax.belong_to(classifier, classifier.layer or "")
     service = open_service(classifier, "digits", {"mine": lax, "own": saliency, "cam": "gradcam"})
-    assert service.usual == ("mine", "own", "cam")
-    assert service.about("own") == "Bright pixels."
+    usual = {one.name: one.about for one in service.facts.methods if one.usual}
+    assert [*usual] == ["mine", "own", "cam"]
+    assert usual["own"] == "Bright pixels."
     assert {"layercam", "gradcam", "random"} < {*service.methods}
     client = client_of(service)
     found = client.post("/api/explain", files={"file": digit}).json()["maps"]
@@ -151,7 +150,7 @@ def test_adapters_and_functions_are_methods_too(
     grid = client.post("/api/explain", files={"file": digit}).json()["grid"]
     expected = torch.bucketize(images.mean(1)[0], torch.tensor(grid))
     assert np.array_equal(decoded(found[1]["map"]), expected.numpy())
-    for name in service.usual:
+    for name in usual:
         scored = client.post("/api/score", files={"file": digit}, data={"method": name})
         assert scored.is_success
 
@@ -242,9 +241,9 @@ def test_one_job_runs_at_a_time() -> None:
 
 
 def test_only_fills_that_work_with_the_model_are_offered(service: Service) -> None:
-    assert service.facts(Limits()).fills == ["black", "mean", "blur", "noise", "road"]
-    vit = replace(service, classifier=Classifier(small_vit(32)), size=(32, 32))
-    assert vit.facts(Limits()).fills == [*service.facts(Limits()).fills, "drop"]
+    assert service.facts.fills == ["black", "mean", "blur", "noise", "road"]
+    vit = open_service(Classifier(small_vit(32), view=View(crop=(32, 32))), "vit", ["random"])
+    assert vit.facts.fills == [*service.facts.fills, "drop"]
 
 
 def test_requests_that_wait_get_503_when_the_server_stops() -> None:

@@ -60,6 +60,7 @@ def make_app(
     page's heading.
     """
     limits = limits or Limits()
+    facts = service.facts.model_copy(update={"limits": limits})
     # From elsewhere, no address may take all places.
     queue = ModelQueue(limits.places, None if loopback else max(1, limits.places * 3 // 4))
     app = FastAPI(
@@ -81,7 +82,7 @@ def make_app(
     @app.get("/api/model", responses=ALWAYS)
     async def model() -> schemas.ModelFacts:
         """The model, its classes, the methods and the limits."""
-        return service.facts(limits)
+        return facts
 
     app.include_router(_work(service, limits, queue))
     _add_pages(app, service, limits, list(examples) or [("The example", example_image())], title)
@@ -161,19 +162,19 @@ def _add_pages(
     examples: Sequence[tuple[str, bytes]],
     title: str,
 ) -> None:
-    templates, feel = environment(HOME), look_and_feel(HOME)
-    names = [service.class_name(number) for number in range(service.n_classes)]
+    templates, feel, facts = environment(HOME), look_and_feel(HOME), service.facts
+    names = [service.class_name(number) for number in range(facts.n_classes)]
     count = Counter(names)  # classes that share a name get their number as well
     options = [f"{name} ({i})" if count[name] > 1 else name for i, name in enumerate(names)]
     targets = {option: number for number, option in enumerate(options)}
     settings = {name: str(field.default) for name, field in ScoreForm.model_fields.items()}
-    settings["value_step"] = str(service.value_step)  # what the fields of the page hold at first
+    settings["value_step"] = str(facts.value_step)  # what the fields of the page hold at first
     page = templates.get_template("page.html").render(
-        service=service,
+        facts=facts,
         megabytes=limits.bytes / 1e6,
         formats=FORMAT_NAMES,
         form=ScoreForm.model_json_schema()["properties"],
-        steps=sorted({*STEPS, service.value_step}),
+        steps=sorted({*STEPS, facts.value_step}),
         options=options,
         title=title,
         examples=[name for name, _ in examples],
@@ -181,7 +182,7 @@ def _add_pages(
             "bytes": limits.bytes,
             "targets": targets,
             "examples": [name for name, _ in examples],
-            "model": service.name,
+            "model": facts.name,
             "version": __version__,
             "settings": settings,
         },

@@ -46,17 +46,13 @@ class Service:
     """A classifier and the methods that work on it."""
 
     classifier: Classifier
-    name: str
     methods: Mapping[str, Explainer]
-    usual: tuple[str, ...]  # the methods that run if a request names none
-    size: tuple[int, int]  # height and width of the model's input
-    n_classes: int
-    value_step: float = VALUE_STEP
+    facts: schemas.ModelFacts
 
     def explain(self, images: Tensor, form: ExplainForm, progress: Progress) -> schemas.Explained:
         """The prediction and the heatmaps of one image [1,C,H,W], without masked images."""
         common, probabilities, heatmaps = self._look(images, form, form.methods, progress)
-        likeliest = probabilities.nan_to_num(-1).topk(min(LIKELIEST, self.n_classes)).indices
+        likeliest = probabilities.nan_to_num(-1).topk(min(LIKELIEST, self.facts.n_classes)).indices
         # A page with one image can hold its maps at full size.
         maps = viewer_data.encode_heatmaps(heatmaps, common.grid, sides=(512,))
         values = viewer_data.encode_heatmaps(heatmaps, ROUNDED, sides=(512,))
@@ -71,7 +67,7 @@ class Service:
             maps=[
                 schemas.Heatmap(
                     method=name,
-                    class_agnostic=self.is_class_agnostic(name),
+                    class_agnostic=self.methods[name].class_agnostic,
                     map=maps[name][0],
                     values=values[name][0],
                     shares=[share or 0.0 for share in viewer_data.shares_of(found, common.grid)[0]],
@@ -103,47 +99,6 @@ class Service:
             calls=int(scores.calls[0]),
         )
 
-    def facts(self, limits: Limits) -> schemas.ModelFacts:
-        """The model, and what a request can ask for."""
-        classes, view = self.classifier.classes, self.classifier.view
-        return schemas.ModelFacts(
-            name=self.name,
-            classes=None if classes is None else list(classes),
-            n_classes=self.n_classes,
-            height=self.size[0],
-            width=self.size[1],
-            channels=view.channels if view else 3,
-            device=str(self.classifier.device),
-            methods=[
-                schemas.MethodFacts(
-                    name=name,
-                    about=self.about(name),
-                    usual=name in self.usual,
-                    class_agnostic=self.is_class_agnostic(name),
-                )
-                for name in self.methods
-            ],
-            fills=self.fills,
-            value_step=self.value_step,
-            limits=limits,
-        )
-
-    @property
-    def fills(self) -> list[str]:
-        """The fills that work with the model."""
-        with suppress(UserError):
-            token_model(self.classifier, self.size)
-            return list(FILLS)
-        return [name for name in FILLS if not drops(name)]
-
-    def about(self, name: str) -> str:
-        """One line that describes a method."""
-        return self.methods[name].description
-
-    def is_class_agnostic(self, name: str) -> bool:
-        """Whether a method draws the same map for every class; a function of yours can say so."""
-        return self.methods[name].class_agnostic
-
     def class_name(self, number: int) -> str:
         """The name of a class, or its number."""
         classes = self.classifier.classes
@@ -161,13 +116,14 @@ class Service:
         wanted, target = form.target.strip(), int(probabilities.argmax())
         if wanted:
             target = class_number(wanted, self.classifier.classes)
-        if target >= self.n_classes:
-            most = self.n_classes - 1
+        most = self.facts.n_classes - 1
+        if target > most:
             raise UserError(f"target must be a class of the model, 0..{most}, got {target}")
         progress(0, 1)
-        methods = {name: self.methods[name] for name in names or self.usual}
+        usual = [method.name for method in self.facts.methods if method.usual]
+        methods = {name: self.methods[name] for name in names or usual}
         heatmaps = _heatmaps(self.classifier, images, torch.tensor([target]), methods)
-        step = self.value_step if form.value_step is None else form.value_step
+        step = self.facts.value_step if form.value_step is None else form.value_step
         grid = viewer_data.stops(Schedule(form.alpha_min, value_step=step).values, [form.alpha_min])
         common = ImageAnswer(
             target=self._class(target, probabilities),
@@ -209,7 +165,32 @@ def open_service(
             _heatmaps(classifier, grey, None, [other])
             others[other] = explainer_named(other)
     usual = tuple(own) or tuple(n for n in (*CAMS, "rollout") if n in others) or tuple(others)
-    return Service(classifier, name, own | others, usual, (h, w), n_classes, value_step)
+    known, fills = own | others, [fill for fill in FILLS if not drops(fill)]
+    with suppress(UserError):  # without tokens that could be left out
+        token_model(classifier, (h, w))
+        fills = list(FILLS)
+    facts = schemas.ModelFacts(
+        name=name,
+        classes=None if classifier.classes is None else list(classifier.classes),
+        n_classes=n_classes,
+        height=h,
+        width=w,
+        channels=classifier.view.channels,
+        device=str(classifier.device),
+        methods=[
+            schemas.MethodFacts(
+                name=word,
+                about=one.description,
+                usual=word in usual,
+                class_agnostic=one.class_agnostic,
+            )
+            for word, one in known.items()
+        ],
+        fills=fills,
+        value_step=value_step,
+        limits=Limits(),
+    )
+    return Service(classifier, known, facts)
 
 
 def _heatmaps(
