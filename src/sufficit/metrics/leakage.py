@@ -56,15 +56,9 @@ class Leak:
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """The shares by their names in tables and files: each [N]."""
-        return {
-            "leak": self.donors,
-            "leak_chance": self.donors_chance,
-            "leak_grey": self.grey,
-            "leak_grey_chance": self.grey_chance,
-            "leak_noise": self.noise,
-            "leak_noise_chance": self.noise_chance,
-        }
+        """The shares by their names in tables and files, `leak` and `leak_chance` first."""
+        shares = {name: getattr(self, name) for name in TENSORS if name != "calls"}
+        return {f"leak_{name}".replace("_donors", ""): found for name, found in shares.items()}
 
     @property
     def ratio(self) -> float:
