@@ -4,7 +4,7 @@ import asyncio
 import io
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -203,6 +203,12 @@ def test_the_model_is_left_as_it_was(service: Service, client: TestClient, digit
     assert all(parameter.grad is None for parameter in service.classifier.model.parameters())
 
 
+async def held(queue: ModelQueue, work: Awaitable[Any]) -> Any:
+    """A request that holds a place in the queue while it waits."""
+    with queue.place():
+        return await work
+
+
 def test_a_job_stops_when_its_client_disconnects() -> None:
     queue, ticks = ModelQueue(1), []
 
@@ -213,13 +219,19 @@ def test_a_job_stops_when_its_client_disconnects() -> None:
             time.sleep(0.005)
 
     async def story() -> None:
+        task = asyncio.ensure_future(held(queue, queue.run(job)))
+        await asyncio.sleep(0.05)
+        task.cancel()
         with pytest.raises(ClientDisconnect):
-            await queue.run(job, asyncio.ensure_future(asyncio.sleep(0.05)))
+            await task
+        assert 1 <= len(ticks) < 100
+        again = asyncio.ensure_future(held(queue, queue.run(lambda progress: "free")))
+        await asyncio.sleep(0)
+        with pytest.raises(HTTPException, match="retry in 5 seconds"), queue.place():
+            pass
+        assert await again == "free"
 
     asyncio.run(story())
-    assert 1 <= len(ticks) < 100
-    with queue.place(), pytest.raises(HTTPException, match="retry in 5 seconds"), queue.place():
-        pass
     assert queue.taken == 0
 
 
@@ -233,8 +245,7 @@ def test_one_job_runs_at_a_time() -> None:
         running.pop()
 
     async def story() -> None:
-        never = [asyncio.ensure_future(asyncio.Event().wait()) for _ in range(8)]
-        await asyncio.gather(*(queue.run(job, gone) for gone in never))
+        await asyncio.gather(*(queue.run(job) for _ in range(8)))
 
     asyncio.run(story())
     assert most == [1] * 8
@@ -255,9 +266,8 @@ def test_requests_that_wait_get_503_when_the_server_stops() -> None:
         return "done"
 
     async def story() -> list[Any]:
-        never = [asyncio.ensure_future(asyncio.Event().wait()) for _ in range(4)]
-        jobs = [asyncio.ensure_future(queue.run(long, gone)) for gone in never[:3]]
-        upload = asyncio.ensure_future(queue.unless_over(never[3]))
+        jobs = [asyncio.ensure_future(held(queue, queue.run(long))) for _ in range(3)]
+        upload = asyncio.ensure_future(held(queue, asyncio.Event().wait()))
         while not started.is_set():
             await asyncio.sleep(0.01)
         queue.close()
@@ -289,7 +299,7 @@ def test_a_request_that_runs_too_long_after_the_stop_gets_503(
             seen.append("ended")
 
     async def story() -> None:
-        job = asyncio.ensure_future(queue.run(long, asyncio.ensure_future(asyncio.Event().wait())))
+        job = asyncio.ensure_future(held(queue, queue.run(long)))
         while not started.is_set():
             await asyncio.sleep(0.01)
         queue.close()

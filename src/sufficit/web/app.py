@@ -105,8 +105,7 @@ def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
 
             async def limited(request: Request) -> Response:
                 with queue.place(request.client.host if request.client else ""):
-                    read = await queue.unless_over(read_form(request, limits))
-                    return await handle(read)
+                    return await handle(await read_form(request, limits))
 
             return limited
 
@@ -117,14 +116,17 @@ def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
         if not content:
             raise HTTPException(400, "the file is empty: choose another")
 
-        async def disconnected() -> None:  # the whole request has been read
+        task = asyncio.current_task()
+        assert task is not None
+
+        async def watch() -> None:  # the whole request has been read
             while (await request.receive())["type"] != "http.disconnect":
                 pass
+            task.cancel()
 
-        leaving = asyncio.ensure_future(disconnected())
+        watching = asyncio.ensure_future(watch())
         try:
-            decoding = decoder.decode(content, service.classifier.view)
-            images = await queue.unless_over(decoding, leaving)
+            images = await decoder.decode(content, service.classifier.view)
 
             def job(progress: Progress) -> Answer:
                 progress(0, 1)  # raises if the client disconnected while it waited
@@ -133,9 +135,9 @@ def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
                 found.seconds = round(time.monotonic() - started, 3)
                 return found
 
-            return await queue.run(job, leaving)
+            return await queue.run(job)
         finally:
-            leaving.cancel()
+            watching.cancel()
 
     router = APIRouter(prefix="/api", route_class=LimitedRoute, responses=FAILURES)
     multipart = Form(media_type="multipart/form-data")

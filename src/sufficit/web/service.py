@@ -4,9 +4,8 @@ import asyncio
 import math
 import threading
 import warnings
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -205,80 +204,58 @@ def _heatmaps(
 class ModelQueue:
     """A bounded number of requests, of which one at a time uses the model.
 
-    All jobs run in one thread: each thread that calls torch keeps a pool of threads of its own.
+    All jobs run in one thread: each thread that calls torch keeps a pool of threads of its own. To
+    end a request early, cancel its task.
     """
 
     def __init__(self, places: int, per_address: int | None = None) -> None:
         self.places, self.per_address, self.closed = places, per_address or places, False
-        self._holders = Counter[str]()  # addresses
+        self._holders: dict[asyncio.Task[Any], str] = {}  # requests that are here, by address
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sufficit-model")
-        self._ends = set[asyncio.Future[None]]()  # of requests that are here
 
     def close(self) -> None:
         """Answer all requests that wait or come with 503; the one that runs has a few seconds."""
         self.closed = True
-        for end in self._ends:
-            if not end.done():
-                end.set_result(None)
+        for task in self._holders:
+            task.cancel()
 
     @contextmanager
     def place(self, address: str = "") -> Iterator[None]:
-        """Hold one of the places, or refuse with 503 if all are taken, or many by this address."""
+        """Hold one of the places, or refuse with 503 if all are taken, or many by this address.
+
+        A request that is cancelled meanwhile gets 503 too, or nothing if its client is gone.
+        """
         if self.closed:
             raise stopping()
-        held = self._holders[address]
-        if self.taken >= self.places or held >= self.per_address:
-            whose = "the queue is full" if self.taken >= self.places else "your queue is full"
-            number = self.taken if self.taken >= self.places else held
+        held, full = [*self._holders.values()].count(address), self.taken >= self.places
+        if full or held >= self.per_address:
+            whose, number = ("the", self.taken) if full else ("your", held)
             raise HTTPException(
                 503,
-                f"{whose} ({number} requests): retry in {RETRY_SECONDS} seconds",
+                f"{whose} queue is full ({number} requests): retry in {RETRY_SECONDS} seconds",
                 {"Retry-After": str(RETRY_SECONDS)},
             )
-        self._holders[address] += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._holders[task] = address
         try:
             yield
+        except asyncio.CancelledError:
+            task.uncancel()
+            raise stopping() if self.closed else ClientDisconnect from None
         finally:
-            self._holders[address] -= 1
-            self._holders += Counter()  # forget addresses that hold none
+            del self._holders[task]
 
     @property
     def taken(self) -> int:
         """The places that are held."""
-        return self._holders.total()
+        return len(self._holders)
 
-    async def unless_over(
-        self,
-        waiting: Awaitable[T],
-        gone: "asyncio.Future[None] | None" = None,
-        work: "Future[T] | None" = None,
-    ) -> T:
-        """What is waited for; 503 once the queue is closed, and nothing for a client that is gone.
+    async def run(self, job: Callable[[Progress], T]) -> T:
+        """The result of the job, which calls its argument often; this raises once it is cancelled.
 
-        `work` that runs when the queue closes has a few seconds.
+        A job that runs when the queue closes has a few seconds.
         """
-        wanted = asyncio.ensure_future(waiting)
-        end = asyncio.get_running_loop().create_future()
-        self._ends.add(end)
-        if self.closed:
-            end.set_result(None)
-        waits: set[asyncio.Future[Any]] = {wanted} if gone is None else {wanted, gone}
-        first: Any = {"return_when": asyncio.FIRST_COMPLETED}
-        try:
-            await asyncio.wait(waits | {end}, **first)
-            if end.done() and work is not None and not work.cancel():  # it runs, or is done
-                await asyncio.wait(waits, timeout=GRACE, **first)
-            if wanted.done() and not wanted.cancelled():
-                return wanted.result()
-            raise stopping() if end.done() else ClientDisconnect
-        finally:
-            self._ends.discard(end)
-            end.cancel()
-            wanted.cancel()
-            wanted.add_done_callback(lambda one: one.cancelled() or one.exception())  # as read
-
-    async def run(self, job: Callable[[Progress], T], gone: "asyncio.Future[None]") -> T:
-        """The result of the job, which calls its argument often; cancelled once `gone` is done."""
         cancelled = threading.Event()
 
         def check(done: float, total: float) -> None:
@@ -286,16 +263,21 @@ class ModelQueue:
                 raise ClientDisconnect
 
         work = self._thread.submit(job, check)
+        waiting = asyncio.wrap_future(work)
+        waiting.add_done_callback(lambda one: one.cancelled() or one.exception())  # as read
         try:
-            return await self.unless_over(asyncio.wrap_future(work), gone, work)
-        except ClientDisconnect:
-            cancelled.set()
-            if not work.cancel():  # it runs: the place is free once the model is
-                await asyncio.wait({asyncio.wrap_future(work)})
-            raise
+            await asyncio.wait({waiting})
+        except asyncio.CancelledError:
+            if work.cancel():
+                raise
+            if not self.closed:  # it runs: the place is free once the model is
+                cancelled.set()
+            await asyncio.wait({waiting}, timeout=GRACE if self.closed else None)
+            if cancelled.is_set() or not waiting.done():
+                raise
         finally:
             cancelled.set()
-            work.cancel()
+        return waiting.result()
 
 
 def stopping() -> HTTPException:
