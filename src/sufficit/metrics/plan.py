@@ -24,7 +24,6 @@ from sufficit.perturbation.image_masks import ImageMask, predict_hidden
 from sufficit.perturbation.predict import predict
 from sufficit.perturbation.predictions import HIDDEN_ROWS, ROWS, Measure, Predictions, ScoreKind
 from sufficit.perturbation.sampling import Sampling, make_sampling, predict_by_halving
-from sufficit.perturbation.tokens import drops, token_model
 from sufficit.progress import Progress
 
 GROUPS = ("paper", "all")  # of columns
@@ -298,8 +297,6 @@ def ask(
     from there. `truth` is that of the images: [N,H,W]; `cell` is `plan.cell(...)`.
     """
     check_fill(fill, images)
-    if drops(fill):
-        token_model(classifier, images.shape[2:])  # raises for a model without tokens
     called, n = names or [str(i) for i in range(len(images))], len(images)
     how: Any = {"fill": fill, "batch_size": batch_size}
     more: Any = {"weigh": plan.weighs, "progress": tick}
