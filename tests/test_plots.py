@@ -11,7 +11,7 @@ from sufficit.errors import UserError
 from sufficit.plots import (
     LINES,
     Look,
-    alpha_panel,
+    Panel,
     lines_figure,
     save,
     sheet_figure,
@@ -33,7 +33,7 @@ POINTS = {
 
 def test_lines_can_be_told_apart_where_there_are_more_methods_than_colours() -> None:
     lines = {f"method {k}": ([0.0, 1.0], [0.0, k / 30]) for k in range(3 * len(LINES) + 2)}
-    figure = lines_figure([alpha_panel(lines, 0.5)], quiet=["method 1", "method 9"])
+    figure = lines_figure([Panel("", "x", "y", lines)], quiet=["method 1", "method 9"])
     drawn = [line for line in figure.axes[0].lines if line.get_label() in lines]
     assert len({(line.get_color(), str(line._dash_pattern)) for line in drawn}) == len(lines)
     assert figure.axes[0].lines[0].get_linestyle() == "-"
@@ -98,7 +98,7 @@ def test_a_figure_has_the_same_bytes_each_time_and_its_width(tmp_path: Path, suf
 
 
 def test_vectors_are_vectors_and_fonts_are_inside(tmp_path: Path) -> None:
-    lines = lines_figure([alpha_panel({"gradcam": ([0.0, 1.0], [0.0, 0.5])}, 0.5)])
+    lines = lines_figure([Panel("t", "x", "y", {"gradcam": ([0.0, 1.0], [0.0, 0.5])})])
     for name in ("lines.pdf", "lines.svg", "lines.eps"):
         save(lines, tmp_path / name, tight=False)
     pdf = (tmp_path / "lines.pdf").read_bytes()

@@ -16,14 +16,12 @@ from sufficit import Classifier, Leak, Pool, UserError, evaluate, explain, leak
 from sufficit.data.digits import synthetic_digits
 from sufficit.metrics.leakage import (
     POOL,
+    TENSORS,
     LeakProbe,
-    LeakSettings,
     canvases,
     draw,
     draw_pool,
     leak_warning,
-    measure,
-    measure_methods,
 )
 from sufficit.perturbation.fills import fill_for, noise
 from sufficit.statistics import Estimate
@@ -118,7 +116,7 @@ def test_a_mask_hides_pixels_at_alpha_min_itself() -> None:
 # A second writing
 
 
-def slowly(model, images, heatmaps, targets, setting: LeakSettings, pool: Pool) -> dict[str, list]:
+def slowly(model, images, heatmaps, targets, setting: LeakProbe, pool: Pool) -> dict[str, list]:
     """The definition, one image at a time."""
     logits_of = one_at_a_time(model)
     alpha = torch.tensor(setting.alpha_min, dtype=torch.float32)
@@ -153,7 +151,7 @@ def test_a_plain_double_loop_agrees_to_the_last_digit(classifier, fill, pooled) 
     images, heatmaps, targets = leak_case(16)
     fill = torch.tensor([0.1, 0.9, 0.5]) if fill == "own" else fill
     pool = Pool(*leak_case(7, seed=5)) if pooled else Pool(images, heatmaps, targets)
-    setting = LeakSettings(0.437, donors=4, seed=3, noises=2, fill=fill)
+    setting = LeakProbe(classifier, 0.437, donors=4, seed=3, noises=2, fill=fill)
     found = leak(
         classifier, images, heatmaps, targets, alpha_min=0.437, donors=4, seed=3, noises=2,
         fill=fill, pool=pool if pooled else None,
@@ -210,32 +208,36 @@ def test_noise_is_uniform_follows_the_seed_and_is_not_the_fill() -> None:
 
 def test_several_methods_at_once_leak_as_each_alone(classifier) -> None:
     images, heatmaps, targets = leak_case()
-    setting, some = LeakSettings(0.5, 3, seed=2), [1, 2, 4, 5, 7, 8]
+    some = [1, 2, 4, 5, 7, 8]
     methods = {"a": heatmaps, "b": heatmaps.flip(1), "c": 1 - heatmaps}
     pools = {name: Pool(images[some], maps[some], targets[some]) for name, maps in methods.items()}
     together = replace(pools["a"], heatmaps=torch.cat([pool.heatmaps for pool in pools.values()]))
-    found = measure_methods(methods, targets, LeakProbe(classifier, together, setting), range(10))
-    assert list(found) == list(methods)
-    for name, maps in methods.items():
+    probe = LeakProbe(classifier, 0.5, 3, seed=2, pool=together)
+    every = probe.measure(torch.cat([*methods.values()]), targets, range(10))
+    found = [
+        replace(every, **{part: getattr(every, part).chunk(3)[k] for part in TENSORS})
+        for k in range(3)
+    ]
+    for k, (name, maps) in enumerate(methods.items()):
         alone = leak(
             classifier, images, maps, targets, alpha_min=0.5, donors=3, seed=2, pool=pools[name]
         )
         for column, values in alone.columns.items():
-            assert torch.equal(found[name].columns[column], values), (name, column)
-        assert torch.equal(found[name].calls, alone.calls)
-    assert found["a"].ratio != found["c"].ratio
+            assert torch.equal(found[k].columns[column], values), (name, column)
+        assert torch.equal(found[k].calls, alone.calls)
+    assert found[0].ratio != found[2].ratio
 
 
 def test_images_keep_their_donors_where_others_are_skipped(classifier) -> None:
     _, heatmaps, targets = leak_case()
-    probe = LeakProbe(classifier, Pool(*leak_case(8, seed=5)), LeakSettings(0.5, 3, seed=2))
-    whole = measure_methods({"a": heatmaps}, targets, probe, range(10))["a"]
+    probe = LeakProbe(classifier, 0.5, 3, seed=2, pool=Pool(*leak_case(8, seed=5)))
+    whole = probe.measure(heatmaps, targets, range(10))
     left = [1, 4, 5, 9]
-    found = measure_methods({"a": heatmaps[left]}, targets[left], probe, left)["a"]
+    found = probe.measure(heatmaps[left], targets[left], left)
     assert found.donors.tolist() == whole.donors[left].tolist()
     assert found.donors_chance.tolist() == whole.donors_chance[left].tolist()
     with pytest.raises(ValueError, match="shorter"):
-        measure_methods({"a": heatmaps}, targets, probe, left)
+        probe.measure(heatmaps, targets, left)
 
 
 def test_few_donors_leave_the_mean_unbiased(classifier) -> None:
@@ -275,11 +277,10 @@ def test_images_read_in_groups_give_what_they_give_together(classifier, group) -
     order = targets.argsort()  # a group then holds few classes
     images, heatmaps, targets = images[order], heatmaps[order], targets[order]
     wanted = leak(classifier, images, heatmaps, targets, donors=3, seed=5, alpha_min=0.4)
-    setting = LeakSettings(0.4, 3, 5)
-    probe = LeakProbe(classifier, Pool(images, heatmaps, targets), setting)
+    probe = LeakProbe(classifier, 0.4, 3, 5, pool=Pool(images, heatmaps, targets))
     given = (images, heatmaps, targets, torch.arange(11))
     found = [
-        measure(classifier, *part, setting, probe, numbers=numbers.tolist())
+        probe.leak(*part, numbers=numbers.tolist())
         for *part, numbers in zip(*(tensor.split(group) for tensor in given), strict=True)
     ]
     assert_same(join_leaks(found), wanted)

@@ -41,7 +41,8 @@ bounded = settings(
 
 @pytest.fixture(scope="module")
 def schema(service: Service) -> Any:
-    app = make_app(replace(service, value_step=0.5), Limits(bytes=200_000), names=["testserver"])
+    coarse = replace(service, facts=service.facts.model_copy(update={"value_step": 0.5}))
+    app = make_app(coarse, Limits(bytes=200_000), names=["testserver"])
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
 

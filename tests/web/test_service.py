@@ -4,8 +4,7 @@ import asyncio
 import io
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from small_models import small_vit
 from sufficit import Classifier, Lax, View, evaluate, explain
 from sufficit.errors import UserError
 from sufficit.web import Service, open_service
-from sufficit.web.schemas import Limits
 from sufficit.web.service import ModelQueue
 
 
@@ -142,8 +140,9 @@ def test_adapters_and_functions_are_methods_too(
     lax = Lax(classifier.features(images)[0].shape[1])
     lax.belong_to(classifier, classifier.layer or "")
     service = open_service(classifier, "digits", {"mine": lax, "own": saliency, "cam": "gradcam"})
-    assert service.usual == ("mine", "own", "cam")
-    assert service.about("own") == "Bright pixels."
+    usual = {one.name: one.about for one in service.facts.methods if one.usual}
+    assert [*usual] == ["mine", "own", "cam"]
+    assert usual["own"] == "Bright pixels."
     assert {"layercam", "gradcam", "random"} < {*service.methods}
     client = client_of(service)
     found = client.post("/api/explain", files={"file": digit}).json()["maps"]
@@ -151,7 +150,7 @@ def test_adapters_and_functions_are_methods_too(
     grid = client.post("/api/explain", files={"file": digit}).json()["grid"]
     expected = torch.bucketize(images.mean(1)[0], torch.tensor(grid))
     assert np.array_equal(decoded(found[1]["map"]), expected.numpy())
-    for name in service.usual:
+    for name in usual:
         scored = client.post("/api/score", files={"file": digit}, data={"method": name})
         assert scored.is_success
 
@@ -204,6 +203,12 @@ def test_the_model_is_left_as_it_was(service: Service, client: TestClient, digit
     assert all(parameter.grad is None for parameter in service.classifier.model.parameters())
 
 
+async def held(queue: ModelQueue, work: Awaitable[Any]) -> Any:
+    """A request that holds a place in the queue while it waits."""
+    with queue.place():
+        return await work
+
+
 def test_a_job_stops_when_its_client_disconnects() -> None:
     queue, ticks = ModelQueue(1), []
 
@@ -214,13 +219,19 @@ def test_a_job_stops_when_its_client_disconnects() -> None:
             time.sleep(0.005)
 
     async def story() -> None:
+        task = asyncio.ensure_future(held(queue, queue.run(job)))
+        await asyncio.sleep(0.05)
+        task.cancel()
         with pytest.raises(ClientDisconnect):
-            await queue.run(job, asyncio.ensure_future(asyncio.sleep(0.05)))
+            await task
+        assert 1 <= len(ticks) < 100
+        again = asyncio.ensure_future(held(queue, queue.run(lambda progress: "free")))
+        await asyncio.sleep(0)
+        with pytest.raises(HTTPException, match="retry in 5 seconds"), queue.place():
+            pass
+        assert await again == "free"
 
     asyncio.run(story())
-    assert 1 <= len(ticks) < 100
-    with queue.place(), pytest.raises(HTTPException, match="retry in 5 seconds"), queue.place():
-        pass
     assert queue.taken == 0
 
 
@@ -234,17 +245,16 @@ def test_one_job_runs_at_a_time() -> None:
         running.pop()
 
     async def story() -> None:
-        never = [asyncio.ensure_future(asyncio.Event().wait()) for _ in range(8)]
-        await asyncio.gather(*(queue.run(job, gone) for gone in never))
+        await asyncio.gather(*(queue.run(job) for _ in range(8)))
 
     asyncio.run(story())
     assert most == [1] * 8
 
 
 def test_only_fills_that_work_with_the_model_are_offered(service: Service) -> None:
-    assert service.facts(Limits()).fills == ["black", "mean", "blur", "noise", "road"]
-    vit = replace(service, classifier=Classifier(small_vit(32)), size=(32, 32))
-    assert vit.facts(Limits()).fills == [*service.facts(Limits()).fills, "drop"]
+    assert service.facts.fills == ["black", "mean", "blur", "noise", "road"]
+    vit = open_service(Classifier(small_vit(32), view=View(crop=(32, 32))), "vit", ["random"])
+    assert vit.facts.fills == [*service.facts.fills, "drop"]
 
 
 def test_requests_that_wait_get_503_when_the_server_stops() -> None:
@@ -256,9 +266,8 @@ def test_requests_that_wait_get_503_when_the_server_stops() -> None:
         return "done"
 
     async def story() -> list[Any]:
-        never = [asyncio.ensure_future(asyncio.Event().wait()) for _ in range(4)]
-        jobs = [asyncio.ensure_future(queue.run(long, gone)) for gone in never[:3]]
-        upload = asyncio.ensure_future(queue.unless_over(never[3]))
+        jobs = [asyncio.ensure_future(held(queue, queue.run(long))) for _ in range(3)]
+        upload = asyncio.ensure_future(held(queue, asyncio.Event().wait()))
         while not started.is_set():
             await asyncio.sleep(0.01)
         queue.close()
@@ -290,7 +299,7 @@ def test_a_request_that_runs_too_long_after_the_stop_gets_503(
             seen.append("ended")
 
     async def story() -> None:
-        job = asyncio.ensure_future(queue.run(long, asyncio.ensure_future(asyncio.Event().wait())))
+        job = asyncio.ensure_future(held(queue, queue.run(long)))
         while not started.is_set():
             await asyncio.sleep(0.01)
         queue.close()

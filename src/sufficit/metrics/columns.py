@@ -15,14 +15,14 @@ from sufficit.metrics.artefacts import ARTEFACTS
 from sufficit.metrics.further_columns import FURTHER, RANK
 from sufficit.metrics.localization import LOCALIZATION
 from sufficit.metrics.metric import (
+    CURVES,
     Heading,
     Metric,
     Schedule,
     curve_weights,
-    hide_bands,
     mean_weights,
     no_bands,
-    show_bands,
+    weighted,
 )
 from sufficit.perturbation import bands
 from sufficit.perturbation.bands import Band
@@ -94,11 +94,12 @@ def alpha_from(value: object, wanted: str = "a number in 0..1") -> float:
 
 def base_weights(schedule: Schedule) -> dict[Band, float]:
     """1/2 [ Show(>a_min) - Show(<=a_min) + mean Show(>a) - mean Hide(>a) ], a in a_min..1."""
-    means = mean_weights(schedule.alphas)
-    show = {band: w / 2 for band, w in zip(show_bands(schedule), means, strict=True)}
-    hide = {band: -w / 2 for band, w in zip(hide_bands(schedule), means, strict=True)}
-    show[bands.show(schedule.alpha_min)] += 1 / 2
-    return {**show, **hide, bands.rest(schedule.alpha_min): -1 / 2}
+    means, found = mean_weights(schedule.alphas), dict[Band, float]()
+    for name, half in (("show", 1 / 2), ("hide", -1 / 2)):
+        points = CURVES[name](schedule).values()
+        found |= {band: half * w for band, w in zip(points, means, strict=True)}
+    found[bands.show(schedule.alpha_min)] += 1 / 2
+    return found | {bands.rest(schedule.alpha_min): -1 / 2}
 
 
 def base_score(predictions: Predictions, schedule: Schedule) -> Tensor:
@@ -120,16 +121,6 @@ def _penalty_bands(schedule: Schedule) -> list[Band]:
     return [bands.at_least(schedule.alpha_min)]
 
 
-def _area_metric(curve: str) -> Metric:
-    """Area of the score under a curve: higher is better for insertion, lower for deletion."""
-    weights = curve_weights(curve)
-
-    def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
-        return predictions.total(weights(schedule), schedule.score)
-
-    return Metric(curve.startswith("insertion"), no_bands, formula, weights=weights)
-
-
 def _fidelity_metric(curve: str) -> Metric:
     """Area of |p_y(x) - p_y(masked x)|: Fid- (lower is better) of insertion, Fid+ of deletion."""
     weights, whole = curve_weights(curve), [bands.EVERYTHING]
@@ -142,10 +133,10 @@ def _fidelity_metric(curve: str) -> Metric:
 
 
 _PAPER: dict[str, Metric] = {
-    "insertion_pixel": _area_metric("insertion_pixel"),
-    "deletion_pixel": _area_metric("deletion_pixel"),
-    "insertion_percent": _area_metric("insertion_percent"),
-    "deletion_percent": _area_metric("deletion_percent"),
+    "insertion_pixel": weighted(True, curve_weights("insertion_pixel")),
+    "deletion_pixel": weighted(False, curve_weights("deletion_pixel")),
+    "insertion_percent": weighted(True, curve_weights("insertion_percent")),
+    "deletion_percent": weighted(False, curve_weights("deletion_percent")),
     "fid_minus_pixel": _fidelity_metric("insertion_pixel"),
     "fid_plus_pixel": _fidelity_metric("deletion_pixel"),
     "fid_minus_percent": _fidelity_metric("insertion_percent"),

@@ -20,6 +20,7 @@ from sufficit.metrics.metric import (
     curve_weights,
     no_bands,
     of_map,
+    weighted,
 )
 from sufficit.perturbation.bands import EVERYTHING, Band
 from sufficit.perturbation.image_masks import ImageMask
@@ -55,18 +56,14 @@ def complexity(heatmaps: Tensor, truth: Tensor | None = None) -> Tensor:
 
 
 def _srg_weights(schedule: Schedule) -> dict[Band, float]:
+    """Insertion less deletion by percentage, of probabilities (Blücher et al. 2024)."""
     kept, left = (curve_weights(f"{kind}_percent")(schedule) for kind in ("insertion", "deletion"))
     return {band: kept.get(band, 0.0) - left.get(band, 0.0) for band in [*kept, *left]}
 
 
-def srg(predictions: Predictions, schedule: Schedule) -> Tensor:
-    """Insertion less deletion by percentage, of probabilities (Blücher et al. 2024): [N]."""
-    return predictions.total(_srg_weights(schedule), "confidence")
-
-
 def _deletion_means(schedule: Schedule) -> dict[Band, float]:
     """The weight of each point of the percentage deletion curve in its plain mean."""
-    asked = CURVES["deletion_percent"][0](schedule)
+    asked = CURVES["deletion_percent"](schedule).values()
     return dict.fromkeys(asked, 1 / len(asked))
 
 
@@ -77,7 +74,7 @@ def aopc(predictions: Predictions, schedule: Schedule) -> Tensor:
 
 
 def _insertions(schedule: Schedule) -> list[Band]:
-    return CURVES["insertion_percent"][0](schedule)
+    return [*CURVES["insertion_percent"](schedule).values()]
 
 
 def sufficient_share(predictions: Predictions, schedule: Schedule) -> Tensor:
@@ -126,7 +123,7 @@ def _of_image(higher: bool, formula: Formula, masks: Sequence[ImageMask]) -> Met
 
 
 FURTHER: Mapping[str, Metric] = {
-    "srg": Metric(True, no_bands, srg, weights=_srg_weights),
+    "srg": weighted(True, _srg_weights, "confidence"),
     "aopc": Metric(True, lambda _: [EVERYTHING], aopc, weights=_deletion_means),
     "sufficient_share": Metric(False, _insertions, sufficient_share),
     "sparseness": of_map(True, sparseness),
@@ -157,8 +154,8 @@ def coarse_shares(schedule: Schedule) -> list[float]:
 
 def _rank_pairs(schedule: Schedule) -> dict[float, tuple[Band, Band]]:
     """The bands that keep the first share of the pixels, and the others, by share."""
-    kept, left = (CURVES[f"{kind}_percent"][0](schedule) for kind in ("insertion", "deletion"))
-    return dict(zip(schedule.shares, zip(kept, left, strict=True), strict=True))
+    kept, left = (CURVES[f"{kind}_percent"](schedule) for kind in ("insertion", "deletion"))
+    return {share: (kept[share], left[share]) for share in schedule.shares}
 
 
 def halves_of(names: Sequence[str], seed: int) -> Tensor:

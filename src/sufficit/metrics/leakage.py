@@ -56,15 +56,9 @@ class Leak:
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """The shares by their names in tables and files: each [N]."""
-        return {
-            "leak": self.donors,
-            "leak_chance": self.donors_chance,
-            "leak_grey": self.grey,
-            "leak_grey_chance": self.grey_chance,
-            "leak_noise": self.noise,
-            "leak_noise_chance": self.noise_chance,
-        }
+        """The shares by their names in tables and files, `leak` and `leak_chance` first."""
+        shares = {name: getattr(self, name) for name in TENSORS if name != "calls"}
+        return {f"leak_{name}".replace("_donors", ""): found for name, found in shares.items()}
 
     @property
     def ratio(self) -> float:
@@ -86,15 +80,26 @@ class Leak:
 
 
 @dataclass(frozen=True)
-class LeakSettings:
-    """How the leak is measured."""
+class Pool:
+    """Where donors, and the masks behind the chance level, are drawn from."""
 
+    images: Tensor  # [P,C,H,W]
+    heatmaps: Tensor  # [P,H,W], or [MP,H,W] of several methods, method after method
+    targets: Tensor  # [P]
+
+
+@dataclass(frozen=True)
+class LeakProbe:
+    """How the leak of a classifier is measured, and the pool that its donors come from."""
+
+    classifier: Classifier
     alpha_min: float
     donors: int = 16
     seed: int = 0
     noises: int = 4
     fill: str | Tensor = "black"
     batch_size: int | None = None
+    pool: Pool | None = None  # None: the images whose masks are measured
 
     def check(self, images: Tensor) -> None:
         """Raise for a bad number, or a fill that is not the same for all images."""
@@ -110,32 +115,50 @@ class LeakSettings:
                 " a number, [C] or [C,H,W]"
             )
 
+    def leak(
+        self,
+        images: Tensor,
+        heatmaps: Tensor,
+        targets: Tensor | None,
+        *,
+        numbers: Sequence[int] | None = None,
+        strict: bool = True,
+        tick: Progress | None = None,
+    ) -> Leak:
+        """Return the leak of images with these numbers among all images, 0, 1, ... by default.
 
-@dataclass(frozen=True)
-class Pool:
-    """Where donors, and the masks behind the chance level, are drawn from."""
-
-    images: Tensor  # [P,C,H,W]
-    heatmaps: Tensor  # [P,H,W], or [MP,H,W] of several methods, method after method
-    targets: Tensor  # [P]
-
-
-@dataclass(frozen=True)
-class LeakProbe:
-    """A classifier, the pool that its donors come from, and the settings."""
-
-    classifier: Classifier
-    pool: Pool
-    settings: LeakSettings
+        An image without a possible donor raises, or has NaN unless strict.
+        """
+        known = checked(images, heatmaps, targets)
+        self.check(images)
+        if self.pool is not None and self.pool.images.shape[1:] != images.shape[1:]:
+            wanted, came = list(images.shape[1:]), list(self.pool.images.shape[1:])
+            raise UserError(
+                f"the pool's images must be {wanted} as the others are, got {came}: resize them"
+            )
+        if known is None:  # the classes predicted for the whole images
+            every = torch.arange(len(images), device="cpu")
+            whole = torch.ones(1, *images.shape[2:], dtype=torch.bool, device="cpu")
+            given = (self.classifier, images, whole, (every, torch.zeros_like(every)))
+            goals = predict_views(*given, batch_size=self.batch_size).named
+        else:
+            goals = known.cpu()
+        probe = self if self.pool else replace(self, pool=Pool(images, heatmaps, goals))
+        if strict:
+            check_classes(goals, goals if self.pool is None else self.pool.targets)
+        numbers = range(len(goals)) if numbers is None else numbers
+        found = probe.measure(heatmaps, goals, numbers, tick)
+        return found if known is not None else replace(found, calls=found.calls + 1)
 
     @cached_property
-    def canvas_classes(self) -> Tensor:
+    def _pool_classes(self) -> Tensor:
         """The class predicted for grey and noise through the pool's masks: [MP,1+noises]."""
+        assert self.pool is not None  # `measure` needs one
         return self._canvas_classes(self.pool.heatmaps)
 
     def _canvas_classes(self, heatmaps: Tensor) -> Tensor:
-        shape, settings = tuple(self.pool.images.shape[1:]), self.settings
-        blank = canvases(shape, settings.seed, settings.noises)
+        assert self.pool is not None
+        blank = canvases(tuple(self.pool.images.shape[1:]), self.seed, self.noises)
         every = torch.arange(len(heatmaps) * len(blank), device="cpu")
         views = (every % len(blank), every // len(blank))
         return self._classes(blank, heatmaps, views).view(-1, len(blank))
@@ -144,21 +167,27 @@ class LeakProbe:
         self, images: Tensor, heatmaps: Tensor, views: tuple[Tensor, Tensor], **more: Any
     ) -> Tensor:
         """Return the class predicted for each view through the mask M > alpha_min: [T]."""
-        how = {"fill": self.settings.fill, "batch_size": self.settings.batch_size, **more}
-        masks = masks_of(heatmaps, show(self.settings.alpha_min), self.classifier.device)
+        how = {"fill": self.fill, "batch_size": self.batch_size, **more}
+        masks = masks_of(heatmaps, show(self.alpha_min), self.classifier.device)
         return predict_views(self.classifier, images, masks, views, **how).named
 
     def measure(
-        self, heatmaps: Tensor, targets: Tensor, numbers: Sequence[int], tick: Progress | None
+        self,
+        heatmaps: Tensor,
+        targets: Tensor,
+        numbers: Sequence[int],
+        tick: Progress | None = None,
     ) -> Leak:
-        """Return the leak of M methods, method after method: [MN,H,W], [N].
+        """Return the leak of M methods, method after method: [MN,H,W], [N] -> each [MN].
 
-        `numbers` are those of the images among all images; donors are drawn by them.
+        `numbers` are those of the images among all images; donors are drawn by them. The pool has
+        heatmaps of the same methods, in the same order. Nothing is checked.
         """
-        pool, settings, n = self.pool, self.settings, len(targets)
+        assert self.pool is not None
+        pool, n = self.pool, len(targets)
         m, others = len(heatmaps) // n, pool.targets.cpu()
         drawn = [
-            draw(target, others.numpy(), settings.donors, settings.seed, number)
+            draw(target, others.numpy(), self.donors, self.seed, number)
             for target, number in zip(targets.tolist(), numbers, strict=True)
         ]
         first, second = (torch.from_numpy(np.concatenate(x)) for x in zip(*drawn, strict=True))
@@ -177,13 +206,13 @@ class LeakProbe:
 
         own, chance = donor_share(heatmaps, owners, 0), donor_share(pool.heatmaps, masks, 1)
         same = heatmaps is pool.heatmaps
-        named = self.canvas_classes if same else self._canvas_classes(heatmaps)
+        named = self._pool_classes if same else self._canvas_classes(heatmaps)
         canvas = hits(named, goals[:, None])
         classes, place = targets.unique(return_inverse=True)
         by_chance = torch.cat(
             [
                 torch.stack([hits(one[others != y], y).nanmean(0) for y in classes])[place]
-                for one in self.canvas_classes.chunk(m)
+                for one in self._pool_classes.chunk(m)
             ]
         )
         return Leak(
@@ -194,7 +223,7 @@ class LeakProbe:
             noise=canvas[:, 1:].mean(1),
             noise_chance=by_chance[:, 1:].mean(1),
             calls=2 * counts + named.shape[1],
-            alpha_min=settings.alpha_min,
+            alpha_min=self.alpha_min,
         )
 
 
@@ -228,64 +257,10 @@ def leak(
     1.0
     """
     check_has_classes(classifier)
-    settings = LeakSettings(alpha_from(alpha_min), donors, seed, noises, fill, batch_size)
-    probe = None if pool is None else checked_probe(classifier, pool, settings)
+    given = (alpha_from(alpha_min), donors, seed, noises, fill, batch_size)
+    probe = LeakProbe(classifier, *given, checked_pool(pool))
     with bar("measuring the leak", progress) as tick:
-        return measure(classifier, images, heatmaps, targets, settings, probe, tick=tick)
-
-
-def measure(
-    classifier: Classifier,
-    images: Tensor,
-    heatmaps: Tensor,
-    targets: Tensor | None,
-    settings: LeakSettings,
-    probe: LeakProbe | None = None,
-    *,
-    numbers: Sequence[int] | None = None,
-    strict: bool = True,
-    tick: Progress | None = None,
-) -> Leak:
-    """Return the leak of images with these numbers among all images, 0, 1, ... by default.
-
-    An image without a possible donor raises, or has NaN unless strict.
-    """
-    known = checked(images, heatmaps, targets)
-    settings.check(images)
-    if probe is not None and probe.pool.images.shape[1:] != images.shape[1:]:
-        wanted, came = list(images.shape[1:]), list(probe.pool.images.shape[1:])
-        raise UserError(
-            f"the pool's images must be {wanted} as the others are, got {came}: resize them"
-        )
-    if known is None:  # the classes predicted for the whole images
-        every = torch.arange(len(images), device="cpu")
-        whole = torch.ones(1, *images.shape[2:], dtype=torch.bool, device="cpu")
-        views, size = (every, torch.zeros_like(every)), settings.batch_size
-        goals = predict_views(classifier, images, whole, views, batch_size=size).named
-    else:
-        goals = known.cpu()
-    if strict:
-        check_classes(goals, goals if probe is None else probe.pool.targets)
-    probe = probe or LeakProbe(classifier, Pool(images, heatmaps, goals), settings)
-    numbers = range(len(goals)) if numbers is None else numbers
-    found = probe.measure(heatmaps, goals, numbers, tick)
-    return found if known is not None else replace(found, calls=found.calls + 1)
-
-
-def measure_methods(
-    heatmaps: Mapping[str, Tensor], targets: Tensor, probe: LeakProbe, numbers: Sequence[int]
-) -> dict[str, Leak]:
-    """Return the leak of several methods on the same images, each [N,H,W], in one pass.
-
-    `numbers` are those of the images among all images. The probe's pool has heatmaps of the same
-    methods, in the same order. Nothing is checked.
-    """
-    n = len(targets)
-    found = probe.measure(torch.cat(list(heatmaps.values())), targets, numbers, None)
-    return {
-        name: replace(found, **{t: getattr(found, t)[k * n : (k + 1) * n] for t in TENSORS})
-        for k, name in enumerate(heatmaps)
-    }
+        return probe.leak(images, heatmaps, targets, tick=tick)
 
 
 def draw(target: int, pool_targets: Ints, donors: int, seed: int, number: int) -> tuple[Ints, Ints]:
@@ -358,8 +333,10 @@ def check_classes(targets: Tensor, pool_targets: Tensor) -> None:
         )
 
 
-def checked_probe(classifier: Classifier, pool: Pool, settings: LeakSettings) -> LeakProbe:
-    """Return a probe of the pool, or raise where the pool is incomplete."""
+def checked_pool(pool: Pool | None) -> Pool | None:
+    """Return a pool with integer targets, or raise where it is incomplete."""
+    if pool is None:
+        return None
     if not isinstance(pool, Pool):
         raise UserError(
             f"pool must be a Pool, got {type(pool).__name__}: pass Pool(images, heatmaps, targets)"
@@ -367,7 +344,7 @@ def checked_probe(classifier: Classifier, pool: Pool, settings: LeakSettings) ->
     targets = checked(pool.images, pool.heatmaps, pool.targets)
     if targets is None:
         raise UserError("a pool needs targets: pass its labels, or classifier(images).argmax(1)")
-    return LeakProbe(classifier, replace(pool, targets=targets), settings)
+    return replace(pool, targets=targets)
 
 
 def checked(images: Tensor, heatmaps: Tensor, targets: Tensor | None) -> Tensor | None:

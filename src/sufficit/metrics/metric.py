@@ -136,38 +136,46 @@ def mean_weights(grid: Sequence[float]) -> list[float]:
     return [weight / width for weight in area_weights(grid)] if width > 0 else [1.0]
 
 
-def show_bands(schedule: Schedule) -> list[Band]:
-    """Return the bands of MSI's Show curve: M > a, for a in a_min..1."""
-    return [bands.show(a) for a in schedule.alphas]
-
-
-def hide_bands(schedule: Schedule) -> list[Band]:
-    """Return the bands of MSI's Hide curve: a_min < M <= a, for a in a_min..1."""
-    return [bands.hide(schedule.alpha_min, a) for a in schedule.alphas]
-
-
-CURVES: dict[str, tuple[Callable[[Schedule], list[Band]], str]] = {
-    "insertion_pixel": (lambda s: [bands.show(a) for a in s.values], "values"),
-    "deletion_pixel": (lambda s: [bands.rest(a) for a in s.values], "values"),
-    "insertion_percent": (lambda s: [bands.top(k) for k in s.shares], "shares"),
-    "deletion_percent": (lambda s: [bands.all_but_top(k) for k in s.shares], "shares"),
-    "show": (show_bands, "alphas"),
-    "hide": (hide_bands, "alphas"),
-}  # the bands of each curve, and the property of the schedule that is its grid
+CURVES: dict[str, Callable[[Schedule], dict[float, Band]]] = {
+    "insertion_pixel": lambda s: {a: bands.show(a) for a in s.values},
+    "deletion_pixel": lambda s: {a: bands.rest(a) for a in s.values},
+    "insertion_percent": lambda s: {k: bands.top(k) for k in s.shares},
+    "deletion_percent": lambda s: {k: bands.all_but_top(k) for k in s.shares},
+    "show": lambda s: {a: bands.show(a) for a in s.alphas},
+    "hide": lambda s: {a: bands.hide(s.alpha_min, a) for a in s.alphas},
+}  # the band at each point of a curve; the last two are MSI's, from alpha_min to 1
 
 
 def curves_of(predictions: Predictions, schedule: Schedule) -> dict[str, Curve]:
     """Return the curves by name, those whose bands were predicted."""
     found = {}
-    for name, (asks, axis) in CURVES.items():
-        asked = asks(schedule)
+    for name, curve in CURVES.items():
+        points = curve(schedule)
+        asked = [*points.values()]
         if predictions.asked(asked):
             scores = (predictions.of(asked, kind) for kind in ("accuracy", "confidence"))
-            found[name] = Curve(getattr(schedule, axis), *scores)
+            found[name] = Curve((*points,), *scores)
     return found
 
 
 def curve_weights(curve: str) -> Callable[[Schedule], dict[Band, float]]:
     """Return the weights of the area under a curve, by schedule."""
-    asks, axis = CURVES[curve]
-    return lambda s: dict(zip(asks(s), area_weights(getattr(s, axis)), strict=True))
+
+    def weights(schedule: Schedule) -> dict[Band, float]:
+        points = CURVES[curve](schedule)
+        return dict(zip(points.values(), area_weights([*points]), strict=True))
+
+    return weights
+
+
+def weighted(
+    higher: bool,
+    weights: Callable[[Schedule], Mapping[Band, float]],
+    kind: ScoreKind | None = None,
+) -> Metric:
+    """Return the column that is the sum of weight x score, of the schedule's kind by default."""
+
+    def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
+        return predictions.total(weights(schedule), kind or schedule.score)
+
+    return Metric(higher, no_bands, formula, weights=weights)

@@ -1,13 +1,14 @@
 """A plan merges the bands that all metrics need, and `ask` sends them to the model in one pass."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import inf
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError, unknown
@@ -23,7 +24,6 @@ from sufficit.perturbation.image_masks import ImageMask, predict_hidden
 from sufficit.perturbation.predict import predict
 from sufficit.perturbation.predictions import HIDDEN_ROWS, ROWS, Measure, Predictions, ScoreKind
 from sufficit.perturbation.sampling import Sampling, make_sampling, predict_by_halving
-from sufficit.perturbation.tokens import drops, token_model
 from sufficit.progress import Progress
 
 GROUPS = ("paper", "all")  # of columns
@@ -149,7 +149,7 @@ class Plan:
         return frozenset(found)
 
     def predictions(self, parts: Mapping[str, Tensor]) -> Predictions:
-        """Return what `ask` returned from its tensors with a row per image, by name."""
+        """Return what `ask` returns from its tensors with a row per image, by name."""
         counts = None if self.sampling is None else self.sampling.counts
         known: dict[str, Any] = {"measures": self.measures, "hides": self.hides, **parts}
         return Predictions(self.asks, weighed=self.weighs, counts=counts, **known)
@@ -302,34 +302,31 @@ def ask(
     from there. `truth` is that of the images: [N,H,W]; `cell` is `plan.cell(...)`.
     """
     check_fill(fill, images)
-    if drops(fill):
-        token_model(classifier, images.shape[2:])  # raises for a model without tokens
-    send: Callable[..., Predictions] = predict
+    called, n = names or [str(i) for i in range(len(images))], len(images)
+    how: Any = {"fill": fill, "batch_size": batch_size}
+    more: Any = {"weigh": plan.weighs, "progress": tick}
+    send, left = predict, 0 if known is None else 1  # the whole image is asked first, and once
     if plan.calls == "adaptive":
-        send = partial(predict_by_halving, always=plan.always)
-    given, counts, left = dict[str, Tensor](), None, 0 if known is None else 1
-    if plan.sampling is not None:  # the whole image is asked first, and once
-        drawn = plan.sampling.draw(names or [str(i) for i in range(len(images))], plan.seed)
-        given, counts = {"drawn": drawn[:, left:] - left}, plan.sampling.counts
-    how: Any = {"weigh": plan.weighs, "fill": fill, "batch_size": batch_size, "progress": tick}
-    found = send(classifier, images, heatmaps, targets, plan.asks[left:], **how, **given)
+        send, more["always"] = predict_by_halving, plan.always
+    if plan.sampling is not None:
+        more["drawn"] = plan.sampling.draw(called, plan.seed)[:, left:] - left
+    found = send(classifier, images, heatmaps, targets, plan.asks[left:], **how, **more)
+    parts = {name: getattr(found, name) for name in found.parts}
     if known is not None:
-        found = _with_whole(found, known, plan.asks)
-    found = replace(found, counts=counts)
+        for name in ("named", "confidences"):
+            parts[name] = torch.cat([getattr(known, name)[:, :1], parts[name]], dim=1)
+    if plan.sampling is not None and left:
+        parts["drawn"] = F.pad(parts["drawn"] + left, (left, 0))
     if plan.measures:
-        found = _with_measures(found, plan, heatmaps, truth, cell)
-    called = names or [str(i) for i in range(len(images))]
+        parts["measured"] = _measured(plan, heatmaps, truth, cell)
     if plan.ranks:
-        methods = len(heatmaps) // len(images)
-        found = replace(found, halves=halves_of(called, plan.seed).repeat(methods))
+        parts["halves"] = halves_of(called, plan.seed).repeat(len(heatmaps) // n)
     if plan.hides:
-        goals = found.targets[: len(images)]
-        how = {"names": called, "seed": plan.seed, "fill": fill, "batch_size": batch_size}
-        hidden: Any = predict_hidden(classifier, images, heatmaps, goals, plan.hides, **how)
-        calls = found.calls.clone()
-        calls[: len(images)] += len(plan.hides)  # they count for the first method
-        found = replace(found, calls=calls, hides=plan.hides, **hidden)
-    return found
+        given = (classifier, images, heatmaps, found.targets[:n], plan.hides)
+        parts |= predict_hidden(*given, names=called, seed=plan.seed, **how)
+        parts["calls"] = found.calls.clone()
+        parts["calls"][:n] += len(plan.hides)  # they count for the first method
+    return plan.predictions(parts)
 
 
 def msi_by_method(
@@ -350,20 +347,8 @@ def msi_by_method(
     return dict(zip(heatmaps, values.split(len(images)), strict=True)), int(found.calls.sum())
 
 
-def _with_whole(found: Predictions, known: Predictions, bands: tuple[Band, ...]) -> Predictions:
-    """Return predictions with those of the whole images, which are the first of `known`."""
-    named = torch.cat([known.named[:, :1], found.named], dim=1)
-    confidences = torch.cat([known.confidences[:, :1], found.confidences], dim=1)
-    drawn = found.drawn
-    if drawn is not None:
-        drawn = torch.cat([torch.zeros_like(drawn[:, :1]), drawn + 1], dim=1)
-    return replace(found, bands=bands, named=named, confidences=confidences, drawn=drawn)
-
-
-def _with_measures(
-    found: Predictions, plan: Plan, heatmaps: Tensor, truth: Tensor | None, cell: Cell | None
-) -> Predictions:
-    """Return predictions with what is read from the heatmaps, and a truth: [MN,H,W], [N,H,W]."""
+def _measured(plan: Plan, heatmaps: Tensor, truth: Tensor | None, cell: Cell | None) -> Tensor:
+    """Return what is read from the heatmaps, and a truth: [MN,H,W], [N,H,W] -> [MN,measures]."""
     step, parts = max(1, _MEASURED_PIXELS // heatmaps[0].numel()), []
     measures = [GridEnergy(cell) if one == GridEnergy() else one for one in plan.measures]
     for rows in torch.arange(len(heatmaps), device="cpu").split(step):
@@ -371,4 +356,4 @@ def _with_measures(
         maps = maps.cpu() if maps.device.type == "mps" else maps  # which has no float64
         own = None if truth is None else truth[rows.to(truth.device) % len(truth)].to(maps.device)
         parts.append(torch.stack([one(maps, own).double().cpu() for one in measures], 1))
-    return replace(found, measures=plan.measures, measured=torch.cat(parts))
+    return torch.cat(parts)

@@ -25,7 +25,7 @@ from sufficit.metrics.conditions import (
     make_conditions,
 )
 from sufficit.metrics.further_columns import best_shares, half_sums
-from sufficit.metrics.leakage import Leak, LeakSettings, check_classes, checked, measure
+from sufficit.metrics.leakage import Leak, LeakProbe, check_classes, checked
 from sufficit.metrics.localization import checked_truth
 from sufficit.metrics.metric import Curve, MeanCurve, Metric, Schedule, curves_of
 from sufficit.metrics.plan import ALPHA_GRID, Plan, check_names, make_plan
@@ -248,9 +248,9 @@ def evaluate(
     conditions = make_conditions(plan, used, held_out_fill, twin=twin is not None)
     if twin is not None:
         check_twin(classifier, twin)
-    settings = LeakSettings(0, leak_donors, seed, fill=used[0], batch_size=batch_size)
+    probe = LeakProbe(classifier, 0, leak_donors, seed, fill=used[0], batch_size=batch_size)
     if leak_donors:  # raise now what the leak would raise after the scoring
-        settings.check(images)
+        probe.check(images)
         if targets is not None:
             check_classes(targets, targets)
     stages = len(conditions) + bool(leak_donors)
@@ -268,9 +268,8 @@ def evaluate(
         if targets is None and len(scores.targets.unique()) == 1:
             warnings.warn("no leak: the model's predictions are all of one class", stacklevel=2)
             return scores
-        settings = replace(settings, alpha_min=scores.alpha_min)
-        asked = (classifier, images, heatmaps, scores.targets, settings)
-        return with_leak(scores, measure(*asked, tick=stage(tick, stages - 1, stages)))
+        probe, last = replace(probe, alpha_min=scores.alpha_min), stage(tick, stages - 1, stages)
+        return with_leak(scores, probe.leak(images, heatmaps, scores.targets, tick=last))
 
 
 def read(

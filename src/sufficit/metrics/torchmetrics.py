@@ -15,11 +15,10 @@ from sufficit.metrics.columns import COLUMNS, alpha_from
 from sufficit.metrics.leakage import (
     TENSORS,
     Leak,
-    LeakSettings,
+    LeakProbe,
     Pool,
     checked,
-    checked_probe,
-    measure,
+    checked_pool,
 )
 from sufficit.metrics.localization import LOCALIZATION, checked_truth
 from sufficit.metrics.metric import Metric
@@ -221,16 +220,15 @@ class Leakage(_RowMetric):
         super().__init__(**kwargs)
         check_fill_name(fill)
         self.classifier = classifier
-        alpha = alpha_from(alpha_min)
-        self.settings = LeakSettings(alpha, donors, seed, fill=fill, batch_size=batch_size)
-        self.probe = None if pool is None else checked_probe(classifier, pool, self.settings)
-        self._add_states(TENSORS, self.settings, id(pool), id(classifier))
+        how: Any = {"fill": fill, "batch_size": batch_size, "pool": checked_pool(pool)}
+        self.probe = LeakProbe(classifier, alpha_from(alpha_min), donors, seed, **how)
+        settings = (self.probe.alpha_min, donors, seed, fill, id(pool), id(classifier))
+        self._add_states(TENSORS, *settings)
 
     def update(self, images: Tensor, heatmaps: Tensor, targets: Tensor | None = None) -> None:
         """Measure a batch: [N,C,H,W], [N,H,W], [N]."""
-        given = (self.classifier, images, heatmaps, targets, self.settings, self.probe)
-        found = measure(*given, numbers=self._numbers(images), strict=False)
-        self._add_rows(found)
+        how: Any = {"numbers": self._numbers(images), "strict": False}
+        self._add_rows(self.probe.leak(images, heatmaps, targets, **how))
 
     def compute(self) -> dict[str, Tensor]:
         """Return the mean of each column, and the ratio of leak to chance."""
@@ -240,4 +238,4 @@ class Leakage(_RowMetric):
 
     def leaked(self) -> Leak:
         """Return what `leak` returns for the images this process has seen so far."""
-        return Leak(**self._joined(), alpha_min=self.settings.alpha_min)
+        return Leak(**self._joined(), alpha_min=self.probe.alpha_min)

@@ -79,8 +79,8 @@ def methods_figure(
     first = next(iter(scores.values()))
     wanted = [c for c in (*CURVES, "show", "hide") if c in first.curves] if names is None else names
     panels = [curve_panel(name, scores) for name in wanted]
-    if names is None and first.alphas is not None:
-        panels.append(alpha_panel(alpha_lines(scores) or {}, first.alpha_min))
+    if names is None and (panel := alpha_panel(scores)):
+        panels.append(panel)
     words = f"Mean over {first.n} images" if names is None else ""
     return lines_figure(panels, quiet, look, words)
 
@@ -106,31 +106,25 @@ def parts_panel(scores: MethodScores) -> Panel:
     return Panel("", ALPHA, scores.schedule.score, lines, mark=scores.alpha_min, colours=colours)
 
 
-def alpha_lines(
-    scores: Mapping[str, MethodScores], alpha_curve: Mapping[str, Any] | None = None
-) -> dict[str, tuple[Sequence[float], Any]] | None:
-    """Mean MSI over alpha_min: of all images where it was searched, else of the sample in
-    `alpha_curve` (as run.json has it); None where there is neither.
-    """
-    found: dict[str, tuple[Sequence[float], Any]] = {
-        m: ([*s.alphas], [*s.alphas.values()]) for m, s in scores.items() if s.alphas
-    }
-    if found or alpha_curve is None:
-        return found or None
-    means = alpha_curve["mean_msi"]
-    return {m: (alpha_curve["alphas"], means[m]) for m in scores if m in means}
-
-
 def alpha_panel(
-    means: Mapping[str, tuple[Sequence[float], Any]], alpha: float, images: int | None = None
-) -> Panel:
+    scores: Mapping[str, MethodScores], alpha_curve: Mapping[str, Any] | None = None
+) -> Panel | None:
     """Mean MSI over alpha_min, one line per method, and where the methods are compared.
 
-    `images` is the size of the sample, where these are not all images.
+    Of all images where it was searched, else of the sample in `alpha_curve` (as run.json has it);
+    None where there is neither.
     """
-    title = f"MSI over alpha_min, compared at {alpha:g}"
-    title += "" if images is None else f" ({images} image{'' if images == 1 else 's'})"
-    return Panel(title, "alpha_min", "mean MSI", means, mark=alpha, unit=False)
+    lines: dict[str, tuple[Sequence[float], Any]] = {
+        m: ([*s.alphas], [*s.alphas.values()]) for m, s in scores.items() if s.alphas
+    }
+    alpha, of = next(iter(scores.values())).alpha_min, ""
+    if not lines and alpha_curve is not None:
+        means, n = alpha_curve["mean_msi"], len(alpha_curve["images"])
+        lines = {m: (alpha_curve["alphas"], means[m]) for m in scores if m in means}
+        of = f" ({n} image{'' if n == 1 else 's'})"
+    title = f"MSI over alpha_min, compared at {alpha:g}{of}"
+    panel = Panel(title, "alpha_min", "mean MSI", lines, mark=alpha, unit=False)
+    return panel if lines else None
 
 
 def alpha_figure(
@@ -140,15 +134,13 @@ def alpha_figure(
     look: Look = style.PAPER,
 ) -> "Figure":
     """Mean MSI over alpha_min, one line per method."""
-    lines = alpha_lines(scores, alpha_curve)
-    if lines is None:
+    panel = alpha_panel(scores, alpha_curve)
+    if panel is None:
         raise UserError(
             "this run has MSI at one alpha_min only: run compare again without --no-alpha-curve, or"
             " with --alpha-min search"
         )
-    first = next(iter(scores.values()))
-    sample = len(alpha_curve["images"]) if alpha_curve and first.alphas is None else None
-    return lines_figure([alpha_panel(lines, first.alpha_min, sample)], quiet, look)
+    return lines_figure([panel], quiet, look)
 
 
 def lines_figure(

@@ -83,9 +83,8 @@ def charts_of(content: Content) -> list[dict[str, Any]]:
         figure = plots.sizes_figure(sizes, [m for m in quiet if m in sizes], CHART)
         note = "Higher is better, further left is better. Means with 95 % intervals."
         found.append(_chart("sizes", "Base score over mask penalty", note, figure))
-    if lines := plots.alpha_lines(scores, content.alpha_curve):
-        panel = replace(plots.alpha_panel(lines, content.first.alpha_min), title="")
-        figure = plots.lines_figure([panel], quiet, CHART)
+    if panel := plots.alpha_panel(scores, content.alpha_curve):
+        figure = plots.lines_figure([replace(panel, title="")], quiet, CHART)
         found.append(_chart("alpha", "MSI over alpha_min", words.alpha_note(content), figure))
     for name, what in (("insertion_percent", "shown"), ("deletion_percent", "removed")):
         if known := {method: s for method, s in scores.items() if name in s.curves}:

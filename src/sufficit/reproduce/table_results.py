@@ -118,7 +118,9 @@ class TableResults:
         curves = self.alpha_curves()
         save_json(folder / "alpha.json", curves)
         lines = {name: (curves["alphas"], means) for name, means in curves["mean_msi"].items()}
-        panel = plots.alpha_panel(lines, self.plan.paper.alpha_min)
+        mark = self.plan.paper.alpha_min
+        title = f"MSI over alpha_min, compared at {mark:g}"
+        panel = plots.Panel(title, "alpha_min", "mean MSI", lines, mark=mark, unit=False)
         words = f"{self.plan.paper.title}: mean over {curves['n']} images"
         plots.save(plots.lines_figure([panel], CONTROLS, words=words), folder / "alpha.png")
         plots.save(self._sheet(), folder / "sheet.png", dpi=80)

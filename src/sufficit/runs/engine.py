@@ -278,10 +278,11 @@ class Worker(ImageWorker):
         """What is stored of the leakage; nothing where it cannot be measured."""
         if self._probe is None:
             return {}
-        found = leakage.measure_methods(heatmaps, targets, self._probe, numbers)
+        n, maps = len(targets), torch.cat(list(heatmaps.values()))
+        found = self._probe.measure(maps, targets, numbers)
         return {
-            f"{name}/leak/{part}": getattr(leaked, part)
-            for name, leaked in found.items()
+            f"{name}/leak/{part}": getattr(found, part)[k * n : (k + 1) * n]
+            for k, name in enumerate(heatmaps)
             for part in leakage.TENSORS
         }
 
@@ -316,12 +317,13 @@ class Worker(ImageWorker):
         config, donors = self.job.config, self.donors
         if donors is None or len(donors.targets.unique()) < 2:
             return None
-        how: Any = {"fill": self.job.fill, "batch_size": config.batch_size}
-        setting = leakage.LeakSettings(self.alpha_min, config.donors or DONORS, config.seed, **how)
-        setting.check(donors.images)
         heatmaps = torch.cat(list(donors.heatmaps.values()))
         pool = leakage.Pool(donors.images, heatmaps, donors.targets)
-        return leakage.LeakProbe(self.scorers(donors.images)[0], pool, setting)
+        how: Any = {"fill": self.job.fill, "batch_size": config.batch_size, "pool": pool}
+        model, count = self.scorers(donors.images)[0], config.donors or DONORS
+        probe = leakage.LeakProbe(model, self.alpha_min, count, config.seed, **how)
+        probe.check(donors.images)
+        return probe
 
     def scorers(self, images: Tensor) -> tuple[Classifier, Classifier | None]:
         """What answers for masked images: model and twin, as compiled copies where that pays."""

@@ -60,6 +60,7 @@ def make_app(
     page's heading.
     """
     limits = limits or Limits()
+    facts = service.facts.model_copy(update={"limits": limits})
     # From elsewhere, no address may take all places.
     queue = ModelQueue(limits.places, None if loopback else max(1, limits.places * 3 // 4))
     app = FastAPI(
@@ -81,7 +82,7 @@ def make_app(
     @app.get("/api/model", responses=ALWAYS)
     async def model() -> schemas.ModelFacts:
         """The model, its classes, the methods and the limits."""
-        return service.facts(limits)
+        return facts
 
     app.include_router(_work(service, limits, queue))
     _add_pages(app, service, limits, list(examples) or [("The example", example_image())], title)
@@ -104,8 +105,7 @@ def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
 
             async def limited(request: Request) -> Response:
                 with queue.place(request.client.host if request.client else ""):
-                    read = await queue.unless_over(read_form(request, limits))
-                    return await handle(read)
+                    return await handle(await read_form(request, limits))
 
             return limited
 
@@ -116,14 +116,17 @@ def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
         if not content:
             raise HTTPException(400, "the file is empty: choose another")
 
-        async def disconnected() -> None:  # the whole request has been read
+        task = asyncio.current_task()
+        assert task is not None
+
+        async def watch() -> None:  # the whole request has been read
             while (await request.receive())["type"] != "http.disconnect":
                 pass
+            task.cancel()
 
-        leaving = asyncio.ensure_future(disconnected())
+        watching = asyncio.ensure_future(watch())
         try:
-            decoding = decoder.decode(content, service.classifier.view)
-            images = await queue.unless_over(decoding, leaving)
+            images = await decoder.decode(content, service.classifier.view)
 
             def job(progress: Progress) -> Answer:
                 progress(0, 1)  # raises if the client disconnected while it waited
@@ -132,9 +135,9 @@ def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
                 found.seconds = round(time.monotonic() - started, 3)
                 return found
 
-            return await queue.run(job, leaving)
+            return await queue.run(job)
         finally:
-            leaving.cancel()
+            watching.cancel()
 
     router = APIRouter(prefix="/api", route_class=LimitedRoute, responses=FAILURES)
     multipart = Form(media_type="multipart/form-data")
@@ -161,19 +164,19 @@ def _add_pages(
     examples: Sequence[tuple[str, bytes]],
     title: str,
 ) -> None:
-    templates, feel = environment(HOME), look_and_feel(HOME)
-    names = [service.class_name(number) for number in range(service.n_classes)]
+    templates, feel, facts = environment(HOME), look_and_feel(HOME), service.facts
+    names = [service.class_name(number) for number in range(facts.n_classes)]
     count = Counter(names)  # classes that share a name get their number as well
     options = [f"{name} ({i})" if count[name] > 1 else name for i, name in enumerate(names)]
     targets = {option: number for number, option in enumerate(options)}
     settings = {name: str(field.default) for name, field in ScoreForm.model_fields.items()}
-    settings["value_step"] = str(service.value_step)  # what the fields of the page hold at first
+    settings["value_step"] = str(facts.value_step)  # what the fields of the page hold at first
     page = templates.get_template("page.html").render(
-        service=service,
+        facts=facts,
         megabytes=limits.bytes / 1e6,
         formats=FORMAT_NAMES,
         form=ScoreForm.model_json_schema()["properties"],
-        steps=sorted({*STEPS, service.value_step}),
+        steps=sorted({*STEPS, facts.value_step}),
         options=options,
         title=title,
         examples=[name for name, _ in examples],
@@ -181,7 +184,7 @@ def _add_pages(
             "bytes": limits.bytes,
             "targets": targets,
             "examples": [name for name, _ in examples],
-            "model": service.name,
+            "model": facts.name,
             "version": __version__,
             "settings": settings,
         },

@@ -4,9 +4,8 @@ import asyncio
 import math
 import threading
 import warnings
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -46,17 +45,13 @@ class Service:
     """A classifier and the methods that work on it."""
 
     classifier: Classifier
-    name: str
     methods: Mapping[str, Explainer]
-    usual: tuple[str, ...]  # the methods that run if a request names none
-    size: tuple[int, int]  # height and width of the model's input
-    n_classes: int
-    value_step: float = VALUE_STEP
+    facts: schemas.ModelFacts
 
     def explain(self, images: Tensor, form: ExplainForm, progress: Progress) -> schemas.Explained:
         """The prediction and the heatmaps of one image [1,C,H,W], without masked images."""
         common, probabilities, heatmaps = self._look(images, form, form.methods, progress)
-        likeliest = probabilities.nan_to_num(-1).topk(min(LIKELIEST, self.n_classes)).indices
+        likeliest = probabilities.nan_to_num(-1).topk(min(LIKELIEST, self.facts.n_classes)).indices
         # A page with one image can hold its maps at full size.
         maps = viewer_data.encode_heatmaps(heatmaps, common.grid, sides=(512,))
         values = viewer_data.encode_heatmaps(heatmaps, ROUNDED, sides=(512,))
@@ -71,7 +66,7 @@ class Service:
             maps=[
                 schemas.Heatmap(
                     method=name,
-                    class_agnostic=self.is_class_agnostic(name),
+                    class_agnostic=self.methods[name].class_agnostic,
                     map=maps[name][0],
                     values=values[name][0],
                     shares=[share or 0.0 for share in viewer_data.shares_of(found, common.grid)[0]],
@@ -103,47 +98,6 @@ class Service:
             calls=int(scores.calls[0]),
         )
 
-    def facts(self, limits: Limits) -> schemas.ModelFacts:
-        """The model, and what a request can ask for."""
-        classes, view = self.classifier.classes, self.classifier.view
-        return schemas.ModelFacts(
-            name=self.name,
-            classes=None if classes is None else list(classes),
-            n_classes=self.n_classes,
-            height=self.size[0],
-            width=self.size[1],
-            channels=view.channels if view else 3,
-            device=str(self.classifier.device),
-            methods=[
-                schemas.MethodFacts(
-                    name=name,
-                    about=self.about(name),
-                    usual=name in self.usual,
-                    class_agnostic=self.is_class_agnostic(name),
-                )
-                for name in self.methods
-            ],
-            fills=self.fills,
-            value_step=self.value_step,
-            limits=limits,
-        )
-
-    @property
-    def fills(self) -> list[str]:
-        """The fills that work with the model."""
-        with suppress(UserError):
-            token_model(self.classifier, self.size)
-            return list(FILLS)
-        return [name for name in FILLS if not drops(name)]
-
-    def about(self, name: str) -> str:
-        """One line that describes a method."""
-        return self.methods[name].description
-
-    def is_class_agnostic(self, name: str) -> bool:
-        """Whether a method draws the same map for every class; a function of yours can say so."""
-        return self.methods[name].class_agnostic
-
     def class_name(self, number: int) -> str:
         """The name of a class, or its number."""
         classes = self.classifier.classes
@@ -161,13 +115,14 @@ class Service:
         wanted, target = form.target.strip(), int(probabilities.argmax())
         if wanted:
             target = class_number(wanted, self.classifier.classes)
-        if target >= self.n_classes:
-            most = self.n_classes - 1
+        most = self.facts.n_classes - 1
+        if target > most:
             raise UserError(f"target must be a class of the model, 0..{most}, got {target}")
         progress(0, 1)
-        methods = {name: self.methods[name] for name in names or self.usual}
+        usual = [method.name for method in self.facts.methods if method.usual]
+        methods = {name: self.methods[name] for name in names or usual}
         heatmaps = _heatmaps(self.classifier, images, torch.tensor([target]), methods)
-        step = self.value_step if form.value_step is None else form.value_step
+        step = self.facts.value_step if form.value_step is None else form.value_step
         grid = viewer_data.stops(Schedule(form.alpha_min, value_step=step).values, [form.alpha_min])
         common = ImageAnswer(
             target=self._class(target, probabilities),
@@ -209,7 +164,32 @@ def open_service(
             _heatmaps(classifier, grey, None, [other])
             others[other] = explainer_named(other)
     usual = tuple(own) or tuple(n for n in (*CAMS, "rollout") if n in others) or tuple(others)
-    return Service(classifier, name, own | others, usual, (h, w), n_classes, value_step)
+    known, fills = own | others, [fill for fill in FILLS if not drops(fill)]
+    with suppress(UserError):  # without tokens that could be left out
+        token_model(classifier, (h, w))
+        fills = list(FILLS)
+    facts = schemas.ModelFacts(
+        name=name,
+        classes=None if classifier.classes is None else list(classifier.classes),
+        n_classes=n_classes,
+        height=h,
+        width=w,
+        channels=classifier.view.channels,
+        device=str(classifier.device),
+        methods=[
+            schemas.MethodFacts(
+                name=word,
+                about=one.description,
+                usual=word in usual,
+                class_agnostic=one.class_agnostic,
+            )
+            for word, one in known.items()
+        ],
+        fills=fills,
+        value_step=value_step,
+        limits=Limits(),
+    )
+    return Service(classifier, known, facts)
 
 
 def _heatmaps(
@@ -224,80 +204,58 @@ def _heatmaps(
 class ModelQueue:
     """A bounded number of requests, of which one at a time uses the model.
 
-    All jobs run in one thread: each thread that calls torch keeps a pool of threads of its own.
+    All jobs run in one thread: each thread that calls torch keeps a pool of threads of its own. To
+    end a request early, cancel its task.
     """
 
     def __init__(self, places: int, per_address: int | None = None) -> None:
         self.places, self.per_address, self.closed = places, per_address or places, False
-        self._holders = Counter[str]()  # addresses
+        self._holders: dict[asyncio.Task[Any], str] = {}  # requests that are here, by address
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sufficit-model")
-        self._ends = set[asyncio.Future[None]]()  # of requests that are here
 
     def close(self) -> None:
         """Answer all requests that wait or come with 503; the one that runs has a few seconds."""
         self.closed = True
-        for end in self._ends:
-            if not end.done():
-                end.set_result(None)
+        for task in self._holders:
+            task.cancel()
 
     @contextmanager
     def place(self, address: str = "") -> Iterator[None]:
-        """Hold one of the places, or refuse with 503 if all are taken, or many by this address."""
+        """Hold one of the places, or refuse with 503 if all are taken, or many by this address.
+
+        A request that is cancelled meanwhile gets 503 too, or nothing if its client is gone.
+        """
         if self.closed:
             raise stopping()
-        held = self._holders[address]
-        if self.taken >= self.places or held >= self.per_address:
-            whose = "the queue is full" if self.taken >= self.places else "your queue is full"
-            number = self.taken if self.taken >= self.places else held
+        held, full = [*self._holders.values()].count(address), self.taken >= self.places
+        if full or held >= self.per_address:
+            whose, number = ("the", self.taken) if full else ("your", held)
             raise HTTPException(
                 503,
-                f"{whose} ({number} requests): retry in {RETRY_SECONDS} seconds",
+                f"{whose} queue is full ({number} requests): retry in {RETRY_SECONDS} seconds",
                 {"Retry-After": str(RETRY_SECONDS)},
             )
-        self._holders[address] += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._holders[task] = address
         try:
             yield
+        except asyncio.CancelledError:
+            task.uncancel()
+            raise stopping() if self.closed else ClientDisconnect from None
         finally:
-            self._holders[address] -= 1
-            self._holders += Counter()  # forget addresses that hold none
+            del self._holders[task]
 
     @property
     def taken(self) -> int:
         """The places that are held."""
-        return self._holders.total()
+        return len(self._holders)
 
-    async def unless_over(
-        self,
-        waiting: Awaitable[T],
-        gone: "asyncio.Future[None] | None" = None,
-        work: "Future[T] | None" = None,
-    ) -> T:
-        """What is waited for; 503 once the queue is closed, and nothing for a client that is gone.
+    async def run(self, job: Callable[[Progress], T]) -> T:
+        """The result of the job, which calls its argument often; this raises once it is cancelled.
 
-        `work` that runs when the queue closes has a few seconds.
+        A job that runs when the queue closes has a few seconds.
         """
-        wanted = asyncio.ensure_future(waiting)
-        end = asyncio.get_running_loop().create_future()
-        self._ends.add(end)
-        if self.closed:
-            end.set_result(None)
-        waits: set[asyncio.Future[Any]] = {wanted} if gone is None else {wanted, gone}
-        first: Any = {"return_when": asyncio.FIRST_COMPLETED}
-        try:
-            await asyncio.wait(waits | {end}, **first)
-            if end.done() and work is not None and not work.cancel():  # it runs, or is done
-                await asyncio.wait(waits, timeout=GRACE, **first)
-            if wanted.done() and not wanted.cancelled():
-                return wanted.result()
-            raise stopping() if end.done() else ClientDisconnect
-        finally:
-            self._ends.discard(end)
-            end.cancel()
-            wanted.cancel()
-            wanted.add_done_callback(lambda one: one.cancelled() or one.exception())  # as read
-
-    async def run(self, job: Callable[[Progress], T], gone: "asyncio.Future[None]") -> T:
-        """The result of the job, which calls its argument often; cancelled once `gone` is done."""
         cancelled = threading.Event()
 
         def check(done: float, total: float) -> None:
@@ -305,16 +263,21 @@ class ModelQueue:
                 raise ClientDisconnect
 
         work = self._thread.submit(job, check)
+        waiting = asyncio.wrap_future(work)
+        waiting.add_done_callback(lambda one: one.cancelled() or one.exception())  # as read
         try:
-            return await self.unless_over(asyncio.wrap_future(work), gone, work)
-        except ClientDisconnect:
-            cancelled.set()
-            if not work.cancel():  # it runs: the place is free once the model is
-                await asyncio.wait({asyncio.wrap_future(work)})
-            raise
+            await asyncio.wait({waiting})
+        except asyncio.CancelledError:
+            if work.cancel():
+                raise
+            if not self.closed:  # it runs: the place is free once the model is
+                cancelled.set()
+            await asyncio.wait({waiting}, timeout=GRACE if self.closed else None)
+            if cancelled.is_set() or not waiting.done():
+                raise
         finally:
             cancelled.set()
-            work.cancel()
+        return waiting.result()
 
 
 def stopping() -> HTTPException:
