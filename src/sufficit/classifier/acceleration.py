@@ -3,7 +3,6 @@
 import copy
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +41,7 @@ def accelerated(classifier: Classifier, shape: Sequence[int]) -> Classifier:
             model = _folded(copy.deepcopy(classifier.bare), inputs)
             model.to(inputs.device, classifier.dtype).to(memory_format=torch.channels_last)
             model.requires_grad_(False)
-            names = ("mean", "std", "classes", "view", "output", "score")
-            same: Any = {name: getattr(classifier, name) for name in names}
-            fast = Classifier(torch.compile(model, dynamic=False), **same)  # type: ignore[arg-type]  # a module for a module
+            fast = classifier.over(torch.compile(model, dynamic=False))  # type: ignore[arg-type]  # a module for a module
             fast.logits_of(inputs.contiguous(memory_format=torch.channels_last))
     except Exception as error:  # the compiler has many of its own
         reason = " ".join(str(error).split())[:200]

@@ -94,8 +94,14 @@ class Classifier:
                 f"score must be accuracy, confidence or a function, got {type(score).__name__}"
             )
         check_arguments(score, "score", "what the model returns")
-        found = copy.copy(self)
+        found = self.over(self.model)
         found.score, found.classes, found.recipe = score, None, None
+        return found
+
+    def over(self, model: nn.Module) -> "Classifier":
+        """The same over another model with the same layers and outputs, such as a copy."""
+        found = copy.copy(self)
+        found.model = model
         return found
 
     def save(self, folder: str | Path) -> Path:
@@ -153,9 +159,7 @@ class Classifier:
 
     def features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the layer and logits, in one pass: [N,C,H,W] -> [N,K,h,w], [N,classes]."""
-        with self.in_eval_mode():
-            layer = self.feature_layer(self.normalize(images[:1]))
-        (found,), logits = self.stages(images, (layer,))
+        (found,), logits = self.stages(images, (self.feature_layer(images),))
         return found, logits
 
     def stages(self, images: Tensor, names: Sequence[str]) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -178,11 +182,11 @@ class Classifier:
 
     def stage_layers(self, images: Tensor, most: int = 3) -> tuple[str, ...]:
         """The feature layer, last, and up to `most` - 1 finer or earlier ones before it."""
+        last = layers.resolve(self.model, self.feature_layer(images))
+        if most == 1 or self.reshape is not None:  # a reshape is for one layer
+            return (last,)
         with self.in_eval_mode(), torch.no_grad():
             inputs = self.normalize(images[:1])
-            last = layers.resolve(self.model, self.feature_layer(inputs))
-            if most == 1 or self.reshape is not None:  # a reshape is for one layer
-                return (last,)
             given = (self.bare, lambda: self.plain_logits_of(inputs), inputs)
             return layers.find_stages(*given, last, most)
 
@@ -195,12 +199,16 @@ class Classifier:
             return None
         return images.shape[2] / h, images.shape[3] / w
 
-    def feature_layer(self, inputs: Tensor) -> str:
-        """The layer that was given, else the last one with a grid at this input size."""
-        size = (inputs.shape[2], inputs.shape[3])
-        if self.layer is None or self._found_at not in (None, size):
-            self._found_at = size
-            self.layer = layers.find(self.bare, lambda: self.plain_logits_of(inputs[:1]), inputs)
+    def feature_layer(self, images: Tensor) -> str:
+        """The layer that was given, else the last one with a grid at this size of images."""
+        if self.layer is not None and self._found_at is None:
+            return self.layer
+        with torch.no_grad(), self.in_eval_mode():
+            inputs = self.normalize(images[:1])
+            size = (inputs.shape[2], inputs.shape[3])
+            if self.layer is None or self._found_at != size:
+                self.layer = layers.find(self.bare, lambda: self.plain_logits_of(inputs), inputs)
+                self._found_at = size
         return self.layer
 
     def as_grid(self, output: Any, inputs: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
-from sufficit.explainers.forward_pass import feature_layer, target_logits_with_graph
+from sufficit.explainers.forward_pass import target_logits_with_graph
 
 
 def rollout(
@@ -24,7 +24,7 @@ def rollout(
 ) -> Tensor:
     """The product of all blocks' attention (Abnar and Zuidema 2020): [N,h,w]."""
     fold = AttentionFold(len(images), "rollout", rolled)
-    layer = layer or feature_layer(classifier, images)
+    layer = layer or classifier.feature_layer(images)
     with torch.no_grad(), torch_attention(classifier.bare), ReadAttention(fold):
         (features,), _logits = classifier.stages(images, (layer,))
     cells = fold.cells(classifier, images)

@@ -16,7 +16,7 @@ from sufficit.classifier.loading import extra
 from sufficit.classifier.source_code import check_arguments
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
 from sufficit.explainers.explainer import Explainer
-from sufficit.explainers.forward_pass import Pass, feature_layer, look
+from sufficit.explainers.forward_pass import Pass, look
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.registry import CAMS, EXPLAINERS, explainer_named, word_of
 from sufficit.perturbation.heatmaps import check_heatmaps, normalize, resize
@@ -210,7 +210,7 @@ def _draw(
     goals = None if targets is None else targets.to(classifier.device)
     watching = {name: method for name, method in methods.items() if method.needs in _PASS}
     if layer is None and any(method.layer is None for method in watching.values()):
-        layer = feature_layer(classifier, here)
+        layer = classifier.feature_layer(here)
     by_layer: dict[str, dict[str, Explainer]] = {}
     for name, method in watching.items():
         by_layer.setdefault(method.layer or layer or "", {})[name] = method

@@ -41,12 +41,6 @@ class Pass:
         return self.grid(found).float()
 
 
-def feature_layer(classifier: Classifier, images: Tensor) -> str:
-    """The layer that is read where none is given."""
-    with torch.no_grad(), classifier.in_eval_mode():
-        return classifier.feature_layer(classifier.normalize(images[:1]))
-
-
 def look(
     classifier: Classifier,
     images: Tensor,

@@ -96,7 +96,7 @@ def draw(
         inputs = classifier.normalize(images[:1])
         check_range(targets.cpu(), classifier.plain_logits_of(inputs).shape[1])
         if "layer" in _parameters(kind):
-            options["layer"] = layer or classifier.feature_layer(inputs)
+            options["layer"] = layer or classifier.feature_layer(images)
     # A backward pass keeps what a forward pass frees; lots must not depend on the batch.
     alone = "n_samples" in options or name.endswith("Shap")
     size = 1 if alone else max(1, usual_batch(classifier, images.shape[1:]) // 4)
@@ -145,8 +145,7 @@ class _Logits(nn.Module):
         # Rules of relevance change weights while they work; other methods share them.
         shared = () if relevance else (*classifier.bare.parameters(), *classifier.bare.buffers())
         self.model = copy.deepcopy(classifier.bare, {id(one): one for one in shared}).eval()
-        self.classifier, self.relevance = copy.copy(classifier), relevance
-        self.classifier.model = self.model
+        self.classifier, self.relevance = classifier.over(self.model), relevance
         calls: dict[nn.Module, int] = {}
 
         def count(module: nn.Module, *_: object) -> None:

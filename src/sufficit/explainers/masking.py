@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
 from sufficit.explainers.cams import target_logits
-from sufficit.explainers.forward_pass import feature_layer
 from sufficit.perturbation.heatmaps import resize
 from sufficit.perturbation.predict import predict_views, whole_values
 from sufficit.perturbation.predictions import Score, confidence
@@ -199,7 +198,7 @@ def scorecam(
     """
     n, (h, w) = len(images), images.shape[2:]
     with torch.no_grad():
-        read, _logits = classifier.stages(images, (layer or feature_layer(classifier, images),))
+        read, _logits = classifier.stages(images, (layer or classifier.feature_layer(images),))
     features = read[0].float()
     if 0 < channels < features.shape[1]:
         strongest = features.mean((2, 3)).topk(channels).indices

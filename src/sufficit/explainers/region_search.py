@@ -16,7 +16,6 @@ from torch import Generator, Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.layers import eval_mode
 from sufficit.errors import UserError, unknown
-from sufficit.explainers.forward_pass import feature_layer
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.recipes import RECIPES
 from sufficit.explainers.step import Batch, take_step
@@ -205,7 +204,7 @@ def refine(
     lax.check(classifier)
     recipe, device = RECIPES["robust"], classifier.device
     images, targets = images.to(device), targets.to(device)
-    layers = lax.layers or (feature_layer(classifier, images),)
+    layers = lax.layers or (classifier.feature_layer(images),)
     with torch.inference_mode(False), torch.enable_grad(), classifier.in_eval_mode():
         with torch.no_grad(), eval_mode(lax):
             stages, _logits = classifier.stages(images, layers)

@@ -50,14 +50,12 @@ class LabelTraining:
 def copied(classifier: Classifier) -> Classifier:
     """The same classifier over a copy of its bare model."""
     try:
-        model = copy.deepcopy(classifier.bare)
+        return classifier.over(copy.deepcopy(classifier.bare))
     except Exception as error:
         raise UserError(
             f"Cannot copy the model ({error}), and only a copy may be randomised: make"
             " copy.deepcopy(model) work"
         ) from error
-    names = ("layer", "mean", "std", "classes", "view", "reshape", "output", "score")
-    return Classifier(model, **{name: getattr(classifier, name) for name in names})
 
 
 def cascade(classifier: Classifier, images: Tensor, steps: int = STEPS) -> list[Block]:

@@ -111,8 +111,7 @@ def copied(classifier: Classifier) -> Classifier:
     model.zero_grad(set_to_none=True)
     for weights in model.parameters():
         weights.requires_grad_(True)
-    names = ("layer", "mean", "std", "classes", "view", "reshape", "recipe", "output")
-    return Classifier(model, **{name: getattr(classifier, name) for name in names})
+    return classifier.over(model)
 
 
 def random_masks(images: Tensor, generator: Generator) -> Tensor:
@@ -237,7 +236,7 @@ class TwinTrainer(Trainer):
         parts = (twin.model, adam, fabric, self._batches, self._step)
         options |= {"total": len(feed), "epochs": epochs, "rate": lambda done: lr * one_cycle(done)}
         super().__init__(*parts, settings=settings, **options)
-        self.shown = Classifier(self.module, mean=twin.mean, std=twin.std, output=twin.output)
+        self.shown = twin.over(self.module)
 
     def start(self) -> None:
         """In eval mode: see the module's docstring."""
