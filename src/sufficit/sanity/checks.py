@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from markupsafe import Markup
 from torch import Tensor
 
@@ -38,6 +37,7 @@ from sufficit.seeds import seeded
 from sufficit.similarity import estimate, rank_correlation, structural_similarity
 from sufficit.statistics import Estimate
 from sufficit.sums import few_images
+from sufficit.training.folder_images import stacked
 from sufficit.training.validation import predictions
 
 if TYPE_CHECKING:
@@ -305,8 +305,8 @@ def check_folder(
             items = loader.items(job.entries)
         check_any(len(items), len(loader.skipped), loader.skipped)
         skipped.update(loader.skipped)
-        images, labels = torch.stack([i.pixels for i in items]), [i.entry.label for i in items]
-        known = None if job.targets == "prediction" else torch.tensor(labels)
+        images, labels = stacked(items)
+        known = None if job.targets == "prediction" else labels
         return [item.name for item in items], images, known
 
     names, images, labels = read(config.images)

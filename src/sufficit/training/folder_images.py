@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import DistributedSampler, RandomSampler, Sampler
 
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
@@ -88,10 +88,14 @@ class TrainingImages:
         self.skipped |= self.loader.dropped(unit)
         if not items:
             return None
-        images = torch.stack([item.pixels for item in items])
-        if self.part[0].label is None:
-            return images
-        return images, torch.tensor([item.entry.label for item in items])
+        images, labels = stacked(items)
+        return images if labels is None else (images, labels)
+
+
+def stacked(items: Sequence[Item]) -> tuple[Tensor, Tensor | None]:
+    """Images [N,C,H,W] and, where labels are the targets, labels [N]."""
+    images, labels = torch.stack([i.pixels for i in items]), [i.entry.label for i in items]
+    return images, None if labels[0] is None else torch.tensor(labels)
 
 
 def replace_missing(batches: Iterable[Any]) -> Iterator[Any]:
@@ -166,19 +170,14 @@ def open_folder(
     folder = read_folder(classifier, data, target, share, options.seed, **columns)
     launch(fabric)
     classifier.to(fabric.device)
-    in_order = SequentialSampler(folder.validation)
-    held = TrainingImages(
-        folder.validation, view, size, sampler=in_order, on_error=options.on_error
-    )
-    batches, unreadable = list(held), held.skipped
-    names = tuple(e.image.name for e in folder.validation if e.image.name not in unreadable)
-    if len(names) < 2:
+    loader = ImageLoader(partial(decode_entry, view), options.on_error)
+    held, unreadable = loader.items(folder.validation), loader.skipped
+    if len(held) < 2:
         name, why = next(iter(unreadable.items()))
         raise UserError(
-            f"Only {len(names)} of {len(folder.validation)} validation images can be read, 2 or"
+            f"Only {len(held)} of {len(folder.validation)} validation images can be read, 2 or"
             f" more are needed; of the others the first, {name}: {why}. Check the files."
         )
-    pixels, labels = zip(*batches, strict=True) if folder.target == "label" else (batches, None)
     sampler: Any = None
     if fabric.world_size > 1:  # this process's share
         numbers: Any = range(len(folder.training))
@@ -187,9 +186,8 @@ def open_folder(
     reading: Any = {"workers": options.workers, "on_error": options.on_error}
     return FolderImages(
         folder,
-        names,
-        torch.cat(pixels),
-        None if labels is None else torch.cat(labels),
+        tuple(item.name for item in held),
+        *stacked(held),
         unreadable,
         TrainingImages(folder.training, view, size, sampler=sampler, **reading),
         {
