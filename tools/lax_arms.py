@@ -29,7 +29,7 @@ from sufficit.files import make_folder, read_json, writing
 from sufficit.metrics.artefacts import fits, fragments, grid_energy, smoothed
 from sufficit.metrics.localization import pointing, pointing_by_class
 from sufficit.provenance import provenance, save_json
-from sufficit.reproduce.datasets import find_mnist, read_digits
+from sufficit.reproduce.datasets import DATASETS, read_digits
 from sufficit.reproduce.pipeline import TablePipeline
 from sufficit.reproduce.table_plan import read_plan
 from sufficit.runs.explanations import quiet
@@ -183,7 +183,8 @@ def answer_scores(classifier: Classifier, lax: Lax, twice: DigitPairs, alpha: fl
 
 def two_digit_scores(table: TablePipeline, lax: Lax, root: Path | None) -> Scores:
     """The scores of pairs of the run's test digits."""
-    strokes, labels = read_digits(None if root is None else find_mnist(root), "test")
+    folder = None if root is None else DATASETS["synthetic-mnist"].find(root)
+    strokes, labels = read_digits(folder, "test")
     known = strokes.to(table.device), labels.to(table.device), PAIRS, (table.plan.seed, "test")
     found, alpha = Scores(), table.plan.paper.alpha_min
     for same, wanted in ((False, lax.classes is not None), (True, lax.answers > 1)):

@@ -19,11 +19,11 @@ from sufficit.data.splits import Split, evenly, held_out, middle, seen
 from sufficit.errors import UserError
 from sufficit.reproduce.datasets import (
     CIFAR_CLASSES,
+    DATASETS,
     EMBEDDED,
     DataOptions,
     choose_classes,
     download,
-    find_mnist,
     load_sets,
     read_digits,
     read_idx,
@@ -51,7 +51,7 @@ def test_mnist_is_read_as_torchvision_lays_it_out_or_bare(
     tmp_path: Path, place: str, ending: str
 ) -> None:
     pixels = write_mnist(tmp_path / place, ending)
-    folder = find_mnist(tmp_path)
+    folder = DATASETS["synthetic-mnist"].find(tmp_path)
     assert folder == tmp_path / place
     strokes, labels = read_digits(folder, "train")
     assert torch.equal(strokes, torch.from_numpy(pixels).float() / 255)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ from sufficit.data.truth import CUB_BOXES, TruthFiles, cub_lines
 from sufficit.errors import UserError, unknown
 
 ROOM = 8 / 7  # stored side over the side seen, so that training can crop
+MNIST_LAYOUTS = ("MNIST/raw", "raw", "MNIST", "")  # the first is torchvision's
+MNIST_FILE = "train-images-idx3-ubyte"
 CIFAR_CLASSES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
@@ -53,19 +56,33 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class DataSet:
-    """How to read a data set from a folder, and how to find out whether it is there."""
+    """How to read a data set from its folder, and where that is."""
 
     title: str
-    read: Callable[[Path, DataOptions], Sets]
-    find: Callable[[Path], Path | None]
+    read: Callable[[Any, DataOptions], Sets]
+    places: tuple[str, ...] = ()  # below the root, best first; none: the root itself
+    marks: tuple[str, ...] = ("",)  # a file in it, in one of its forms
+    remedy: str = ""  # what was expected, and where to get it
+
+    def find(self, root: Path) -> Path | None:
+        """The folder below a root that holds it, None if there is none."""
+        if not self.places:
+            return root
+        if not root.is_dir():
+            raise UserError(f"no folder of data at {root}: give --data ROOT, or add --download")
+        found = (root / place for place in self.places)
+        return next((p for p in found if any((p / mark).exists() for mark in self.marks)), None)
 
 
 def load_sets(name: str, root: Path | None, options: DataOptions) -> Sets:
     """Read a data set by name, with at most as many images as the options say."""
-    data = DATASETS[name]
-    if root is None and name != "synthetic-mnist":  # which has digits of its own
+    data, own = DATASETS[name], name == "synthetic-mnist"  # which has digits of its own
+    if root is None and not own:
         raise UserError(f"{data.title} is read from a folder: give --data ROOT, or add --download")
-    found = data.read(root, options) if root else synthetic_mnist(None, options)
+    folder = None if root is None else data.find(root)
+    if folder is None and not own:
+        raise UserError(f"no {data.title} in {root}: {data.remedy}, or add --download")
+    found = data.read(folder, options)
     wanted = ((found.train, options.train_images), (found.test, options.test_images))
     train, test = (
         split if n is None or n >= len(split) else split.pick(evenly(split.labels, n, options.seed))
@@ -140,9 +157,8 @@ def read_class_folders(
 # Synthetic MNIST
 
 
-def synthetic_mnist(root: Path | None, options: DataOptions) -> Sets:
-    """Images made from the MNIST below a folder, or from the embedded digits if there is none."""
-    folder = None if root is None else find_mnist(root)
+def synthetic_mnist(folder: Path | None, options: DataOptions) -> Sets:
+    """Images made from the MNIST in a folder, or from the embedded digits if there is none."""
     made = []
     for part, most in (("train", options.train_images), ("test", options.test_images)):
         strokes, labels = read_digits(folder, part)
@@ -151,13 +167,6 @@ def synthetic_mnist(root: Path | None, options: DataOptions) -> Sets:
         made.append(digits.compose_all(*known, n, (options.seed, part)))
     names = tuple(str(digit) for digit in range(10))
     return Sets(made[0], made[1], names, EMBEDDED if folder is None else "MNIST")
-
-
-def find_mnist(root: Path) -> Path | None:
-    """The folder with MNIST's files: torchvision's layout, or the folder itself."""
-    _check_root(root)
-    places = (root / "MNIST" / "raw", root / "raw", root / "MNIST", root)
-    return next((p for p in places if _idx_file(p, "train-images-idx3-ubyte") is not None), None)
 
 
 def read_digits(folder: Path | None, part: str) -> tuple[Tensor, Tensor]:
@@ -172,7 +181,7 @@ def read_digits(folder: Path | None, part: str) -> tuple[Tensor, Tensor]:
             ) from error
     stem, arrays = {"train": "train", "test": "t10k"}[part], []
     for name in (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte"):
-        path = _idx_file(folder, name)
+        path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
         if path is None:
             raise UserError(f"{folder} has no {name} or {name}.gz: get it, or add --download")
         arrays.append(read_idx(path))
@@ -200,22 +209,11 @@ def read_idx(path: Path) -> Tensor:
     return torch.from_numpy(np.frombuffer(content, np.uint8).copy()).view(*shape)
 
 
-def _idx_file(folder: Path, name: str) -> Path | None:
-    return next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
-
-
 # CIFAR-10
 
 
-def cifar10(root: Path, options: DataOptions) -> Sets:
+def cifar10(folder: Path, options: DataOptions) -> Sets:
     """Both parts of CIFAR-10: the pickles through torchvision, the binaries, or class folders."""
-    folder = find_cifar(root)
-    if folder is None:
-        raise UserError(
-            f"no CIFAR-10 in {root}: expected {', '.join(CIFAR_LAYOUTS[:2])} or"
-            " cifar10/{train,test}/CLASS. Get it from https://www.cs.toronto.edu/~kriz/cifar.html,"
-            " or add --download"
-        )
     splits = []
     for part in ("train", "test"):
         if folder.name == "cifar10":
@@ -225,17 +223,6 @@ def cifar10(root: Path, options: DataOptions) -> Sets:
             images, labels = read(folder, part)
         splits.append(Split(images, labels, options.side).to(options.device))
     return Sets(splits[0], splits[1], CIFAR_CLASSES, f"CIFAR-10 ({folder.name})")
-
-
-def find_cifar(root: Path) -> Path | None:
-    """The folder that holds CIFAR-10 in one of its layouts."""
-    _check_root(root)
-    return next((root / name for name in CIFAR_LAYOUTS if (root / name).is_dir()), None)
-
-
-def _check_root(root: Path) -> None:
-    if not root.is_dir():
-        raise UserError(f"no folder of data at {root}: give --data ROOT, or add --download")
 
 
 def _from_pickles(folder: Path, part: str) -> tuple[Tensor, Tensor]:
@@ -274,14 +261,8 @@ def _from_binaries(folder: Path, part: str) -> tuple[Tensor, Tensor]:
 # CUB-200-2011
 
 
-def cub200(root: Path, options: DataOptions) -> Sets:
+def cub200(folder: Path, options: DataOptions) -> Sets:
     """The official split of the classes named, or of twenty drawn by the seed."""
-    folder = find_cub(root)
-    if folder is None:
-        raise UserError(
-            f"no CUB-200-2011 in {root}: expected CUB_200_2011/images.txt. Get it from {CUB_URL},"
-            " or add --download"
-        )
     missing = [name for name in CUB_LISTS if not (folder / name).is_file()]
     if missing:
         raise UserError(f"{folder} is incomplete: {', '.join(missing)} not found. Get it again")
@@ -308,12 +289,6 @@ def _bird_boxes(folder: Path, names: Sequence[str], side: int) -> Tensor | None:
     truth, view = TruthFiles(folder / CUB_BOXES), View((side, side))
     files = (ImageFile(str(folder / "images" / name), name, None) for name in names)
     return torch.stack([truth.read(Entry(i, file), view) > 0 for i, file in enumerate(files)])
-
-
-def find_cub(root: Path) -> Path | None:
-    """The folder with the lists of CUB-200-2011."""
-    places = (root / "CUB_200_2011", root)
-    return next((place for place in places if (place / "images.txt").is_file()), None)
 
 
 def choose_classes(known: Sequence[str], wanted: Sequence[str], seed: int) -> list[str]:
@@ -354,8 +329,22 @@ def image_folder(root: Path, options: DataOptions) -> Sets:
 
 
 DATASETS: dict[str, DataSet] = {
-    "synthetic-mnist": DataSet("MNIST", synthetic_mnist, find_mnist),
-    "cifar10": DataSet("CIFAR-10", cifar10, find_cifar),
-    "cub200": DataSet("CUB-200-2011", cub200, find_cub),
-    "folder": DataSet("an image folder", image_folder, lambda root: root),
+    "synthetic-mnist": DataSet(
+        "MNIST", synthetic_mnist, MNIST_LAYOUTS, (MNIST_FILE, f"{MNIST_FILE}.gz")
+    ),
+    "cifar10": DataSet(
+        "CIFAR-10",
+        cifar10,
+        CIFAR_LAYOUTS,
+        remedy=f"expected {', '.join(CIFAR_LAYOUTS[:2])} or cifar10/{{train,test}}/CLASS. Get it"
+        " from https://www.cs.toronto.edu/~kriz/cifar.html",
+    ),
+    "cub200": DataSet(
+        "CUB-200-2011",
+        cub200,
+        ("CUB_200_2011", ""),
+        ("images.txt",),
+        f"expected CUB_200_2011/images.txt. Get it from {CUB_URL}",
+    ),
+    "folder": DataSet("an image folder", image_folder),
 }
