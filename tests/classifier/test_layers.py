@@ -10,6 +10,8 @@ from torchvision import models
 
 from small_models import small_vit, transformers_vit
 from sufficit import Classifier, UserError
+from sufficit.explainers.explanation import draw_all
+from sufficit.explainers.forward_pass import look
 
 # What people choose by hand for these architectures.
 LAYERS: dict[str, tuple[Callable[[], nn.Module], int, str, tuple[int, ...]]] = {
@@ -99,6 +101,39 @@ def test_an_unusual_output_can_be_reshaped_by_hand() -> None:
     assert torch.equal(classifier.features(images)[0], images)
 
 
+class Attends(nn.Module):
+    """A layer that gives tokens [N,T,K] and a second thing."""
+
+    def forward(self, images: Tensor) -> tuple[Tensor, str]:
+        return images.flatten(2).mT, "weights"
+
+
+class OfAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attends, self.head = Attends(), nn.Linear(3, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.attends(images)[0].mean(1))
+
+
+def test_a_reshape_gets_the_whole_output_whoever_reads_it() -> None:
+    def reshape(output: tuple[Tensor, str]) -> Tensor:
+        tokens, word = output
+        assert word == "weights"
+        return tokens.mT.unflatten(2, (8, 8))
+
+    classifier = Classifier(OfAttention(), "attends", reshape=reshape)
+    images = torch.rand(2, 3, 8, 8)
+    assert torch.equal(classifier.features(images)[0], images)
+    seen = look(classifier, images, "attends", earlier=("attends",))
+    assert torch.equal(seen.earlier["attends"], images)
+    targets, weights = torch.tensor([1, 3]), classifier.model.head.weight.detach()
+    wanted = (images * weights[targets][:, :, None, None]).sum(1) / 64
+    found = draw_all(classifier, images, targets, ["gradcam"])["gradcam"].maps
+    assert torch.allclose(found, wanted, atol=1e-6)
+
+
 def test_what_writes_over_the_features_does_not_change_them() -> None:
     torch.manual_seed(0)
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -115,3 +150,12 @@ def test_the_layer_found_by_itself_follows_the_size_of_the_images() -> None:
     assert classifier.features(torch.rand(1, 3, 64, 64))[0].shape[1:] == (512, 2, 2)
     chosen = Classifier(models.resnet18(), layer="layer2")
     assert chosen.features(torch.rand(1, 3, 64, 64))[0].shape[1:] == (128, 8, 8)
+
+
+def test_a_size_without_a_layer_is_refused_again_and_again() -> None:
+    pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    classifier = Classifier(nn.Sequential(nn.Conv2d(3, 4, 8, stride=8), pool))
+    assert classifier.features(torch.rand(1, 3, 16, 16))[0].shape[2:] == (2, 2)
+    for _ in range(2):
+        with pytest.raises(UserError, match="no layer with a spatial output"):
+            classifier.features(torch.rand(1, 3, 8, 8))

@@ -90,9 +90,8 @@ class Classifier:
         whole image.
         """
         if not callable(score):
-            raise UserError(
-                f"score must be accuracy, confidence or a function, got {type(score).__name__}"
-            )
+            came = type(score).__name__
+            raise UserError(f"score must be accuracy, confidence or a function, got {came}")
         check_arguments(score, "score", "what the model returns")
         found = self.over(self.model)
         found.score, found.classes, found.recipe = score, None, None
@@ -167,8 +166,9 @@ class Classifier:
         seen: dict[str, Any] = {}
 
         def record(name: str, _: nn.Module, __: object, output: Any) -> None:
-            output = layers.first(output)  # a copy, because later layers may overwrite it
-            seen[name] = output.clone() if isinstance(output, Tensor) else output
+            if isinstance(found := layers.first(output), Tensor):  # later layers may overwrite it
+                output = layers.with_first(output, found.clone())
+            seen[name] = output
 
         with self.in_eval_mode(), ExitStack() as stack:
             inputs = self.normalize(images)

@@ -215,6 +215,19 @@ def first(output: Any) -> Any:
     return output
 
 
+def with_first(output: Any, tensor: Tensor) -> Any:
+    """A layer's output with another tensor in the place of the first.
+
+    >>> with_first((torch.zeros(1), "attention"), torch.ones(1))
+    (tensor([1.]), 'attention')
+    """
+    if not isinstance(output, tuple | list):
+        return tensor
+    made: Any = type(output)
+    parts = [with_first(output[0], tensor), *output[1:]]
+    return made(*parts) if hasattr(output, "_fields") else made(parts)  # a named tuple
+
+
 def to_grid(output: Any, inputs: Tensor) -> Tensor:
     """[N,K,h,w] from a map in either channel order, or from tokens [N,T,K] with any prefix."""
     output = first(output)

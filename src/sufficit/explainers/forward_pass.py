@@ -77,7 +77,7 @@ def _run(
 ) -> Pass:
     output: Any = None
     leaf, version = torch.empty(0), 0
-    seen: dict[str, tuple[Any, int]] = {}  # output of an earlier layer, and its version
+    seen: dict[str, tuple[Any, Tensor, int]] = {}  # an earlier layer's output, its tensor, version
 
     def cut(_: nn.Module, __: object, found: Any) -> Any:
         # Gradients reach the leaf even if all weights are frozen, and go no further. The model
@@ -94,24 +94,17 @@ def _run(
         elif not copy and not tensor.is_inference():
             version = tensor._version
             return None
-        return like_output(leaf.clone())
+        return layers.with_first(output, leaf.clone())
 
     def keep(name: str, _: nn.Module, __: object, found: Any) -> None:
-        found = layers.first(found)
-        if isinstance(found, Tensor):
-            inference = found.is_inference()  # of a model that runs a part so: it has no version
-            found = found.clone() if copy or inference else found
-            seen[name] = found, 0 if inference else found._version
-
-    def like_output(tensor: Tensor) -> Any:
-        if isinstance(output, Tensor):
-            return tensor
-        if hasattr(output, "_replace"):
-            return output._replace(**{output._fields[0]: tensor})
-        return type(output)([tensor, *output[1:]])
+        tensor = layers.first(found)
+        if isinstance(tensor, Tensor):
+            inference = tensor.is_inference()  # of a model that runs a part so: it has no version
+            tensor = tensor.clone() if copy or inference else tensor
+            seen[name] = found, tensor, 0 if inference else tensor._version
 
     def grid(tensor: Tensor) -> Tensor:
-        return classifier.as_grid(like_output(tensor), inputs)
+        return classifier.as_grid(layers.with_first(output, tensor), inputs)
 
     with ExitStack() as stack:
         stack.enter_context(layers.hooked(classifier.bare, layer, cut))
@@ -122,11 +115,14 @@ def _run(
     for name in (layer, *earlier):
         if name not in read:
             raise UserError(f"layer {name!r} is not used in the forward pass: choose another layer")
-    known = [*seen.values(), (leaf, leaf._version if differentiate or copy else version)]
-    if any(not f.is_inference() and f._version != before for f, before in known):
+    known = [*seen.values(), (output, leaf, leaf._version if differentiate or copy else version)]
+    if any(not f.is_inference() and f._version != before for _, f, before in known):
         # A later layer has written over them: once more, with copies.
         return _run(classifier, inputs, layer, differentiate, earlier, copy=True)
-    stages = {name: classifier.as_grid(found.detach(), inputs) for name, (found, _) in seen.items()}
+    stages = {
+        name: classifier.as_grid(layers.with_first(whole, found.detach()), inputs)
+        for name, (whole, found, _) in seen.items()
+    }
     return Pass(layer, logits, grid(leaf.detach()), leaf, grid, stages)
 
 
