@@ -6,7 +6,7 @@ that commit out somewhere and run, with its `src` in front of the path:
 
     PYTHONPATH=OLD/src python tests/golden/record.py [CASE ...]
 
-`demo` and `reproduce`, which train an adapter, were recorded again on 2026-11-17 by today's command
+`demo` and `reproduce`, which train an adapter, were recorded again on 2026-11-18 by today's command
 line, because the recipe `robust` trains another one since; their other rows did not change.
 
 COMMANDS are spelled as that commit has them and stay so. IN stands for the folder of inputs that
