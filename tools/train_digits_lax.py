@@ -6,7 +6,7 @@ The recipe is `robust`. Pictures of held-out digits, which neither the net nor t
 tell what came of it.
 """
 
-import sys
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -59,4 +59,8 @@ def main(folder: Path, device: str = "cpu") -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("folder", type=Path)
+    options.add_argument("device", nargs="?", default="cpu")
+    asked = options.parse_args()
+    main(asked.folder, asked.device)
