@@ -217,8 +217,14 @@ def test_a_scale_and_an_offset_change_nothing_and_a_constant_map_has_1() -> None
 
 @pytest.mark.parametrize("period", [1, 9, (4.0, 17.0)])
 def test_periods_that_do_not_fit_are_refused(period: int | Cell) -> None:
-    with pytest.raises(UserError, match="period must be 2 pixels or more and fit 4 times"):
+    with pytest.raises(UserError, match="period must be 4 pixels or more and fit 4 times"):
         grid_energy(torch.rand(1, 32, 64), period)
+
+
+def test_few_small_cells_are_refused_because_no_harmonic_is_left() -> None:
+    grid_energy(torch.rand(1, 12, 12), 2)
+    with pytest.raises(UserError, match="or 2 and 6 times, got 2"):
+        grid_energy(torch.rand(1, 8, 8), 2)
 
 
 def test_fragments_counts_connected_parts_and_corners_connect() -> None:

@@ -69,7 +69,7 @@ def fetching(tensor: Tensor) -> Callable[[], Tensor]:
     here = torch.empty_like(tensor, device="cpu", pin_memory=True)
     here.copy_(tensor, non_blocking=True)
     copied = torch.cuda.Event()
-    copied.record()
+    copied.record(torch.cuda.current_stream(tensor.device))
 
     def fetched() -> Tensor:
         copied.synchronize()

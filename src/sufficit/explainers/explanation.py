@@ -178,11 +178,10 @@ def _queue(
     found = {}
     for name, method in wanted.items():
         if name in drawing:
-            maps = [batch[name] for batch in batches]
-            joined = maps[0] if len(maps) == 1 else torch.cat(maps)
+            maps = torch.cat([batch[name] for batch in batches])
         else:  # all images at once: batches must not change noise
-            joined = method.draw(images, seed).to(classifier.device)
-        found[name] = DrawnMaps(joined, method.final or method.needs == "images")
+            maps = method.draw(images, seed).to(classifier.device)
+        found[name] = DrawnMaps(maps, method.final or method.needs == "images")
     judged = [name for name in drawing if drawing[name].needs != "own"]
     peaks = fetching(_peaks([found[name] for name in judged]))
 
@@ -238,7 +237,7 @@ def _draw(
                 check_heatmaps(heatmaps, here, names)
             except UserError as error:
                 raise UserError(f"method {name}: {error}") from error
-            found[name] = heatmaps.detach().to(here.device, torch.float32, copy=True)
+            found[name] = heatmaps.detach().to(here.device, torch.float32)
     return found
 
 

@@ -20,6 +20,7 @@ from sufficit.perturbation.fills import blur_matrix
 
 Cell = tuple[float, float]  # height and width of a feature cell, in pixels
 FEWEST_CELLS = 4  # per side: with fewer, a grid is as coarse as the object
+ENOUGH_CELLS = 6  # from here on the first harmonic is clear of the object
 _FLOOR = 1e-4  # share of a map's energy that is too little to see
 _CLEAR = 1.5  # bins between a frequency of the grid and one that is compared with it
 _LINE_CLEAR = 3.0  # the same along a line, where the object's own energy is near
@@ -54,8 +55,9 @@ def grid_energy(heatmaps: Tensor, period: float | Cell) -> Tensor:
     cell = period if isinstance(period, tuple) else (float(period), float(period))
     if not fits(cell, size):
         raise UserError(
-            f"period must be 2 pixels or more and fit {FEWEST_CELLS} times or more into"
-            f" {size[0]} x {size[1]} pixels, got {period}: give the size of a feature cell"
+            f"period must be 4 pixels or more and fit {FEWEST_CELLS} times or more into"
+            f" {size[0]} x {size[1]} pixels, or 2 and {ENOUGH_CELLS} times, got {period}: give the"
+            " size of a feature cell"
         )
     many = max(1, _PADDED_PIXELS // math.prod(_padded(size, cell)))
     parts = [_grid_energy(some, size, cell) for some in heatmaps.split(many)]
@@ -64,10 +66,9 @@ def grid_energy(heatmaps: Tensor, period: float | Cell) -> Tensor:
 
 def fits(cell: Cell, size: tuple[int, int]) -> bool:
     """Whether a grid of such cells can be told from an object in an image of that size."""
-    return all(
-        period >= 2 and side / period >= FEWEST_CELLS
-        for side, period in zip(size, cell, strict=True)
-    )
+    fewest = min(side / period for side, period in zip(size, cell, strict=True))
+    shortest = 2 if fewest >= ENOUGH_CELLS else 4  # pixels: the first or second harmonic is there
+    return fewest >= FEWEST_CELLS and min(cell) >= shortest
 
 
 def _grid_energy(heatmaps: Tensor, size: tuple[int, int], cell: Cell) -> Tensor:

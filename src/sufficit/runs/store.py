@@ -39,7 +39,7 @@ FILES = (
 )
 MOST_HEADER = 2**27  # bytes of the facts of a unit
 MOST_RECORD = 2**28  # bytes of a run.json
-FORMAT = 6  # of the files below units/; a run of another format is not resumed
+FORMAT = 7  # of the files below units/; a run of another format is not resumed
 RECENT = 100  # units that the pace of a run is read from
 MACHINE = ("device", "torch", "versions", "compiled")  # may differ when every unit is there
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 PATIENCE = 5
+LOSS = 2  # the formulas of the terms; a training with others is not resumed
 STATISTICS = 64  # images that the mean and spread of features are taken from
 FEW = 16  # images that the weights of the classes are taken from
 WIDE = 256  # channels over stages of one size, as of a ViT: few convolutions, in few cells
@@ -216,6 +217,7 @@ class LaxTrainer(Trainer):
             "twin": None if twin is None else plain(fingerprint(twin)),
         }
         settings = self.facts | {
+            "loss": LOSS,
             "validation": digest(validation.images),
             "code of the model": [feed.classifier.code, code_of(feed.classifier.bare)],
             "adapter": {k: v for k, v in lax.config.items() if k != "trained"},
