@@ -313,13 +313,15 @@ def test_another_run_is_not_gone_on_with_unless_told_to_begin_anew(tmp_path, oth
 # Which epoch is kept, and when it ends
 
 
-def judged(monkeypatch, worths: list[float]) -> list[Tensor]:
-    """Let the epochs be worth these; the weights each had."""
+def judged(monkeypatch, worths: list[float], error: float = 0.0) -> list[Tensor]:
+    """Let the epochs be worth these, with a standard error; the weights each had."""
     seen: list[Tensor] = []
+    scores = {"msi": torch.tensor([-error, error])}  # their mean has this standard error
 
     def score(own: object, classifier: Classifier, lax: Lax, alpha_min: float) -> ValidationScores:
         seen.append(weights(lax).clone())
-        return ValidationScores({"msi": worths[len(seen) - 1], "leak": 0.1, "leak_chance": 0.1})
+        means = {"msi": worths[len(seen) - 1], "leak": 0.1, "leak_chance": 0.1}
+        return ValidationScores(means, scores)
 
     monkeypatch.setattr(ValidationSet, "score", score)
     return seen
@@ -335,6 +337,17 @@ def test_the_best_epoch_is_kept(monkeypatch, tmp_path: Path) -> None:
     assert best_of(found.trained["history"])["epoch"] == 4
 
 
+def test_a_later_epoch_is_kept_unless_it_is_worse_by_more_than_a_standard_error(
+    monkeypatch, tmp_path: Path
+) -> None:
+    seen = judged(monkeypatch, [0.1, 0.5, 0.39, 0.41, 0.38], error=0.1)
+    found = train(epochs=5, out=tmp_path)
+    assert torch.equal(weights(found), seen[3])
+    assert best_of(found.trained["history"])["epoch"] == 4
+    assert [row["worth_error"] for row in found.trained["history"]] == pytest.approx([0.1] * 5)
+    assert torch.equal(weights(Lax.from_pretrained(tmp_path, net=small_net())), seen[3])
+
+
 @pytest.mark.parametrize(("patience", "epochs"), [(1, 3), (2, 6), (3, 7), (None, 9)])
 def test_training_ends_when_nothing_becomes_better(monkeypatch, patience, epochs) -> None:
     judged(monkeypatch, [0.1, 0.2, 0.2, 0.3, 0.1, 0.3, 0.0, 0.4, 0.0])
@@ -342,12 +355,13 @@ def test_training_ends_when_nothing_becomes_better(monkeypatch, patience, epochs
     assert [row["epoch"] for row in found.trained["history"]] == list(range(1, epochs + 1))
 
 
-def test_worth_is_msi_less_what_leaks_above_chance() -> None:
+def test_worth_is_msi_less_the_distance_of_the_leakage_from_chance() -> None:
     def worth(leak: float, chance: float) -> float:
         return ValidationScores({"msi": 0.5, "leak": leak, "leak_chance": chance}).worth
 
     assert worth(0.3, 0.1) == pytest.approx(0.3)
-    assert worth(0.1, 0.3) == 0.5
+    assert worth(0.1, 0.3) == pytest.approx(0.3)
+    assert worth(0.2, 0.2) == 0.5
     assert worth(float("nan"), 0.3) == 0.5
 
 

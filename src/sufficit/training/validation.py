@@ -35,14 +35,20 @@ class ValidationScores:
 
     @property
     def worth(self) -> float:
-        """What the best epoch has most of: MSI minus the leakage above chance."""
-        msi, excess = self.means["msi"], self.means["leak"] - self.means["leak_chance"]
-        return msi if math.isnan(excess) else msi - max(0.0, excess)
+        """What the best epoch has most of: MSI minus the distance of the leakage from chance.
+
+        Masks that never bring their class to mind tell it as well as those that always do.
+        """
+        msi, apart = self.means["msi"], abs(self.means["leak"] - self.means["leak_chance"])
+        return msi if math.isnan(apart) else msi - apart
 
     @property
     def row(self) -> dict[str, float]:
-        """The means and their worth, for the history."""
-        return self.means | {"worth": self.worth}
+        """The means, their worth and its standard error over images, for the history."""
+        error = 0.0
+        if self.scores is not None and len(values := self.scores["msi"]) > 1:
+            error = float(values.double().std()) / math.sqrt(len(values))
+        return self.means | {"worth": self.worth, "worth_error": error}
 
 
 @dataclass
