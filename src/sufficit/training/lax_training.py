@@ -18,7 +18,7 @@ from sufficit.classifier.layers import resolve
 from sufficit.classifier.source_code import code_of
 from sufficit.errors import NotFiniteError, UserError
 from sufficit.explainers import explain
-from sufficit.explainers.adapter_nets import MANY, TopDown
+from sufficit.explainers.adapter_nets import MANY, WIDTH, TopDown
 from sufficit.explainers.forward_pass import look
 from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
 from sufficit.explainers.recipes import LaxRecipe, recipe_of
@@ -42,7 +42,7 @@ LOSS = 2  # the formulas of the terms; a training with others is not resumed
 STATISTICS = 64  # images that the mean and spread of features are taken from
 FEW = 16  # images that the weights of the classes are taken from
 WIDE = 256  # channels, where few convolutions have few cells
-WORK = 2**20  # cells times channels squared at the coarsest level, at most
+ACTIVATIONS = 2**12  # cells times channels at the coarsest level of a wider net, at most
 SIDE = 28  # cells along a map that are fine enough, whatever the size of the features
 
 
@@ -180,17 +180,17 @@ def untrained(
 
 
 def _width(features: Tensor, *, joined: bool) -> int | None:
-    """The channels of a top-down net: as many as cost little over the cells of these features.
+    """The channels of a top-down net: more than usual where they cost little, over few cells.
 
-    >>> [_width(torch.zeros(1, 512, side, side), joined=False) for side in (4, 7, 8, 14)]
-    [256, 128, 128, 64]
+    >>> [_width(torch.zeros(1, 512, side, side), joined=False) for side in (4, 5, 7, 8)]
+    [256, 128, None, None]
     """
     if features.shape[1] < MANY:  # of a small network
         return None
     if joined:  # stages of one size, as of a ViT
         return WIDE
-    most = math.isqrt(WORK // math.prod(features.shape[2:]))
-    return min(WIDE, 1 << (most.bit_length() - 1))
+    most = min(WIDE, ACTIVATIONS // math.prod(features.shape[2:]))
+    return 1 << (most.bit_length() - 1) if most > WIDTH * 3 // 2 else None
 
 
 def class_weights(classifier: Classifier, images: Tensor, layer: str) -> Tensor:
