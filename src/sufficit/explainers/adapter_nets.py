@@ -45,12 +45,10 @@ class TopDown(nn.Module):
     ) -> None:
         super().__init__()
         self.joined = joined
+        width = width or (WIDTH if channels[-1] >= MANY else NARROW)
+        # The finest level, which has the most cells, has half the channels.
         finest = len(channels) - joined + steps
-        if width is None:  # as in version 0.1: the finest level has half the channels
-            width = WIDTH if channels[-1] >= MANY else NARROW
-            widths = [width // 2 if k == finest > 0 else width for k in range(finest + 1)]
-        else:  # half as many at each finer level, which has four times the cells: equal work
-            widths = [max(width >> k, min(width, NARROW)) for k in range(finest + 1)]
+        widths = [width // 2 if k == finest > 0 else width for k in range(finest + 1)]
         after = [*widths[1:], widths[-1]]
         level = [widths[0]] * (joined - 1) + widths
         self.laterals = nn.ModuleList(

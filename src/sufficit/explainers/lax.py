@@ -52,7 +52,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     with several `answers` as many maps, each of which is to suffice alone. They are the `regions`
     of one map, as many; an adapter of one answer draws the one with the number `alone`. `steps`
     doubles the side of its map so often. The `joined` last layers have one size, as in a ViT, and
-    are read at once. `width` is the number of channels at the coarsest level.
+    are read at once. `width` is the number of its channels, by default 64, or 32 for few features.
     With one number of channels it is the paper's convnet K-256-128-64-1, whose map has `upsample`
     times the features' side, or a module of your own (`net`) that gives one channel.
 

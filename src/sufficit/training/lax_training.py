@@ -18,7 +18,7 @@ from sufficit.classifier.layers import resolve
 from sufficit.classifier.source_code import code_of
 from sufficit.errors import NotFiniteError, UserError
 from sufficit.explainers import explain
-from sufficit.explainers.adapter_nets import MANY, WIDTH, TopDown
+from sufficit.explainers.adapter_nets import TopDown
 from sufficit.explainers.forward_pass import look
 from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
 from sufficit.explainers.recipes import LaxRecipe, recipe_of
@@ -41,8 +41,7 @@ PATIENCE = 5
 LOSS = 2  # the formulas of the terms; a training with others is not resumed
 STATISTICS = 64  # images that the mean and spread of features are taken from
 FEW = 16  # images that the weights of the classes are taken from
-WIDE = 256  # channels, where few convolutions have few cells
-ACTIVATIONS = 2**12  # cells times channels at the coarsest level of a wider net, at most
+WIDE = 256  # channels over stages of one size, as of a ViT: few convolutions, in few cells
 SIDE = 28  # cells along a map that are fine enough, whatever the size of the features
 
 
@@ -167,7 +166,7 @@ def untrained(
         options = {"steps": steps, "classes": classes, "answers": recipe.answers}
         options["regions"] = recipe.answers if recipe.answers > 1 else 0
         options["joined"] = sides.count(sides[-1])
-        options["width"] = _width(stages[-1], joined=options["joined"] == len(sides))
+        options["width"] = WIDE if options["joined"] == len(sides) else None
         options["evidence"] = bool(recipe.absent and recipe.mosaics)
         lax = Lax([stage.shape[1] for stage in stages], bias=recipe.bias, **options)
         lax.standardize(stages)
@@ -177,20 +176,6 @@ def untrained(
             evidence.start(stages[-1], given)
     lax.belong_to(classifier, *layers)
     return lax
-
-
-def _width(features: Tensor, *, joined: bool) -> int | None:
-    """The channels of a top-down net: more than usual where they cost little, over few cells.
-
-    >>> [_width(torch.zeros(1, 512, side, side), joined=False) for side in (4, 5, 7, 8)]
-    [256, 128, None, None]
-    """
-    if features.shape[1] < MANY:  # of a small network
-        return None
-    if joined:  # stages of one size, as of a ViT
-        return WIDE
-    most = min(WIDE, ACTIVATIONS // math.prod(features.shape[2:]))
-    return 1 << (most.bit_length() - 1) if most > WIDTH * 3 // 2 else None
 
 
 def class_weights(classifier: Classifier, images: Tensor, layer: str) -> Tensor:
@@ -313,7 +298,7 @@ class LaxTrainer(Trainer):
         row = self.fabric.broadcast(found.row if found else {})
         if math.isnan(row["worth"]):
             raise LossError("The classifier gives NaN for masked images: it can't be explained")
-        self.select(row["worth"], self.classifier.dtype, row["worth_error"])
+        self.select(row["worth"], self.classifier.dtype)
         return row
 
     def keep(self, *, last: bool = False) -> None:
@@ -336,13 +321,8 @@ class LaxTrainer(Trainer):
 
 
 def best_of(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The row of the epoch whose weights are kept, as `Trainer.select` chooses it."""
-    best, chosen = -math.inf, history[0]
-    for row in history:
-        if row["worth"] >= best - row.get("worth_error", 0.0):
-            chosen = row
-        best = max(best, row["worth"])
-    return chosen
+    """The row of the epoch whose adapter is kept: the highest worth, of equals the later."""
+    return max(history, key=lambda row: (float(row["worth"]), row["epoch"]))
 
 
 def repeatability(

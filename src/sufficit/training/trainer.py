@@ -75,7 +75,7 @@ class Trainer:
             )
         self.bare, self.fabric, self.batches, self.step = module, fabric, batches, step
         self.total, self.epochs, self.rate, self.patience = total, epochs, rate, patience
-        self.better = False  # whether the weights of the last epoch are kept
+        self.better = False  # whether the last epoch is the best so far
         self.out, self.settings, self.state = out, dict(settings or {}), TrainingState()
         saved = None
         if fabric.is_global_zero and out is not None and not overwrite:
@@ -109,18 +109,14 @@ class Trainer:
     def keep(self) -> None:
         """Called after each epoch, before the checkpoint is written."""
 
-    def select(self, worth: float, dtype: torch.dtype, error: float = 0.0) -> None:
-        """Note what an epoch is worth, and keep the weights of the best, of equals the later.
-
-        Equal are those that differ by no more than the standard `error`: an early epoch that was
-        lucky with its validation images is seldom better than one with a lower learning rate.
-        """
+    def select(self, worth: float, dtype: torch.dtype) -> None:
+        """Note what an epoch is worth, and keep the weights of the best, of equals the later."""
         state = self.state
         state.stale = 0 if worth > state.best_worth else state.stale + 1
-        self.better = worth >= state.best_worth - error
-        state.best_worth = max(state.best_worth, worth)
+        self.better = worth >= state.best_worth
         if self.better:
-            state.best, state.made = weights_of(self.bare), surroundings(self.fabric.device, dtype)
+            state.best_worth, state.best = worth, weights_of(self.bare)
+            state.made = surroundings(self.fabric.device, dtype)
 
     def over(self) -> bool:
         """Whether all epochs are done, or `patience` epochs brought no improvement."""

@@ -44,11 +44,8 @@ class ValidationScores:
 
     @property
     def row(self) -> dict[str, float]:
-        """The means, their worth and its standard error over images, for the history."""
-        error = 0.0
-        if self.scores is not None and len(values := self.scores["msi"]) > 1:
-            error = float(values.double().std()) / math.sqrt(len(values))
-        return self.means | {"worth": self.worth, "worth_error": error}
+        """The means and their worth, for the history."""
+        return self.means | {"worth": self.worth}
 
 
 @dataclass
