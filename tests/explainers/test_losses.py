@@ -244,8 +244,8 @@ def adapter(features: tuple[Tensor], targets: Tensor | None = None) -> Tensor:
     return (features[0][:, 0] - features[0][:, 1]).sigmoid()
 
 
-def plain_excess(rows: list[list[float]], targets: list[int], shown: list[int]) -> float:
-    """2 r^4 / (1 + r^4), r the mean own probability over the mean of the same elsewhere; below 1
+def plain_push(rows: list[list[float]], targets: list[int], shown: list[int]) -> float:
+    """Of masks with one kind of fill: 2 r^4 / (1 + r^4), r the mean own probability over the mean of the same elsewhere; below 1
     less (1 - r^4) / (1 + r^4).
     """
     known = [[math.exp(v) / sum(map(math.exp, row)) for v in row] for row in rows]
@@ -264,21 +264,28 @@ def plain_excess(rows: list[list[float]], targets: list[int], shown: list[int]) 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_push_of_donors_follows_the_leakage_ratio(seed: int) -> None:
     generator = Generator().manual_seed(seed)
-    logits = 3 * torch.randn(12, 4, generator=generator)
-    targets, shown = (torch.randint(4, (12,), generator=generator) for _ in range(2))
-    wanted = plain_excess(logits.tolist(), targets.tolist(), shown.tolist())
-    assert losses.excess(logits, targets, shown).item() == pytest.approx(wanted, rel=1e-4)
+    logits = 3 * torch.randn(24, 4, generator=generator)
+    targets, shown = (torch.randint(4, (24,), generator=generator) for _ in range(2))
+    fills = torch.arange(24) % 2
+    found = losses.push(logits, targets, shown, fills)
+    for kind in range(2):
+        own = fills == kind
+        given = [some[own].tolist() for some in (logits, targets, shown)]
+        assert found[own].tolist() == pytest.approx([plain_push(*given)] * 12, rel=1e-4)
+    assert found[0] != pytest.approx(found[1].item(), abs=0.01)
 
 
 def test_masks_that_say_their_class_are_pushed_off_it_and_masks_that_never_do_back_to_it() -> None:
     targets, shown = torch.arange(12) % 3, (torch.arange(12) // 3 + 1) % 3
     says_target = 20 * nn.functional.one_hot(targets, 3).double()
-    assert losses.excess(says_target, targets, shown).item() == pytest.approx(2, abs=1e-3)
-    assert losses.excess(-says_target, targets, shown).item() == pytest.approx(-1, abs=1e-3)
-    assert losses.excess(torch.zeros(12, 3), targets, shown).item() == pytest.approx(1)
-    # With one class there is no other mask to compare with.
+    for says, wanted in ((says_target, 2), (-says_target, -1), (0 * says_target, 1)):
+        found = losses.push(says, targets, shown, torch.zeros(12))
+        assert found.tolist() == pytest.approx([wanted] * 12, abs=1e-3)
+    # With one class, or one image of a kind of fill, there is no other mask to compare with.
     one = torch.zeros(4, dtype=torch.long)
-    assert losses.excess(torch.rand(4, 3), one, one).item() == 1
+    assert losses.push(torch.rand(4, 3), one, one, one).tolist() == [1] * 4
+    alone = losses.push(says_target, targets, shown, torch.arange(12))
+    assert alone.tolist() == [1] * 12
 
 
 def test_an_image_alone_in_its_batch_is_not_its_own_donor() -> None:
@@ -323,7 +330,7 @@ def test_the_loss_is_the_sum_of_weights_times_terms_on_a_linear_classifier(done,
     donated = say([pictures[i - 1] for i in pairs], [masks[i] for i in pairs])
     assert pairs == [1, 3, 4]
     views = say([pictures[i - 1] for i in range(5)], masks)
-    push = plain_excess(views, targets, [targets[i - 1] for i in range(5)])
+    push = plain_push(views, targets, [targets[i - 1] for i in range(5)])
     assert push != pytest.approx(1, abs=0.01)
     wanted += 0.3 * push * plain_unlike(donated, [targets[i] for i in pairs])
     wanted += 0.2 * plain_entropy(masks, 0.4)
@@ -368,7 +375,7 @@ def test_masked_images_are_image_times_mask_and_fill_times_the_rest(fills) -> No
         (drop, images, 1 - weights),
         (donors, images[[4, 0, 1, 2, 3]], weights),
     ):
-        fill = random_fills(pictures, fills, generator) if fills != ("black",) else 0
+        fill = random_fills(pictures, fills, generator)[0] if fills != ("black",) else 0
         torch.testing.assert_close(view, pictures * shown + fill * (1 - shown))
 
 

@@ -342,12 +342,13 @@ def test_training_ends_when_nothing_becomes_better(monkeypatch, patience, epochs
     assert [row["epoch"] for row in found.trained["history"]] == list(range(1, epochs + 1))
 
 
-def test_worth_is_msi_less_what_leaks_above_chance() -> None:
+def test_worth_is_msi_less_the_distance_of_the_leakage_from_chance() -> None:
     def worth(leak: float, chance: float) -> float:
         return ValidationScores({"msi": 0.5, "leak": leak, "leak_chance": chance}).worth
 
     assert worth(0.3, 0.1) == pytest.approx(0.3)
-    assert worth(0.1, 0.3) == 0.5
+    assert worth(0.1, 0.3) == pytest.approx(0.3)
+    assert worth(0.2, 0.2) == 0.5
     assert worth(float("nan"), 0.3) == 0.5
 
 

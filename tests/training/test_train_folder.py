@@ -423,7 +423,7 @@ def test_a_training_that_stops_early_says_so(
     monkeypatch.setattr(ValidationScores, "worth", property(lambda _: next(falling)))
     run = sufficit(*training(digits, tmp_path / "lax", "--epochs", 9, "--patience", 2))
     assert run.code == 0, run.err
-    assert " Stopped after 3 of 9 epochs, because MSI minus excess leakage was high" in run.words
+    assert " Stopped after 3 of 9 epochs, because epoch 1 was the best by MSI and leakage" in run.words
     assert "--patience 0 trains to the end." in run.words
 
 

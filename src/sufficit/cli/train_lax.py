@@ -112,8 +112,8 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
     out.print(drawn)
     planned, end = record["trained"]["recipe"]["epochs"], ""
     if len(history) < planned:
-        end = f" Stopped after {len(history)} of {planned} epochs, because MSI minus excess"
-        end += f" leakage was highest in epoch {best}; --patience 0 trains to the end."
+        end = f" Stopped after {len(history)} of {planned} epochs, because epoch {best} was the"
+        end += f" best by MSI and leakage; --patience 0 trains to the end."
     weights = config.weights if config.weights != RunConfig.weights else None
     known = {"--weights": weights, "--num-classes": config.num_classes}
     known |= {"--output": config.output, "--size": config.size}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sufficit.classifier import classifier as checks
 from sufficit.classifier.classifier import Classifier
-from sufficit.classifier.layers import eval_mode, fetching
+from sufficit.classifier.layers import beside, eval_mode, fetching
 from sufficit.classifier.loading import extra
 from sufficit.classifier.source_code import check_arguments
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
@@ -138,8 +138,8 @@ def _queue(
 ) -> tuple[dict[str, DrawnMaps], Callable[[], None]]:
     """The heatmaps, and a function that checks them.
 
-    A GPU may still be drawing. What needs its answer is left to the function, so that further work
-    can be queued first.
+    A GPU may still be drawing, and the function waits for it, so queue further work first. What the
+    methods and images are checked for is known before: a GPU finds that out beside the first batch.
     """
     wanted = methods_for(methods, classifier, check=False)
     checks.check_form(images)
@@ -151,7 +151,8 @@ def _queue(
         raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
     batches = list[dict[str, Tensor]]()
     drawing = {name: method for name, method in wanted.items() if method.needs != "images"}
-    if early := any(method.needs not in _PASS for method in wanted.values()):
+    aside = beside(classifier.device)
+    if checked := any(method.needs not in _PASS for method in wanted.values()):
         _check(wanted, images)
     start = 0
     with bar("explaining", progress) as tick:
@@ -170,9 +171,10 @@ def _queue(
                 continue
             batches.append(drawn)
             start += size
-            if not early and start < len(images):  # a GPU is busy by now: they cost no time
-                _check(wanted, images)
-                early = True
+            if not checked:  # a GPU is busy by now: it costs no time
+                with aside():
+                    _check(wanted, images)
+                checked = True
             if tick:
                 tick(min(start, len(images)), len(images))
     found = {}
@@ -185,12 +187,7 @@ def _queue(
     judged = [name for name in drawing if drawing[name].needs != "own"]
     peaks = fetching(_peaks([found[name] for name in judged]))
 
-    def check() -> None:
-        if not early:
-            _check(wanted, images)
-        _judge(dict(zip(judged, peaks(), strict=True)))
-
-    return found, check
+    return found, lambda: _judge(dict(zip(judged, peaks(), strict=True)))
 
 
 def _draw(

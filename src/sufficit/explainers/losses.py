@@ -69,46 +69,52 @@ def kept(logits: Tensor, targets: Tensor, power: float = 0.0) -> Tensor:
 
 
 def unlike(
-    logits: Tensor, targets: Tensor, counted: Tensor | None = None, power: float = 0.0
+    logits: Tensor,
+    targets: Tensor,
+    counted: Tensor | None = None,
+    weights: Tensor | float = 1.0,
+    power: float = 0.0,
 ) -> Tensor:
-    """The same for 1 - p_y, mean over the images that are counted: [N,C], [N] -> scalar.
+    """The same for 1 - p_y, weighted, mean over the images that count: [N,C], [N] -> scalar.
 
     >>> unlike(torch.zeros(1, 4), torch.tensor([0]))  # -log 3/4
     tensor(0.2877)
     """
     own = F.one_hot(targets, logits.shape[1]).bool()
     logs = logits.masked_fill(own, -torch.inf).logsumexp(1) - logits.logsumexp(1)
-    values = _bounded(logs, power)
+    values = _bounded(logs, power) * weights
     if counted is None:
         return values.mean()
     return (values * counted).sum() / counted.sum().clamp(min=1)
 
 
 @torch.no_grad()
-def excess(logits: Tensor, targets: Tensor, shown: Tensor) -> Tensor:
-    """How hard to push masks off their class: 1 at chance, up to 2 above it, to -1 below: scalar.
+def push(logits: Tensor, targets: Tensor, shown: Tensor, fills: Tensor) -> Tensor:
+    """How hard to push each mask off its class: 1 at chance, up to 2 above it, to -1 below: [N].
 
-    `logits` [N,C] are of images of the classes `shown` [N] under masks for the `targets` [N]. The
-    leakage ratio r is the mean probability of a mask's class over that of the same class under
-    masks for others; where the mask's or the other mask's class is shown, nothing counts. The
-    result is 2 r^4 / (1 + r^4), and below chance (3 r^4 - 1) / (1 + r^4), which is 0 at r = 0.76.
-    So a term with this weight comes to rest near chance: a mask that its class never comes from
-    tells as much as one that it always does.
+    `logits` [N,C] are of images of the classes `shown` [N] under masks for the `targets` [N], the
+    rest filled by the kinds `fills` [N]. The leakage ratio r of a kind is the mean probability of a
+    mask's class over that of the same class under masks for others; where the mask's or the other
+    mask's class is shown, nothing counts. The push is 2 r^4 / (1 + r^4), and below chance
+    (3 r^4 - 1) / (1 + r^4), which is 0 at r = 0.76. So a term with this weight comes to rest near
+    chance, with every fill: a mask that its class never comes from tells as much as one that it
+    always does.
 
     >>> every = torch.eye(2)[[0, 0, 1, 1]].repeat(2, 1)  # what the model says: what is shown
-    >>> excess(50 * every, torch.tensor([0, 1] * 4), torch.tensor([0, 0, 1, 1] * 2))
-    tensor(1.)
+    >>> classes, zeros = torch.tensor([0, 1] * 4), torch.zeros(8)
+    >>> push(50 * every, classes, torch.tensor([0, 0, 1, 1] * 2), zeros).unique()
+    tensor([1.])
     """
     known = logits.softmax(1)
-    own = known.gather(1, targets[:, None])[:, 0]
-    apart = targets != shown
+    alike = fills[:, None] == fills
     # [N,N]: the class of mask i in view k, which shows another class under a mask for another.
-    other = (targets[:, None] != targets) & (targets[:, None] != shown)
-    said = known[:, targets].T
-    chance = (said * other).sum(1) / other.sum(1).clamp(min=1)
-    counted = apart & other.any(1)
-    means = [(values * counted).sum() / counted.sum().clamp(min=1) for values in (own, chance)]
-    fourth = ((means[0] + _NEVER) / (means[1] + _NEVER)) ** 4
+    other = alike & (targets[:, None] != targets) & (targets[:, None] != shown)
+    chance = (known[:, targets].T * other).sum(1) / other.sum(1).clamp(min=1)
+    own = known.gather(1, targets[:, None])[:, 0]
+    counted = alike & ((targets != shown) & other.any(1))
+    many = counted.sum(1).clamp(min=1)
+    means = [(counted * values).sum(1) / many + _NEVER for values in (own, chance)]
+    fourth = (means[0] / means[1]) ** 4
     return torch.where(fourth < 1, 3 * fourth - 1, 2 * fourth) / (1 + fourth)
 
 

@@ -23,7 +23,7 @@ class LaxRecipe:
     keep: float = 1.0  # cross-entropy of the image inside the mask
     drop: float = 0.0  # -log(1 - p_y) of the image outside the mask; the weight doubles to this
     donors: float = 0.0  # -log(1 - p_y) of another class's image inside the same mask; its weight
-    # changes its sign where masks tell their class far less often than chance: losses.excess
+    # follows how often masks tell their class, and changes its sign far below chance: losses.push
     absent: float = 0.0  # mean mask for a class that is not there; 0: the adapter takes no class
     mosaics: float = 0.0  # cross-entropy of maps of mosaics and those of their tiles, per class
     power: float = 0.0  # q > 0 replaces -log p by (1 - p^q) / q in these three
@@ -175,14 +175,20 @@ def _check_numbers(recipe: LaxRecipe) -> None:
             raise UserError(f"the recipe's {name} must be above 0, got {value:g}")
 
 
-def random_fills(images: Tensor, kinds: tuple[str, ...], generator: Generator) -> Tensor:
-    """One fill per image, each kind for an equal random share of them: like images."""
+def random_fills(
+    images: Tensor, kinds: tuple[str, ...], generator: Generator
+) -> tuple[Tensor, Tensor]:
+    """One fill per image, each kind for an equal random share of them: like images, [N] the kind.
+
+    Kinds are numbers in the order in which they were given.
+    """
+    found, drawn = torch.zeros_like(images), torch.zeros_like(images[:, 0, 0, 0], dtype=torch.long)
     if len(images) == 1:  # there is no other image
-        return torch.zeros_like(images)
+        return found, drawn
     others = images.roll(1, 0)
     order = torch.randperm(len(images), generator=generator, device=images.device)
-    found = torch.empty_like(images)
-    for kind, part in zip(kinds, order.tensor_split(len(kinds)), strict=True):
+    for number, part in enumerate(order.tensor_split(len(kinds))):
         if len(part):
-            found[part] = TRAINING_FILLS[kind](others[part], generator).to(found)
-    return found
+            found[part] = TRAINING_FILLS[kinds[number]](others[part], generator).to(found)
+            drawn[part] = number
+    return found, drawn

@@ -103,22 +103,28 @@ def take_step(
     cells = lax(batch.features, targets)
     masks = upsampled(cells[:, None], images)[:, 0]
     left = 1 - masks
+    views: dict[tuple[str, int], Tensor] = {}
+    kinds: dict[tuple[str, int], Tensor] = {}  # of the fills
 
-    def mixed(shown: Tensor, weights: Tensor) -> Tensor:
+    def show(view: tuple[str, int], shown: Tensor, weights: Tensor) -> None:
+        kinds[view] = torch.zeros_like(targets)
         if recipe.fills == ("black",):
-            return shown * weights[:, None]
-        return torch.lerp(random_fills(shown, recipe.fills, generator), shown, weights[:, None])
+            views[view] = shown * weights[:, None]
+            return
+        fill, kinds[view] = random_fills(shown, recipe.fills, generator)
+        views[view] = torch.lerp(fill, shown, weights[:, None])
 
-    views = {("keep", 0): mixed(images, masks)}
+    show(("keep", 0), images, masks)
     if recipe.drop or recipe.destroy or recipe.blank or recipe.earned:
-        views["drop", 0] = mixed(images, left)
-    donors = recipe.donors > 0 and len(images) > 1  # one image alone would be its own donor
-    if donors:
-        views["donors", 0] = mixed(images.roll(1, 0), 1 - left)  # as rounded as the view outside
+        show(("drop", 0), images, left)
+    donors = ("donors", 0)
+    if recipe.donors > 0 and len(images) > 1:  # one image alone would be its own donor
+        show(donors, images.roll(1, 0), 1 - left)  # as rounded as the view outside
     if recipe.ranking:
         tops = upsampled(rival_losses.soft_tops(cells, LEVELS, generator), images)
         for k, top in enumerate(tops.unbind(1)):
-            views["insert", k], views["remove", k] = mixed(images, top), mixed(images, 1 - top)
+            show(("insert", k), images, top)
+            show(("remove", k), images, 1 - top)
     inputs = classifier.normalize(torch.cat(list(views.values())))
     said = classifier.logits_of(inputs).float().split(len(images))
     logits = dict(zip(views, said, strict=True))
@@ -126,11 +132,10 @@ def take_step(
     if recipe.drop:
         terms["drop"] = losses.unlike(logits["drop", 0], targets, power=power)
     terms |= _rival_terms(logits, targets, batch.first[:, 0], masks, recipe)
-    if donors:
+    if donors in views:
         shown = batch.targets.roll(1, 0)
-        push = losses.excess(logits["donors", 0], targets, shown)
-        unlike = losses.unlike(logits["donors", 0], targets, targets != shown, power)
-        terms["donors"] = push * unlike
+        push = losses.push(logits[donors], targets, shown, kinds[donors])
+        terms["donors"] = losses.unlike(logits[donors], targets, targets != shown, push, power)
     if absent is not None:
         counted = (absent != batch.targets) & (absent != batch.first[:, 0])
         means = lax(batch.features, absent).mean((1, 2))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 PATIENCE = 5
-LOSS = 2  # the formulas of the terms; a training with others is not resumed
+LOSS = 3  # the formulas of the terms; a training with others is not resumed
 STATISTICS = 64  # images that the mean and spread of features are taken from
 FEW = 16  # images that the weights of the classes are taken from
 WIDE = 256  # channels over stages of one size, as of a ViT: few convolutions, in few cells

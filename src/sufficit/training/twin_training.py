@@ -151,8 +151,8 @@ def random_views(images: Tensor, generator: Generator) -> Tensor:
     """
     n, device = len(images), images.device
     # The image before one rolled back is the image itself.
-    itself = random_fills(images.roll(-1, 0), FROM_ITSELF, generator)
-    another = random_fills(images, FROM_ANOTHER, generator)
+    itself = random_fills(images.roll(-1, 0), FROM_ITSELF, generator)[0]
+    another = random_fills(images, FROM_ANOTHER, generator)[0]
     uniform = torch.rand(images.shape, generator=generator, device=device)
     kind = torch.randint(0, 5, (n, 1, 1, 1), generator=generator, device=device)
     fills = torch.where(kind < 2, itself, torch.where(kind < 4, another, uniform))

@@ -35,9 +35,12 @@ class ValidationScores:
 
     @property
     def worth(self) -> float:
-        """What the best epoch has most of: MSI minus the leakage above chance."""
-        msi, excess = self.means["msi"], self.means["leak"] - self.means["leak_chance"]
-        return msi if math.isnan(excess) else msi - max(0.0, excess)
+        """What the best epoch has most of: MSI minus the distance of the leakage from chance.
+
+        Masks that never bring their class to mind tell it as well as those that always do.
+        """
+        msi, apart = self.means["msi"], abs(self.means["leak"] - self.means["leak_chance"])
+        return msi if math.isnan(apart) else msi - apart
 
     @property
     def row(self) -> dict[str, float]:
