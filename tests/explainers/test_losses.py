@@ -245,8 +245,9 @@ def adapter(features: tuple[Tensor], targets: Tensor | None = None) -> Tensor:
 
 
 def plain_push(rows: list[list[float]], targets: list[int], shown: list[int]) -> float:
-    """Of masks with one kind of fill: 2 r^4 / (1 + r^4), r the mean own probability over the mean of the same elsewhere; below 1
-    less (1 - r^4) / (1 + r^4).
+    """Of masks with one kind of fill: 2 r^4 / (1 + r^4), below 1 less (1 - r^4) / (1 + r^4).
+
+    r is the mean own probability over the mean of the same elsewhere.
     """
     known = [[math.exp(v) / sum(map(math.exp, row)) for v in row] for row in rows]
     own, chance = [], []

@@ -113,7 +113,7 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
     planned, end = record["trained"]["recipe"]["epochs"], ""
     if len(history) < planned:
         end = f" Stopped after {len(history)} of {planned} epochs, because epoch {best} was the"
-        end += f" best by MSI and leakage; --patience 0 trains to the end."
+        end += " best by MSI and leakage; --patience 0 trains to the end."
     weights = config.weights if config.weights != RunConfig.weights else None
     known = {"--weights": weights, "--num-classes": config.num_classes}
     known |= {"--output": config.output, "--size": config.size}

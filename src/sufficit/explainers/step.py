@@ -102,29 +102,7 @@ def take_step(
         targets, absent = asked_classes(batch, classes, generator)
     cells = lax(batch.features, targets)
     masks = upsampled(cells[:, None], images)[:, 0]
-    left = 1 - masks
-    views: dict[tuple[str, int], Tensor] = {}
-    kinds: dict[tuple[str, int], Tensor] = {}  # of the fills
-
-    def show(view: tuple[str, int], shown: Tensor, weights: Tensor) -> None:
-        kinds[view] = torch.zeros_like(targets)
-        if recipe.fills == ("black",):
-            views[view] = shown * weights[:, None]
-            return
-        fill, kinds[view] = random_fills(shown, recipe.fills, generator)
-        views[view] = torch.lerp(fill, shown, weights[:, None])
-
-    show(("keep", 0), images, masks)
-    if recipe.drop or recipe.destroy or recipe.blank or recipe.earned:
-        show(("drop", 0), images, left)
-    donors = ("donors", 0)
-    if recipe.donors > 0 and len(images) > 1:  # one image alone would be its own donor
-        show(donors, images.roll(1, 0), 1 - left)  # as rounded as the view outside
-    if recipe.ranking:
-        tops = upsampled(rival_losses.soft_tops(cells, LEVELS, generator), images)
-        for k, top in enumerate(tops.unbind(1)):
-            show(("insert", k), images, top)
-            show(("remove", k), images, 1 - top)
+    views, kinds = _views(images, masks, cells, recipe, generator)
     inputs = classifier.normalize(torch.cat(list(views.values())))
     said = classifier.logits_of(inputs).float().split(len(images))
     logits = dict(zip(views, said, strict=True))
@@ -132,10 +110,10 @@ def take_step(
     if recipe.drop:
         terms["drop"] = losses.unlike(logits["drop", 0], targets, power=power)
     terms |= _rival_terms(logits, targets, batch.first[:, 0], masks, recipe)
-    if donors in views:
+    if (donated := logits.get(("donors", 0))) is not None:
         shown = batch.targets.roll(1, 0)
-        push = losses.push(logits[donors], targets, shown, kinds[donors])
-        terms["donors"] = losses.unlike(logits[donors], targets, targets != shown, push, power)
+        push = losses.push(donated, targets, shown, kinds["donors", 0])
+        terms["donors"] = losses.unlike(donated, targets, targets != shown, push, power)
     if absent is not None:
         counted = (absent != batch.targets) & (absent != batch.first[:, 0])
         means = lax(batch.features, absent).mean((1, 2))
@@ -155,6 +133,35 @@ def take_step(
         right = (logits["keep", 0].argmax(1) == targets).float().mean()
         share = (masks > recipe.alpha_min).float().mean()
     return Step(loss, terms, right, masks.detach().mean(), share)
+
+
+def _views(
+    images: Tensor, masks: Tensor, cells: Tensor, recipe: LaxRecipe, generator: Generator
+) -> tuple[dict[tuple[str, int], Tensor], dict[tuple[str, int], Tensor]]:
+    """The masked images that the classifier is asked about, and the kinds of their fills [N]."""
+    views: dict[tuple[str, int], Tensor] = {}
+    kinds: dict[tuple[str, int], Tensor] = {}
+
+    def show(name: str, number: int, shown: Tensor, weights: Tensor) -> None:
+        kinds[name, number] = torch.zeros(len(shown), device=shown.device)
+        if recipe.fills == ("black",):
+            views[name, number] = shown * weights[:, None]
+        else:
+            fill, kinds[name, number] = random_fills(shown, recipe.fills, generator)
+            views[name, number] = torch.lerp(fill, shown, weights[:, None])
+
+    left = 1 - masks
+    show("keep", 0, images, masks)
+    if recipe.drop or recipe.destroy or recipe.blank or recipe.earned:
+        show("drop", 0, images, left)
+    if recipe.donors > 0 and len(images) > 1:  # one image alone would be its own donor
+        show("donors", 0, images.roll(1, 0), 1 - left)  # as rounded as the view outside
+    if recipe.ranking:
+        tops = upsampled(rival_losses.soft_tops(cells, LEVELS, generator), images)
+        for k, top in enumerate(tops.unbind(1)):
+            show("insert", k, images, top)
+            show("remove", k, images, 1 - top)
+    return views, kinds
 
 
 def _rival_terms(
