@@ -342,6 +342,15 @@ def test_training_ends_when_nothing_becomes_better(monkeypatch, patience, epochs
     assert [row["epoch"] for row in found.trained["history"]] == list(range(1, epochs + 1))
 
 
+@pytest.mark.parametrize(("steps", "epochs"), [(750, 9), (20, 8), (9, 6)])
+def test_patience_is_counted_in_steps_but_at_least_five_epochs(monkeypatch, steps, epochs) -> None:
+    monkeypatch.setattr("sufficit.training.trainer.STALE_STEPS", steps)
+    judged(monkeypatch, [0.9 - number / 10 for number in range(9)])
+    found = train(epochs=9, patience="auto")  # epochs of 3 steps; the first one is the best
+    assert found.trained["batches"] == 3
+    assert len(found.trained["history"]) == epochs
+
+
 def test_worth_is_msi_less_the_distance_of_the_leakage_from_chance() -> None:
     def worth(leak: float, chance: float) -> float:
         return ValidationScores({"msi": 0.5, "leak": leak, "leak_chance": chance}).worth

@@ -423,8 +423,14 @@ def test_a_training_that_stops_early_says_so(
     monkeypatch.setattr(ValidationScores, "worth", property(lambda _: next(falling)))
     run = sufficit(*training(digits, tmp_path / "lax", "--epochs", 9, "--patience", 2))
     assert run.code == 0, run.err
-    assert " Stopped after 3 of 9 epochs, because epoch 1 was the best" in run.words
-    assert " by MSI and leakage; --patience 0 trains to the end." in run.words
+    assert (
+        " Stopped after 3 of 9 epochs, because epoch 1 was the best by MSI and leakage, and"
+        " 2 more epochs (4 steps) brought nothing better; --patience 0 trains to the end."
+    ) in run.words
+    # Without --patience, seven epochs of two steps are too few to stop early.
+    whole = sufficit(*training(digits, tmp_path / "whole", "--epochs", 7))
+    assert "7 epochs, scored on 8 held-out images" in whole.words
+    assert "Stopped" not in whole.words
 
 
 def test_too_few_images_and_folders_that_do_not_fit(sufficit, tmp_path: Path) -> None:

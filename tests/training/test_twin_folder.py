@@ -12,9 +12,25 @@ from small_runs import StopError
 from sufficit import Classifier
 from sufficit.data.images import read_image
 from sufficit.training.folder_images import TrainingImages
+from sufficit.training.twin_training import TwinValidation
 
 MODEL = ["--model", "sufficit:digits"]
 QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "1e-3"]
+
+
+def test_a_twin_that_stops_early_says_so(sufficit, tmp_path: Path, monkeypatch) -> None:
+    scores = {"whole_accuracy": 1.0, "masked_accuracy": 0.5, "validation_loss": 0.7}
+    monkeypatch.setattr(TwinValidation, "score", lambda *_: dict(scores))
+    digits, out = write_digits(tmp_path / "digits", 16), tmp_path / "twin"
+    words = ["train-twin", *MODEL, "--data", digits, *QUICK[2:], "--epochs", "7"]
+    run = sufficit(*words, "--out", out, "--patience", "1")
+    assert run.code == 0, run.err
+    assert (
+        "for 2 epochs; selected epoch 2. Stopped after 2 of 7 epochs, because epoch 1 was the best"
+        " by the loss on held-out images, and 1 more epoch (2 steps) brought nothing better;"
+        " --patience 0 trains to the end." in run.words
+    )
+    assert "for 7 epochs; selected epoch 7. Written" in sufficit(*words, "--out", f"{out}2").words
 
 
 def test_a_twin_is_trained_on_a_folder_resumed_and_loaded(sufficit, tmp_path: Path) -> None:

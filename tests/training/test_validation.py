@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sufficit.explainers.recipes import LaxRecipe
 from sufficit.statistics import Estimate
-from sufficit.training.train_folder import FolderOptions, _length
+from sufficit.training.train_folder import FolderOptions, _epochs
 from sufficit.training.validation import Check, Trust, trust
 
 N = 24
@@ -149,12 +149,9 @@ def test_a_failure_outweighs_what_is_not_known() -> None:
     assert Trust(checks[::2]).trusted is None
 
 
-def test_few_images_get_more_epochs_and_as_much_more_patience() -> None:
+def test_few_images_get_more_epochs_unless_epochs_are_given() -> None:
     recipe = LaxRecipe(size=1, epochs=10)
-    options = FolderOptions(recipe=recipe, patience=5)
-    found = [_length(options, batches)["epochs"] for batches in (1, 15, 141, 150, 151, 5000)]
+    options = FolderOptions(recipe=recipe)
+    found = [_epochs(options, batches) for batches in (1, 15, 141, 150, 151, 5000)]
     assert found == [1500, 100, 11, 10, 10, 10]
-    assert _length(options, 15) == {"epochs": 100, "patience": 50}
-    assert _length(options, 400) == {"epochs": 10, "patience": 5}
-    assert _length(FolderOptions(recipe=recipe, epochs=3), 15) == {"epochs": 3, "patience": 5}
-    assert _length(FolderOptions(recipe=recipe, patience=None), 15)["patience"] is None
+    assert _epochs(FolderOptions(recipe=recipe, epochs=3), 15) == 3

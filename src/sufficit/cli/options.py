@@ -64,8 +64,10 @@ TOML = own_option(
 TRAINING = (  # what every training has
     own_option("batch_size", int, "Images per step and process.", default=32, min=1),
     own_option(
-        "patience", int, "Epochs without improvement that end training; 0: no limit.",
-        default=5, min=0,
+        "patience", int,
+        "Epochs without improvement that end training; default: as many as 750 steps take, but at"
+        " least 5; 0: no limit.",
+        min=0,
     ),
     own_option(
         "validation_share", float, "Share of images held out for validation; at most 256 images.",

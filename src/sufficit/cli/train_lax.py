@@ -8,7 +8,7 @@ import typer
 
 from sufficit.cli.console import app, out, print_skipped, table
 from sufficit.cli.options import TRAINING, listed, own_option, run_options
-from sufficit.cli.training_run import OPTIONS, print_written, train_on_folder
+from sufficit.cli.training_run import OPTIONS, print_written, stopped_early, train_on_folder
 from sufficit.files import place
 from sufficit.runs.config import RunConfig
 
@@ -110,10 +110,8 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
             cells = (f"{row[name]:.3f}" if name in row else "-" for name in HEADINGS)
             drawn.add_row(f"{row['epoch']} {mark}", *cells, style=style)
     out.print(drawn)
-    planned, end = record["trained"]["recipe"]["epochs"], ""
-    if len(history) < planned:
-        end = f" Stopped after {len(history)} of {planned} epochs, because epoch {best} was the"
-        end += " best by MSI and leakage; --patience 0 trains to the end."
+    trained, by = record["trained"], "by MSI and leakage"
+    end = stopped_early(history, trained["recipe"]["epochs"], trained["batches"], by)
     weights = config.weights if config.weights != RunConfig.weights else None
     known = {"--weights": weights, "--num-classes": config.num_classes}
     known |= {"--output": config.output, "--size": config.size}

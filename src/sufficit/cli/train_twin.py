@@ -8,7 +8,7 @@ import typer
 
 from sufficit.cli.console import app, out, print_skipped, table
 from sufficit.cli.options import TRAINING, run_options
-from sufficit.cli.training_run import OPTIONS, print_written, train_on_folder
+from sufficit.cli.training_run import OPTIONS, print_written, stopped_early, train_on_folder
 from sufficit.files import place
 from sufficit.runs.config import RunConfig
 
@@ -57,11 +57,13 @@ def _print_record(record: dict[str, Any], folder: Path, config: RunConfig) -> No
         drawn.add_row(name, *(f"{value:.1%}" for value in accuracies))
     out.print(drawn)
     epochs = f"{len(history)} epoch{'s' if len(history) > 1 else ''}"
+    made, by = record["config"], "by the loss on held-out images"
+    end = stopped_early(history, made["epochs"], made["batches"], by)
     words = ["sufficit", "compare", "--model", config.model, "--data", config.data]
     print_written(
         folder,
         "classifier.json, classifier.safetensors, checkpoint.pt, history.csv, run.json",
         f"Trained on {record['n_trained_on']} images for {epochs}; selected epoch"
-        f" {record['best_epoch']}.",
+        f" {record['best_epoch']}.{end}",
         following=[*words, "--twin", str(folder)],
     )

@@ -1,7 +1,7 @@
 """What `train-lax` and `train-twin` share: their options, and how a command trains."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -44,7 +44,7 @@ def train_on_folder(
     options = make(
         **training,
         **config.column_options(),
-        patience=patience or None,
+        patience="auto" if patience is None else patience or None,
         workers=readers,
         on_error=config.on_error,
         seed=config.seed,
@@ -75,6 +75,20 @@ def print_written(folder: Path, files: str, *sentences: str, following: list[str
     for text in (*sentences, f"Written to {folder}: {files}"):
         say(text)
     say(f"Next: {shlex.join(following)}", soft_wrap=True)
+
+
+def stopped_early(history: Sequence[Mapping[str, Any]], planned: int, batches: int, by: str) -> str:
+    """Why a training had fewer epochs than planned; `by` says what makes an epoch the best."""
+    if len(history) >= planned:
+        return ""
+    first = max(history, key=lambda row: float(row["worth"]))["epoch"]  # of equals the first
+    more, steps = len(history) - first, (len(history) - first) * batches
+    return (
+        f" Stopped after {len(history)} of {planned} epochs, because epoch {first} was the best"
+        f" {by}, and {more} more epoch{'s' if more > 1 else ''}"
+        f" ({steps} step{'s' if steps > 1 else ''}) brought nothing better; --patience 0 trains to"
+        " the end."
+    )
 
 
 def _epochs_kept(folder: Path) -> str:

@@ -19,8 +19,8 @@ from sufficit.data.loader import ImageLoader, Item, OnError, Unit, decode_entry
 from sufficit.data.splits import Folder, Part, read_folder
 from sufficit.errors import UserError
 from sufficit.files import read_json
-from sufficit.training.lax_training import PATIENCE
 from sufficit.training.processes import launch
+from sufficit.training.trainer import Patience
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class ReadingOptions:
     """How the images of a folder are read, and what every training has."""
 
-    patience: int | None = PATIENCE
+    patience: Patience = "auto"
     batch_size: int = 32  # in each process
     validation_share: float = 0.1
     workers: int = 0  # that read images

@@ -31,13 +31,12 @@ from sufficit.similarity import Agreement, agreement
 from sufficit.training.feed import Feed, Loader, Target, feed_of, keeping_randomness, mixed_seed
 from sufficit.training.processes import fabric_for, frozen, repeatable
 from sufficit.training.recorded import Recorder
-from sufficit.training.trainer import LossError, Trainer
+from sufficit.training.trainer import LossError, Patience, Trainer
 from sufficit.training.validation import ValidationSet
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-PATIENCE = 5
 LOSS = 2  # the formulas of the terms; a training with others is not resumed
 STATISTICS = 64  # images that the mean and spread of features are taken from
 FEW = 16  # images that the weights of the classes are taken from
@@ -70,7 +69,7 @@ def train_lax(
     layers: Sequence[str] | None = None,
     twin: Classifier | None = None,
     deterministic: bool = False,
-    patience: int | None = PATIENCE,
+    patience: Patience = "auto",
     overwrite: bool = False,
     fabric: "Fabric | None" = None,
     about: Mapping[str, Any] | None = None,
@@ -82,9 +81,10 @@ def train_lax(
     and starts again at each epoch. The first `validation_images` of `validation`, or else of
     `loader`, select the epoch. `out` gets a checkpoint per epoch and the best adapter: the
     same call resumes an interrupted run. `area` is the wanted mean of a heatmap. `patience` is how
-    many epochs without improvement end the training; None trains all epochs. `answers` is how many
-    maps it draws, each to suffice alone. It draws for the class it is asked for, unless
-    `class_free`. `layers` are the ones it reads, the coarsest last; by default they are found.
+    many epochs without improvement end the training: by default as many as 750 steps take, but at
+    least 5; None trains all epochs. `answers` is how many maps it draws, each to suffice alone. It
+    draws for the class it is asked for, unless `class_free`. `layers` are the ones it reads, the
+    coarsest last; by default they are found.
     `net` replaces the adapter's net. Every other step is judged by a `twin`, if one is given.
     `deterministic` gives the same adapter twice on a GPU, more slowly. `fabric` brings several
     devices or bfloat16. `about` is stored with the adapter and, like all settings, must be the

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SHARED = (
     *("recipe", "area", "alpha_min", "answers", "class_free", "layers", "deterministic"),
-    *("seed", "overwrite", "progress"),
+    *("patience", "seed", "overwrite", "progress"),
 )
 """The options of a folder that `train_lax` has too."""
 TWIN_SHARED = ("target", "epochs", "lr", "patience", "seed", "overwrite", "progress")
@@ -115,8 +115,8 @@ def train_folder(
             loader = replace(cached, batch_size=options.batch_size)
         about = found.about | {"cached": options.cache}
         given: dict[str, Any] = {name: getattr(options, name) for name in SHARED}
-        given |= _length(options, len(images))
-        given |= {"target": target, "validation": validation, "about": about}
+        given |= {"epochs": _epochs(options, len(images)), "target": target}
+        given |= {"validation": validation, "about": about}
         if options.twin is not None:
             given["twin"] = Classifier.load(options.twin)
         lax = train_lax(classifier, loader, out=out, fabric=fabric, **given)
@@ -178,16 +178,12 @@ def _history(folder: Path, history: list[dict[str, Any]]) -> "DataFrame":
     return frame
 
 
-def _length(options: FolderOptions, batches: int) -> dict[str, Any]:
-    """Epochs and patience: few images need more epochs than the recipe has, and more patience."""
+def _epochs(options: FolderOptions, batches: int) -> int:
+    """The epochs that are asked for; else few images get more than the recipe has."""
     if options.epochs is not None:
-        return {"epochs": options.epochs, "patience": options.patience}
+        return options.epochs
     usual = recipe_of(options.recipe, None, options.area, options.alpha_min).epochs
-    epochs = max(usual, math.ceil(STEPS / max(1, batches)))
-    return {
-        "epochs": epochs,
-        "patience": options.patience and options.patience * math.ceil(epochs / usual),
-    }
+    return max(usual, math.ceil(STEPS / max(1, batches)))
 
 
 def _sheet(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 EVERY = 20  # steps between two looks at the loss: a look makes a GPU wait
+Patience = int | Literal["auto"] | None
+PATIENCE, STALE_STEPS = 5, 750  # epochs and steps without a better epoch that "auto" allows
 
 
 class LossError(UserError):
@@ -49,8 +51,8 @@ class Trainer:
     `step` returns "loss", with its gradient, and other numbers to average; `done` is the finished
     share of the training. `total` is the number of batches per epoch, 0 if unknown. With `out` each
     epoch writes a checkpoint, from which the same settings resume. `patience` is how many epochs
-    without a better one end the training. Every process calls the same methods; the first one
-    writes.
+    without a better one end the training; "auto" is as many as 750 steps take, but at least 5.
+    Every process calls the same methods; the first one writes.
     """
 
     def __init__(
@@ -67,11 +69,14 @@ class Trainer:
         out: Path | None = None,
         settings: Mapping[str, Any] | None = None,
         overwrite: bool = False,
-        patience: int | None = None,
+        patience: Patience = None,
     ) -> None:
-        if patience is not None and patience < 1:
+        if patience == "auto":
+            patience = max(PATIENCE, math.ceil(STALE_STEPS / total) if total else 0)
+        if patience is not None and (not isinstance(patience, int) or patience < 1):
             raise UserError(
-                f"patience must be 1 epoch or more, or None for no limit, got {patience}"
+                "patience must be 1 epoch or more, None for no limit, or auto, got"
+                f" {patience!r}: leave it out for auto"
             )
         self.bare, self.fabric, self.batches, self.step = module, fabric, batches, step
         self.total, self.epochs, self.rate, self.patience = total, epochs, rate, patience

@@ -26,9 +26,9 @@ from sufficit.perturbation.bands import ranks
 from sufficit.progress import Progress
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.training.feed import Feed, Loader, feed_of, keeping_randomness, mixed_seed
-from sufficit.training.lax_training import PATIENCE, best_of
+from sufficit.training.lax_training import best_of
 from sufficit.training.processes import fabric_for, frozen
-from sufficit.training.trainer import LossError, Trainer
+from sufficit.training.trainer import LossError, Patience, Trainer
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -54,7 +54,7 @@ def train_twin(
     out: str | Path | None = None,
     validation: Loader | None = None,
     validation_images: int = 256,
-    patience: int | None = PATIENCE,
+    patience: Patience = "auto",
     overwrite: bool = False,
     fabric: "Fabric | None" = None,
     about: Mapping[str, Any] | None = None,
