@@ -30,7 +30,7 @@ from lax_toys import (
 from sufficit import Classifier, Lax, UserError, explain, train_lax
 from sufficit.explainers.step import Batch
 from sufficit.training import cache_features
-from sufficit.training.lax_training import best_of, class_weights
+from sufficit.training.lax_training import LOSS, best_of, class_weights
 from sufficit.training.validation import ValidationScores, ValidationSet
 
 # The classifier, the caller's randomness and the caller's net are left alone
@@ -308,6 +308,19 @@ def test_another_run_is_not_gone_on_with_unless_told_to_begin_anew(tmp_path, oth
     assert torch.equal(weights(found), weights(train(**{"epochs": 1} | other)))
     with pytest.raises(UserError, match=r"Cannot resume .*: `[\w.]+` was .*, now .*--overwrite"):
         train(out=tmp_path, epochs=1)
+
+
+def test_a_training_with_other_formulas_of_the_loss_is_not_resumed(tmp_path, monkeypatch) -> None:
+    with pytest.raises(StoppedError):
+        train(out=tmp_path, progress=stop_after(2))
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr("sufficit.training.lax_training.LOSS", LOSS + 1)
+        words = rf"Cannot resume .*: `loss` was {LOSS}, now {LOSS + 1}\. Use another --out"
+        with pytest.raises(UserError, match=words):
+            train(out=tmp_path)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    assert torch.equal(weights(train(out=tmp_path)), weights(train()))
 
 
 # Which epoch is kept, and when it ends
