@@ -1,9 +1,13 @@
 """Errors and warnings that users read, and the nearest known name for a mistyped one."""
 
+import os
 import re
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from types import FrameType
 
 # User and password before a host, where a secret may hold slashes, and the keys of signed links.
 _LOGIN = re.compile(r"(?<=://)(?!arn:)(?:[^\s/@]*|[^\s/@:]+:(?!\d+/)\S*)@", re.ASCII)
@@ -12,6 +16,7 @@ _SIGNED = re.compile(
     r"[^&\s]*",
     re.IGNORECASE,
 )
+_PACKAGE = str(Path(__file__).parent) + os.sep
 
 
 class UserError(ValueError):
@@ -32,6 +37,18 @@ class GoneError(UserError):
 
 class EmptyHeatmapWarning(UserWarning):
     """Some heatmaps have no positive part: the method found no evidence for the class."""
+
+
+def warn_user(text: str, kind: type[Warning] = UserWarning) -> None:
+    """Warn at the line that called the package, however deep inside this is called."""
+    frame: FrameType | None = sys._getframe()
+    depth, level = 1, 2
+    while frame is not None:
+        depth += 1
+        if frame.f_code.co_filename.startswith(_PACKAGE):
+            level = depth  # the caller of the outermost frame of the package, so far
+        frame = frame.f_back
+    warnings.warn(text, kind, stacklevel=level)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

@@ -10,7 +10,6 @@ import json
 import os
 import socket
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -19,7 +18,7 @@ from threading import Event, Lock, Thread, get_ident
 from typing import Any
 from uuid import uuid4
 
-from sufficit.errors import GoneError, UserError
+from sufficit.errors import GoneError, UserError, warn_user
 from sufficit.files import has_ended, is_remote, make_folder
 
 LOCK = ".lock"
@@ -182,10 +181,9 @@ def _await_end(path: Path) -> None:
         if not warned:
             warned = True
             who = f"process {known.get('process')} on {known.get('host')}"
-            warnings.warn(
+            warn_user(
                 f"{path.parent} belongs to a run ({who}): waiting up to {LOST:.0f} s for a sign"
-                " of it",
-                stacklevel=2,
+                " of it"
             )
         time.sleep(LOOK)
         found = _read(path)

@@ -1,13 +1,13 @@
 """A copy of a classifier for many forward passes: batch norms folded, channels-last, compiled."""
 
 import copy
-import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from sufficit.classifier.classifier import Classifier
+from sufficit.errors import warn_user
 
 PAYS_FROM = 1_000_000  # forward passes: on a ResNet50 they save 26 s, compiling takes 19 s
 AGREE = 1e-3  # largest difference of logits between the folded copy and the model, relative
@@ -45,10 +45,9 @@ def accelerated(classifier: Classifier, shape: Sequence[int]) -> Classifier:
             fast.logits_of(inputs.contiguous(memory_format=torch.channels_last))
     except Exception as error:  # the compiler has many of its own
         reason = " ".join(str(error).split())[:200]
-        warnings.warn(
+        warn_user(
             f"the model cannot be compiled ({type(error).__name__}: {reason}): it is used as it is",
             SlowModelWarning,
-            stacklevel=2,
         )
         return classifier
     return fast

@@ -1,7 +1,6 @@
 """Any image classifier as one object: images in 0..1 go in, logits and features come out."""
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from sufficit.classifier import layers, outputs
 from sufficit.classifier.checkpoint import OUTPUTS, Recipe, View, check_mean_std, save
 from sufficit.classifier.source_code import check_arguments, run_user_code
-from sufficit.errors import UserError, unknown
+from sufficit.errors import UserError, unknown, warn_user
 from sufficit.files import place
 from sufficit.outside import html_table
 
@@ -273,7 +272,7 @@ class Classifier:
                 ' output="logits" (--output logits)'
             )
         if self.ends_in and not known:
-            warnings.warn(self.output_remark, outputs.OutputWarning, stacklevel=4)
+            warn_user(self.output_remark, outputs.OutputWarning)
 
     @property
     def output_remark(self) -> str:

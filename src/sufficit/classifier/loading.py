@@ -1,7 +1,6 @@
 """Where models come from: torchvision, timm, transformers, this package, Python files, folders."""
 
 import re
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -18,7 +17,7 @@ from sufficit.classifier.checkpoint import DESCRIPTION, OUTPUTS, WEIGHTS, Recipe
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.digit_net import SMALL_NETS, SmallNet
 from sufficit.classifier.source_code import code_digest, python_function, run_user_code
-from sufficit.errors import UserError, unknown
+from sufficit.errors import UserError, unknown, warn_user
 from sufficit.files import place, read_json
 from sufficit.seeds import seeded
 
@@ -52,7 +51,7 @@ def load_classifier(
         options["prompts"] = list(prompts)
     classifier = Classifier.load(model, weights=None if weights == "none" else weights, **options)
     if weights == "none":
-        warnings.warn("the model has random weights: its scores mean nothing", stacklevel=2)
+        warn_user("the model has random weights: its scores mean nothing")
     classifier.view = classifier.view or View(channels=classifier.channels)
     if size is not None:
         classifier.view = replace(classifier.view, crop=size_named(size), resize=None)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.data.pictures import FORMATS, BadImageError, read_picture
-from sufficit.errors import GoneError, UserError
+from sufficit.errors import GoneError, UserError, warn_user
 from sufficit.files import is_remote, is_unfinished, place
 
 __all__ = ["FORMATS", "BadImageError", "ImageFile", "decode_image", "read_image"]  # for others
@@ -184,7 +184,7 @@ def _listed(root: Path, warned: set[str], linked: set[Path], folder: str) -> _Li
             ) from error
         if folder not in warned:
             warned.add(folder)
-            warnings.warn(f"{reason}: its images are skipped", stacklevel=2)
+            warn_user(f"{reason}: its images are skipped")
         return {}, set()
     return files, folders
 

@@ -1,6 +1,5 @@
 """`explain`: images in, heatmaps out. Several methods share their forward and backward passes."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.layers import beside, eval_mode, fetching
 from sufficit.classifier.loading import extra
 from sufficit.classifier.source_code import check_arguments
-from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError
+from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError, warn_user
 from sufficit.explainers.explainer import Explainer
 from sufficit.explainers.forward_pass import Pass, look
 from sufficit.explainers.lax import Lax
@@ -167,7 +166,7 @@ def _queue(
             except torch.OutOfMemoryError:
                 drawn = {}  # the model's memory is free once the exception is gone
             if not drawn:
-                size = halved(min(size, len(images) - start), stacklevel=4)
+                size = halved(min(size, len(images) - start))
                 continue
             batches.append(drawn)
             start += size
@@ -346,4 +345,4 @@ def _judge(drawn: Mapping[str, Tensor]) -> None:
     counts = ", ".join(f"{name} {n}" for name, n in zip(drawn, empty, strict=True) if n)
     if counts:
         wrong = f"heatmaps with no positive part are all zeros, of {images} images: {counts}"
-        warnings.warn(wrong, EmptyHeatmapWarning, stacklevel=4)
+        warn_user(wrong, EmptyHeatmapWarning)

@@ -57,7 +57,7 @@ def mean_gradient(
             if count == 1:
                 raise  # fewer images may fit
         if found is None:
-            size = halved(count, stacklevel=2)
+            size = halved(count)
             continue
         start += count
     return (total / samples).sum(1)

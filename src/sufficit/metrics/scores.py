@@ -1,6 +1,5 @@
 """`evaluate`: predict all bands in one pass, compute every column from them."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier, check_classifier
-from sufficit.errors import UserError, unknown
+from sufficit.errors import UserError, unknown, warn_user
 from sufficit.metrics.columns import msi
 from sufficit.metrics.conditions import (
     FIRST,
@@ -266,7 +265,7 @@ def evaluate(
         if not leak_donors:
             return scores
         if targets is None and len(scores.targets.unique()) == 1:
-            warnings.warn("no leak: the model's predictions are all of one class", stacklevel=2)
+            warn_user("no leak: the model's predictions are all of one class")
             return scores
         probe, last = replace(probe, alpha_min=scores.alpha_min), stage(tick, stages - 1, stages)
         return with_leak(scores, probe.leak(images, heatmaps, scores.targets, tick=last))

@@ -1,7 +1,6 @@
 """The only loop that sends masked images to a model."""
 
 import math
-import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from sufficit.classifier.acceleration import is_compiled
 from sufficit.classifier.classifier import Classifier, check_range
-from sufficit.errors import UserError
+from sufficit.errors import UserError, warn_user
 from sufficit.perturbation import tokens
 from sufficit.perturbation.bands import Band, distinct_masks, ranks, runs
 from sufficit.perturbation.fills import ROAD, Masker, ViewMasker, fill_for, rows_of
@@ -170,7 +169,7 @@ def check_batch_size(batch_size: int | None) -> None:
         )
 
 
-def halved(failed: int, stacklevel: int) -> int:
+def halved(failed: int) -> int:
     """Return half of a batch size that was too large for memory, and warn; raise if it was 1."""
     if failed == 1:
         raise UserError(
@@ -179,7 +178,7 @@ def halved(failed: int, stacklevel: int) -> int:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     words = f"out of memory: retrying with batch size {failed // 2}"
-    warnings.warn(words, RuntimeWarning, stacklevel=stacklevel + 1)
+    warn_user(words, RuntimeWarning)
     return failed // 2
 
 
@@ -349,5 +348,5 @@ class _Loop:
                 pass  # what the model held is freed once the exception is gone
             if isinstance(masker, Masker):
                 masker.buffers = None  # so that smaller ones can be allocated
-            size = halved(self._room(stop - start), stacklevel=6)
+            size = halved(self._room(stop - start))
             self.batch_size = self.known[self.case] = size

@@ -3,7 +3,6 @@
 import io
 import socket
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sufficit.errors import UserError
+from sufficit.errors import UserError, warn_user
 from sufficit.reproduce.table_plan import PLAN
 from sufficit.runs.actors import lacks_memory, short
 from sufficit.runs.distributed import TRIES, RayCluster, WorkerWarning
@@ -50,7 +49,7 @@ def train_on(
                 reason = short(error if cause is None else cause)
                 if tries[name] < TRIES and (cause is None or lacks_memory(cause)):
                     words = f"adapter {name} failed, try {tries[name]} of {TRIES}: {reason}"
-                    warnings.warn(words, WorkerWarning, stacklevel=2)
+                    warn_user(words, WorkerWarning)
                     left.append(name)
                 else:
                     failed[name] = reason

@@ -10,7 +10,6 @@ import shutil
 import socket
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 
 from sufficit.data.loader import check_sizes
-from sufficit.errors import UserError
+from sufficit.errors import UserError, warn_user
 from sufficit.runs.actors import DRAW_DONORS, Outcome, Place, UnitActor, end_process, ship, short
 from sufficit.runs.config import Workers
 from sufficit.runs.engine import Worker
@@ -349,4 +348,4 @@ def _import_ray(*, here: bool) -> ModuleType:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, WorkerWarning, stacklevel=3)
+    warn_user(text, WorkerWarning)

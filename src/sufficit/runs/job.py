@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -23,7 +22,7 @@ from sufficit.data.images import BadImageError, ImageSource, drawn, open_images,
 from sufficit.data.loader import num_classes, numbers_for
 from sufficit.data.manifest import Manifest, Units, listed
 from sufficit.data.truth import Truth, TruthMasks, truth_from
-from sufficit.errors import UserError, unknown
+from sufficit.errors import UserError, unknown, warn_user
 from sufficit.explainers import methods_for
 from sufficit.files import local_file, place
 from sufficit.metrics.conditions import FIRST, Condition, check_twin, make_conditions
@@ -308,7 +307,7 @@ def _with_score(
         raise UserError("a score of your own has no classes: leave out --twin and --targets label")
     if config.leak:
         words = "leak and clean accuracy need classes, which a score of your own has not: left out"
-        warnings.warn(words, stacklevel=3)
+        warn_user(words)
     return replace(config, targets="prediction", leak=False), classifier
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
+from sufficit.errors import warn_user
 from sufficit.explainers.step import Batch
 
 MOST = 8  # graphs of a training: each holds the memory of a step
@@ -134,11 +135,10 @@ class Recorder:
     def _stop(self, reason: str) -> None:
         self.usable = False
         self.free()
-        warnings.warn(
+        warn_user(
             f"a training step can't be recorded as a CUDA graph ({reason}): each runs as written,"
             " which is slower",
             SlowTrainingWarning,
-            stacklevel=3,
         )
 
     def _recover(self) -> None:
