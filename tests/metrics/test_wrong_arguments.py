@@ -496,10 +496,14 @@ def test_a_view_a_layer_and_metrics_of_another_type_are_refused(
 ) -> None:
     with says(r"view must be a View, got 224: as in View\(crop=\(224, 224\)\)"):
         Classifier(classifier.model, view=224)  # type: ignore[arg-type]  # on purpose
-    for layer in (classifier.model, b"conv", 3):
+    for layer in (classifier.model, b"conv", 3, ["conv"], []):
         came = type(layer).__name__
-        with says(rf"layer must be a name in model.named_modules\(\), got {came}: give its name"):
+        wanted = rf"layer must be a name in model.named_modules\(\), got {came}: give its name"
+        with says(wanted):
             Classifier(classifier.model, layer)  # type: ignore[arg-type]  # on purpose
+        for method in ("gradcam", "rise"):
+            with says(wanted):
+                explain(classifier, images, method=method, layer=layer)  # type: ignore[arg-type]
     with says("metrics must be a dict", r"got \['msi'\]: give columns= for"):
         evaluate(classifier, images, heatmaps, metrics=["msi"])  # type: ignore[arg-type]
 

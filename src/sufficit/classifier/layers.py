@@ -112,6 +112,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
+def check_name(layer: object) -> None:
+    """Raise unless a layer is given by its name."""
+    if not isinstance(layer, str):
+        came = type(layer).__name__
+        raise UserError(f"layer must be a name in model.named_modules(), got {came}: give its name")
+
+
 def resolve(model: nn.Module, layer: str) -> str:
     """The layer's name in the bare model, from its name there or in the wrapped model.
 
@@ -124,9 +131,7 @@ def resolve(model: nn.Module, layer: str) -> str:
         if layer:
             bare.get_submodule(layer)
             return layer
-    if not isinstance(layer, str):
-        came = type(layer).__name__
-        raise UserError(f"layer must be a name in model.named_modules(), got {came}: give its name")
+    check_name(layer)
     inside = dict(bare.named_modules(remove_duplicate=False))
     del inside[""]
     wanted = dict(model.named_modules()).get(layer)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sufficit.classifier import classifier as checks
 from sufficit.classifier.classifier import Classifier
-from sufficit.classifier.layers import beside, eval_mode, fetching
+from sufficit.classifier.layers import beside, check_name, eval_mode, fetching
 from sufficit.classifier.loading import extra
 from sufficit.classifier.source_code import check_arguments
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError, warn_user
@@ -142,6 +142,8 @@ def _queue(
     """
     wanted = methods_for(methods, classifier, check=False)
     checks.check_form(images)
+    if layer is not None:
+        check_name(layer)
     targets = checks.check_targets(targets, len(images))
     goals = None if targets is None else targets.cpu().clone()
     names = names or range(len(images))
