@@ -8,7 +8,13 @@ import torch
 from small_models import random_images, small
 from sufficit import Classifier, Lax, UserError, explain, explain_all, sanity_check
 from sufficit.explainers.explanation import draw_all
-from sufficit.explainers.sources import HeatmapFileSource, methods_from, source_from, sources_from
+from sufficit.explainers.sources import (
+    HeatmapFileSource,
+    empty_answers,
+    methods_from,
+    source_from,
+    sources_from,
+)
 
 OWN = """
 import torch
@@ -170,6 +176,18 @@ def test_a_function_that_runs_out_of_memory_gets_smaller_batches(own: str) -> No
     with pytest.warns(RuntimeWarning, match="memory"):
         found = explain(small(), random_images(), method=method)
     assert torch.equal(found, random_images().mean(1))
+
+
+def test_an_empty_answer_says_how_many_regions_there_are() -> None:
+    three = ["a-1", "a-2", "a-3"]
+    for marks, said in (
+        ((True, True, True), {}),
+        ((True, True, False), {"a-3": "no further region"}),
+        ((True, False, False), dict.fromkeys(three[1:], "one region suffices")),
+        ((False, False, False), dict.fromkeys(three, "marks nothing")),
+    ):
+        assert empty_answers([three], dict(zip(three, marks, strict=True))) == said
+    assert empty_answers([three], {"a-2": False}) == {"a-2": "marks nothing"}
 
 
 def test_an_adapter_of_two_answers_brings_each_of_them_alone(tmp_path) -> None:

@@ -208,6 +208,27 @@ def test_badges_do_not_push_columns_off_a_desktop(tab: ReportTab, tmp_path: Path
 
 
 @in_browser
+def test_an_answer_that_marks_nothing_is_never_the_best_of_an_image(
+    tab: ReportTab, tmp_path: Path
+) -> None:
+    bad, none = coarse_maps(8, 16, 1), torch.zeros(8, 16, 16)
+    content = replace(make(maps={"lax": bad, "lax-1": bad, "lax-2": none}), answers={"lax": 2})
+    tab.open(write_report(tmp_path / "answers.html", content).as_uri())
+    tab.drawn()
+    second = content.methods.index("lax-2")
+    tops = content.scores["lax-2"]["msi"] > content.scores["lax"]["msi"]
+    assert tops.any(), "or the test says nothing"
+    for row in tab.page.locator("#rows > li").all():
+        thumb = row.locator(f'button[data-method="{second}"]')
+        assert thumb.locator("small").text_content() == "one region suffices"
+        assert "one region suffices" in thumb.get_attribute("aria-label")
+        top = row.locator("button.top-one").all()
+        assert {one.get_attribute("data-method") for one in top} == {
+            str(content.methods.index(name)) for name in ("lax", "lax-1")
+        }
+
+
+@in_browser
 @pytest.mark.parametrize("case", ["one image", "msi alone", "confidence and blur", "only NaN"])
 def test_rare_contents_are_shown_too(tab: ReportTab, tmp_path: Path, case: str) -> None:
     options: dict[str, dict[str, Any]] = {

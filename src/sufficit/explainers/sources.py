@@ -72,13 +72,39 @@ def methods_from(words: str | Iterable[str]) -> dict[str, Method]:
     return found
 
 
+def answers_of(sources: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The names of the answers alone, by the name of each adapter of several: NAME-1, ..."""
+    several = {n: s.answers for n, s in sources.items() if isinstance(s, Lax) and s.answers > 1}
+    return {name: answer_names(name, count) for name, count in several.items()}
+
+
+def answer_names(name: str, count: int) -> list[str]:
+    """What the answers of an adapter are called where each is a source of its own."""
+    return [f"{name}-{k + 1}" for k in range(count)]
+
+
+def empty_answers(answers: Iterable[Iterable[str]], marks: Mapping[str, bool]) -> dict[str, str]:
+    """What to say of the answers of an image that mark nothing; `marks` says which mark something.
+
+    >>> empty_answers([["lax-1", "lax-2"]], {"lax-1": True, "lax-2": False})
+    {'lax-2': 'one region suffices'}
+    """
+    found: dict[str, str] = {}
+    for names in answers:
+        alone = [name for name in names if name in marks]
+        regions = sum(marks[name] for name in alone)
+        words = {0: "marks nothing", 1: "one region suffices"}.get(regions, "no further region")
+        found |= {name: words for name in alone if not marks[name]}
+    return found
+
+
 def with_answers(sources: Mapping[str, Any]) -> dict[str, Any]:
     """The sources; after an adapter of several answers each of them alone, as NAME-1, ..."""
-    found: dict[str, Any] = {}
+    found, named = dict[str, Any](), answers_of(sources)
     for name, source in sources.items():
         found[name] = source
-        if isinstance(source, Lax) and source.answers > 1:
-            alone = {f"{name}-{k + 1}": source.answer(k) for k in range(source.answers)}
+        if name in named:
+            alone = {one: source.answer(k) for k, one in enumerate(named[name])}
             if taken := alone.keys() & sources.keys():
                 raise UserError(
                     f"{min(taken)} is the name of an answer of {name}: give one another name"

@@ -19,7 +19,14 @@ from sufficit.provenance import plain
 from sufficit.report import interpretation as words
 from sufficit.report.answer import answer
 from sufficit.report.content import Content
-from sufficit.report.viewer_data import NOT_DRAWN, SIDES, downloads, encode_images, viewer_data
+from sufficit.report.viewer_data import (
+    NOT_DRAWN,
+    SIDES,
+    answer_notes,
+    downloads,
+    encode_images,
+    viewer_data,
+)
 from sufficit.statistics import Estimate
 
 HOME = "sufficit.report"
@@ -116,7 +123,7 @@ def rows_of(content: Content) -> list[dict[str, Any]]:
     """The words for each image shown."""
     some = content.first.shown
     whole, right = (some.of([EVERYTHING], kind)[:, 0] for kind in ("confidence", "accuracy"))
-    named = some.classes_of([EVERYTHING])[:, 0].tolist()
+    named, notes = some.classes_of([EVERYTHING])[:, 0].tolist(), answer_notes(content)
     return [
         {
             "name": name,
@@ -125,6 +132,7 @@ def rows_of(content: Content) -> list[dict[str, Any]]:
             "right": bool(right[i] == 1),
             "said": content.class_name(named[i]) if named[i] >= 0 else "another class",
             "msi": [content.scores[method]["msi"][i].item() for method in content.methods],
+            "notes": notes[i],
         }
         for i, name in enumerate(content.shown.names)
     ]

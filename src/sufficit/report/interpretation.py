@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from sufficit.explainers.sources import answer_names
 from sufficit.metrics.columns import COLUMNS, heading
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.report.content import Content
@@ -175,16 +176,20 @@ def orders(content: Content) -> Iterator[str]:
 def _answers(content: Content) -> Iterator[str]:
     """Whether the answers of an adapter suffice, each alone."""
     for name, count in content.answers.items():
-        alone = [one for k in range(count) if (one := f"{name}-{k + 1}") in content.scores]
-        shares = [content.scores[one].curves["show"].values[0].item() for one in alone]
+        alone = [one for one in answer_names(name, count) if one in content.scores]
+        sizes = {one: content.summaries[one].get("mask_penalty") for one in alone}
+        empty = [one for one, size in sizes.items() if size is not None and size.mean == 0]
+        drawn = [one for one in alone if one not in empty]
+        shares = [content.scores[one].curves["show"].values[0].item() for one in drawn]
         if content.first.schedule.score != "accuracy" or not shares or any(map(math.isnan, shares)):
             continue
-        found = ", ".join(f"{one} {share:.0%}" for one, share in zip(alone, shares, strict=True))
+        found = ", ".join(f"{one} {share:.0%}" for one, share in zip(drawn, shares, strict=True))
         several = sum(share >= SUFFICES for share in shares)
         says = f"{several} regions suffice, each alone" if several > 1 else "One region suffices"
         says = says if several else "No region suffices alone"
-        right = f"the model is right with {found} of the images."
-        yield f"{name} draws {count} answers. {says}: {right}"
+        right = f"the model is right with {found} of the images"
+        nothing = f"; {', '.join(empty)} marks nothing in any image" if empty else ""
+        yield f"{name} draws {count} answers, which are not ranked. {says}: {right}{nothing}."
 
 
 def _by_rank(content: Content) -> Iterator[str]:

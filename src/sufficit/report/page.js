@@ -50,10 +50,11 @@ const order = (name) => {
 const ordered = () => document.querySelector('[data-order][aria-pressed="true"]').dataset.order;
 
 rows.forEach((row, i) => {
-  const top = Math.max(...values(images[i]));
-  row.querySelectorAll("button.thumb").forEach((thumb) => {
+  const thumbs = [...row.querySelectorAll("button.thumb")];
+  const top = Math.max(...thumbs.filter((thumb) => !thumb.dataset.note).map((thumb) => images[i].msi[thumb.dataset.method] ?? -Infinity));
+  thumbs.forEach((thumb) => {
     const m = Number(thumb.dataset.method);
-    thumb.classList.toggle("top-one", images[i].msi[m] === top);
+    thumb.classList.toggle("top-one", images[i].msi[m] === top && !thumb.dataset.note);
     thumb.addEventListener("click", () => choose(i, m));
   });
 });

@@ -16,6 +16,7 @@ from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import ImageFile, ImageSource, class_forms, class_named, list_images
 from sufficit.data.loader import Unit, check_any
 from sufficit.errors import UserError, unknown
+from sufficit.explainers.sources import answers_of, empty_answers
 from sufficit.files import (
     make_folder,
     read_json,
@@ -26,7 +27,7 @@ from sufficit.files import (
 )
 from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
-from sufficit.runs.config import Workers
+from sufficit.runs.config import RunConfig, Workers
 from sufficit.runs.engine import Worker, compute, opened, start
 from sufficit.runs.explanations import Sample
 from sufficit.runs.job import Job
@@ -154,9 +155,20 @@ class OverlayWorker(Worker):
             for name, row, target in zip(batch.names, probabilities, targets, strict=True)
         ]
         sheet = "sheet.png" if unit.number == 0 else f"sheet-{unit.number + 1}.png"
-        plots.save(plots.sheet_figure(images, heatmaps, titles), out / sheet)
+        captions = self._captions(heatmaps)
+        plots.save(plots.sheet_figure(images, heatmaps, titles, captions), out / sheet)
         known = facts | {"targets": targets, "empty": batch.empty}
         return [batch.as_file(self.job.sources, **known)]
+
+    def _captions(self, heatmaps: Mapping[str, Tensor]) -> dict[str, list[str]]:
+        """What to write under the answers of adapters, each [N,H,W], where they mark nothing."""
+        answers, given = answers_of(self.job.sources), self.job.config.alpha_min
+        alpha_min = given if isinstance(given, float) else float(RunConfig.alpha_min)
+        alone = [name for names in answers.values() for name in names]
+        marks = {name: (heatmaps[name].amax((1, 2)) >= alpha_min).tolist() for name in alone}
+        rows = [dict(zip(marks, row, strict=True)) for row in zip(*marks.values(), strict=True)]
+        notes = [empty_answers(answers.values(), row) for row in rows]
+        return {name: [note.get(name, "") for note in notes] for name in alone}
 
 
 def row_title(name: str, probabilities: Tensor, target: int, classes: Sequence[str] | None) -> str:

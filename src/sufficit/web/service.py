@@ -20,6 +20,7 @@ from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
 from sufficit.explainers import CAMS, EXPLAINERS, Explainer, explain_all, methods_for
 from sufficit.explainers.explanation import Methods
 from sufficit.explainers.registry import explainer_named
+from sufficit.explainers.sources import answers_of, empty_answers
 from sufficit.metrics.metric import Schedule
 from sufficit.metrics.scores import evaluate
 from sufficit.perturbation import bands
@@ -47,6 +48,7 @@ class Service:
     classifier: Classifier
     methods: Mapping[str, Explainer]
     facts: schemas.ModelFacts
+    answers: Sequence[Sequence[str]] = ()  # the methods that are answers, of each adapter
 
     def explain(self, images: Tensor, form: ExplainForm, progress: Progress) -> schemas.Explained:
         """The prediction and the heatmaps of one image [1,C,H,W], without masked images."""
@@ -56,6 +58,10 @@ class Service:
         maps = viewer_data.encode_heatmaps(heatmaps, common.grid, sides=(512,))
         values = viewer_data.encode_heatmaps(heatmaps, ROUNDED, sides=(512,))
         marked = bands.at_least(form.alpha_min)
+        sizes = {
+            n: bands.inside(m.cpu(), marked).double().mean().item() for n, m in heatmaps.items()
+        }
+        notes = empty_answers(self.answers, {name: size > 0 for name, size in sizes.items()})
         return schemas.Explained(
             **dict(common),
             height=images.shape[2],
@@ -70,8 +76,9 @@ class Service:
                     map=maps[name][0],
                     values=values[name][0],
                     shares=[share or 0.0 for share in viewer_data.shares_of(found, common.grid)[0]],
-                    mask_penalty=bands.inside(found.cpu(), marked).double().mean().item(),
+                    mask_penalty=sizes[name],
                     empty=not bool(found.any()),
+                    note=notes.get(name, ""),
                 )
                 for name, found in heatmaps.items()
             ],
@@ -189,7 +196,8 @@ def open_service(
         value_step=value_step,
         limits=Limits(),
     )
-    return Service(classifier, known, facts)
+    answers = answers_of(methods) if isinstance(methods, Mapping) else {}
+    return Service(classifier, known, facts, tuple(answers.values()))
 
 
 def _heatmaps(
