@@ -433,6 +433,28 @@ def test_a_training_that_stops_early_says_so(
     assert "Stopped" not in whole.words
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([], "Trained on 9 images for the labels of their folders. Selected"),
+        (
+            ["--class-free"],
+            "Trained on 9 images, class-free: it draws one map per image, whichever class is asked"
+            " for. Targets in training: the labels of their folders. Selected",
+        ),
+    ],
+)
+def test_a_training_says_whether_the_adapter_knows_a_class(
+    sufficit, tmp_path: Path, more: list[str], said: str
+) -> None:
+    words = training(write_digits(tmp_path / "few", 12), tmp_path / "lax", *more)
+    words[words.index("paper")] = "robust"
+    run = sufficit(*words)
+    assert run.code == 0, run.err
+    assert said in run.words
+    assert (Lax.from_pretrained(tmp_path / "lax").classes is None) == bool(more)
+
+
 def test_too_few_images_and_folders_that_do_not_fit(sufficit, tmp_path: Path) -> None:
     few = write_digits(tmp_path / "few", 7)
     assert "7 images in" in (run := sufficit(*training(few, tmp_path / "lax"))).err
@@ -444,7 +466,7 @@ def test_too_few_images_and_folders_that_do_not_fit(sufficit, tmp_path: Path) ->
     assert "'zebra') do not fit the model's 10 classes" in run.err
     without = sufficit(*training(data, tmp_path / "lax", "--target", "prediction"))
     assert without.code == 0, without.err
-    assert "for the model's own predictions" in without.words
+    assert "Targets in training: the model's own predictions." in without.words
     assert json.loads((tmp_path / "lax" / "run.json").read_text())["targets"] == "prediction"
 
 

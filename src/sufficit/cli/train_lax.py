@@ -44,7 +44,7 @@ ADAPTER = (  # the fields of FolderOptions that are of adapters alone
     own_option("area", float, "Wanted mean of a heatmap, such as 0.1."),
     own_option("alpha_min", float, "Value above which a heatmap marks; default 0.5."),
     own_option(
-        "class_free", bool, "Explain the prediction only, not a class asked for.", default=False
+        "class_free", bool, "Draw one map per image, whichever class is asked for.", default=False
     ),
     own_option("answers", int, "Maps to draw, one per region, each to suffice alone.", min=1),
     own_option("layers", str, "Layers to read, as A,B,C, the coarsest last; else found."),
@@ -112,6 +112,13 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
     out.print(drawn)
     trained, by = record["trained"], "by MSI and leakage"
     end = stopped_early(history, trained["recipe"]["epochs"], trained["batches"], by)
+    made = f"Trained on {record['n_trained_on']} images for the {TARGETS[record['targets']]}."
+    if outcome.lax.classes is None:
+        made = (
+            f"Trained on {record['n_trained_on']} images, class-free: it draws one map per image,"
+            " whichever class is asked for. Targets in training: the"
+            f" {TARGETS[record['targets']]}."
+        )
     weights = config.weights if config.weights != RunConfig.weights else None
     known = {"--weights": weights, "--num-classes": config.num_classes}
     known |= {"--output": config.output, "--size": config.size}
@@ -122,7 +129,7 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
         folder,
         "config.json, model.safetensors, README.md, checkpoint.pt, history.csv, training.png,"
         " sheet.png, trust.md, run.json",
-        f"Trained on {record['n_trained_on']} images for the {TARGETS[record['targets']]}.{end}",
+        f"{made}{end}",
         outcome.in_words(),
         *outcome.trust.lines(),
         following=[*words, "--methods", str(folder)],
