@@ -177,6 +177,20 @@ def test_random_weights_must_be_asked_for(source: str) -> None:
         Classifier.load(source, num_classes=7)
 
 
+def test_options_go_to_a_function_that_takes_them(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\n"
+        "def takes(num_classes=2): return nn.Linear(1, num_classes)\n"
+        "def takes_all(**options): return nn.Linear(1, options['num_classes'])\n"
+        "def takes_none(classes=2): return nn.Linear(1, classes)\n"
+    )
+    for name in ("takes", "takes_all"):
+        found = Classifier.load(f"python:{tmp_path / 'own.py'}:{name}", num_classes=3)
+        assert found.model.out_features == 3
+    with pytest.raises(UserError, match=r"takes_none, which takes \(classes=2\): leave it out, or"):
+        Classifier.load(f"python:{tmp_path / 'own.py'}:takes_none", num_classes=3)
+
+
 def test_a_saved_classifier_takes_no_options(tmp_path: Path) -> None:
     Classifier.load("sufficit:digits").save(tmp_path)
     for options in ({"weights": None}, {"num_classes": 3}):
@@ -198,7 +212,7 @@ def test_unknown_models_are_named_with_their_nearest(tmp_path: Path) -> None:
     for path in ("mine.py:net", "models/mine.py:net"):
         with pytest.raises(UserError, match=rf"'{path}'. Did you mean 'python:{path}'\?"):
             Classifier.load(path)
-    with pytest.raises(UserError, match=r"has no classifier\.json"):
+    with pytest.raises(UserError, match=r"must have classifier\.json, .* has none: give a folder"):
         Classifier.load(tmp_path)
     with pytest.raises(UserError, match="does not take these options"):
         Classifier.load("torchvision:resnet18", weights=None, depth=3)

@@ -284,6 +284,37 @@ def test_what_is_missing_is_asked_for(sufficit, photos: Path, tmp_path: Path) ->
     assert "no images in" in run.err
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            ["--layer", "4"],
+            "a feature layer must give a grid, [N,K,h,w] or tokens [N,T,K], layer '4' gives"
+            " [11, 3]: name an earlier layer, leave the layer out to have one found, or",
+        ),
+        (["--fill", "nothere.jpg"], "or an image file, there is no file nothere.jpg: check the"),
+        (["--held-out-fill", "a/b"], "or an image file, there is no file a/b: check the path"),
+        (["--twin", "PHOTOS"], "is none: give the folder that sufficit train-twin wrote"),
+        (["--model", "PHOTOS"], "a saved classifier must have classifier.json, PHOTOS has none:"),
+        (
+            ["--num-classes", "3"],
+            "the option num_classes (--num-classes) goes to MODEL.py:make, which takes ():"
+            " leave it out, or give the function this argument",
+        ),
+    ],
+)
+def test_what_was_wanted_what_came_and_what_to_do_is_said(
+    sufficit, photos: Path, more: list[str], said: str
+) -> None:
+    named = {"PHOTOS": str(photos), "MODEL.py": str(photos.parent / "model.py")}
+    for word, path in named.items():
+        more, said = [one.replace(word, path) for one in more], said.replace(word, path)
+    run = sufficit(*words(photos, *more))
+    assert run.code == 2
+    assert said in " ".join(run.err.split())
+    assert "Traceback" not in run.err
+
+
 def test_skipped_images_are_named_at_most_ten_times(sufficit, photos: Path) -> None:
     for k in range(12):
         (photos / "ant" / f"broken-{k:02d}.png").write_bytes(b"")

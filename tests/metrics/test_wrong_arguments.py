@@ -70,6 +70,24 @@ def test_one_heatmap_without_a_batch_axis_is_told_to_get_one(classifier, images)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_images_that_are_not_finite_are_told_how_to_leave_them_out(
+    classifier, images, heatmaps, value
+):
+    spoiled = images.clone()
+    spoiled[2, 1, 4, 4] = value
+    for call in (
+        lambda some: evaluate(classifier, some, heatmaps[: len(some)]),
+        lambda some: explain(classifier, some),
+    ):
+        with pytest.raises(UserError, match="images must lie in 0..1, got .*: keep only") as caught:
+            call(spoiled)
+        remedy = str(caught.value).rpartition("keep only ")[2]
+        kept = eval(remedy, {"images": spoiled})
+        assert torch.equal(kept, torch.cat([images[:2], images[3:]]))
+        call(kept)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_heatmaps_that_are_not_finite_name_the_image(classifier, images, heatmaps, value):
     heatmaps[2, 4, 4] = value
     with says("finite", "image 2$"):
@@ -135,7 +153,7 @@ def test_images_of_whole_numbers_are_refused(classifier, images, heatmaps, dtype
         evaluate(classifier, (images * 255).to(dtype), heatmaps)
 
 
-@pytest.mark.parametrize("value", [1.01, -0.01, 255.0, math.nan, math.inf])
+@pytest.mark.parametrize("value", [1.01, -0.01, 255.0])
 def test_images_outside_0_to_1_are_told_to_come_before_normalisation(
     classifier, images, heatmaps, value
 ):

@@ -229,5 +229,7 @@ def test_a_twin_of_other_classes_is_refused(photos: Path) -> None:
 
 
 def test_a_folder_without_a_twin_is_named_as_such(photos: Path) -> None:
-    with pytest.raises(UserError, match="there is no twin in nowhere: give the folder that"):
-        make_job(config_for(photos, twin="nowhere"))
+    for folder in ("nowhere", str(photos)):
+        words = f"a twin is a folder with classifier.json, {folder} is none: give the folder that"
+        with pytest.raises(UserError, match=words):
+            make_job(config_for(photos, twin=folder))

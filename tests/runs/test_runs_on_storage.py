@@ -205,7 +205,7 @@ def test_a_fill_may_be_on_object_storage(
     local = run_small(config_for(photos, fill=str(photos / "ant/00.png"), leak=False), None)
     remote = run_small(config_for(photos, fill=f"{bucket}/photos/ant/00.png", leak=False), None)
     pandas.testing.assert_frame_equal(local.rows["gradcam"], remote.rows["gradcam"])
-    with pytest.raises(UserError, match="Unknown fill"):
+    with pytest.raises(UserError, match=r"or an image file, there is no file .*/none.png: check"):
         run_small(config_for(photos, fill=f"{bucket}/none.png"), None)
 
 

@@ -177,7 +177,7 @@ class Classifier:
         for name in names:
             if name not in seen:
                 raise UserError(f"layer {name!r} is not used in the forward pass: choose another")
-        return tuple(self.as_grid(seen[name], inputs) for name in names), logits
+        return tuple(self.as_grid(seen[name], inputs, name) for name in names), logits
 
     def stage_layers(self, images: Tensor, most: int = 3) -> tuple[str, ...]:
         """The feature layer, last, and up to `most` - 1 finer or earlier ones before it."""
@@ -210,9 +210,9 @@ class Classifier:
                 self._found_at = size
         return self.layer
 
-    def as_grid(self, output: Any, inputs: Tensor) -> Tensor:
-        """A layer's output as [N,K,h,w], tokens in the image's layout."""
-        return self.reshape(output) if self.reshape else layers.to_grid(output, inputs)
+    def as_grid(self, output: Any, inputs: Tensor, layer: str = "") -> Tensor:
+        """A layer's output as [N,K,h,w], tokens in the image's layout; errors name the layer."""
+        return self.reshape(output) if self.reshape else layers.to_grid(output, inputs, layer)
 
     def normalize(self, images: Tensor) -> Tensor:
         """Images in 0..1 as the model expects them: its device, mean, std and dtype."""
@@ -368,6 +368,8 @@ def check_extremes(extremes: Tensor) -> None:
     low, high = extremes.tolist()
     if not (low >= 0 and high <= 1):
         text = f"images must lie in 0..1, got {low:.4g}..{high:.4g}"
+        if not extremes.isfinite().all():
+            raise UserError(f"{text}: keep only images[images.isfinite().flatten(1).all(1)]")
         if low >= 0 and high > 16:  # no mean and std give that
             raise UserError(f"{text}: divide by 255; Classifier(mean=..., std=...) normalises them")
         raise UserError(f"{text}: Classifier(mean=..., std=...) normalises them")
@@ -382,8 +384,7 @@ def check_targets(targets: Tensor | Sequence[int] | None, n: int) -> Tensor | No
     except (TypeError, ValueError) as error:
         raise UserError(f"targets must be class numbers [N] = [{n}]: {error}") from error
     if found.shape != (n,):
-        came = list(found.shape)
-        raise UserError(f"targets must be [N] = [{n}], one class per image, got {came}")
+        raise UserError(f"targets must be [N] = [{n}], one per image, got {list(found.shape)}")
     if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         raise UserError(f"targets must be class numbers, got {found.dtype}: call .long()")
     if found.min() < 0:

@@ -256,21 +256,32 @@ def with_first(output: Any, tensor: Tensor) -> Any:
     return made(*parts) if hasattr(output, "_fields") else made(parts)  # a named tuple
 
 
-def to_grid(output: Any, inputs: Tensor) -> Tensor:
-    """[N,K,h,w] from a map in either channel order, or from tokens [N,T,K] with any prefix."""
+def to_grid(output: Any, inputs: Tensor, layer: str = "") -> Tensor:
+    """[N,K,h,w] from a map in either channel order, or from tokens [N,T,K] with any prefix.
+
+    Errors name the layer.
+    """
     output = first(output)
     if not isinstance(output, Tensor) or output.ndim not in (3, 4):
         came = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        wanted = "[N,K,h,w] or tokens [N,T,K]"
-        raise UserError(f"features must be {wanted}, got {came}: give reshape=...")
+        raise _no_grid(layer, str(came))
     if output.ndim == 4:
         return output.permute(0, 3, 1, 2) if _channels_last(output.shape, inputs) else output
     tokens, size = output.shape[1], list(inputs.shape[-2:])
     cells = _token_grid(tokens, inputs)
     if cells is None:
-        raise UserError(f"{tokens} tokens do not form a grid over {size}: give reshape=...")
+        raise _no_grid(layer, f"{tokens} tokens, which form no grid over {size}")
     grid: Tensor = output[:, -math.prod(cells) :].transpose(1, 2).unflatten(2, cells)
     return grid
+
+
+def _no_grid(layer: str, came: str) -> UserError:
+    which = f"layer {layer!r}" if layer else "this one"
+    return UserError(
+        f"a feature layer must give a grid, [N,K,h,w] or tokens [N,T,K], {which} gives {came}: name"
+        " an earlier layer, leave the layer out to have one found, or turn its output into a grid"
+        " with Classifier(reshape=...)"
+    )
 
 
 def _channels_last(shape: tuple[int, ...], inputs: Tensor) -> bool:

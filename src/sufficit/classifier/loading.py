@@ -1,5 +1,6 @@
 """Where models come from: torchvision, timm, transformers, this package, Python files, folders."""
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -130,7 +131,10 @@ def _read(folder: Path) -> Classifier:
     """The classifier that `save` wrote. The folder is untrusted."""
     path = folder / DESCRIPTION
     if not path.is_file():
-        raise UserError(f"{folder} has no {DESCRIPTION}: it is no saved classifier")
+        raise UserError(
+            f"a saved classifier must have {DESCRIPTION}, {folder} has none: give a folder that"
+            " Classifier.save or sufficit train-twin wrote, or a name such as torchvision:resnet18"
+        )
     saved = read_json(path)
     try:
         recipe = Recipe(str(saved["recipe"]["source"]), dict(saved["recipe"]["options"]))
@@ -297,6 +301,12 @@ def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Class
 
 def _from_python(name: str, published: bool, options: dict[str, Any]) -> Classifier:
     function = python_function(name)
+    for option in options:
+        if not _takes(function, option):
+            raise UserError(
+                f"the option {option} (--{option.replace('_', '-')}) goes to {name}, which takes"
+                f" {inspect.signature(function)}: leave it out, or give the function this argument"
+            )
     made = run_user_code(name, lambda: function(**options))
     if not isinstance(made, Classifier | nn.Module):
         came = type(made).__name__
@@ -304,6 +314,17 @@ def _from_python(name: str, published: bool, options: dict[str, Any]) -> Classif
     classifier = made if isinstance(made, Classifier) else Classifier(made)
     classifier.code = code_digest(function)
     return classifier
+
+
+def _takes(function: Callable[..., Any], option: str) -> bool:
+    """Whether a function takes an argument by this name; True where that is unknown."""
+    try:
+        inspect.signature(function).bind_partial(**{option: None})
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # a few built-in functions have no signature
+    return True
 
 
 SOURCES: dict[str, Callable[[str, bool, dict[str, Any]], Classifier]] = {

@@ -104,7 +104,7 @@ def _run(
             seen[name] = found, tensor, 0 if inference else tensor._version
 
     def grid(tensor: Tensor) -> Tensor:
-        return classifier.as_grid(layers.with_first(output, tensor), inputs)
+        return classifier.as_grid(layers.with_first(output, tensor), inputs, layer)
 
     with ExitStack() as stack:
         stack.enter_context(layers.hooked(classifier.bare, layer, cut))
@@ -120,7 +120,7 @@ def _run(
         # A later layer has written over them: once more, with copies.
         return _run(classifier, inputs, layer, differentiate, earlier, copy=True)
     stages = {
-        name: classifier.as_grid(layers.with_first(whole, found.detach()), inputs)
+        name: classifier.as_grid(layers.with_first(whole, found.detach()), inputs, name)
         for name, (whole, found, _) in seen.items()
     }
     return Pass(layer, logits, grid(leaf.detach()), leaf, grid, stages)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sufficit.classifier.acceleration import pays
+from sufficit.classifier.checkpoint import DESCRIPTION
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest
 from sufficit.classifier.loading import load_classifier
@@ -282,9 +283,10 @@ def _twin_of(
 ) -> Classifier | None:
     """The twin that is given, or that the config names; raise where it has other classes."""
     if twin is None and config.twin is not None:
-        if ":" not in config.twin and not place(config.twin).exists():
+        if ":" not in config.twin and not (place(config.twin) / DESCRIPTION).exists():
             raise UserError(
-                f"there is no twin in {config.twin}: give the folder that sufficit train-twin wrote"
+                f"a twin is a folder with {DESCRIPTION}, {config.twin} is none: give the folder"
+                " that sufficit train-twin wrote"
             )
         twin = load_classifier(config.twin, device=config.device, precision=config.precision)
     if twin is not None:
@@ -357,6 +359,11 @@ def fill_named(word: str, models: Sequence[Classifier]) -> str | Tensor:
     if word in FILLS:
         return word
     if not place(word).is_file():
+        if "." in word or "/" in word:
+            known = ", ".join(FILLS)
+            raise UserError(
+                f"a fill must be {known} or an image file, there is no file {word}: check the path"
+            )
         raise unknown("fill", word, [*FILLS, "an image file"])
     try:
         with local_file(place(word)) as file:
