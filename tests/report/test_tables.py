@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from report_content import make
 from sufficit.metrics.columns import heading, higher_is_better
 from sufficit.metrics.further_columns import FURTHER
 from sufficit.metrics.localization import LOCALIZATION
-from sufficit.report import Content
+from sufficit.report import Content, write_report
 from sufficit.report.tables import further_tables, legend, results_table
 from sufficit.statistics import Estimate, Standing, compare_values
 
@@ -63,6 +64,22 @@ def test_a_mean_of_nothing_is_a_dash_in_the_table(content: Content) -> None:
     summaries = {**found.summaries, "b": {**found.summaries["b"], **none}}
     table = results_table(replace(found, summaries=summaries))
     assert list(table.columns[1].cells) == ["0.250", "-", "0.250"]
+
+
+@pytest.mark.parametrize(("n", "empty"), [(1, True), (8, False)])
+def test_a_dash_in_the_column_by_rank_has_its_reason(n: int, empty: bool, tmp_path: Path) -> None:
+    content = make(n=n, columns=("paper", "msi_rank"))
+    table = results_table(content)
+    assert str(table.columns[1].header).startswith("by rank")
+    assert ({*table.columns[1].cells} == {"-"}) is empty
+    page = " ".join(write_report(tmp_path / "report.html", content).read_text().split())
+    for said in (
+        "By rank is - because it needs images in both of two halves, which are drawn by name: score"
+        " more images.",
+        "An interval needs two images.",
+    ):
+        assert (said in legend(content)) is empty
+        assert (said in page) is empty
 
 
 def test_controls_and_class_agnostic_methods_are_marked_in_the_table(content: Content) -> None:

@@ -19,6 +19,7 @@ from sufficit.provenance import plain
 from sufficit.report import interpretation as words
 from sufficit.report.answer import answer
 from sufficit.report.content import Content
+from sufficit.report.tables import gaps
 from sufficit.report.viewer_data import (
     NOT_DRAWN,
     SIDES,
@@ -60,6 +61,7 @@ def render(content: Content) -> str:
         alphas=alphas,
         leaks=lambda method: words.leaks(content.summaries[method]),
         lines=answer(content),
+        gaps=gaps(content),
         notes=[*words.sentences(content)],
         orders=[*words.orders(content)],
         styles=dict.fromkeys(content.methods, "grey") | colours,  # as the charts have them

@@ -124,6 +124,21 @@ def marked(content: Content, method: str) -> str:
     return f"{method} {AGNOSTIC}" if method in content.class_agnostic else method
 
 
+def gaps(content: Content) -> list[str]:
+    """Why a column of the table has no value, or an interval no end."""
+    found = []
+    ranks = [own["msi_rank"].mean for own in content.summaries.values() if "msi_rank" in own]
+    means = map(content.mean, content.methods)
+    if any(map(math.isnan, ranks)) and not any(map(math.isnan, means)):
+        found.append(
+            "By rank is - because it needs images in both of two halves, which are drawn by name:"
+            " score more images."
+        )
+    if content.n == 1:
+        found.append("An interval needs two images.")
+    return found
+
+
 def legend(content: Content) -> str:
     """What the marks mean, and how they and the interval were computed."""
     standing = content.standing
@@ -135,7 +150,7 @@ def legend(content: Content) -> str:
     signs = [f"{CONTROL} control"] if content.standing.controls else []
     agnostic = [m for m in content.class_agnostic if m not in content.standing.controls]
     signs += [f"{AGNOSTIC} class-agnostic: the same map for every class"] if agnostic else []
-    interval = "Interval: Student's t, corrected for skewness."
+    interval = " ".join(["Interval: Student's t, corrected for skewness.", *gaps(content)])
     if not pairs:
         return f"{'; '.join([most, *signs])}. {interval}"
     found = f"{SAME} not significantly different from it" if standing.not_different else ""
