@@ -9,8 +9,18 @@ import pandas
 import pytest
 import torch
 
-from small_runs import CLASSES, FLAGS, STEPS, config_for, interrupted, rows, run_small
-from sufficit import Classifier, Lax, evaluate, explain, leak
+from small_runs import (
+    CLASSES,
+    FLAGS,
+    STEPS,
+    config_for,
+    interrupted,
+    rows,
+    run_small,
+    write_photos,
+)
+from sufficit import Classifier, Lax, evaluate, explain, leak, plots
+from sufficit.cli.compare import write_pictures
 from sufficit.data.images import read_image
 from sufficit.runs.config import read_toml
 from sufficit.runs.results import RunResults
@@ -313,6 +323,28 @@ def test_what_was_wanted_what_came_and_what_to_do_is_said(
     assert run.code == 2
     assert said in " ".join(run.err.split())
     assert "Traceback" not in run.err
+
+
+@pytest.mark.parametrize("n", [6, 30])
+def test_a_sheet_says_why_an_image_was_chosen_if_not_all_are_shown(
+    n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = run_small(config_for(write_photos(tmp_path, n), leak=False), tmp_path / "out")
+    drawn: list[list[str]] = []
+    real = plots.sheet_figure
+
+    def seen(images, maps, titles, *more, **named):
+        drawn.append(list(titles))
+        return real(images, maps, titles, *more, **named)
+
+    monkeypatch.setattr(plots, "sheet_figure", seen)
+    write_pictures(results, tmp_path)
+    names, reasons = results.shown.names, results.shown.reasons
+    assert "best" in reasons
+    said = [f"\n{reason}" if n == 30 else "" for reason in reasons]
+    pairs = zip(names, said, strict=True)
+    assert drawn == [[f"{name}\n{name.partition('/')[0]}{why}" for name, why in pairs]]
+    assert len(names) == min(n, 24)
 
 
 def test_skipped_images_are_named_at_most_ten_times(sufficit, photos: Path) -> None:

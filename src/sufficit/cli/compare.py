@@ -108,10 +108,11 @@ def write_pictures(results: "RunResults", folder: Path) -> None:
     content, shown = results.content(), results.shown
     assert shown is not None  # the caller asked
     targets = [content.class_name(target) for target in content.first.targets.tolist()]
-    titles = [
-        f"{name if len(name) <= 28 else f'...{name[-25:]}'}\n{target}\n{reason}"
-        for name, target, reason in zip(shown.names, targets, shown.reasons, strict=True)
-    ]
+    names = [name if len(name) <= 28 else f"...{name[-25:]}" for name in shown.names]
+    lines = [names, targets]
+    if len(names) < content.n:  # else none is chosen, and few images would all be the best
+        lines.append([*shown.reasons])
+    titles = ["\n".join(parts) for parts in zip(*lines, strict=True)]
     look: Any = {"methods": results.methods, "look": plots.Look()}
     sheet = results.plot("sheet", rows=shown.rows, titles=titles, **look)
     plots.save(sheet, folder / "sheet.png")
