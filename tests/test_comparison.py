@@ -324,3 +324,7 @@ def test_the_answers_of_an_adapter_are_scored_and_not_ranked() -> None:
     words = " ".join(notes(found.content()))
     assert "One region suffices: the model is right with lax-1 " in words
     assert "lax-2 marks nothing in any image." in words
+    sheet = found.plot("sheet", methods=["lax-1", "lax-2"], rows=[2, 0])
+    msi = [f"MSI {value:+.2f}" for value in found.rows["lax-1"]["msi"][[2, 0]]]
+    captions = [label for axis in sheet.axes if len(label := axis.get_xlabel()) > 1]
+    assert captions == [msi[0], "one region suffices", msi[1], "one region suffices"]

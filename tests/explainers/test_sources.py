@@ -187,7 +187,7 @@ def test_an_empty_answer_says_how_many_regions_there_are() -> None:
         ((False, False, False), dict.fromkeys(three, "marks nothing")),
     ):
         assert empty_answers([three], dict(zip(three, marks, strict=True))) == said
-    assert empty_answers([three], {"a-2": False}) == {"a-2": "marks nothing"}
+    assert empty_answers([three], {"a-2": False}) == {"a-2": "no further region"}
 
 
 def test_an_adapter_of_two_answers_brings_each_of_them_alone(tmp_path) -> None:

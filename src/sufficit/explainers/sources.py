@@ -1,7 +1,7 @@
 """Heatmap sources by word: a method's name, an adapter, a Python function, a heatmap file."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -83,19 +83,31 @@ def answer_names(name: str, count: int) -> list[str]:
     return [f"{name}-{k + 1}" for k in range(count)]
 
 
-def empty_answers(answers: Iterable[Iterable[str]], marks: Mapping[str, bool]) -> dict[str, str]:
+def empty_answers(
+    answers: Collection[Collection[str]], marks: Mapping[str, bool]
+) -> dict[str, str]:
     """What to say of the answers of an image that mark nothing; `marks` says which mark something.
 
     >>> empty_answers([["lax-1", "lax-2"]], {"lax-1": True, "lax-2": False})
     {'lax-2': 'one region suffices'}
     """
     found: dict[str, str] = {}
-    for names in answers:
-        alone = [name for name in names if name in marks]
-        regions = sum(marks[name] for name in alone)
+    for first, *others in answers:
+        alone = [name for name in (first, *others) if name in marks]
+        regions = sum(marks[name] for name in alone) if first in marks else -1  # unknown
         words = {0: "marks nothing", 1: "one region suffices"}.get(regions, "no further region")
         found |= {name: words for name in alone if not marks[name]}
     return found
+
+
+def answer_notes(
+    answers: Collection[Collection[str]], heatmaps: Mapping[str, Tensor], alpha_min: float
+) -> list[dict[str, str]]:
+    """Per image, what to say of the answers that mark nothing in it; heatmaps are each [N,H,W]."""
+    alone = [name for names in answers for name in names if name in heatmaps]
+    marks = {name: (heatmaps[name].amax((1, 2)) >= alpha_min).tolist() for name in alone}
+    images = len(next(iter(heatmaps.values())))
+    return [empty_answers(answers, {n: own[i] for n, own in marks.items()}) for i in range(images)]
 
 
 def with_answers(sources: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from sufficit import plots
+from sufficit.explainers.sources import answer_names, answer_notes
 from sufficit.metrics.columns import HEADINGS, heading
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.provenance import plain
@@ -23,7 +24,6 @@ from sufficit.report.tables import gaps
 from sufficit.report.viewer_data import (
     NOT_DRAWN,
     SIDES,
-    answer_notes,
     downloads,
     encode_images,
     viewer_data,
@@ -125,7 +125,9 @@ def rows_of(content: Content) -> list[dict[str, Any]]:
     """The words for each image shown."""
     some = content.first.shown
     whole, right = (some.of([EVERYTHING], kind)[:, 0] for kind in ("confidence", "accuracy"))
-    named, notes = some.classes_of([EVERYTHING])[:, 0].tolist(), answer_notes(content)
+    named = some.classes_of([EVERYTHING])[:, 0].tolist()
+    answers = [answer_names(name, count) for name, count in content.answers.items()]
+    notes = answer_notes(answers, content.shown.heatmaps, content.first.alpha_min)
     return [
         {
             "name": name,

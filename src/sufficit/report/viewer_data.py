@@ -18,7 +18,6 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from sufficit.explainers.sources import answer_names, empty_answers
 from sufficit.outside import as_csv
 from sufficit.perturbation import bands
 from sufficit.perturbation.fills import fill_for
@@ -178,19 +177,6 @@ def viewer_data(content: Content) -> dict[str, Any]:
         "fill": encode_fill(shown.images, content.fill),
         "images": images,
     }
-
-
-def answer_notes(content: Content) -> list[dict[str, str]]:
-    """Per image shown, what to say of each answer of an adapter that marks nothing in it."""
-    answers = [answer_names(name, count) for name, count in content.answers.items()]
-    marks = {
-        name: (content.shown.heatmaps[name].amax((1, 2)) >= content.scores[name].alpha_min).tolist()
-        for names in answers
-        for name in names
-        if name in content.scores
-    }
-    count = len(content.shown.rows)
-    return [empty_answers(answers, {n: own[i] for n, own in marks.items()}) for i in range(count)]
 
 
 def shares_of(heatmaps: Tensor, grid: Sequence[float]) -> list[list[float | None]]:

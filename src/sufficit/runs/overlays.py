@@ -16,7 +16,7 @@ from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import ImageFile, ImageSource, class_forms, class_named, list_images
 from sufficit.data.loader import Unit, check_any
 from sufficit.errors import UserError, unknown
-from sufficit.explainers.sources import answers_of, empty_answers
+from sufficit.explainers.sources import answer_notes, answers_of
 from sufficit.files import (
     make_folder,
     read_json,
@@ -162,13 +162,10 @@ class OverlayWorker(Worker):
 
     def _captions(self, heatmaps: Mapping[str, Tensor]) -> dict[str, list[str]]:
         """What to write under the answers of adapters, each [N,H,W], where they mark nothing."""
-        answers, given = answers_of(self.job.sources), self.job.config.alpha_min
+        answers, given = answers_of(self.job.sources).values(), self.job.config.alpha_min
         alpha_min = given if isinstance(given, float) else float(RunConfig.alpha_min)
-        alone = [name for names in answers.values() for name in names]
-        marks = {name: (heatmaps[name].amax((1, 2)) >= alpha_min).tolist() for name in alone}
-        rows = [dict(zip(marks, row, strict=True)) for row in zip(*marks.values(), strict=True)]
-        notes = [empty_answers(answers.values(), row) for row in rows]
-        return {name: [note.get(name, "") for note in notes] for name in alone}
+        notes = answer_notes(answers, heatmaps, alpha_min)
+        return {n: [note.get(n, "") for note in notes] for names in answers for n in names}
 
 
 def row_title(name: str, probabilities: Tensor, target: int, classes: Sequence[str] | None) -> str:

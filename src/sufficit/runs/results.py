@@ -102,6 +102,12 @@ class RunResults:
         """Controls and references."""
         return (*self.controls, *self.record["references"])
 
+    @property
+    def several(self) -> dict[str, int]:
+        """The number of answers of each adapter that has more than one."""
+        known = self.record["sources"].items()
+        return {name: count for name, one in known if (count := one.get("answers", 1)) > 1}
+
     def labels(self) -> dict[str, str]:
         """What figures call the sources: a control, or one that ignores the class, says so."""
         agnostic = [n for n, one in self.record["sources"].items() if one["class_agnostic"]]
@@ -228,7 +234,7 @@ class RunResults:
             ceiling=record.get("ceiling"),
             head_check=record.get("head_check"),
             class_agnostic=[n for n, one in sources.items() if one["class_agnostic"]],
-            answers={n: k for n, one in sources.items() if (k := one.get("answers", 1)) > 1},
+            answers=self.several,
         )
 
     def remarks(self) -> list[str]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sufficit import plots
 from sufficit.errors import UserError, unknown
+from sufficit.explainers.sources import answer_names, answer_notes
 from sufficit.metrics.plan import ask, make_plan
 from sufficit.perturbation.predictions import ROWS, Predictions
 from sufficit.report.content import Choice, Shown
@@ -182,16 +183,26 @@ def draw(
         for method in chosen:
             if column not in (known := results.rows.columns(method)):
                 raise unknown("column in this run", column, known)
-    values = {m: results.rows.some(m, rows, columns) for m in chosen}
-    captions = {
-        heads[m]: plots.score_captions({c: found[c].tolist() for c in columns})
-        for m, found in values.items()
-    }
     pixels, found = results.images(rows, data), results.heatmaps(rows, chosen)
+    captions = {heads[m]: one for m, one in _captions(results, rows, columns, found).items()}
     maps = {heads[method]: drawn for method, drawn in found.items()}
     under = plots.masked_images(pixels, maps, results.fill, results.alpha_min, kept=kept, rest=rest)
     titles = results.class_names(rows) if titles is None else titles
     return plots.sheet_figure(pixels, maps, titles, captions, under=under, look=look)
+
+
+def _captions(
+    results: "RunResults", rows: Sequence[int], columns: Sequence[str], maps: Mapping[str, Tensor]
+) -> dict[str, list[str]]:
+    """What is written under each map: its scores, or that an adapter's answer marks nothing."""
+    answers = [answer_names(name, count) for name, count in results.several.items()]
+    notes = answer_notes(answers, maps, results.alpha_min)
+    values = {m: results.rows.some(m, rows, columns) for m in maps}
+    scores = {
+        m: plots.score_captions({c: found[c].tolist() for c in columns})
+        for m, found in values.items()
+    }
+    return {m: [note.get(m, one) for note, one in zip(notes, scores[m], strict=True)] for m in maps}
 
 
 def rows_named(results: "RunResults", words: Sequence[str], methods: Sequence[str]) -> list[int]:

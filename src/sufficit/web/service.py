@@ -20,7 +20,7 @@ from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
 from sufficit.explainers import CAMS, EXPLAINERS, Explainer, explain_all, methods_for
 from sufficit.explainers.explanation import Methods
 from sufficit.explainers.registry import explainer_named
-from sufficit.explainers.sources import answers_of, empty_answers
+from sufficit.explainers.sources import answer_notes, answers_of
 from sufficit.metrics.metric import Schedule
 from sufficit.metrics.scores import evaluate
 from sufficit.perturbation import bands
@@ -58,10 +58,7 @@ class Service:
         maps = viewer_data.encode_heatmaps(heatmaps, common.grid, sides=(512,))
         values = viewer_data.encode_heatmaps(heatmaps, ROUNDED, sides=(512,))
         marked = bands.at_least(form.alpha_min)
-        sizes = {
-            n: bands.inside(m.cpu(), marked).double().mean().item() for n, m in heatmaps.items()
-        }
-        notes = empty_answers(self.answers, {name: size > 0 for name, size in sizes.items()})
+        (notes,) = answer_notes(self.answers, heatmaps, form.alpha_min)
         return schemas.Explained(
             **dict(common),
             height=images.shape[2],
@@ -76,7 +73,7 @@ class Service:
                     map=maps[name][0],
                     values=values[name][0],
                     shares=[share or 0.0 for share in viewer_data.shares_of(found, common.grid)[0]],
-                    mask_penalty=sizes[name],
+                    mask_penalty=bands.inside(found.cpu(), marked).double().mean().item(),
                     empty=not bool(found.any()),
                     note=notes.get(name, ""),
                 )
