@@ -14,6 +14,7 @@ from torch import nn
 
 from small_runs import config_for, interrupted, run_small
 from sufficit import Classifier, UserError
+from sufficit.data.image_files import pixels_of
 from sufficit.data.images import ImageFile, ImageSource, ImageTensor, list_images, open_images
 from sufficit.data.loader import Entry, ImageLoader, decode_entry, labels_for
 from sufficit.errors import GoneError
@@ -113,6 +114,17 @@ def test_a_folder_that_can_not_be_opened_is_warned_of_once(
         assert [[p.name for p in source] for _ in range(2)] == [["a/1.png"]] * 2
     assert len(said) == 1
     assert "shut can't be opened" in str(said[0].message)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_bytes_become_the_floats_of_torchvision(mode: str) -> None:
+    from torchvision.transforms.v2 import functional as V
+
+    values = torch.arange(256, dtype=torch.uint8).repeat(3)  # all there are
+    seen = Image.frombytes(mode, (16 if mode == "RGB" else 48, 16), values.numpy().tobytes())
+    found, wanted = pixels_of(seen), V.to_dtype(V.to_image(seen), torch.float32, scale=True)
+    assert torch.equal(found, wanted)
+    assert (type(found), found.stride()) == (torch.Tensor, wanted.stride())
 
 
 def test_images_in_memory_are_read_as_files_are() -> None:

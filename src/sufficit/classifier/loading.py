@@ -283,6 +283,9 @@ def _processor_view(processor: Any) -> View:
 
 
 def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Classifier:
+    if name in SMALL_NETS:
+        _refuse_random(name, published, options)
+        return _read(SMALL_NETS[name]) if published else Classifier(SmallNet(**options))
     from sufficit.classifier.architectures import MODELS, build  # they import torchvision
 
     if name in MODELS:
@@ -293,10 +296,7 @@ def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Class
                 " weights=FILE or None, num_classes= and image_size="
             )
         return Classifier(_fetch(name, build, name, **options))
-    if name not in SMALL_NETS:
-        raise unknown("sufficit model", name, [*SMALL_NETS, *MODELS])
-    _refuse_random(name, published, options)
-    return _read(SMALL_NETS[name]) if published else Classifier(SmallNet(**options))
+    raise unknown("sufficit model", name, [*SMALL_NETS, *MODELS])
 
 
 def _from_python(name: str, published: bool, options: dict[str, Any]) -> Classifier:

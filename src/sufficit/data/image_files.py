@@ -21,7 +21,9 @@ from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 from typing import Any, BinaryIO, ClassVar, TypeVar
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
@@ -324,11 +326,22 @@ def decode_image(
 
     Options are those of `read_picture`.
     """
-    seen = read_picture(file, view or View(), kinds, most_pixels)
-    from torchvision.transforms.v2 import functional as V  # slow to import
+    return pixels_of(read_picture(file, view or View(), kinds, most_pixels))
 
-    pixels: Tensor = V.to_dtype(V.to_image(seen), torch.float32, scale=True)
-    return pixels.as_subclass(Tensor)
+
+def pixels_of(seen: Image.Image) -> Tensor:
+    """An image in mode L or RGB as float: [C,H,W] in 0..1.
+
+    >>> pixels_of(Image.new("RGB", (1, 1), (255, 0, 255))).flatten().tolist()
+    [1.0, 0.0, 1.0]
+    """
+    values = torch.from_numpy(np.array(seen))
+    return in_0_1(values.view(seen.height, seen.width, -1).permute(2, 0, 1))
+
+
+def in_0_1(values: Tensor) -> Tensor:
+    """Bytes as float in 0..1, to the bit as torchvision converts them, which is slow to import."""
+    return values.to(torch.float32).mul_(1 / 255)
 
 
 @contextmanager

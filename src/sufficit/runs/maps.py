@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchvision.transforms.v2 import functional as V
 
 from sufficit.classifier.fingerprint import digest
 from sufficit.classifier.source_code import code_digest, code_of
 from sufficit.data.heatmap_files import HeatmapFile
+from sufficit.data.image_files import in_0_1
 from sufficit.data.images import BadImageError
 from sufficit.data.loader import Entry
 from sufficit.errors import UserError
@@ -167,10 +167,7 @@ def pack(images: Tensor) -> Tensor:
 
 def unpack(pixels: Tensor) -> Tensor:
     """What was packed, as float in 0..1, as an image file is decoded: [N,C,H,W]."""
-    if pixels.dtype != torch.uint8:
-        return pixels
-    floats: Tensor = V.to_dtype(pixels, torch.float32, scale=True)
-    return floats
+    return in_0_1(pixels) if pixels.dtype == torch.uint8 else pixels
 
 
 def maps_from_file(

@@ -11,14 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from PIL import Image
 from starlette.exceptions import HTTPException
 from torch import Tensor
-from torchvision.transforms.v2 import functional as V
 
 import sufficit
 from sufficit.classifier.checkpoint import View
+from sufficit.data.image_files import pixels_of
 from sufficit.data.pictures import FORMATS, LargeImageError, NotAnImageError
 from sufficit.web.schemas import Limits
 
@@ -119,8 +118,7 @@ class Decoder:
             with self._lock:
                 busy.clear()
             self._idle.append(one)
-        found: Tensor = V.to_dtype(V.to_image(seen), torch.float32, scale=True)
-        return found.as_subclass(Tensor)[None]
+        return pixels_of(seen)[None]
 
     def _kill(self, busy: list[_Process]) -> None:
         """End the process of one image, if it is still at it."""
