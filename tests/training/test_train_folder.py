@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -30,9 +31,9 @@ from sufficit.explainers.sources import methods_from
 from sufficit.training.folder_images import TrainingImages, replace_missing
 from sufficit.training.validation import ValidationScores
 
-N = 40
+N = 20
 MODEL = ["--model", "sufficit:digits"]
-QUICK = ["--recipe", "paper", "--epochs", "1", "--batch-size", "16"]
+QUICK = ["--recipe", "paper", "--epochs", "1", "--batch-size", "8"]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def test_a_trained_adapter_lies_in_its_folder_with_its_story(trained: Path, digi
     run = json.loads((trained / "run.json").read_text())
     frame = pandas.read_csv(trained / "history.csv")
     assert run["n_trained_on"] + run["n_validated_on"] == N
-    assert run["n_validated_on"] == 8
+    assert run["n_validated_on"] == 5
     assert run["targets"] == "label"
     assert run["skipped"] == {}
     assert run["history"] == lax.trained["history"]
@@ -87,7 +88,7 @@ def test_a_trained_adapter_lies_in_its_folder_with_its_story(trained: Path, digi
             assert min(picture.size) > 300
     printed = " ".join((trained.parent / "printed.txt").read_text().split())
     assert f"{frame['msi'][0]:.3f}" in printed
-    assert "On 8 held-out images: MSI" in printed
+    assert "On 5 held-out images: MSI" in printed
     assert run["trust"]["verdict"] in printed
     assert {*run["summary"]} == {"lax", "gradcam", "random", "center"}
     names = ["MSI", "MSI with another fill", "leakage", "grid", "fragments"]
@@ -183,14 +184,14 @@ def test_a_finished_run_is_reported_and_not_trained_on(
     monkeypatch.setattr("sufficit.training.lax_training.take_step", None)
     run = sufficit(*training(digits, trained))
     assert run.code == 0, run.err
-    assert "1 epoch, scored on 8 held-out images" in run.words
+    assert "1 epoch, scored on 5 held-out images" in run.words
     assert same(weights(trained), before)
 
 
-def test_overwrite_begins_anew(sufficit, digits: Path, tmp_path: Path) -> None:
-    out = tmp_path / "lax"
-    assert sufficit(*training(digits, out)).code == 0
+def test_overwrite_begins_anew(sufficit, trained: Path, digits: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(trained, tmp_path / "lax")
     before = weights(out)
+    assert sufficit(*training(digits, out, "--seed", "1")).code == 2
     run = sufficit(*training(digits, out, "--seed", "1", "--overwrite"))
     assert run.code == 0, run.err
     assert not same(weights(out), before)
@@ -201,7 +202,7 @@ def test_overwrite_begins_anew(sufficit, digits: Path, tmp_path: Path) -> None:
     [
         (["--epochs", "3"], "`recipe.epochs` was 1, now 3."),
         (["--seed", "5"], "`seed` was 0, now 5."),
-        (["--batch-size", "15"], "`batches` was 2, now 3."),
+        (["--batch-size", "7"], "`batches` was 2, now 3."),
         (["--precision", "bf16"], "`about.precision` was '32-true', now 'bf16-mixed'."),
     ],
 )
@@ -495,7 +496,7 @@ def test_images_of_several_sizes_want_a_size(sufficit, tmp_path: Path) -> None:
 
 
 def test_unreadable_pictures_are_counted_and_named(sufficit, tmp_path: Path) -> None:
-    data = write_digits(tmp_path / "data", 24)
+    data = write_digits(tmp_path / "data", 12)
     for number in range(3):
         (data / "1" / f"bad{number}.png").write_bytes(b"no picture")
     out = tmp_path / "lax"
@@ -508,7 +509,7 @@ def test_unreadable_pictures_are_counted_and_named(sufficit, tmp_path: Path) -> 
         assert "3 images skipped" in run.err
         record = json.loads((out / "run.json").read_text())
         assert sorted(record["skipped"]) == [f"1/bad{n}.png" for n in range(3)]
-        assert record["n_trained_on"] + record["n_validated_on"] == 24
+        assert record["n_trained_on"] + record["n_validated_on"] == 12
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint_and_adapter_whole(
@@ -595,7 +596,7 @@ def test_a_share_is_held_out_and_not_trained_on(digits: Path) -> None:
     folder = read_folder(Classifier.load("sufficit:digits"), digits, "auto", 0.4, seed=3)
     parts = (folder.training, folder.validation)
     names = [{entry.image.name for entry in part} for part in parts]
-    assert [len(part) for part in names] == [24, 16]
+    assert [len(part) for part in names] == [12, 8]
     assert not names[0] & names[1]
     for part in parts:
         assert all(entry.label == int(entry.image.folder or "") for entry in part)
