@@ -58,13 +58,20 @@ def test_the_number_of_threads_does_not_change_the_adapter() -> None:
     assert torch.equal(found[1], found[2])
 
 
+@pytest.fixture
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer masks than the demo has."""
+    fewer = {"value_step": 0.25, "percent_step": 0.5, "donors": 1}
+    monkeypatch.setattr(demo, "RunConfig", lambda **options: RunConfig(**options | fewer))
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("coarse")
 def test_its_report_shows_chosen_images_and_msi_over_alpha_min(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    n, coarse = 30, {"value_step": 0.25, "percent_step": 0.5, "donors": 1}
+    n = 30
     monkeypatch.setattr("sufficit.explainers.CAMS", ("gradcam", "layercam"))
-    monkeypatch.setattr(demo, "RunConfig", lambda **options: RunConfig(**options | coarse))
     results = run_demo(tmp_path / "demo", n, 0, trained_on=32)
     assert results.standing is not None
     assert results.shown is not None
@@ -83,7 +90,8 @@ def test_its_report_shows_chosen_images_and_msi_over_alpha_min(
     images, labels = digits.images[rows], digits.labels[rows]
     maps = explain(classifier, images, labels, "gradcam")
     step = saved["value_step"]
-    wanted = evaluate(classifier, images, maps, labels, alpha_min="search", value_step=step)
+    steps = {"alpha_min": "search", "value_step": step}
+    wanted = evaluate(classifier, images, maps, labels, columns=("msi",), **steps)
     assert wanted.search is not None
     means = wanted.search.means.tolist()
     assert saved["mean_msi"]["gradcam"] == pytest.approx(means, abs=1e-6)
@@ -93,6 +101,7 @@ def test_its_report_shows_chosen_images_and_msi_over_alpha_min(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("coarse")
 def test_the_command_prints_the_table_and_leaves_its_figures(sufficit, tmp_path: Path) -> None:
     out = tmp_path / "demo"
     run = sufficit("demo", "--images", "2", "--train-images", "32", "--out", out)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from sufficit.runs.config import config_from
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     "README.md",
@@ -39,6 +41,8 @@ def test_python_in_the_docs_runs(
     page: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    coarse = {"value_step": 0.1, "percent_step": 0.1, "donors": 2}  # unless the page says otherwise
+    monkeypatch.setattr("sufficit.comparison.config_from", lambda own: config_from(coarse | own))
     exec(compile(blocks(page, "python")[number], f"{page} block {number}", "exec"), {})
 
 
