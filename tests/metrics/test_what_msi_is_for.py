@@ -16,14 +16,14 @@ def classifier() -> Classifier:
 
 @pytest.fixture(scope="module")
 def case_one(classifier: Classifier) -> dict[str, Scores]:
-    case = large_mask(classifier, 32)
+    case = large_mask(classifier, 24)
     assert len(case.labels) >= 12
     return score(classifier, case)
 
 
 @pytest.fixture(scope="module")
 def case_two(classifier: Classifier) -> dict[str, Scores]:
-    case: Case = two_regions(classifier, 32)
+    case: Case = two_regions(classifier, 16)
     assert len(case.labels) >= 12
     return score(classifier, case)
 

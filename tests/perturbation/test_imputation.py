@@ -25,7 +25,7 @@ def solved(image: np.ndarray, known: np.ndarray) -> np.ndarray:
     """The paper's system, pixel by pixel, and scipy's direct solver: [C,H,W], [H,W] -> [C,H,W]."""
     hidden = [tuple(place) for place in np.argwhere(~known)]
     number = {place: i for i, place in enumerate(hidden)}
-    rows, columns, values = [], [], []
+    cells = []  # weight, row and column
     right = np.zeros((len(hidden), len(image)))
     for i, (y, x) in enumerate(hidden):
         total = 0.0
@@ -37,10 +37,11 @@ def solved(image: np.ndarray, known: np.ndarray) -> np.ndarray:
             if known[place]:
                 right[i] += weight * image[:, place[0], place[1]]
             else:
-                rows, columns, values = [*rows, i], [*columns, number[place]], [*values, -weight]
-        rows, columns, values = [*rows, i], [*columns, i], [*values, total]
+                cells.append((-weight, i, number[place]))
+        cells.append((total, i, i))
     found = image.astype(np.float64)
     if hidden:
+        values, rows, columns = zip(*cells, strict=True)
         matrix = coo_matrix((values, (rows, columns))).tocsc()
         places = np.array(hidden)
         found[:, places[:, 0], places[:, 1]] = spsolve(matrix, right).reshape(-1, len(image)).T
