@@ -254,19 +254,25 @@ def test_a_metric_that_is_called_draws_for_every_image_its_own_donors(classifier
 
 # Two processes
 
-RANK = """
-import json, sys
+RANKS = """
+import json, os, sys
 from datetime import timedelta
 import torch.distributed as dist
 
-sys.path.insert(0, sys.argv[4])
+sys.path.insert(0, sys.argv[3])
 from reference import gradient_case, leak_case, small_net
 from sufficit import Classifier
 from sufficit.metrics import Evaluation, Leakage
 
-rank, store, runs = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+folder, runs = sys.argv[1], json.loads(sys.argv[2])
+second = os.fork()  # so that all of the above is imported once
+rank = 0 if second else 1
 dist.init_process_group(
-    "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    "gloo",
+    init_method=f"file://{folder}/store",
+    rank=rank,
+    world_size=2,
+    timeout=timedelta(seconds=60),
 )
 classifier = Classifier(small_net(seed=2))
 steps = {"value_step": 0.05, "percent_step": 0.1}
@@ -288,9 +294,12 @@ for name, parts in runs.items():
     some = Evaluation(classifier, calls=12, **steps)
     output[f"{name} some masks"] = means(some, gradient_case(), parts[rank])
     output[f"{name} leak"] = means(Leakage(classifier, donors=3), leak_case(7), parts[rank])
-print(json.dumps(output))
+with open(f"{folder}/{rank}.json", "w") as file:
+    json.dump(output, file)
 dist.barrier()
 dist.destroy_process_group()
+if second:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]))
 """
 
 # For each process the images of each of its updates.
@@ -303,29 +312,23 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory) -> list[dict]:
-    """What each of two processes prints; they are started once, because that is slow."""
+    """What each of two processes finds; they are started once, because that is slow."""
     folder = tmp_path_factory.mktemp("ranks")
-    (folder / "rank.py").write_text(RANK)
-    rest = [str(folder / "store"), json.dumps(RUNS), str(Path(__file__).parents[1])]
+    (folder / "ranks.py").write_text(RANKS)
+    words = [folder / "ranks.py", folder, json.dumps(RUNS), Path(__file__).parents[1]]
     package = Path(sys.modules["sufficit"].__file__).parents[1]
     paths = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(folder / "rank.py"), str(rank), *rest],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": paths},
-        )
-        for rank in range(2)
-    ]
-    try:
-        printed = [process.communicate(timeout=120) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], printed
-    return [json.loads(out.splitlines()[-1]) for out, _ in printed]
+    env = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.parametrize("name", RUNS)
