@@ -327,4 +327,4 @@ def test_the_answers_of_an_adapter_are_scored_and_not_ranked() -> None:
     sheet = found.plot("sheet", methods=["lax-1", "lax-2"], rows=[2, 0])
     msi = [f"MSI {value:+.2f}" for value in found.rows["lax-1"]["msi"][[2, 0]]]
     captions = [label for axis in sheet.axes if len(label := axis.get_xlabel()) > 1]
-    assert captions == [msi[0], "one region suffices", msi[1], "one region suffices"]
+    assert captions == [msi[0], "one region", msi[1], "one region"]

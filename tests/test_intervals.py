@@ -156,7 +156,7 @@ def test_few_images_come_with_a_caution_and_how_rare_an_event_they_may_lack() ->
     assert few_images(50) is None
     assert "Only 49 images: with fewer than 50" in str(few_images(49))
     assert "Only 1 image:" in str(few_images(1))
-    assert "paired tests are conservative (a real difference may not be" in str(few_images(12))
+    assert "paired tests have little power (a real difference may not be" in str(few_images(12))
     # An event on one image in 7 is missing from 18 images in 6 % of the cases, in 7.2 in 5 %.
     found = str(few_images(18))
     assert "one image in 7," in found

@@ -44,8 +44,9 @@ def warn_user(text: str, kind: type[Warning] = UserWarning) -> None:
     frame: FrameType | None = sys._getframe()
     depth, level = 1, 2
     while frame is not None:
-        depth += 1
-        if frame.f_code.co_filename.startswith(_PACKAGE):
+        file = frame.f_code.co_filename
+        depth += not ("importlib" in file and "_bootstrap" in file)  # `warnings` skips these
+        if file.startswith(_PACKAGE):
             level = depth  # the caller of the outermost frame of the package, so far
         frame = frame.f_back
     warnings.warn(text, kind, stacklevel=level)

@@ -131,8 +131,8 @@ def few_images(n: int) -> str | None:
     rarest = max(2, 1 / (1 - LEVEL ** (1 / n)))
     return (
         f"Only {n} image{'s' if n > 1 else ''}: with fewer than {FEW}, 95 % intervals of skewed"
-        " scores hold the true mean in about 90 % of the cases, the paired tests are conservative"
-        " (a real difference may not be significant), and what happens on one image in"
+        " scores hold the true mean in about 90 % of the cases, the paired tests have little"
+        " power (a real difference may not be significant), and what happens on one image in"
         f" {rarest:.0f}, or on fewer, may not be among them."
     )
 

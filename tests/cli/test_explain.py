@@ -189,4 +189,4 @@ def test_an_answer_that_marks_nothing_says_so_on_the_sheet(
     monkeypatch.setattr(plots, "sheet_figure", seen)
     run = sufficit(*drawing(digits, "--methods", tmp_path / "two"))
     assert run.code == 0, run.err
-    assert given == [{"two-1": [""] * N, "two-2": ["one region suffices"] * N}]
+    assert given == [{"two-1": [""] * N, "two-2": ["one region"] * N}]

@@ -183,7 +183,7 @@ def test_an_empty_answer_says_how_many_regions_there_are() -> None:
     for marks, said in (
         ((True, True, True), {}),
         ((True, True, False), {"a-3": "no further region"}),
-        ((True, False, False), dict.fromkeys(three[1:], "one region suffices")),
+        ((True, False, False), dict.fromkeys(three[1:], "one region")),
         ((False, False, False), dict.fromkeys(three, "marks nothing")),
     ):
         assert empty_answers([three], dict(zip(three, marks, strict=True))) == said

@@ -96,6 +96,15 @@ def test_controls_and_class_agnostic_methods_are_marked_in_the_table(content: Co
     assert legend(with_values(content, {"a": values["a"]})).startswith("* highest MSI of 1 method.")
 
 
+def test_a_method_without_a_rank_is_marked_in_the_table(content: Content) -> None:
+    first, *others = content.standing.ranking
+    part = replace(content, standing=replace(content.standing, ranking=tuple(others)))
+    names = [str(cell) for cell in results_table(part).columns[0].cells]
+    assert [name.endswith("(-)") for name in names] == [m == first for m in content.methods]
+    assert "(-) not ranked" in legend(part)
+    assert "(-)" not in legend(content)
+
+
 def test_a_table_by_another_column_has_its_interval_and_ranks_by_it(content: Content) -> None:
     values = {name: found["mask_penalty"].numpy() for name, found in content.scores.items()}
     standing = compare_values(values, "mask_penalty", higher_is_better=False)

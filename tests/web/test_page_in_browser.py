@@ -379,8 +379,8 @@ def test_an_answer_that_marks_nothing_is_no_answer(browser: Any, digit_file: Pat
         tab.page.fill("#target", "3")  # of which nothing is to be seen: an empty map has MSI 0
         tab.upload(digit_file)
         second = tab.page.locator('#maps [data-method="lax-2"]')
-        assert second.locator("small").inner_text() == "one region suffices"
-        assert second.get_attribute("aria-label") == "lax-2, one region suffices"
+        assert second.locator("small").inner_text() == "one region"
+        assert second.get_attribute("aria-label") == "lax-2, one region"
         assert second.locator("b").text_content() == ""
         images = read_image(digit_file, service.classifier.view)[None]
         goal = torch.tensor([3])

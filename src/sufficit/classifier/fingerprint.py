@@ -85,6 +85,8 @@ def _state(model: nn.Module) -> list[object]:
 
 @torch.no_grad()
 def _take(classifier: Classifier) -> Fingerprint:
+    if classifier.device.type == "cuda":  # a pass on another stream may be writing to buffers
+        torch.cuda.synchronize(classifier.device)
     named = [*classifier.bare.named_parameters(), *classifier.bare.named_buffers()]
     tensors = {name: tensor for name, tensor in named if tensor.is_floating_point()}
     shapes = [f"{name} {list(tensor.shape)}" for name, tensor in tensors.items()]

@@ -319,7 +319,7 @@ def _from_python(name: str, published: bool, options: dict[str, Any]) -> Classif
 def _takes(function: Callable[..., Any], option: str) -> bool:
     """Whether a function takes an argument by this name; True where that is unknown."""
     try:
-        inspect.signature(function).bind_partial(**{option: None})
+        inspect.signature(function, follow_wrapped=False).bind_partial(**{option: None})
     except TypeError:
         return False
     except ValueError:

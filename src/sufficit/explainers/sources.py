@@ -89,13 +89,13 @@ def empty_answers(
     """What to say of the answers of an image that mark nothing; `marks` says which mark something.
 
     >>> empty_answers([["lax-1", "lax-2"]], {"lax-1": True, "lax-2": False})
-    {'lax-2': 'one region suffices'}
+    {'lax-2': 'one region'}
     """
     found: dict[str, str] = {}
     for first, *others in answers:
         alone = [name for name in (first, *others) if name in marks]
         regions = sum(marks[name] for name in alone) if first in marks else -1  # unknown
-        words = {0: "marks nothing", 1: "one region suffices"}.get(regions, "no further region")
+        words = {0: "marks nothing", 1: "one region"}.get(regions, "no further region")
         found |= {name: words for name in alone if not marks[name]}
     return found
 

@@ -188,8 +188,10 @@ def _answers(content: Content) -> Iterator[str]:
         says = f"{several} regions suffice, each alone" if several > 1 else "One region suffices"
         says = says if several else "No region suffices alone"
         right = f"the model is right with {found} of the images"
-        nothing = f"; {', '.join(empty)} marks nothing in any image" if empty else ""
-        yield f"{name} draws {count} answers, which are not ranked. {says}: {right}{nothing}."
+        marks = "marks" if len(empty) == 1 else "mark"
+        nothing = f"; {joined(empty)} {marks} nothing in any image" if empty else ""
+        ranked = "" if alone[0] in content.standing.ranking else ", which are not ranked"
+        yield f"{name} draws {count} answers{ranked}. {says}: {right}{nothing}."
 
 
 def _by_rank(content: Content) -> Iterator[str]:

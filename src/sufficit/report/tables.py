@@ -16,7 +16,7 @@ from sufficit.report.content import Content
 from sufficit.report.interpretation import cautions, notes, own_alphas
 from sufficit.statistics import Estimate
 
-BEST, SAME, CONTROL, AGNOSTIC = "*", "=", "(c)", "(a)"
+BEST, SAME, CONTROL, AGNOSTIC, UNRANKED = "*", "=", "(c)", "(a)", "(-)"
 WIDTH = 78  # letters of a row
 ELSEWHERE = ("msi_rank", "msi_held_out", "msi_own_best")  # in the first table, or in words
 
@@ -118,9 +118,11 @@ def _cell(found: Estimate) -> str:
 
 
 def marked(content: Content, method: str) -> str:
-    """A method's name with the marks of a control or of a method that ignores the class."""
+    """A method's name with the mark of a control, of one without rank or without class."""
     if method in content.standing.controls:
         return f"{method} {CONTROL}"
+    if method not in content.standing.ranking:
+        return f"{method} {UNRANKED}"
     return f"{method} {AGNOSTIC}" if method in content.class_agnostic else method
 
 
@@ -148,7 +150,9 @@ def legend(content: Content) -> str:
     most = f"{BEST} {most} {heading(standing.column).short}"
     most += f" of {count} method{'s' if count > 1 else ''}"
     signs = [f"{CONTROL} control"] if content.standing.controls else []
-    agnostic = [m for m in content.class_agnostic if m not in content.standing.controls]
+    other = [m for m in content.methods if m not in (*standing.ranking, *standing.controls)]
+    signs += [f"{UNRANKED} not ranked"] if other else []
+    agnostic = [m for m in content.class_agnostic if m in standing.ranking]
     signs += [f"{AGNOSTIC} class-agnostic: the same map for every class"] if agnostic else []
     interval = " ".join(["Interval: Student's t, corrected for skewness.", *gaps(content)])
     if not pairs:

@@ -37,7 +37,7 @@ from sufficit.training.validation import ValidationSet
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-LOSS = 2  # the formulas of the terms; a training with others is not resumed
+LOSS = 3  # the formulas of the terms and of the worth; with others no training is resumed
 STATISTICS = 64  # images that the mean and spread of features are taken from
 FEW = 16  # images that the weights of the classes are taken from
 WIDE = 256  # channels over stages of one size, as of a ViT: few convolutions, in few cells

@@ -127,7 +127,7 @@ class Heatmap(BaseModel):
     empty: bool = Field(description="Whether the heatmap is 0 everywhere.")
     note: str = Field(
         default="",
-        description="Of an adapter's answer that marks nothing, such as: one region suffices.",
+        description="Of an adapter's answer that marks nothing, such as: one region.",
     )
 
 
