@@ -204,12 +204,15 @@ def test_answers_that_suffice_alone_are_counted() -> None:
     bright, none = normalize(images.mean(1)), torch.zeros(8, 16, 16)
     both = {"lax": bright, "lax-1": bright, "lax-2": bright.flip(0)}
     for second, says in (
-        (bright, "2 regions suffice, each alone: the model is right with lax-1 100%, lax-2 100%"),
-        (none, "One region suffices: the model is right with lax-1 100%"),
+        (
+            bright,
+            "2 regions suffice, each alone: the model is right with lax-1 in 100%, lax-2 in 100%",
+        ),
+        (none, "One region suffices: the model is right with lax-1 in 100%"),
     ):
         content = replace(report_content.make(maps=both | {"lax-2": second}), answers={"lax": 2})
         (line,) = (one for one in sentences(content) if "answers" in one)
-        assert line.startswith(f"lax draws 2 answers. {says} of the images")  # an earlier run
+        assert line.startswith(f"lax draws 2 answers. {says} 100% of the images")  # an earlier run
         standing = replace(content.standing, ranking=("lax",))
         (now,) = (one for one in sentences(replace(content, standing=standing)) if "answers" in one)
         assert now == line.replace("answers.", "answers, which are not ranked.")

@@ -183,7 +183,7 @@ def _answers(content: Content) -> Iterator[str]:
         shares = [content.scores[one].curves["show"].values[0].item() for one in drawn]
         if content.first.schedule.score != "accuracy" or not shares or any(map(math.isnan, shares)):
             continue
-        found = ", ".join(f"{one} {share:.0%}" for one, share in zip(drawn, shares, strict=True))
+        found = ", ".join(f"{one} in {share:.0%}" for one, share in zip(drawn, shares, strict=True))
         several = sum(share >= SUFFICES for share in shares)
         says = f"{several} regions suffice, each alone" if several > 1 else "One region suffices"
         says = says if several else "No region suffices alone"

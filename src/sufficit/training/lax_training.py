@@ -120,7 +120,8 @@ def train_lax(
         if layers is not None:
             if not layers:
                 raise UserError("layers must name one layer or more, got none: leave it out")
-            read = tuple(resolve(classifier.model, name) for name in layers)
+            named = [layers] if isinstance(layers, str) else layers
+            read = tuple(resolve(classifier.model, name) for name in named)
         lax = untrained(classifier, validation.images, chosen, read, net, seed)
         feed = replace(feed, layers=read)
         if folder is not None and fabric.is_global_zero:

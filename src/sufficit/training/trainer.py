@@ -256,6 +256,11 @@ def _check_same(out: Path, before: Mapping[str, Any], now: Mapping[str, Any], at
         known, value = before.get(key), now.get(key)
         if isinstance(known, dict) and isinstance(value, dict):
             _check_same(out, known, value, f"{at}{key}.")
+        elif known != value and key == "loss":  # no setting of the user's
+            raise UserError(
+                f"Cannot resume {out}: another version of Sufficit started it, with other formulas."
+                " Use another --out for a new training, or --overwrite to delete this one."
+            )
         elif known != value:
             raise cannot_resume(out, f"{at}{key}", known, value)
 
