@@ -212,7 +212,7 @@ def test_answers_that_suffice_alone_are_counted() -> None:
     ):
         content = replace(report_content.make(maps=both | {"lax-2": second}), answers={"lax": 2})
         (line,) = (one for one in sentences(content) if "answers" in one)
-        assert line.startswith(f"lax draws 2 answers. {says} 100% of the images")  # an earlier run
+        assert line.startswith(f"lax draws 2 answers. {says} of the images")  # an earlier run
         standing = replace(content.standing, ranking=("lax",))
         (now,) = (one for one in sentences(replace(content, standing=standing)) if "answers" in one)
         assert now == line.replace("answers.", "answers, which are not ranked.")
