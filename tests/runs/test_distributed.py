@@ -151,12 +151,15 @@ def test_a_unit_that_always_fails_is_named_and_the_others_are_done(
     told = sufficit("status", tmp_path / "out")
     assert "scores: 7 of 8 units 14 of 16 images" in told.words
     assert "Failed: unit 2 (image-0004, image-0005): RuntimeError: this image always" in told.words
-    assert json.loads(sufficit("status", tmp_path / "out", "--json").out)["units"] == 8
+    # Ray prints what became of the nodes of earlier tests whenever it notices, also before these.
+    told = sufficit("status", tmp_path / "out", "--json").out
+    assert json.loads(told[told.index("{") :])["units"] == 8
     (tmp_path / "fault-always-0").unlink()
     before = calls(tmp_path)
     survive(tmp_path)
     assert (calls(tmp_path) - before).total() == 1
-    assert sufficit("status", tmp_path / "out").words == "Finished: 16 images."
+    lines = sufficit("status", tmp_path / "out").out.splitlines()
+    assert lines[-1].strip() == "Finished: 16 images."
 
 
 def test_errors_of_the_user_stop_the_run_as_in_one_process(cluster: Any, tmp_path: Path) -> None:

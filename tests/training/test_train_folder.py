@@ -430,7 +430,7 @@ def test_a_training_that_stops_early_says_so(
     ) in run.words
     # Without --patience, seven epochs of two steps are too few to stop early.
     whole = sufficit(*training(digits, tmp_path / "whole", "--epochs", 7))
-    assert "7 epochs, scored on 8 held-out images" in whole.words
+    assert "7 epochs, scored on 5 held-out images" in whole.words
     assert "Stopped" not in whole.words
 
 
