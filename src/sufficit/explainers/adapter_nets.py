@@ -96,7 +96,7 @@ class TopDown(nn.Module):
         weight, bias = parts.head
         found = F.conv2d(found, weight, padding=1)[:, : len(bias)]
         with torch.autocast(device, enabled=False):
-            return smooth_double(found.float() + bias.float()[:, None, None])
+            return smooth_double(found + bias.float()[:, None, None])  # in float32
 
     def _parts(self, dtype: torch.dtype) -> "_Parts":
         """What a pass multiplies with; without gradients it is made once, until a weight changes.

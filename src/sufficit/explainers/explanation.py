@@ -181,7 +181,10 @@ def _queue(
     found = {}
     for name, method in wanted.items():
         if name in drawing:
-            maps = torch.cat([batch[name] for batch in batches])
+            parts = [batch[name] for batch in batches]
+            # The one batch of a method of ours is nobody else's: a copy is time on a GPU.
+            alone = len(parts) == 1 and method.needs in _PASS
+            maps = parts[0] if alone else torch.cat(parts)
         else:  # all images at once: batches must not change noise
             maps = method.draw(images, seed).to(classifier.device)
         found[name] = DrawnMaps(maps, method.final or method.needs == "images")
