@@ -30,7 +30,7 @@ from lax_toys import (
 from sufficit import Classifier, Lax, UserError, explain, train_lax
 from sufficit.explainers.step import Batch
 from sufficit.training import cache_features
-from sufficit.training.lax_training import LOSS, best_of, class_weights
+from sufficit.training.lax_training import LOSS, TrainingError, best_of, class_weights
 from sufficit.training.validation import ValidationScores, ValidationSet
 
 # The classifier, the caller's randomness and the caller's net are left alone
@@ -326,13 +326,18 @@ def test_a_training_with_other_formulas_of_the_loss_is_not_resumed(tmp_path, mon
 # Which epoch is kept, and when it ends
 
 
-def judged(monkeypatch, worths: list[float]) -> list[Tensor]:
-    """Let the epochs be worth these; the weights each had."""
+def judged(
+    monkeypatch, worths: list[float], values: list[list[float]] | None = None
+) -> list[Tensor]:
+    """Let the epochs be worth these, their images these values; the weights each had."""
     seen: list[Tensor] = []
 
     def score(own: object, classifier: Classifier, lax: Lax, alpha_min: float) -> ValidationScores:
         seen.append(weights(lax).clone())
-        return ValidationScores({"msi": worths[len(seen) - 1], "leak": 0.1, "leak_chance": 0.1})
+        number = len(seen) - 1
+        scores = None if values is None else {"msi": torch.tensor(values[number])}
+        means = {"msi": worths[number], "leak": 0.1, "leak_chance": 0.1}
+        return ValidationScores(means, scores)
 
     monkeypatch.setattr(ValidationSet, "score", score)
     return seen
@@ -346,6 +351,47 @@ def test_the_best_epoch_is_kept(monkeypatch, tmp_path: Path) -> None:
     assert torch.equal(weights(Lax.from_pretrained(tmp_path, net=small_net())), seen[3])
     assert [row["msi"] for row in found.trained["history"]] == [0.1, 0.5, 0.3, 0.5, 0.2]
     assert best_of(found.trained["history"])["epoch"] == 4
+
+
+def test_a_later_epoch_is_kept_unless_it_is_worse_by_more_than_a_standard_error(
+    monkeypatch, tmp_path: Path
+) -> None:
+    # Differences to the best epoch, the second, on two images: their mean has a standard error of
+    # 0.1 in the third and fourth epoch and none in the fifth, which is worse on both alike.
+    start = [0.5, 0.3]
+    shifts = [(-0.4, -0.4), (0.0, 0.0), (-0.21, -0.01), (-0.19, 0.01), (-0.05, -0.05)]
+    values = [[a + b for a, b in zip(start, shift, strict=True)] for shift in shifts]
+    worths = [sum(each) / 2 for each in values]
+    assert worths == pytest.approx([0.0, 0.4, 0.29, 0.31, 0.35])
+    seen = judged(monkeypatch, worths, values)
+    found = train(epochs=5, out=tmp_path)
+    history = found.trained["history"]
+    assert [row["kept"] for row in history] == [True, True, False, True, False]
+    assert best_of(history)["epoch"] == 4
+    assert torch.equal(weights(found), seen[3])
+    assert torch.equal(weights(Lax.from_pretrained(tmp_path, net=small_net())), seen[3])
+
+
+def test_a_resumed_training_compares_with_the_best_epoch_of_before(
+    monkeypatch, tmp_path: Path
+) -> None:
+    values = [[0.5, 0.3], [0.31, 0.31], [0.3, 0.1]]
+    worths = [0.4, 0.31, 0.2]  # 0.09 lower at a standard error of 0.1; 0.2 lower at 0
+    judged(monkeypatch, worths, values)
+    whole = train(epochs=3)
+    seen = judged(monkeypatch, [*worths[:2], float("nan")], values)
+    with pytest.raises(TrainingError, match="epoch 2 is kept"):
+        train(epochs=3, out=tmp_path)
+    judged(monkeypatch, worths[2:], values[2:])
+    found = train(epochs=3, out=tmp_path)
+    assert [row["kept"] for row in found.trained["history"]] == [True, True, False]
+    assert torch.equal(weights(found), weights(whole))
+    assert torch.equal(weights(found), seen[1])
+
+
+def test_adapters_of_before_tell_their_epoch_by_its_worth() -> None:
+    rows = [{"epoch": 1, "worth": 0.5}, {"epoch": 2, "worth": 0.5}, {"epoch": 3, "worth": 0.4}]
+    assert best_of(rows)["epoch"] == 2
 
 
 @pytest.mark.parametrize(("patience", "epochs"), [(1, 3), (2, 6), (3, 7), (None, 9)])

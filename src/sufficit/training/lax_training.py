@@ -37,7 +37,7 @@ from sufficit.training.validation import ValidationSet
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-LOSS = 3  # the formulas of the terms and of the worth; with others no training is resumed
+LOSS = 4  # the formulas of the terms and the selection; with others no training is resumed
 STATISTICS = 64  # images that the mean and spread of features are taken from
 FEW = 16  # images that the weights of the classes are taken from
 WIDE = 256  # channels over stages of one size, as of a ViT: few convolutions, in few cells
@@ -296,11 +296,12 @@ class LaxTrainer(Trainer):
             self.lax.eval()
             given = (self.classifier, self.lax, self.recipe.alpha_min)
             found = self._recorder.with_memory(lambda: self.validation.score(*given))
-        row = self.fabric.broadcast(found.row if found else {})
+        values = None if found is None or found.scores is None else found.scores["msi"].double()
+        row, values = self.fabric.broadcast((found.row if found else {}, values))
         if math.isnan(row["worth"]):
             raise LossError("The classifier gives NaN for masked images: it can't be explained")
-        self.select(row["worth"], self.classifier.dtype)
-        return row
+        self.select(row["worth"], self.classifier.dtype, values)
+        return row | {"kept": self.better}
 
     def keep(self, *, last: bool = False) -> None:
         """Write the best adapter to `out` if it is new or not there; at last with all history."""
@@ -322,8 +323,9 @@ class LaxTrainer(Trainer):
 
 
 def best_of(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The row of the epoch whose adapter is kept: the highest worth, of equals the later."""
-    return max(history, key=lambda row: (float(row["worth"]), row["epoch"]))
+    """The row of the epoch whose weights are kept; where none says so, the highest worth."""
+    rows = [row for row in history if row.get("kept")]
+    return rows[-1] if rows else max(history, key=lambda row: (float(row["worth"]), row["epoch"]))
 
 
 def repeatability(

@@ -77,8 +77,8 @@ class TrainingOutcome:
             for found in (lax["msi"], cam["msi"])
         )
         return (
-            f"Selected epoch {self.record['best_epoch']}, the best by MSI and leakage. On"
-            f" {self.record['n_validated_on']} held-out images: MSI {ours}, marking"
+            f"Selected epoch {self.record['best_epoch']}, the last of the best by MSI and leakage."
+            f" On {self.record['n_validated_on']} held-out images: MSI {ours}, marking"
             f" {lax['mask_penalty'].mean:.0%} of the image; Grad-CAM: MSI {theirs}. MSI is near +1"
             " if a small region suffices and nothing else does. These images selected the epoch:"
             " score others before you publish a number."

@@ -41,7 +41,8 @@ class TrainingState:
     history: list[dict[str, Any]] = field(default_factory=list)  # a row per epoch
     stale: int = 0  # epochs since the best one
     best_worth: float = float("-inf")
-    best: dict[str, Tensor] | None = None  # weights of the best epoch
+    best_values: Tensor | None = None  # per validation image, of the epoch with that worth
+    best: dict[str, Tensor] | None = None  # weights of the epoch that is kept
     made: dict[str, Any] = field(default_factory=dict)  # where and with what the best was made
 
 
@@ -80,7 +81,7 @@ class Trainer:
             )
         self.bare, self.fabric, self.batches, self.step = module, fabric, batches, step
         self.total, self.epochs, self.rate, self.patience = total, epochs, rate, patience
-        self.better = False  # whether the last epoch is the best so far
+        self.better = False  # whether the weights of the last epoch are kept
         self.out, self.settings, self.state = out, dict(settings or {}), TrainingState()
         saved = None
         if fabric.is_global_zero and out is not None and not overwrite:
@@ -114,14 +115,21 @@ class Trainer:
     def keep(self) -> None:
         """Called after each epoch, before the checkpoint is written."""
 
-    def select(self, worth: float, dtype: torch.dtype) -> None:
-        """Note what an epoch is worth, and keep the weights of the best, of equals the later."""
-        state = self.state
+    def select(self, worth: float, dtype: torch.dtype, values: Tensor | None = None) -> None:
+        """Note what an epoch is worth, and keep the weights of the best, of equals the later.
+
+        With `values`, one per validation image, epochs are equal within a standard error of their
+        mean difference: a high learning rate and a few images make some early epoch look best.
+        """
+        state, error = self.state, 0.0
         state.stale = 0 if worth > state.best_worth else state.stale + 1
-        self.better = worth >= state.best_worth
+        if values is not None and state.best_values is not None:
+            error = float((values - state.best_values).std()) / math.sqrt(len(values))
+        self.better = worth >= state.best_worth - error
+        if worth >= state.best_worth:
+            state.best_worth, state.best_values = worth, values
         if self.better:
-            state.best_worth, state.best = worth, weights_of(self.bare)
-            state.made = surroundings(self.fabric.device, dtype)
+            state.best, state.made = weights_of(self.bare), surroundings(self.fabric.device, dtype)
 
     def over(self) -> bool:
         """Whether all epochs are done, or `patience` epochs brought no improvement."""
