@@ -15,7 +15,7 @@ import numpy as np
 from scipy import stats
 
 from sufficit.statistics import sign_flip
-from sufficit.sums import intervals, moments
+from sufficit.sums import LEVEL, moments
 
 COUNTS, RESAMPLES, DRAWS = (5, 10, 20, 50, 200), 600, 400
 
@@ -90,7 +90,7 @@ def measured(draw, truth: float, n: int) -> dict[str, float]:
     error = values.std(axis=1, ddof=1) / np.sqrt(n) * stats.t.ppf(0.975, n - 1)
     ends = {
         "Student's t": (values.mean(axis=1) - error, values.mean(axis=1) + error),
-        "in use": intervals(values.T),
+        "in use": moments(values.T, np.ones_like(values.T, np.int64)).interval(LEVEL),
     }
     drawn = [bootstraps(row, random) for row in values]
     for name in drawn[0]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sufficit import Leak, normalize
 from sufficit.metrics.leakage import TENSORS
+from sufficit.sums import LEVEL, Floats, moments, sums_of
 
 COLUMNS = (
     "insertion_pixel",
@@ -230,3 +231,8 @@ def join_leaks(parts: Sequence[Leak]) -> Leak:
     """The leak of several batches as one, in their order."""
     joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in TENSORS}
     return Leak(**joined, alpha_min=parts[0].alpha_min)
+
+
+def intervals(values: Floats, level: float = LEVEL) -> tuple[Floats, Floats]:
+    """The interval of each column's mean, NaN left out: [N,columns] -> low, high."""
+    return moments(*sums_of(dict(enumerate(values.T))).groups()).interval(level)

@@ -13,7 +13,7 @@ from torch import nn
 
 from sufficit import Classifier, evaluate
 from sufficit.perturbation.heatmaps import normalize, resize
-from sufficit.report import Content, Facts, MethodScores, Shown, pick_shown
+from sufficit.report import Content, Facts, MethodScores, Shown
 from sufficit.report.content import MOST_SHOWN, Choice
 from sufficit.report.viewer_data import viewer_data
 from sufficit.statistics import compare_values
@@ -69,7 +69,8 @@ def make(
         name: evaluate(classifier, images, found, targets, fill=fill, progress=False, **options)
         for name, found in maps.items()
     }
-    rows, names = pick_shown(scores), names or [f"image-{i}" for i in range(n)]
+    rows = sorted(choose({name: found.msi for name, found in scores.items()}))
+    names = names or [f"image-{i}" for i in range(n)]
     column = pandas.Series(names, dtype=object)  # names may be no UTF-8
     return Content(
         title="Which quarter is bright?",

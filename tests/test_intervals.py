@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
+from reference import intervals
 from sufficit.statistics import Estimate, ratio_of
-from sufficit.sums import both, few_images, intervals, moments, sums_of
+from sufficit.sums import both, few_images, moments, sums_of
 
 Generator = np.random.Generator
 

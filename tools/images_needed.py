@@ -44,7 +44,8 @@ def main() -> None:
     for first, second in pairs:
         print(f"{first} - {second}: deviation {(found[first] - found[second]).std():.3f}")
     for standing in standings:
-        print(standing.sentence())
+        alike = ", ".join(standing.not_different) or "none"
+        print(f"{standing.n} images: {standing.best}; not significantly different: {alike}")
 
 
 if __name__ == "__main__":

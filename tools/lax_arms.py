@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from paired_digits import DigitPairs, compose_pairs
+from paired_digits import DigitPairs, compose_pairs, pointing_by_class
 from torch import Tensor
 
 from sufficit import Classifier, Lax, evaluate, explain, leak, plots
 from sufficit.data.splits import Split, evenly, middle
 from sufficit.files import make_folder, read_json, writing
 from sufficit.metrics.artefacts import fits, fragments, grid_energy, smoothed
-from sufficit.metrics.localization import pointing, pointing_by_class
+from sufficit.metrics.localization import pointing
 from sufficit.provenance import provenance, save_json
 from sufficit.reproduce.datasets import DATASETS, read_digits
 from sufficit.reproduce.pipeline import TablePipeline

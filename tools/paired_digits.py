@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from sufficit.data.digits import chances, compose, draw_digits, salt_of, wholes
+from sufficit.data.truth import BOX, OBJECT, with_boxes
+from sufficit.metrics.localization import pointing
 
 CHUNK = 2000  # images composed at a time
 _PAIRS = 1 << 32  # added to the salt of pairs
@@ -62,3 +64,18 @@ def others(labels: Tensor, chosen: Tensor, chance: Tensor) -> Tensor:
     assert not bool((end - first == len(labels)).any()), "pairs need digits of two classes"
     place = wholes(chance, 0, len(labels) - (end - first))
     return order[torch.where(place < first, place, place + end - first)]
+
+
+def pointing_by_class(heatmaps: Tensor, masks: Tensor, *, box: bool = False) -> Tensor:
+    """Return the pointing game of the map for each class and its own object: [N,C,H,W] -> [N,C].
+
+    With `box` a peak anywhere in the object's box is a hit, as it is between the strokes of a 0.
+
+    >>> maps = torch.tensor([[[[0.9, 0.1, 0.2]], [[0.8, 0.1, 0.2]]]])
+    >>> pointing_by_class(maps, torch.tensor([[[[1, 0, 0]], [[0, 0, 1]]]]))
+    tensor([[1., 0.]], dtype=torch.float64)
+    """
+    assert heatmaps.shape == masks.shape, "one map and one mask per class"
+    truth = with_boxes(masks.flatten(0, 1) > 0)
+    truth = truth.masked_fill(truth == BOX, OBJECT) if box else truth
+    return pointing(heatmaps.flatten(0, 1), truth).view(masks.shape[:2])

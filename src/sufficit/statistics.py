@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 DRAWS = 10_000  # of a sign-flip test
 ENUMERATED = 20  # differences up to which the sign-flip test is exact
-ALIKE = "not significantly different"
 Limits = Callable[[Any], tuple[float, float]]
 """From the name of a column to the lowest and highest value it can have."""
 
@@ -87,20 +86,15 @@ def ratio(own: npt.ArrayLike, chance: npt.ArrayLike) -> Floats:
         return np.divide(np.asarray(own, np.float64), np.asarray(chance, np.float64))
 
 
-def sign_flip(differences: Floats, *, draws: int = DRAWS, seed: int = 0) -> tuple[float, bool]:
-    """Return the two-sided p-value of a mean difference, and whether it is exact; NaN is ignored.
+def sign_flip(sums: Floats, *, draws: int = DRAWS, seed: int = 0) -> tuple[float, bool]:
+    """Return the two-sided p-value of the sum of all groups, and whether it is exact: [groups].
 
-    p is the share of sign patterns that bring the mean as far from 0 as it is: of all patterns up
-    to 20 differences other than 0, else (1 + hits) / (1 + draws) of random ones.
+    p is the share of sign patterns that bring the sum as far from 0 as it is: of all patterns up
+    to 20 groups other than 0, else (1 + hits) / (1 + draws) of random ones.
 
     >>> sign_flip(np.array([1.0, 2.0, 3.0]))       # of eight patterns, +++ and --- reach 6
     (0.25, True)
     """
-    return _flipped(sums_of({"": differences}, seed=seed).groups()[0][:, 0], draws, seed)
-
-
-def _flipped(sums: Floats, draws: int, seed: int) -> tuple[float, bool]:
-    """Return the p-value of the sum of all groups, and whether it is exact: [groups]."""
     moved = sums[sums != 0]
     # Sums that are equal but for rounding count as equal.
     far = abs(moved.sum()) - 1e-12 * np.abs(moved).sum()
@@ -214,26 +208,6 @@ class Standing:
         names = [field.name for field in fields(Pair)]
         return pandas.DataFrame([asdict(pair) for pair in self.pairs], columns=names)
 
-    def sentence(self) -> str:
-        """Return who leads, and what the tests say of it."""
-        better = "higher" if self.higher_is_better else "lower"
-        top, where = self.leader, f"By {self.column} ({better} is better) over {self.n} images"
-        most = f"{where} {top} is {better[:-2]}est at {self.means[top]:.3f}"
-        if not self.rivals:
-            return f"{most}, with nothing to compare it with."
-        count = "1 pair" if len(self.pairs) == 1 else f"{len(self.pairs)} pairs"
-        test = f" (level {self.chance.level:g}, Holm's correction for {count})"
-        if top != self.best:
-            words = "significantly worse" if self.beats(top, self.best) else ALIKE
-            best = f"the best method, {self.best} at {self.means[self.best]:.3f}, is {words}"
-            return f"{most}, a control; {best}{test}."
-        apart = [one for one in self.rivals if not self.pair(top, one)]
-        alike = [one for one in self.rivals if one not in apart and not self.beats(top, one)]
-        found = f", significantly better than {'the others' if apart else 'every other'}"
-        found = f"; {ALIKE}: {', '.join(alike)}" if alike else found
-        found = "" if len(apart) == len(self.rivals) else f"{found}{test}"
-        return f"{most}{found}{'; no image in common with ' if apart else ''}{', '.join(apart)}."
-
 
 def compare_values(
     values: Mapping[str, npt.ArrayLike],
@@ -326,7 +300,7 @@ def _pairs_of(sums: Sums, couples: Sequence[tuple[str, str]], chance: Chance) ->
     differences *= [1.0 if pair in sums.columns else -1.0 for pair in couples]
     found = moments(differences, counts)
     low, high = found.interval(chance.level)
-    flips = [_flipped(column, chance.draws, chance.seed) for column in differences.T]
+    flips = [sign_flip(c, draws=chance.draws, seed=chance.seed) for c in differences.T]
     p_values = np.fmax([p for p, _ in flips], found.p_values())
     exact = [whole for _, whole in flips]
     parts = (p_values, holm(p_values), low, high, found.means, counts.sum(axis=0))

@@ -137,19 +137,6 @@ def few_images(n: int) -> str | None:
     )
 
 
-def intervals(values: Floats, level: float = LEVEL) -> tuple[Floats, Floats]:
-    """Return the interval of each column's mean: [N,columns] -> low, high.
-
-    NaN values do not count. A column with fewer than two values has the interval NaN.
-
-    >>> low, high = intervals(np.array([[1.0, 0], [2, 0], [3, 0], [4, 4]]))
-    >>> low.round(2).tolist(), high.round(2).tolist()   # symmetric; a long tail above
-    ([0.45, -2.18], [4.55, 11.2])
-    """
-    columns = sums_of(dict(enumerate(values.T))) if values.shape[1] else Sums([])
-    return moments(*columns.groups()).interval(level)
-
-
 @dataclass(frozen=True)
 class Moments:
     """What intervals and tests of means need to know: each [columns]."""

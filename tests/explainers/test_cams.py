@@ -13,7 +13,7 @@ from torchvision import models
 
 from small_models import linear, random_images, settled, small, small_model
 from sufficit import Classifier, UserError
-from sufficit.explainers import CAMS, cams, explain, explain_all, finer_cam
+from sufficit.explainers import CAMS, cams, explain, explain_all
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # grad-cam's own imports are not ours to mend
@@ -183,7 +183,7 @@ def test_finer_scores_by_hand() -> None:
 def test_finer_mean_reading_is_gradcam_of_a_contrast() -> None:
     classifier, images = small(), random_images()
     targets = torch.tensor([0, 1, 2])
-    found = explain(classifier, images, targets, finer_cam("mean"))
+    found = explain(classifier, images, targets, ("finer-cam", {"reading": "mean"}))
     others = cams.nearest_classes(classifier(images).detach(), targets)
     maps = []
     for image, target, near in zip(images, targets, others, strict=True):
@@ -210,10 +210,11 @@ def test_finer_takes_the_classes_there_are(classes: int) -> None:
 
 
 def test_finer_refuses_what_it_does_not_know() -> None:
+    classifier, images = small(), random_images(1)
     with pytest.raises(UserError, match="Did you mean 'mean'"):
-        finer_cam("meen")  # type: ignore[arg-type]
+        explain(classifier, images, method=("finer-cam", {"reading": "meen"}))
     with pytest.raises(UserError, match="1 or more"):
-        finer_cam(nearest=0)
+        explain(classifier, images, method=("finer-cam", {"nearest": 0}))
 
 
 def test_target_logits() -> None:

@@ -2,6 +2,8 @@
 
 import importlib
 import warnings
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,9 +16,9 @@ from sufficit.explainers import (
     EXPLAINERS,
     Explainer,
     Option,
+    cams,
     explain,
     explainer_named,
-    finer_cam,
     methods_for,
 )
 
@@ -150,11 +152,12 @@ def test_wrong_values_in_python_are_refused(value: object) -> None:
         explain(small(), random_images(1), method=("finer-cam", {"nearest": value}))
 
 
-def test_options_change_finer_cam_as_its_function_does() -> None:
+def test_options_change_finer_cam_as_its_score_does() -> None:
     classifier, images = small(), random_images(2)
     for reading, nearest in (("mean", 2), ("weighted", 1)):
         word = f"finer-cam:reading={reading}:nearest={nearest}"
-        wanted = explain(classifier, images, method=finer_cam(reading, nearest=nearest))
+        score = partial(cams.contrast, reading=reading, nearest=nearest)
+        wanted = explain(classifier, images, method=replace(EXPLAINERS["gradcam"], score=score))
         assert torch.equal(explain(classifier, images, method=word), wanted)
     assert not torch.equal(wanted, explain(classifier, images, method="finer-cam"))
 

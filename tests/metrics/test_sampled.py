@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from reference import heatmaps_like, small_net
+from reference import heatmaps_like, intervals, small_net
 from small_models import Spy
 from sufficit import Classifier, UserError, evaluate
 from sufficit.metrics import COLUMNS, METRICS, MSI, Evaluation, Metric
@@ -19,7 +19,6 @@ from sufficit.metrics.scores import Scores, read
 from sufficit.perturbation.bands import EVERYTHING, at_least, rest, show, top
 from sufficit.perturbation.predictions import Predictions
 from sufficit.perturbation.sampling import make_sampling
-from sufficit.sums import intervals
 
 REPEATS = 400  # of each image under other names, so that each is drawn anew
 STEPS = {"value_step": 0.05, "percent_step": 0.1}

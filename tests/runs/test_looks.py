@@ -11,6 +11,7 @@ import pandas
 import pytest
 import torch
 
+from reference import intervals
 from small_runs import StopError, assert_same_rows, config_for, interrupted, run_small
 from small_runs import write_photos as photos_in
 from sufficit import Classifier, UserError, compare
@@ -21,7 +22,7 @@ from sufficit.runs.rankings import half_width
 from sufficit.runs.results import RunResults
 from sufficit.runs.store import SCORES, Store
 from sufficit.statistics import Chance, Estimate, estimates_of
-from sufficit.sums import intervals, sums_of
+from sufficit.sums import sums_of
 
 METHODS = ("gradcam", "layercam", "random", "center")
 N, LOOKS = 30, (8, 16, 30)  # images in units of 4

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from paired_digits import pointing_by_class
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sufficit import Classifier, Lax, Leak, Scores, evaluate, explain, leak, train_lax
-from sufficit.metrics.localization import pointing_by_class
 from sufficit.training import RECIPES
 
 pytestmark = pytest.mark.slow

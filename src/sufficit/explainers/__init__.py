@@ -11,8 +11,8 @@ from sufficit.explainers.explanation import (
     learned,
     methods_for,
 )
-from sufficit.explainers.registry import CAMS, EXPLAINERS, explainer_named, finer_cam
+from sufficit.explainers.registry import CAMS, EXPLAINERS, explainer_named
 
 __all__ = ["CAMS", "EXPLAINERS", "Explainer", "Method", "Methods", "Option", "OwnMethod"]
-__all__ += ["explain", "explain_all", "explainer_named", "finer_cam", "learned", "methods_for"]
+__all__ += ["explain", "explain_all", "explainer_named", "learned", "methods_for"]
 __all__ += ["target_logits"]

@@ -60,16 +60,12 @@ def target_logits(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def contrast(
-    logits: Tensor,
-    targets: Tensor,
-    reading: str = "weighted",
-    nearest: int = 3,
-    strength: float | None = None,
+    logits: Tensor, targets: Tensor, reading: str = "weighted", nearest: int = 3
 ) -> Tensor:
     """Finer-CAM's score: the target's logit y against those of the nearest classes: [N,C] -> [N].
 
     "weighted": the mean of y - 1.0 * y_j, weighted by the softmax of class j. "mean": y - 0.6 * the
-    mean of y_j. `strength` replaces the 1.0 or 0.6.
+    mean of y_j.
 
     >>> contrast(torch.tensor([[5.0, 1.0, 2.0, 3.0, -9.0]]), torch.tensor([0]), "mean")  # 5 - 1.2
     tensor([3.8000])
@@ -77,10 +73,9 @@ def contrast(
     others = nearest_classes(logits, targets, nearest)
     own, near = target_logits(logits, targets), logits.gather(1, others)
     if reading == "mean":
-        return own - (0.6 if strength is None else strength) * near.mean(1)
+        return own - 0.6 * near.mean(1)
     weights = logits.softmax(1).gather(1, others)
-    gaps = own[:, None] - (1.0 if strength is None else strength) * near
-    return (weights * gaps).sum(1) / (weights.sum(1) + 1e-9)  # grad-cam's epsilon
+    return (weights * (own[:, None] - near)).sum(1) / (weights.sum(1) + 1e-9)  # grad-cam's epsilon
 
 
 def nearest_classes(logits: Tensor, targets: Tensor, count: int = 3) -> Tensor:

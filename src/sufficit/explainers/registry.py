@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,25 +73,6 @@ def method_facts(explainer: Explainer) -> dict[str, Any]:
         "extra": explainer.extra,
         "options": {name: asdict(option) for name, option in explainer.takes.items()},
     }
-
-
-def finer_cam(
-    reading: Literal["weighted", "mean"] = "weighted",
-    strength: float | None = None,
-    nearest: int = 3,
-) -> Explainer:
-    """Finer-CAM as the grad-cam package computes it or, with "mean", as its paper defines it.
-
-    Both compare the target's logit y with the `nearest` logits y_j, or as many as there are.
-    "weighted": the mean of y - 1.0 * y_j, weighted by the softmax of class j, which is
-    differentiated too. "mean": y - 0.6 * the plain mean of y_j. `strength` replaces the 1.0 or
-    0.6. Use it as `explain(classifier, images, method=finer_cam("mean"))`.
-    """
-    options = {"reading": reading, "nearest": nearest}
-    found = EXPLAINERS["finer-cam"].with_options("finer-cam", options)
-    if strength is None:
-        return found
-    return replace(found, score=partial(found.score, strength=strength))
 
 
 def random(images: Tensor, seed: int = 0) -> Tensor:

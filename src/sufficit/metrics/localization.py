@@ -48,25 +48,6 @@ def pointing(heatmaps: Tensor, truth: Tensor | None) -> Tensor:
     return _known(hits / highest.sum(1), truth)
 
 
-def pointing_by_class(heatmaps: Tensor, masks: Tensor, *, box: bool = False) -> Tensor:
-    """Return the pointing game of the map for each class and its own object: [N,C,H,W] -> [N,C].
-
-    With `box` a peak anywhere in the object's box is a hit, as it is between the strokes of a 0.
-
-    >>> maps = torch.tensor([[[[0.9, 0.1, 0.2]], [[0.8, 0.1, 0.2]]]])
-    >>> pointing_by_class(maps, torch.tensor([[[[1, 0, 0]], [[0, 0, 1]]]]))
-    tensor([[1., 0.]], dtype=torch.float64)
-    """
-    if heatmaps.ndim != 4 or heatmaps.shape != masks.shape:
-        raise UserError(
-            f"heatmaps and masks must both be [N,C,H,W], got {list(heatmaps.shape)} and"
-            f" {list(masks.shape)}: give one of each per class"
-        )
-    truth = with_boxes(masks.flatten(0, 1) > 0)
-    truth = truth.masked_fill(truth == BOX, OBJECT) if box else truth
-    return pointing(heatmaps.flatten(0, 1), truth).view(masks.shape[:2])
-
-
 def _share(heatmaps: Tensor, inside: Tensor) -> Tensor:
     """Share of a map's sum inside a region, 0 of an empty map: [N,H,W] twice -> [N]."""
     maps = heatmaps.double()

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from sufficit.files import make_folder, place, writing
 from sufficit.metrics.scores import MethodScores
-from sufficit.report.content import Content, Facts, Shown, pick_shown
+from sufficit.report.content import Content, Facts, Shown
 
-__all__ = ["Content", "Facts", "MethodScores", "Shown", "pick_shown", "write_report"]
+__all__ = ["Content", "Facts", "MethodScores", "Shown", "write_report"]
 
 
 def write_report(path: Path | str, content: Content) -> Path:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sufficit.errors import UserError
-from sufficit.metrics.scores import MethodScores, Scores
+from sufficit.metrics.scores import MethodScores
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.similarity import RankedCondition
@@ -133,7 +133,7 @@ class Content:
             raise UserError(
                 f"a report shows 1 to {MOST_SHOWN} images with one row of the scores and one name"
                 f" each, got {len(shown.images)} images, {count} rows and {len(shown.names)} names:"
-                " choose them with pick_shown"
+                " give as many of each"
             )
         for method, scored in self.scores.items():
             if "msi" not in scored.columns:
@@ -191,10 +191,3 @@ class Choice:
             chosen |= dict.fromkeys(free[: self.most // 4], reason)
         rest = islice((row for row in drawn if row not in chosen), self.most - len(chosen))
         return chosen | dict.fromkeys(sorted(rest), REASONS[-1])
-
-
-def pick_shown(scores: Mapping[str, Scores], count: int = MOST_SHOWN) -> list[int]:
-    """The rows of the images to show, in ascending order. See `Choice`."""
-    choice, n = Choice(count), len(next(iter(scores.values())))
-    choice.add(np.arange(n), {method: found.msi for method, found in scores.items()})
-    return sorted(choice.chosen(np.random.default_rng(0).permutation(n).tolist()))
