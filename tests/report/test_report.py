@@ -25,7 +25,6 @@ from report_content import (
     quarters,
 )
 from sufficit import Classifier, evaluate
-from sufficit.errors import UserError
 from sufficit.metrics.metric import curves_of as curves_by_image
 from sufficit.perturbation.heatmaps import normalize, resize
 from sufficit.report import Content, Facts, MethodScores, Shown, write_report
@@ -509,28 +508,3 @@ def test_steps_count_the_alphas_below() -> None:
     values = torch.rand(50, generator=torch.Generator().manual_seed(0))
     edges = torch.tensor(grid)
     assert steps(values, grid).tolist() == [int((edges < v).sum()) for v in values]
-
-
-def test_parts_that_do_not_belong_together_are_refused(content: Content, tmp_path: Path) -> None:
-    shown = content.shown
-    for bad, words in (
-        (
-            replace(content, scores=content.scores | {"coarse": replace(content.first, n=9)}),
-            "coarse has 9 images, another method 8: score both",
-        ),
-        (replace(content, shown=replace(shown, names=["one"])), "8 rows and 1 names"),
-        (replace(content, summaries={}), "summaries must be of the methods scored"),
-        (
-            replace(content, standing=replace(content.standing, controls=("x",))),
-            "methods without scores",
-        ),
-        (replace(content, shown=replace(shown, rows=[0])), "one row of the scores and one name"),
-        (
-            replace(content, shown=replace(shown, heatmaps={})),
-            "heatmaps must be of the methods scored",
-        ),
-        (replace(content, shown=replace(shown, rows=[99] * 8)), "must be in 0..7"),
-    ):
-        with pytest.raises(UserError, match=words):
-            write_report(tmp_path / "report.html", bad)
-    assert not list(tmp_path.iterdir())

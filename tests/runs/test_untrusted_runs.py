@@ -6,17 +6,23 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from small_runs import config_for, run_small, write_photos
 from sufficit import Classifier, Lax, UserError
 from sufficit.provenance import save_json
 from sufficit.runs.config import RunConfig, config_from, read_toml, write_toml
 from sufficit.runs.job import make_job
 from sufficit.runs.results import RunResults
+from sufficit.runs.shown import SHOWN
+from sufficit.runs.store import read_tensors, save_tensors
 from untrusted_files import (
     ANY,
     CHANGES,
@@ -84,6 +90,49 @@ def test_the_methods_of_a_finished_run_lie_inside_it(tmp_path: Path, methods: ob
     (tmp_path / "run.json").write_text(DEEP_JSON)
     with pytest.raises(UserError, match=r"run\.json could not be read"):
         RunResults.read(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    photos = write_photos(tmp_path_factory.mktemp("images"), n=5)
+    run_small(config_for(photos, leak=False), photos.parent / "run")
+    return photos.parent / "run"
+
+
+def shorter(*names: str) -> Callable[[dict[str, Tensor], dict[str, Any]], None]:
+    """A change that takes the last image out of some tensors."""
+
+    def change(tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        tensors |= {name: tensors[name][:-1] for name in names}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors, facts: facts.update(rows=[0]), r"holds \[5\] images and 1 rows"),
+        (lambda tensors, facts: facts.update(rows=[9] * 5), "out of bounds"),
+        (shorter("pixels"), r"holds \[4, 5\] images and 5 rows"),
+        (shorter("maps/gradcam"), r"holds \[4, 5\] images and 5 rows"),
+        (shorter("layercam/targets"), r"holds \[4, 5\] images and 5 rows"),
+        (
+            lambda tensors, facts: tensors.update(pixels=tensors["pixels"][..., 3:]),
+            r"heatmaps must be \[N,H,W\] = \[5, 12, 7\], got \[5, 12, 10\]",
+        ),
+    ],
+)
+def test_images_shown_that_do_not_fit_together_are_refused(
+    finished: Path, tmp_path: Path, change: Callable[..., None], words: str
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    assert RunResults.read(tmp_path / "run").shown is not None
+    kept = read_tensors(tmp_path / "run" / SHOWN)
+    tensors, facts = {**kept.tensors}, {**kept.facts}
+    change(tensors, facts)
+    save_tensors(tmp_path / "run" / SHOWN, tensors, facts)
+    with pytest.raises(UserError, match=rf"is not complete \(.*{words}"):
+        RunResults.read(tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", ["units", "run.json", "RUN.toml", "report.html", "summary.json"])

@@ -10,10 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from sufficit.errors import UserError
 from sufficit.metrics.scores import MethodScores
-from sufficit.perturbation.fills import check_fill
-from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.similarity import RankedCondition
 from sufficit.statistics import Estimate, Standing
 
@@ -114,46 +111,6 @@ class Content:
         """The name of a class, or its number."""
         known = self.classes or ()
         return known[number] if number < len(known) else f"class {number}"
-
-    def check(self) -> None:
-        """Raise unless the parts fit together."""
-        shown, count, methods = self.shown, len(self.shown.rows), set(self.scores)
-        if not methods:
-            raise UserError("a report needs the scores of at least one method, got none")
-        rows = self.rows or self.scores
-        parts = (("summaries", self.summaries), ("heatmaps", shown.heatmaps), ("rows", rows))
-        for what, found in parts:
-            if set(found) != methods:
-                raise UserError(
-                    f"{what} must be of the methods scored, {sorted(methods)}, got {sorted(found)}"
-                )
-        if outside := {*self.standing.ranking, *self.standing.controls} - methods:
-            raise UserError(f"methods without scores: {sorted(outside)}. Add their scores")
-        if not 1 <= count <= MOST_SHOWN or not count == len(shown.images) == len(shown.names):
-            raise UserError(
-                f"a report shows 1 to {MOST_SHOWN} images with one row of the scores and one name"
-                f" each, got {len(shown.images)} images, {count} rows and {len(shown.names)} names:"
-                " give as many of each"
-            )
-        for method, scored in self.scores.items():
-            if "msi" not in scored.columns:
-                raise UserError(f"{method} has no MSI, which a report shows: score it with msi")
-            if scored.n != self.n:
-                raise UserError(
-                    f"{method} has {scored.n} images, another method {self.n}: score both on the"
-                    " same images"
-                )
-            if len(scored.shown.targets) != count:
-                raise UserError(
-                    f"{method} has predictions of {len(scored.shown.targets)} images for {count}"
-                    " images shown: give MethodScores.of the rows that are shown"
-                )
-            check_heatmaps(shown.heatmaps[method], shown.images)
-        if not all(0 <= row < self.n for row in shown.rows):
-            raise UserError(
-                f"rows of images shown must be in 0..{self.n - 1}, got {list(shown.rows)}"
-            )
-        check_fill(self.fill, shown.images)
 
 
 class Choice:

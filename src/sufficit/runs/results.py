@@ -81,7 +81,7 @@ class RunResults:
             shown = read_shown(folder, config, methods, rows)
         except GoneError:
             raise
-        except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
+        except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
             raise UserError(
                 f"{folder} is not complete ({error}): run it again with --overwrite"
             ) from error

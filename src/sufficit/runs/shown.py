@@ -15,6 +15,7 @@ from sufficit import plots
 from sufficit.errors import UserError, unknown
 from sufficit.explainers.sources import answer_names, answer_notes
 from sufficit.metrics.plan import ask, make_plan
+from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.perturbation.predictions import ROWS, Predictions
 from sufficit.report.content import Choice, Shown
 from sufficit.runs.config import RunConfig
@@ -111,6 +112,11 @@ def read_shown(
     kept = read_tensors(folder / SHOWN)
     tensors: dict[str, Any] = kept.tensors
     facts, maps = kept.facts, heatmaps_from_file(kept, config.seed)
+    images, counts = unpack(tensors["pixels"]), {len(t) for n, t in tensors.items() if n != "fill"}
+    if counts != {len(facts["rows"])}:
+        raise ValueError(f"{SHOWN} holds {sorted(counts)} images and {len(facts['rows'])} rows")
+    for found in maps.values():
+        check_heatmaps(found, images)
     plan = make_plan(**config.plan_options() | {"calls": "exact"})
     predictions = {
         name: Predictions(
@@ -123,7 +129,7 @@ def read_shown(
     return ShownImages(
         tuple(facts["rows"]),
         rows.some(methods[0], facts["rows"], ["image"])["image"].tolist(),
-        unpack(tensors["pixels"]),
+        images,
         {name: maps[name] for name in methods},
         chosen="the best, the worst, the most disputed, and some drawn by the seed",
         reasons=tuple(facts["reasons"]),
