@@ -84,9 +84,9 @@ def make(
             [names[row] for row in rows],
             images[rows],
             {name: found[rows] for name, found in maps.items()},
+            fill=fill,
         ),
         classes=["north-west", "north-east", "south-west", "south-east"],
-        fill=fill,
     )
 
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sufficit.metrics.scores import MethodScores
+from sufficit.perturbation.predictions import Predictions
 from sufficit.similarity import RankedCondition
 from sufficit.statistics import Estimate, Standing
 
@@ -54,7 +55,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Shown:
-    """The images that are shown, at most MOST_SHOWN of those that were scored."""
+    """The images that are shown, and what the model predicts for them; at most MOST_SHOWN."""
 
     rows: Sequence[int]  # [n] which of the scored images they are
     names: Sequence[str]  # [n]
@@ -62,6 +63,8 @@ class Shown:
     heatmaps: Mapping[str, Tensor]  # method -> [n,H,W]
     chosen: str = ""  # how they were chosen, in words
     reasons: Sequence[str] = ()  # [n] why each was chosen, of REASONS
+    fill: str | Tensor = "black"  # of hidden pixels
+    predictions: Mapping[str, Predictions] = field(default_factory=dict)  # by method
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,6 @@ class Content:
     rows: Mapping[str, "pandas.DataFrame"] = field(default_factory=dict)
     """One row per image, by method, to download; nothing where these are more than MOST_ROWS."""
     classes: Sequence[str] | None = None  # names of the classes
-    fill: str | Tensor = "black"  # of hidden pixels; a tensor is for the images shown
     remarks: Sequence[str] = ()  # what a reader must know first and the scores do not say
     alpha_curve: Mapping[str, Any] | None = None  # MSI over alpha_min on a sample, as in run.json
     class_agnostic: Sequence[str] = ()  # methods that draw the same map for every class

@@ -47,14 +47,15 @@ def render(content: Content) -> str:
     low, width = min(ends), (max(ends) - min(ends)) or 1.0
     # There is more than one alpha_min only where each method has its own.
     alphas = ", ".join(f"{a:g}" for a in sorted({s.alpha_min for s in content.scores.values()}))
-    remark = NOT_DRAWN.get(content.fill if isinstance(content.fill, str) else "", "")
+    fill = content.shown.fill if isinstance(content.shown.fill, str) else "custom"
+    remark = NOT_DRAWN.get(fill, "")
     if max(content.shown.images.shape[-2:]) > SIDES[0]:
         smaller = " Masks are drawn from smaller heatmaps here; the scores used the full size."
         remark = smaller + remark
     page = environment().get_template("page.html")
     return page.render(
         content=content,
-        facts=facts_list(content, alphas),
+        facts=facts_list(content, alphas, fill),
         columns=[name for name in order if name in known],
         main=main,
         heading=heading,
@@ -142,7 +143,7 @@ def rows_of(content: Content) -> list[dict[str, Any]]:
     ]
 
 
-def facts_list(content: Content, alphas: str) -> list[tuple[str, str]]:
+def facts_list(content: Content, alphas: str, fill: str) -> list[tuple[str, str]]:
     """What ran, line by line; empty lines are left out."""
     facts = content.facts
     searched = " (searched)" if content.first.alphas is not None else ""
@@ -155,7 +156,7 @@ def facts_list(content: Content, alphas: str) -> list[tuple[str, str]]:
         "Targets": targets.get(facts.targets, facts.targets),
         "Score": content.first.schedule.score,
         "alpha_min": alphas + searched,
-        "Fill of hidden pixels": content.fill if isinstance(content.fill, str) else "custom",
+        "Fill of hidden pixels": fill,
         "Seed": str(facts.seed),
         **facts.more,
         "Command": facts.command,

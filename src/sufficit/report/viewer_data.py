@@ -174,7 +174,7 @@ def viewer_data(content: Content) -> dict[str, Any]:
         "methods": methods,
         "best": methods.index(content.standing.best),
         "classes": {number: content.class_name(number) for number in sorted(named)},
-        "fill": encode_fill(shown.images, content.fill),
+        "fill": encode_fill(shown.images, shown.fill),
         "images": images,
     }
 

@@ -21,12 +21,12 @@ from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import MethodScores
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain, typed
-from sufficit.report.content import MOST_ROWS, Content, Facts
+from sufficit.report.content import MOST_ROWS, Content, Facts, Shown
 from sufficit.report.interpretation import run_remarks
 from sufficit.runs.config import RunConfig, check_values
 from sufficit.runs.maps import heatmaps_from_file
 from sufficit.runs.rows import StoredRows
-from sufficit.runs.shown import ShownImages, read_shown
+from sufficit.runs.shown import read_shown
 from sufficit.runs.store import HEATMAPS, MOST_RECORD, UNITS, Store
 from sufficit.similarity import RankedCondition
 from sufficit.statistics import Estimate, Standing
@@ -54,7 +54,7 @@ class RunResults:
     standing: Standing | None  # how the sources rank by MSI; None where it was not scored
     rows: StoredRows  # source -> one row per image
     curves: Mapping[str, Mapping[str, MeanCurve]]  # source -> curve -> mean over the images
-    shown: ShownImages | None
+    shown: Shown | None
 
     @staticmethod
     def read(folder: Path, record: Mapping[str, Any] | None = None) -> "RunResults":
@@ -227,7 +227,6 @@ class RunResults:
             rows={method: self.rows[method] for method in self.methods} if few else {},
             shown=self.shown,
             classes=record["class_names"],
-            fill=self.shown.fill,
             remarks=self.remarks(),
             alpha_curve=record.get("alpha_curve"),
             conditions=self.conditions,

@@ -1,7 +1,7 @@
 """The images of a run that are shown: chosen at its end, read again, and drawn in figures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,14 +39,6 @@ if TYPE_CHECKING:
 
 
 SHOWN = "shown.safetensors"
-
-
-@dataclass(frozen=True)
-class ShownImages(Shown):
-    """The images that a run kept to be looked at, and what the model predicts for them."""
-
-    predictions: Mapping[str, Predictions] = field(default_factory=dict)  # by source
-    fill: str | Tensor = "black"
 
 
 def write_shown(
@@ -105,7 +97,7 @@ def _curves_of_shown(job: Job, kept: UnitFile) -> dict[str, Tensor]:
 
 def read_shown(
     folder: Path, config: RunConfig, methods: Sequence[str], rows: StoredRows
-) -> ShownImages | None:
+) -> Shown | None:
     """The images that a run kept to be looked at, if there are any."""
     if not (folder / SHOWN).exists():
         return None
@@ -126,7 +118,7 @@ def read_shown(
         )
         for name in methods
     }
-    return ShownImages(
+    return Shown(
         tuple(facts["rows"]),
         rows.some(methods[0], facts["rows"], ["image"])["image"].tolist(),
         images,
