@@ -36,7 +36,9 @@ _SPLIT = re.compile(r"(?:^|[-_./])(train|test|validation|valid|val|dev)(?=[-_./\
 _UNSAFE = r"(^|[/\\])\.\.([/\\]|$)|^[/\\]|^[A-Za-z]:|\x00|^$"  # names that lead out of a folder
 _BYTES = ("binary", "large_binary", "binary_view")
 _LABEL = re.compile(r"u?int\d+|(large_)?string(_view)?")  # types of pyarrow
-_groups: "list[_Group]" = []  # those that were read last, the latest one at the end
+_groups: dict[tuple[str, str, range], Any] = {}
+"""The images of row groups by file, column and rows, those that were read last at the end: a
+pyarrow array, or the BadImageError that says why they can't be read."""
 _reading = Lock()
 
 
@@ -59,36 +61,17 @@ class ParquetImage(ImageFile):
     def _stored(self) -> bytes | None:
         """What is in its row; its row group is read, or one of the last."""
         with _reading:  # one at a time: threads mostly wait for the same one
-            group = next((one for one in _groups if one.holds(self)), None)
-            if group is None:
-                group = _read_group(self)
-            else:
-                _groups.remove(group)
-            _groups.append(group)
-            while len(_groups) > 2 and sum(one.nbytes for one in _groups) > MOST_KEPT:
-                del _groups[0]
-        if isinstance(group.images, BadImageError):
-            raise BadImageError(str(group.images)) from group.images
-        content: bytes | None = group.images[self.start - group.rows.start].as_py()
+            own = (k for k in _groups if k[:2] == (self.file, self.column) and self.start in k[2])
+            key = next(own, None)
+            key, images = _read_group(self) if key is None else (key, _groups.pop(key))
+            _groups[key] = images
+            sizes = [getattr(one, "nbytes", 0) for one in _groups.values()]
+            while len(sizes) > 2 and sum(sizes) > MOST_KEPT:
+                del _groups[next(iter(_groups))], sizes[0]
+        if isinstance(images, BadImageError):
+            raise BadImageError(str(images)) from images
+        content: bytes | None = images[self.start - key[2].start].as_py()
         return content
-
-
-@dataclass(frozen=True, eq=False)
-class _Group:
-    """The images of a row group."""
-
-    file: str
-    column: str
-    rows: range
-    images: Any  # a pyarrow array, or the BadImageError that says why they can't be read
-
-    def holds(self, image: ParquetImage) -> bool:
-        known = (self.file, self.column) == (image.file, image.column)
-        return known and image.start in self.rows
-
-    @property
-    def nbytes(self) -> int:
-        return getattr(self.images, "nbytes", 0)
 
 
 @dataclass(frozen=True)
@@ -126,7 +109,8 @@ def images_of_tables(
 
     def read(path: Path) -> _Rows:
         with _reading:  # it may have been changed since it was read
-            _groups[:] = [one for one in _groups if one.file != str(path)]
+            for key in [key for key in _groups if key[0] == str(path)]:
+                del _groups[key]
         return _rows_of(path, image_column, label_column)
 
     remote = any(is_remote(path) for path in paths)
@@ -270,8 +254,8 @@ def _opened(path: Path) -> Iterator[Any]:
         yield table
 
 
-def _read_group(image: ParquetImage) -> _Group:
-    """The images of the row group that an image is in, or why they can't be read."""
+def _read_group(image: ParquetImage) -> tuple[tuple[str, str, range], Any]:
+    """The row group that an image is in, as `_groups` has it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -297,7 +281,7 @@ def _read_group(image: ParquetImage) -> _Group:
                 found = BadImageError(f"row group {number} is corrupt ({error})")
     except (pa.ArrowException, OSError) as error:
         raise BadImageError(f"{file} can't be read ({error})") from error
-    return _Group(file, image.column, rows, found)
+    return (file, image.column, rows), found
 
 
 def _group_within(table: Any, group: int, column: str) -> Any:
