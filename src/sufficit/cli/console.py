@@ -15,7 +15,6 @@ from rich.table import Table
 from typer.core import TyperCommand
 
 from sufficit import __version__
-from sufficit.cli.options import WORKERS
 from sufficit.errors import UserError
 from sufficit.files import is_remote
 from sufficit.lock import owning
@@ -49,8 +48,7 @@ BY_NAME = {  # options that a command declares itself
     ),
     **dict.fromkeys(("patience", "recipe", "recipes", "seeds", "validation_share"), "Training"),
     **dict.fromkeys(("curves", "images", "random_labels", "search_images", "step"), "Scoring"),
-    **dict.fromkeys(("batch_size", "devices", "num_nodes", "precision", "readers"), "Compute"),
-    **dict.fromkeys((option.name for option in WORKERS.values()), "Compute"),
+    **dict.fromkeys(("batch_size", "devices", "num_nodes", "precision", "workers"), "Compute"),
     **dict.fromkeys(("as_json", "help", "log", "open_page", "open_report", "overwrite"), "Output"),
     **dict.fromkeys(("report", "title", "to", "verbose"), "Output"),
 }

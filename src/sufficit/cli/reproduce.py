@@ -8,41 +8,19 @@ from rich import box
 from typer import Argument, Option
 
 from sufficit.cli.console import RESUME, app, err, out, resumable, table
-from sufficit.cli.options import OverwriteOption, listed, own_option, run_options
+from sufficit.cli.options import OverwriteOption, run_options
 from sufficit.errors import UserError, without_secrets
 from sufficit.files import check_output, is_remote
 from sufficit.outside import literal
+from sufficit.reproduce.paper_tables import PlanOptions, table_named
 from sufficit.runs.config import RunConfig, Workers
 
 if TYPE_CHECKING:
     from sufficit.reproduce.table_results import TableResults
 
 
-PLAN = (  # the fields of a TablePlan that can be given
-    own_option("images", int, "Test images to score; 2000 by default.", min=2),
-    own_option("search_images", int, "Images to search alpha_min on; 500 by default.", min=1),
-    own_option("train_images", int, "Training images; all by default.", min=20),
-    own_option("test_images", int, "Test images to draw from; all by default.", min=2),
-    own_option("seeds", int, "Adapters per recipe; 3 by default.", min=0),
-    own_option("recipes", str, "Recipes of LAX; paper,robust by default."),
-    own_option("epochs", int, "Epochs of the classifier.", min=1),
-    own_option("lax_epochs", int, "Epochs of each adapter.", min=1),
-    own_option("model", str, "Another architecture than the paper's."),
-    own_option(
-        "weights", str, "Initial weights: default (ImageNet), none, or a .safetensors file."
-    ),
-    own_option("classes", str, "Classes of CUB-200, comma-separated; twenty drawn by the seed."),
-    own_option("precision", str, "fp32 or bf16; bf16 on a GPU by default."),
-    own_option("batch_size", int, "Masked images per forward pass.", min=1),
-    own_option("seed", int, "Seed of everything random.", min=0),
-    own_option(
-        "step", float, "Step of the pixel-value curves, 0.01; the percentage curves have 2x."
-    ),
-)
-
-
 @app.command()
-@run_options("device", defaults={"model": "", "data": ""}, further=PLAN)
+@run_options("device", defaults={"model": "", "data": ""}, more=(PlanOptions,))
 def reproduce(
     config: RunConfig,
     workers: Workers | None,
@@ -84,8 +62,6 @@ def reproduce(
 
     sufficit reproduce folder --data photos --model resnet50 --out mine
     """
-    from sufficit.reproduce.paper_tables import table_named
-
     data_name = table_named(table).data
     folder, data = _local("--out", to) or Path(table), _local("--data", data_word)
     check_output(folder)
@@ -100,8 +76,6 @@ def reproduce(
     options: dict[str, Any] = {"data": data, "quick": quick, "overwrite": overwrite}
     options |= {"device": device_named(config.device), "workers": workers}
     options |= {"say": lambda line: err.print(literal(line), highlight=False), "report": report}
-    for name in ("recipes", "classes"):
-        further[name] = None if further[name] is None else tuple(listed(further[name]))
     with resumable(folder, _stages_kept):
         results = run(table, folder, **options, **further)
     _print(results, folder)

@@ -1,14 +1,14 @@
 """`sufficit train-lax`."""
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sufficit.cli.console import app, out, print_skipped, table
-from sufficit.cli.options import TRAINING, listed, own_option, run_options
+from sufficit.cli.options import run_options
 from sufficit.cli.training_run import OPTIONS, print_written, stopped_early, train_on_folder
+from sufficit.declared import FolderOptions, Processes
 from sufficit.files import place
 from sufficit.runs.config import RunConfig
 
@@ -29,35 +29,10 @@ HEADINGS = {
 }
 RECIPE = ("recipe", "epochs", "area", "alpha_min", "answers", "class_free")
 TARGETS = {"label": "labels of their folders", "prediction": "model's own predictions"}
-ADAPTER = (  # the fields of FolderOptions that are of adapters alone
-    own_option(
-        "recipe",
-        str,
-        "robust, paper, l1, one of the paper's tables (paper-cub200), or another work's losses"
-        " (rt-saliency, masked-in-out, learn-to-rank).",
-        default="robust",
-    ),
-    own_option("target", Literal["auto", "label", "prediction"], "Same as --targets.", hidden=True),
-    own_option(
-        "epochs", int, "Default: 1,500 steps, but at least the epochs of the recipe.", min=1
-    ),
-    own_option("area", float, "Wanted mean of a heatmap, such as 0.1."),
-    own_option("alpha_min", float, "Value above which a heatmap marks; default 0.5."),
-    own_option(
-        "class_free", bool, "Draw one map per image, whichever class is asked for.", default=False
-    ),
-    own_option("answers", int, "Maps to draw, one per region, each to suffice alone.", min=1),
-    own_option("layers", str, "Layers to read, as A,B,C, the coarsest last; else found."),
-    own_option("judge", str, "Folder of a twin, which judges every other step."),
-    own_option("deterministic", bool, "Same adapter twice on a GPU; 15 % slower.", default=False),
-    own_option(
-        "cache_features", bool, "Compute features once; keeps all images in memory.", default=False
-    ),
-)
 
 
 @app.command("train-lax")
-@run_options(*OPTIONS, "targets", further=(*ADAPTER, *TRAINING))
+@run_options(*OPTIONS, "targets", more=(FolderOptions, Processes))
 def train_lax(
     config: RunConfig,
     further: dict[str, Any],
@@ -82,15 +57,13 @@ def train_lax(
     sufficit train-lax --model saved/birds --data birds --out lax --num-nodes 2 --devices 8
     """
     from sufficit.explainers.recipes import recipe_of
-    from sufficit.training import FolderOptions, train_folder
+    from sufficit.training import train_folder
 
-    own = {option.name: further.pop(option.name) for option in ADAPTER}
-    recipe_of(*(own[name] for name in RECIPE))  # raises before a model is loaded
-    own["target"] = own["target"] or config.targets
-    own["layers"] = None if own["layers"] is None else tuple(listed(own["layers"]))
-    own |= {"twin": own.pop("judge"), "cache": own.pop("cache_features")}
-    options = partial(FolderOptions, **own)
-    outcome = train_on_folder("train-lax", config, place(to), train_folder, options, further)
+    recipe_of(*(further[name] for name in RECIPE))  # raises before a model is loaded
+    if further["target"] == "auto":
+        further["target"] = config.targets
+    given = ("train-lax", config, place(to), train_folder, FolderOptions, further)
+    outcome = train_on_folder(*given)
     if outcome is not None:
         _print_outcome(outcome, place(to), config)
 

@@ -1,30 +1,24 @@
 """`sufficit train-twin`."""
 
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from sufficit.cli.console import app, out, print_skipped, table
-from sufficit.cli.options import TRAINING, run_options
+from sufficit.cli.options import run_options
 from sufficit.cli.training_run import OPTIONS, print_written, stopped_early, train_on_folder
+from sufficit.declared import Processes, TwinOptions
 from sufficit.files import place
 from sufficit.runs.config import RunConfig
 
 
 @app.command("train-twin")
-@run_options(*OPTIONS, further=TRAINING)
+@run_options(*OPTIONS, more=(TwinOptions, Processes))
 def train_twin(
     config: RunConfig,
     further: dict[str, Any],
     to: Annotated[str, typer.Option("--out", help="Folder for the twin.")],
-    target: Annotated[
-        Literal["model", "label"],
-        typer.Option(help="What it learns: the model's probabilities for whole images, or labels."),
-    ] = "model",
-    epochs: Annotated[int, typer.Option(help="Number of epochs.", min=1)] = 5,
-    lr: Annotated[float, typer.Option(help="Learning rate.")] = 3e-4,
 ) -> None:
     """Train a twin: a copy of the model that is used to hidden pixels, to score with.
 
@@ -37,10 +31,9 @@ def train_twin(
 
     sufficit train-twin --model torchvision:resnet50 --data photos --out twin --precision bf16
     """
-    from sufficit.training.train_folder import TwinOptions, train_twin_folder
+    from sufficit.training.train_folder import train_twin_folder
 
-    options = partial(TwinOptions, target=target, epochs=epochs, lr=lr)
-    given = ("train-twin", config, place(to), train_twin_folder, options, further)
+    given = ("train-twin", config, place(to), train_twin_folder, TwinOptions, further)
     record = train_on_folder(*given)
     if record is not None:
         _print_record(record, place(to), config)

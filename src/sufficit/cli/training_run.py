@@ -5,16 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sufficit.cli.console import resumable, say
+from sufficit.declared import ReadingOptions
 from sufficit.errors import UserError
 from sufficit.files import CHECKPOINT, check_output, place
 from sufficit.loggers import check_log, close_logger, logger_named
 from sufficit.runs.config import MODEL, RunConfig
-
-if TYPE_CHECKING:
-    from sufficit.training.folder_images import ReadingOptions
 
 Outcome = TypeVar("Outcome")
 OPTIONS = (
@@ -28,24 +26,23 @@ def train_on_folder(
     config: RunConfig,
     folder: Path,
     train: Callable[..., Outcome],
-    make: "Callable[..., ReadingOptions]",
+    make: Callable[..., ReadingOptions],
     training: dict[str, Any],
 ) -> Outcome:
     """Load the model, train on the images of the config, and return what training returns.
 
-    `make` takes the options that every training has, and returns those of this one.
+    `training` are the options of `make` and of Processes, as flags give them.
     """
     from sufficit.classifier.loading import device_named
     from sufficit.runs.job import load_model
     from sufficit.training import processes
 
-    names = ("devices", "num_nodes", "precision", "readers", "patience")
-    devices, num_nodes, precision, readers, patience = (training.pop(name) for name in names)
+    names = ("devices", "num_nodes", "precision", "patience")
+    devices, num_nodes, precision, patience = (training.pop(name) for name in names)
     options = make(
         **training,
         **config.column_options(),
         patience="auto" if patience is None else patience or None,
-        workers=readers,
         on_error=config.on_error,
         seed=config.seed,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sufficit.declared import asked
 from sufficit.errors import unknown
 
 PAPER_CAMS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
@@ -55,6 +56,29 @@ class PaperTable:
     def printed_row(self, method: str) -> Mapping[str, float] | None:
         """The paper's numbers for a method; its LAX is the recipe `paper`."""
         return self.printed.get("lax" if method == "lax-paper" else method)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What can be asked of a table; where it is not, table, size and device decide."""
+
+    images: int = asked("Test images to score; 2000 by default.", 2, 10**9)
+    search_images: int = asked("Images to search alpha_min on; 500 by default.", 1, 10**6)
+    train_images: int | None = asked("Training images; all by default.", 20, 10**9)
+    test_images: int | None = asked("Test images to draw from; all by default.", 2, 10**9)
+    seeds: int = asked("Adapters per recipe; 3 by default.", 0, 1000)
+    recipes: tuple[str, ...] = asked("Recipes of LAX; paper,robust by default.")
+    epochs: int = asked("Epochs of the classifier.", 1, 10**6)
+    lax_epochs: int = asked("Epochs of each adapter.", 1, 10**6)
+    model: str = asked("Another architecture than the paper's.")
+    weights: str = asked("Initial weights: default (ImageNet), none, or a .safetensors file.")
+    classes: tuple[str, ...] = asked(
+        "Classes of CUB-200, comma-separated; twenty drawn by the seed."
+    )
+    precision: str = asked("fp32 or bf16; bf16 on a GPU by default.")
+    batch_size: int | None = asked("Masked images per forward pass.", 1, 10**9)
+    seed: int = asked("Seed of everything random.", 0, 2**63 - 1001)
+    step: float = asked("Step of the pixel-value curves, 0.01; the percentage curves have 2x.")
 
 
 def _table(rows: Mapping[str, list[float]], **table: Any) -> PaperTable:

@@ -2,16 +2,17 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from sufficit.classifier.architectures import MODELS
+from sufficit.declared import asked
 from sufficit.errors import UserError, cannot_resume, unknown
 from sufficit.files import make_folder, read_json
 from sufficit.perturbation.bands import grid
 from sufficit.provenance import plain, save_json
-from sufficit.reproduce.paper_tables import PAPER_CAMS, PaperTable, table_named
+from sufficit.reproduce.paper_tables import PAPER_CAMS, PaperTable, PlanOptions, table_named
 from sufficit.runs.config import CONTROLS
 from sufficit.training import RECIPES, LaxRecipe
 
@@ -23,39 +24,18 @@ STAGES = (  # what they write
 TRAINED = "trained.json"  # the last file of a training
 PRECISIONS = ("fp32", "bf16")
 LAX_RECIPES = ("paper", "robust")
-BOUNDS = {  # of whole numbers
-    **dict.fromkeys(("search_images", "epochs", "lax_epochs", "group"), (1, 10**6)),
-    **dict.fromkeys(("train_batch", "batch_size"), (1, 10**9)),
-    **{"images": (2, 10**9), "test_images": (2, 10**9), "train_images": (20, 10**9)},
-    **{"side": (8, 10**4), "lax_batch": (2, 10**9), "seeds": (0, 1000), "seed": (0, 2**63 - 1001)},
-}
 
 
-@dataclass(frozen=True)
-class TablePlan:
+@dataclass(frozen=True, kw_only=True)
+class TablePlan(PlanOptions):
     """All that decides the numbers of a table."""
 
     table: str
     quick: bool
-    model: str
-    side: int
-    weights: str  # default, none, or a file
-    classes: tuple[str, ...]  # of CUB-200; empty: twenty drawn by the seed
-    train_images: int | None  # None: all
-    test_images: int | None  # None: all; the scored images are drawn from them
-    epochs: int
-    train_batch: int
-    lax_epochs: int
-    lax_batch: int
-    recipes: tuple[str, ...]
-    seeds: int
-    images: int  # of the test set that are scored, at most
-    search_images: int
-    precision: str
-    batch_size: int | None
-    group: int  # images per unit of the run
-    step: float  # of the pixel-value curves; the percentage curves have twice this step
-    seed: int
+    side: int = asked("", 8, 10**4)
+    train_batch: int = asked("", 1, 10**9)
+    lax_batch: int = asked("", 2, 10**9)
+    group: int = asked("", 1, 10**6)  # images per unit of the run
 
     @property
     def paper(self) -> PaperTable:
@@ -198,8 +178,9 @@ def _check(plan: TablePlan) -> None:
         raise UserError(f"--classes is for cub200, got it for {plan.table}: omit it")
     if len(plan.classes) == 1:
         raise UserError(f"--classes has {plan.classes[0]!r} alone: name two classes or more")
-    for name, (least, most) in BOUNDS.items():
-        value = getattr(plan, name)
+    bounds = {one.name: one.metadata for one in fields(plan) if one.metadata.get("limit")}
+    for name, about in bounds.items():
+        value, least, most = getattr(plan, name), about["least"], about["limit"]
         if value is not None and (not isinstance(value, int) or not least <= value <= most):
             wanted = f"a whole number, {least} or more, at most {most}"
             raise UserError(f"{name} must be {wanted}, got {value!r}: change it")

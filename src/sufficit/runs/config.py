@@ -4,12 +4,13 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from sufficit.declared import option
 from sufficit.errors import UserError, unknown
 from sufficit.files import refuse_secrets, writing
 
@@ -33,16 +34,8 @@ QUICK = {"images": 32, "calls": SAMPLED, "leak": False, "alpha_curve": False}
 QUICK_WORDS = f"32 images, {SAMPLED} masks per image, no leakage, no curve over alpha_min"
 
 
-def _option(
-    panel: str, default: Any, text: str, *, least: float | None = None, most: float | None = None
-) -> Any:
-    """A field with what the command line says of it and the bounds of its value."""
-    about = {"panel": panel, "help": text, "least": least, "most": most}
-    return field(default=default, metadata=about)
-
-
 _input, _method, _scoring, _compute, _output = (
-    partial(_option, panel) for panel in ("Input", "Methods", "Scoring", "Compute", "Output")
+    partial(option, panel=panel) for panel in ("Input", "Methods", "Scoring", "Compute", "Output")
 )
 
 
@@ -65,6 +58,8 @@ class RunConfig:
         "Heatmap sources, comma-separated: a method, with options as in finer-cam:nearest=5, the"
         " folder of a LAX adapter, python:FILE.py:FUNCTION, or a heatmap file (.npz, .safetensors)."
         " NAME=SOURCE gives a name.",
+        "--methods",
+        "-m",
     )
     images: int | None = _input(
         None, "Score so many of the images, drawn by --seed. Default: all.", least=1
@@ -238,11 +233,18 @@ class RunConfig:
 class Workers:
     """Who computes a run. It decides no number, so that a run may be resumed with others."""
 
-    count: int | None = None  # None: one here, or as many as a cluster has room for
-    address: str | None = None  # of a Ray cluster; None: Ray is started on this machine
-    gpus: float | None = None  # per worker; None: one if the model is on a GPU
-    cpus: float = 1.0  # per worker, and threads
-    unit_timeout: float | None = None  # seconds
+    # None: one here, or as many as a cluster has room for
+    count: int | None = _compute(None, "Workers; Ray starts them on this machine.", "--workers")
+    address: str | None = _compute(  # None: Ray is started on this machine
+        None, "Ray cluster to join: auto, HOST:PORT or ray://HOST:PORT."
+    )
+    gpus: float | None = _compute(  # None: one if the model is on a GPU
+        None, "GPUs per worker, or a part of one, as in 0.5.", "--gpus-per-worker"
+    )
+    cpus: float = _compute(1.0, "CPUs and threads per worker.", "--cpus-per-worker")
+    unit_timeout: float | None = _compute(
+        None, "Replace a worker that computes a unit for more seconds than this."
+    )
 
     def __post_init__(self) -> None:
         least = {"workers": (self.count, 1), "gpus-per-worker": (self.gpus, 0)}
@@ -278,7 +280,8 @@ def check_values(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Values of known options, each converted to its type; raise for any other."""
     hints = get_type_hints(RunConfig)
     for name, value in values.items():
-        for word in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
+        words = [value] if isinstance(value, str) else value
+        for word in words if isinstance(words, list | tuple) else ():
             refuse_secrets(str(word))
         if name not in hints:
             raise unknown(f"option{where}", name, hints)

@@ -17,29 +17,13 @@ from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.loader import ImageLoader, Item, OnError, Unit, decode_entry
 from sufficit.data.splits import Folder, Part, read_folder
+from sufficit.declared import ReadingOptions
 from sufficit.errors import UserError
 from sufficit.files import read_json
 from sufficit.training.processes import launch
-from sufficit.training.trainer import Patience
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
-
-
-@dataclass(frozen=True)
-class ReadingOptions:
-    """How the images of a folder are read, and what every training has."""
-
-    patience: Patience = "auto"
-    batch_size: int = 32  # in each process
-    validation_share: float = 0.1
-    workers: int = 0  # that read images
-    image_column: str | None = None  # of parquet files
-    label_column: str | None = None
-    on_error: OnError = "skip"
-    overwrite: bool = False
-    seed: int = 0
-    progress: bool | None = None
 
 
 class TrainingImages:

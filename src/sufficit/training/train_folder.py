@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,19 +14,20 @@ from sufficit import plots
 from sufficit.classifier.checkpoint import check_saving
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.image_files import ignore_image_warnings
+from sufficit.declared import FolderOptions, TwinOptions
 from sufficit.errors import EmptyHeatmapWarning, UserError
 from sufficit.explainers import Method
 from sufficit.explainers.lax import Lax
-from sufficit.explainers.recipes import LaxRecipe, recipe_of
+from sufficit.explainers.recipes import recipe_of
 from sufficit.files import place, read_json, writing
 from sufficit.metrics.leakage import leak_warning
 from sufficit.outside import as_csv
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.training.feed import Loader, cache_features
-from sufficit.training.folder_images import ReadingOptions, open_folder
+from sufficit.training.folder_images import open_folder
 from sufficit.training.lax_training import best_of, train_lax
 from sufficit.training.processes import fabric_for
-from sufficit.training.twin_training import EPOCHS, LR, TwinTarget, train_twin
+from sufficit.training.twin_training import train_twin
 from sufficit.training.validation import CONTROLS, Trust, ValidationScores, ValidationSet, trust
 
 if TYPE_CHECKING:
@@ -42,23 +43,6 @@ SHARED = (
 TWIN_SHARED = ("target", "epochs", "lr", "patience", "seed", "overwrite", "progress")
 SHOWN = 12  # images on the sheet
 STEPS = 1500  # that a training has at least, unless epochs are given
-
-
-@dataclass(frozen=True)
-class FolderOptions(ReadingOptions):
-    """How to train an adapter on a folder: the options of `train_lax`, and how files are read."""
-
-    recipe: str | LaxRecipe = "robust"
-    target: Literal["auto", "label", "prediction"] = "auto"
-    epochs: int | None = None
-    area: float | None = None
-    alpha_min: float | None = None
-    answers: int | None = None  # maps, each of which is to suffice alone
-    class_free: bool = False  # draw for the model's prediction only
-    layers: tuple[str, ...] | None = None  # that the adapter reads; None: found
-    twin: str | None = None  # folder of the twin that judges every other step
-    deterministic: bool = False
-    cache: bool = False  # keep all images and features in memory
 
 
 @dataclass(frozen=True)
@@ -210,15 +194,6 @@ def _sheet(
         for name, found in shown.items()
     }
     return plots.sheet_figure(images, maps, titles, captions)
-
-
-@dataclass(frozen=True)
-class TwinOptions(ReadingOptions):
-    """How to train a twin on a folder: the options of `train_twin`, and how files are read."""
-
-    target: TwinTarget = "model"
-    epochs: int = EPOCHS
-    lr: float = LR
 
 
 def train_twin_folder(

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from sufficit.classifier.checkpoint import DESCRIPTION, check_saving
 from sufficit.classifier.classifier import Classifier, check_has_classes, check_range
 from sufficit.classifier.fingerprint import digest, fingerprint
+from sufficit.declared import TwinOptions
 from sufficit.errors import UserError
 from sufficit.explainers.recipes import one_cycle, random_fills
 from sufficit.files import check_output, place
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 TwinTarget = Literal["model", "label"]
-EPOCHS, LR = 5, 3e-4
+EPOCHS, LR = TwinOptions.epochs, TwinOptions.lr
 WHOLE = 0.25  # share of the images that stay whole
 GRIDS = (3, 5, 9, 17)  # cells per side of random maps; one map in five is noise, pixel by pixel
 VIEWS = 4  # random masks per validation image

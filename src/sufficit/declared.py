@@ -1,0 +1,106 @@
+"""Options as fields, each declared once: flags, files and Python read it here. Imports no torch."""
+
+from dataclasses import MISSING, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from sufficit.explainers.recipes import LaxRecipe
+
+
+def option(
+    default: Any, text: str, *flags: str, least: float | None = None, most: float | None = None,
+    panel: str | None = None, **more: Any,
+) -> Any:  # fmt: skip
+    """A field with what the command line says of it and the bounds of its value.
+
+    The flag is --NAME, unless `flags` are given; `kind` is its type, if not that of the field.
+    """
+    about = {"help": text, "flags": flags, "least": least, "most": most, "panel": panel}
+    return field(default=default, metadata=about | more)
+
+
+def asked(text: str, least: int | None = None, most: int | None = None) -> Any:
+    """A field without a default, with bounds of which the command line shows the lower one."""
+    return option(MISSING, text, least=least, limit=most)
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """How the images of a folder are read, and what every training has."""
+
+    batch_size: int = option(32, "Images per step and process.", least=1)
+    patience: int | Literal["auto"] | None = option(
+        "auto",
+        "Epochs without improvement that end training; default: as many as 750 steps take, but at"
+        " least 5; 0: no limit.",
+        least=0,
+        kind=int | None,
+    )
+    validation_share: float = option(
+        0.1, "Share of images held out for validation; at most 256 images."
+    )
+    workers: int = option(0, "Workers that read images.", least=0)
+    overwrite: bool = option(False, "Start again in --out.")
+    image_column: str | None = None  # of parquet files
+    label_column: str | None = None
+    on_error: Literal["skip", "stop"] = "skip"
+    seed: int = 0
+    progress: bool | None = None
+
+
+@dataclass(frozen=True)
+class FolderOptions(ReadingOptions):
+    """How to train an adapter on a folder: the options of `train_lax`, and how files are read."""
+
+    recipe: "str | LaxRecipe" = option(  # noqa: RUF009  # a field
+        "robust",
+        "robust, paper, l1, one of the paper's tables (paper-cub200), or another work's losses"
+        " (rt-saliency, masked-in-out, learn-to-rank).",
+        kind=str,
+    )
+    target: Literal["auto", "label", "prediction"] = option(
+        "auto", "Same as --targets.", hidden=True
+    )
+    epochs: int | None = option(
+        None, "Default: 1,500 steps, but at least the epochs of the recipe.", least=1
+    )
+    area: float | None = option(None, "Wanted mean of a heatmap, such as 0.1.")
+    alpha_min: float | None = option(None, "Value above which a heatmap marks; default 0.5.")
+    class_free: bool = option(
+        False, "Draw one map per image, whichever class is asked for.", "--class-free"
+    )
+    answers: int | None = option(
+        None, "Maps to draw, one per region, each to suffice alone.", least=1
+    )
+    layers: tuple[str, ...] | None = option(
+        None, "Layers to read, as A,B,C, the coarsest last; else found."
+    )
+    twin: str | None = option(None, "Folder of a twin, which judges every other step.", "--judge")
+    deterministic: bool = option(
+        False, "Same adapter twice on a GPU; 15 % slower.", "--deterministic"
+    )
+    cache: bool = option(
+        False, "Compute features once; keeps all images in memory.", "--cache-features"
+    )
+
+
+@dataclass(frozen=True)
+class TwinOptions(ReadingOptions):
+    """How to train a twin on a folder: the options of `train_twin`, and how files are read."""
+
+    target: Literal["model", "label"] = option(
+        "model", "What it learns: the model's probabilities for whole images, or labels."
+    )
+    epochs: int = option(5, "Number of epochs.", least=1)
+    lr: float = option(3e-4, "Learning rate.")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Where a training runs."""
+
+    devices: int = option(1, "Number of GPUs, or of CPU processes.", least=1)
+    num_nodes: int = option(1, "Number of machines.", least=1)
+    precision: Literal["fp32", "bf16"] = option(
+        "fp32", "bf16 is mixed precision: weights stay fp32."
+    )
