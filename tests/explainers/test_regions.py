@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sufficit import Lax
@@ -146,10 +146,10 @@ def test_the_highest_of_the_answers_is_the_map_and_each_shows_its_region_alone()
     torch.testing.assert_close(logits.grad, slopes, atol=1e-5, rtol=0)
 
 
-def adapter(answers: int, **options: int) -> tuple[Lax, list[Tensor], Tensor]:
+def adapter(answers: int) -> tuple[Lax, list[Tensor], Tensor]:
     """An adapter whose maps have several regions, its features and its targets."""
     torch.manual_seed(1)
-    lax = Lax([4, 6], classes=3, answers=answers, evidence=True, **options)
+    lax = Lax([4, 6], classes=3, answers=answers, evidence=True)
     stages = [torch.randn(4, 4, 12, 12), torch.randn(4, 6, 6, 6)]
     lax.standardize(stages)
     with torch.no_grad():
@@ -159,9 +159,9 @@ def adapter(answers: int, **options: int) -> tuple[Lax, list[Tensor], Tensor]:
 
 @pytest.mark.parametrize("answers", [2, 3])
 def test_an_adapter_of_regions_is_the_one_of_one_answer_in_parts(answers: int, tmp_path) -> None:
-    lax, stages, targets = adapter(answers, regions=answers)
+    lax, stages, targets = adapter(answers)
     plain, _, _ = adapter(1)
-    assert "regions" not in plain.config
+    assert plain.regions == plain.config["answers"] == 1
     assert plain.state_dict().keys() == lax.state_dict().keys()
     plain.load_state_dict(lax.state_dict())
     lax.save_pretrained(tmp_path / "lax")
@@ -187,7 +187,7 @@ def test_an_adapter_of_regions_is_the_one_of_one_answer_in_parts(answers: int, t
 
 
 def test_in_bfloat16_the_regions_are_the_same_but_for_rounding() -> None:
-    lax, stages, targets = adapter(2, regions=2)
+    lax, stages, targets = adapter(2)
     with torch.no_grad():
         wanted = lax(stages, targets, every=True)
         with torch.autocast("cpu", torch.bfloat16):
@@ -196,29 +196,40 @@ def test_in_bfloat16_the_regions_are_the_same_but_for_rounding() -> None:
     assert ((found > 0.5) != (wanted > 0.5)).float().mean() < 0.02
 
 
-def test_adapters_of_two_answers_from_before_regions_load(tmp_path) -> None:
-    lax, stages, targets = adapter(2)
-    assert isinstance(lax.net, TopDown)
-    assert lax.net.head.out_channels == 2
+@pytest.mark.parametrize("alone", [None, 1])
+def test_adapters_whose_file_has_both_numbers_load(tmp_path, alone: int | None) -> None:
+    lax, stages, targets = adapter(3)
+    lax = lax if alone is None else lax.answer(alone)
     lax.save_pretrained(tmp_path)
-    assert "regions" not in json.loads((tmp_path / "config.json").read_text())
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"answers": lax.answers, "regions": 3, "alone": alone or 0}  # as they were once
+    (tmp_path / "config.json").write_text(json.dumps(config))
     again = Lax.from_pretrained(tmp_path)
+    assert (again.answers, again.regions, again.alone) == (lax.answers, 3, alone)
     assert torch.equal(again(stages, targets, every=True), lax(stages, targets, every=True))
+
+
+def test_an_adapter_with_a_net_for_each_answer_is_refused(tmp_path) -> None:
+    lax, _, _ = adapter(2)
+    assert isinstance(lax.net, TopDown)
+    lax.net.head = nn.Conv2d(lax.net.head.in_channels, 2, 3, padding=1)
+    lax.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="model.safetensors"):
+        Lax.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"regions": 3, "answers": 2}, "3 regions make as many answers, or one alone, got 2"),
-        ({"regions": 1}, r"regions must be a whole number in 2\.\.8, got 1"),
-        ({"regions": "2"}, r"regions must be a whole number in 2\.\.8, got '2'"),
-        ({"regions": 2, "alone": 2}, r"alone must be a whole number in 0\.\.1, got 2"),
+        ({"answers": 9}, r"answers must be a whole number in 1\.\.8, got 9"),
+        ({"answers": "2"}, r"answers must be a whole number in 1\.\.8, got '2'"),
+        ({"answers": 2, "alone": 2}, r"alone must be a whole number in 0\.\.1, got 2"),
         ({"alone": 1}, r"alone must be a whole number in 0\.\.0, got 1"),
-        ({"regions": 2, "answers": 2, "alone": 1}, r"alone must be .* in 0\.\.0, got 1"),
+        ({"answers": 2, "alone": "1"}, r"alone must be a whole number in 0\.\.1, got '1'"),
     ],
 )
-def test_regions_that_no_adapter_has_are_refused(options: dict, words: str) -> None:
+def test_answers_that_no_adapter_has_are_refused(options: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
         Lax([4, 4], **options)
-    with pytest.raises(UserError, match="regions and steps need a top-down adapter"):
-        Lax(4, regions=2)
+    with pytest.raises(UserError, match="answers and steps need a top-down adapter"):
+        Lax(4, answers=2)

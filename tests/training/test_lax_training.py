@@ -212,7 +212,7 @@ def test_a_run_with_mosaics_is_resumed_to_the_bit(tmp_path: Path) -> None:
 def test_several_answers_are_trained_as_one_map() -> None:
     one, two = (train(net=None, recipe=replace(MOSAICS, answers=k)) for k in (1, 2))
     assert torch.equal(weights(one), weights(two))
-    assert (one.answers, one.regions, two.answers, two.regions) == (1, 0, 2, 2)
+    assert (one.answers, one.regions, two.answers, two.regions) == (1, 1, 2, 2)
     images, labels = data()
     assert torch.equal(*(explain(classifier_of(), images, labels, lax) for lax in (one, two)))
 

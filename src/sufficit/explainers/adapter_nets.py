@@ -20,7 +20,7 @@ OUTSIDE = -12.0  # the logits of an answer in the regions of others, at most
 
 
 class TopDown(nn.Module):
-    """Features of several stages, the coarsest last -> logits [N,A,h,w], one map per answer.
+    """Features of several stages, the coarsest last -> logits [N,1,h,w].
 
     From each stage a 1x1 convolution; from the coarsest to the finest a bilinear step, the sum with
     the next stage and a 3x3 convolution. The `joined` last stages have one size: they are summed
@@ -38,7 +38,6 @@ class TopDown(nn.Module):
         steps: int = 0,
         joined: int = 1,
         classes: int | None = None,
-        answers: int = 1,
         bias: float = 0.0,
         evidence: bool = False,
         width: int | None = None,
@@ -57,7 +56,7 @@ class TopDown(nn.Module):
         self.merges = nn.ModuleList(
             nn.Conv2d(k, m, 3, padding=1) for k, m in zip(widths, after, strict=True)
         )
-        self.head = nn.Conv2d(widths[-1], answers, 3, padding=1)
+        self.head = nn.Conv2d(widths[-1], 1, 3, padding=1)
         nn.init.constant_(self.head.bias, bias)  # type: ignore[arg-type]  # it has one
         self.asked = None if classes is None else nn.Embedding(classes, 2 * widths[0])
         if self.asked is not None:

@@ -30,8 +30,7 @@ SHIPPED = {name: folder / "lax" for name, folder in SMALL_NETS.items()}
 _MAX_CHANNELS, _MAX_UPSAMPLE = 2**16, 32  # more than any classifier has or needs
 _MAX_WEIGHTS, _MAX_LAYERS = 2**27, 64  # half a gigabyte
 _MAX_STAGES, _MAX_ANSWERS, _MAX_CLASSES = 8, 8, 10**6
-_SHAPE = ("steps", "joined", "classes", "answers", "evidence", "width")
-_SPLIT = ("regions", "alone")
+_SHAPE = ("steps", "joined", "classes", "evidence", "width")
 _CARD = """---
 library_name: sufficit
 tags: [explainability, saliency]
@@ -49,10 +48,10 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 
     With the channels of several layers, the coarsest last, it is a top-down net: with `classes` it
     draws for the class that is asked for, which with `evidence` it looks for in every cell, and
-    with several `answers` as many maps, each of which is to suffice alone. They are the `regions`
-    of one map, as many; an adapter of one answer draws the one with the number `alone`. `steps`
-    doubles the side of its map so often. The `joined` last layers have one size, as in a ViT, and
-    are read at once. `width` is the number of its channels, by default 64, or 32 for few features.
+    with several `answers` as many maps, each of which is to suffice alone: the regions of one map,
+    or of these the one with the number `alone`. `steps` doubles the side of its map so often. The
+    `joined` last layers have one size, as in a ViT, and are read at once. `width` is the number of
+    its channels, by default 64, or 32 for few features.
     With one number of channels it is the paper's convnet K-256-128-64-1, whose map has `upsample`
     times the features' side, or a module of your own (`net`) that gives one channel.
 
@@ -78,8 +77,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         bias: float = 0.0,
         evidence: bool = False,
         width: int | None = None,
-        regions: int = 0,
-        alone: int = 0,
+        alone: int | None = None,
         net: nn.Module | None = None,
         layer: str | Sequence[str] | None = None,
         fingerprint: dict[str, Any] | Fingerprint | None = None,
@@ -90,9 +88,10 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         self.per_layer = (channels,) if isinstance(channels, int) else tuple(channels)
         self.upsample, self.widths = upsample, tuple(widths)
         self.steps, self.joined = steps, joined
-        self.classes, self.answers, self.own_net = classes, answers, net is not None
-        self.evidence, self.width, self.regions, self.alone = evidence, width, regions, alone
+        self.classes, self.evidence, self.width = classes, evidence, width
+        self.answers, self.alone, self.own_net = answers, alone, net is not None
         _check_sizes(self)
+        self.regions, self.answers = answers, answers if alone is None else 1
         self.layers = (layer,) if isinstance(layer, str) else tuple(layer or ())
         n = len(self.per_layer)
         if self.layers and len(self.layers) != n:
@@ -105,7 +104,6 @@ class Lax(nn.Module, PyTorchModelHubMixin):
             self.net = convnet(channels, self.widths, upsample, bias)
         else:
             options = {name: getattr(self, name) for name in _SHAPE}
-            options |= {"answers": 1} if regions else {}
             self.net = TopDown(self.per_layer, bias=bias, **options)
         if fingerprint is not None and not isinstance(fingerprint, Fingerprint):
             fingerprint = fingerprints.read(fingerprint)
@@ -128,22 +126,21 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 
         An adapter that takes a class needs the targets [N].
         """
-        if self.answers == self.regions and not every:
-            return self._drawn(features, targets).sigmoid()[:, 0]  # the highest of its regions
-        found = self.logits(features, targets).sigmoid()
         if every:
-            return found
-        return found[:, 0] if found.shape[1] == 1 else found.amax(1)
+            return self.logits(features, targets).sigmoid()
+        draw = self._drawn if self.alone is None else self.logits  # the map has all its regions
+        return draw(features, targets).sigmoid()[:, 0]
 
     def logits(self, features: Tensor | Sequence[Tensor], targets: Tensor | None = None) -> Tensor:
         """The heatmaps of all answers before the sigmoid: each [N,K,h,w] -> [N,A,h,w]."""
         found = self._drawn(features, targets)
-        if not self.regions:
+        if self.regions == 1:
             return found
-        return split(found, self.regions)[:, self.alone : self.alone + self.answers]
+        first = self.alone or 0
+        return split(found, self.regions)[:, first : first + self.answers]
 
     def _drawn(self, features: Tensor | Sequence[Tensor], targets: Tensor | None) -> Tensor:
-        """What the net draws, before the sigmoid: each [N,K,h,w] -> [N,A,h,w]."""
+        """What the net draws, before the sigmoid: each [N,K,h,w] -> [N,1,h,w]."""
         given = (features,) if isinstance(features, Tensor) else tuple(features)
         if isinstance(self.channels, int):
             given = given[-1:]  # of several stages it reads the last
@@ -180,14 +177,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
                 " them"
             )
         found = copy.deepcopy(self)
-        if isinstance(found.net, TopDown) and self.regions:
-            found.answers, found.alone = 1, self.alone + number
-        elif isinstance(found.net, TopDown):
-            head, found.answers = found.net.head, 1
-            head.out_channels = 1
-            for part in (head.weight, head.bias):
-                assert part is not None
-                part.data = part.data[number : number + 1].clone()
+        if self.answers > 1:
+            found.answers, found.alone = 1, number
         return found
 
     @torch.no_grad()
@@ -216,8 +207,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         shape |= {"widths": list(self.widths), "layer": self.layer}
         if not isinstance(self.channels, int):
             shape = {"channels": list(self.per_layer), "layer": list(self.layers)}
-            names = (*_SHAPE, *_SPLIT) if self.regions else _SHAPE
-            shape |= {name: getattr(self, name) for name in names}
+            shape |= {name: getattr(self, name) for name in _SHAPE}
+            shape |= {"answers": self.regions, "alone": self.alone}
         return shape | {
             "own_net": type(self.net).__name__ if self.own_net else None,
             "fingerprint": asdict(self.fingerprint) if self.fingerprint else None,
@@ -262,6 +253,9 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         if (own is None) != (net is None):
             how = f"with net=, a {own}" if own else "with no net="
             raise UserError(f"the adapter in {folder} was saved {how}: load it with the same")
+        if regions := config.pop("regions", None):  # as it was before `answers` were these
+            alone = config.get("alone") if config.get("answers") == 1 else None
+            config |= {"answers": regions, "alone": alone}
         try:
             with limited_by(folder / WEIGHTS):
                 lax = cls(**config, net=net)
@@ -296,27 +290,19 @@ def _check_sizes(lax: Lax) -> None:
         raise UserError(
             f"an adapter reads at most {_MAX_STAGES} layers, got {len(channels)}: name fewer"
         )
-    apart = lax.regions - 1 if type(lax.regions) is int and lax.answers == 1 else 0
     for name, least, most in (
         *(("upsample", 1, _MAX_UPSAMPLE), ("steps", 0, 5), ("answers", 1, _MAX_ANSWERS)),
         ("joined", 1, len(channels)),
         *([] if lax.classes is None else [("classes", 2, _MAX_CLASSES)]),
         *([] if lax.width is None else [("width", 2, _MAX_CHANNELS)]),
-        *([("regions", 2, _MAX_ANSWERS)] if lax.regions != 0 else []),
-        ("alone", 0, max(apart, 0)),
+        *([] if lax.alone is None else [("alone", 0, lax.answers - 1)]),
     ):
         if not whole(value := getattr(lax, name), least, most):
             raise UserError(f"{name} must be a whole number in {least}..{most}, got {value!r}")
-    if lax.regions and lax.answers not in (1, lax.regions):
+    if not several and (lax.classes is not None or lax.answers > 1 or lax.steps):
         raise UserError(
-            f"{lax.regions} regions make as many answers, or one alone, got {lax.answers}: give the"
-            " same number"
-        )
-    top_down = (lax.classes is not None, lax.answers > 1, lax.steps, lax.regions)
-    if not several and any(top_down):
-        raise UserError(
-            "classes, answers, regions and steps need a top-down adapter: give the channels of its"
-            " layers as a list"
+            "classes, answers and steps need a top-down adapter: give the channels of its layers as"
+            " a list"
         )
     weights = sum(k * m * max(9, lax.upsample**2) for k, m in pairwise(sizes))
     if not several and (weights > _MAX_WEIGHTS or len(sizes) > _MAX_LAYERS):

@@ -165,7 +165,6 @@ def untrained(
         steps = max(0, math.ceil(math.log2(enough / finest)))
         classes = logits.shape[1] if recipe.absent else None
         options = {"steps": steps, "classes": classes, "answers": recipe.answers}
-        options["regions"] = recipe.answers if recipe.answers > 1 else 0
         options["joined"] = sides.count(sides[-1])
         options["width"] = WIDE if options["joined"] == len(sides) else None
         options["evidence"] = bool(recipe.absent and recipe.mosaics)
