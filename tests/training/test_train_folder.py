@@ -58,6 +58,14 @@ def trained(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held-out images scored with few masks, where a test does not look at the scores."""
+    few = {"value_step": 0.25, "leak_donors": 2}
+    quick = lambda *given, **options: evaluate(*given, **options | few)  # noqa: E731
+    monkeypatch.setattr("sufficit.training.validation.evaluate", quick)
+
+
 def training(digits: Path, out: Path, *more: object) -> list[object]:
     return ["train-lax", *MODEL, "--data", digits, "--out", out, *QUICK, *more]
 
@@ -142,6 +150,7 @@ def test_an_adapter_explains_and_its_heatmaps_are_scored(
     assert summary["msi"]["mean"] == pytest.approx(by_hand.mean()["msi"], abs=1e-6)
 
 
+@pytest.mark.usefixtures("coarse")
 def test_a_run_that_was_stopped_ends_as_one_in_a_single_go(
     sufficit, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +197,7 @@ def test_a_finished_run_is_reported_and_not_trained_on(
     assert same(weights(trained), before)
 
 
+@pytest.mark.usefixtures("coarse")
 def test_overwrite_begins_anew(sufficit, trained: Path, digits: Path, tmp_path: Path) -> None:
     out = shutil.copytree(trained, tmp_path / "lax")
     before = weights(out)
@@ -417,6 +427,7 @@ def test_what_is_wrong_is_told_in_a_line(
     assert not (tmp_path / "lax").exists()
 
 
+@pytest.mark.usefixtures("coarse")
 def test_a_training_that_stops_early_says_so(
     sufficit, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,6 +445,7 @@ def test_a_training_that_stops_early_says_so(
     assert "Stopped" not in whole.words
 
 
+@pytest.mark.usefixtures("coarse")
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -456,6 +468,7 @@ def test_a_training_says_whether_the_adapter_knows_a_class(
     assert (Lax.from_pretrained(tmp_path / "lax").classes is None) == bool(more)
 
 
+@pytest.mark.usefixtures("coarse")
 def test_too_few_images_and_folders_that_do_not_fit(sufficit, tmp_path: Path) -> None:
     few = write_digits(tmp_path / "few", 7)
     assert "7 images in" in (run := sufficit(*training(few, tmp_path / "lax"))).err
@@ -482,6 +495,7 @@ def digits():
 """
 
 
+@pytest.mark.usefixtures("coarse")
 def test_images_of_several_sizes_want_a_size(sufficit, tmp_path: Path) -> None:
     data = write_digits(tmp_path / "data", 16)
     odd = sorted(data.rglob("*.png"))[-1]
@@ -495,6 +509,7 @@ def test_images_of_several_sizes_want_a_size(sufficit, tmp_path: Path) -> None:
     assert sufficit(*training(data, tmp_path / "lax", *own, "--size", "64")).code == 0
 
 
+@pytest.mark.usefixtures("coarse")
 def test_unreadable_pictures_are_counted_and_named(sufficit, tmp_path: Path) -> None:
     data = write_digits(tmp_path / "data", 12)
     for number in range(3):
@@ -512,6 +527,7 @@ def test_unreadable_pictures_are_counted_and_named(sufficit, tmp_path: Path) -> 
         assert record["n_trained_on"] + record["n_validated_on"] == 12
 
 
+@pytest.mark.usefixtures("coarse")
 def test_a_full_disk_leaves_the_earlier_checkpoint_and_adapter_whole(
     sufficit, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -538,6 +554,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_adapter_whole(
     assert len(json.loads((out / "run.json").read_text())["history"]) == 2
 
 
+@pytest.mark.usefixtures("coarse")
 def test_features_may_be_cached_and_pictures_read_by_workers(
     sufficit, digits: Path, tmp_path: Path, trained: Path
 ) -> None:
@@ -554,6 +571,7 @@ def test_features_may_be_cached_and_pictures_read_by_workers(
     )
 
 
+@pytest.mark.usefixtures("coarse")
 def test_half_precision_trains_to_nearly_the_same(
     sufficit, digits: Path, tmp_path: Path, trained: Path
 ) -> None:
@@ -567,6 +585,7 @@ def test_half_precision_trains_to_nearly_the_same(
     assert half == pytest.approx(whole, rel=0.02)
 
 
+@pytest.mark.usefixtures("coarse")
 def test_the_next_command_names_what_the_model_needs(
     sufficit, digits: Path, tmp_path: Path
 ) -> None:
@@ -650,6 +669,7 @@ def test_processes_in_step_get_as_many_batches_as_there_are() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("coarse")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_training_from_and_to_object_storage_equals_the_local_one(
     sufficit, trained: Path, digits: Path, bucket: str, object_server: ObjectServer, workers: int
