@@ -241,9 +241,11 @@ def test_the_folder_of_another_command_is_left_alone(
 TWO = """
 import atexit
 import importlib
+import os
 import sys
 from pathlib import Path
 
+import lightning.fabric
 import torch
 
 from sufficit.cli import main
@@ -266,28 +268,28 @@ def list_threads(place):
     place.write_text(" ".join(thread.read_text().strip() for thread in threads))
 
 
+def start_machine(number):
+    child = os.fork()
+    if not child:
+        os.environ["NODE_RANK"] = str(number)
+        main()
+    return child
+
+
 train_folder.train_lax = saved
+if "MACHINES" in os.environ:  # forked, so that they import once
+    children = [start_machine(number) for number in range(int(os.environ["MACHINES"]))]
+    sys.exit(any([os.waitpid(child, 0)[1] for child in children]))
 main()
 """
 
 
-def beginning(script: Path, words: list[object], more: dict[str, str]) -> subprocess.Popen[str]:
-    quiet = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"}
-    return subprocess.Popen(
-        [sys.executable, script, *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=quiet | more,
-    )
-
-
-def machines(n: int) -> list[dict[str, str]]:
+def machines(n: int) -> dict[str, str]:
     """What tells as many machines of each other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    return [where | {"NODE_RANK": str(number)} for number in range(n)]
+        port = free.getsockname()[1]
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "MACHINES": str(n)}
 
 
 @pytest.mark.slow
@@ -300,10 +302,16 @@ def test_two_processes_train_one_adapter_and_speak_once(tmp_path: Path, option: 
     broken.write_bytes(b"no picture")
     words = [*training(data, out, option, "2"), "--device", "cpu"]
     words[words.index("--batch-size") + 1] = "4"
-    started = machines(2) if option == "--num-nodes" else [{}]
-    runs = [beginning(script, words, more) for more in started]
-    printed, complaints = map("".join, zip(*(run.communicate() for run in runs), strict=True))
-    assert [run.returncode for run in runs] == [0] * len(runs), complaints
+    quiet = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"}
+    ended = subprocess.run(
+        [sys.executable, script, *map(str, words)],
+        env=quiet | (machines(2) if option == "--num-nodes" else {}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    printed, complaints = ended.stdout, ended.stderr
+    assert ended.returncode == 0, complaints
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
     assert same(*ranks)
     assert same(ranks[0], weights(out))
