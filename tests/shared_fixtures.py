@@ -18,6 +18,7 @@ from sufficit import Classifier, Lax
 from sufficit.cli import main
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images
+from sufficit.files import writing
 
 if TYPE_CHECKING:
     from object_server import ObjectServer
@@ -74,6 +75,17 @@ def sufficit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         return Run(int(ended.value.code or 0), printed.out, printed.err)
 
     return run
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons of the command line leave an empty report: pictures take most of their time."""
+
+    def write_nothing(_: object, folder: Path) -> None:
+        with writing(folder / "report.html") as path:
+            path.touch()
+
+    monkeypatch.setattr("sufficit.cli.compare.write_pictures", write_nothing)
 
 
 @pytest.fixture

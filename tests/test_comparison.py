@@ -95,6 +95,7 @@ def test_every_kind_of_source_is_scored_as_evaluate_scores_its_maps(
     assert results.rows["npz"].equals(results.rows["tensor"])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_line_takes_the_same_sources(sufficit, place: Path, tmp_path: Path) -> None:
     words = [
         "gradcam", str(place / "adapter"), f"python:{place / 'mine.py'}:own",

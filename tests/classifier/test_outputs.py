@@ -213,6 +213,7 @@ def test_a_run_says_so_in_its_record_and_remarks(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default::sufficit.classifier.outputs.OutputWarning")
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_line_takes_it(tmp_path: Path, sufficit) -> None:
     photos = write_photos(tmp_path, 6, model=MODEL + ENDED)
     model = f"python:{tmp_path / 'model.py'}:ended"

@@ -61,6 +61,7 @@ def test_it_prints_the_table_and_where_to_look(sufficit, photos: Path) -> None:
     assert "(a) class-agnostic: the same map for every class" in agnostic.words
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_finished_run_is_not_overwritten_unless_it_is_asked_for(sufficit, photos: Path) -> None:
     assert sufficit(*words(photos, "--no-leak")).code == 0
     out = photos.parent / "out"
@@ -114,6 +115,7 @@ def test_a_run_killed_before_its_report_gets_it_from_the_same_command(
     assert "run it again with --overwrite" in lacking.err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_run_is_resumed_by_the_same_command(sufficit, photos: Path) -> None:
     out = photos.parent / "out"
     config = config_for(photos)
@@ -159,6 +161,7 @@ def test_results_that_can_go_nowhere_are_refused_before_any_work(
     assert not (tmp_path / "closed").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_of_another_command_is_not_overwritten(sufficit, photos: Path) -> None:
     assert sufficit(*words(photos, "--no-leak")).code == 0
     out = photos.parent / "out"
@@ -169,6 +172,7 @@ def test_a_run_of_another_command_is_not_overwritten(sufficit, photos: Path) -> 
         assert "holds a run of sufficit compare: choose another --out" in run.err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_is_repeated_from_its_file_and_flags_override_it(sufficit, photos: Path) -> None:
     first = sufficit(*words(photos, "--no-leak", "--no-controls", "--seed", 3))
     assert first.code == 0, first.err
@@ -188,6 +192,7 @@ def test_a_run_is_repeated_from_its_file_and_flags_override_it(sufficit, photos:
     assert (stored["methods"], stored["seed"], stored["controls"]) == (("kpca-cam",), 1, False)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_adapters_are_named_after_their_folder_and_need_names_of_their_own(
     sufficit, photos: Path, tmp_path: Path
 ) -> None:
@@ -347,6 +352,7 @@ def test_a_sheet_says_why_an_image_was_chosen_if_not_all_are_shown(
     assert len(names) == min(n, 24)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_skipped_images_are_named_at_most_ten_times(sufficit, photos: Path) -> None:
     for k in range(12):
         (photos / "ant" / f"broken-{k:02d}.png").write_bytes(b"")
@@ -415,6 +421,7 @@ def test_every_long_command_says_after_ctrl_c_what_is_kept(
     assert not (digits.parent / "out" / ".lock").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_after_ctrl_c_the_command_says_what_is_kept(
     photos: Path, sufficit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

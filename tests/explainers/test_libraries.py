@@ -608,6 +608,7 @@ def test_without_the_library_the_extra_is_named(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(EMPTY)
+@pytest.mark.usefixtures("undrawn")
 def test_commands_take_them(sufficit, photos: Path, tmp_path: Path) -> None:
     model = f"python:{photos.parent / 'model.py'}:make"
     words = "captum:DeepLift,noisy=captum:GradientShap:n_samples=3,zennit:EpsilonPlusFlat"

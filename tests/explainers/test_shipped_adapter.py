@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from digit_images import write_digits
+from small_runs import FLAGS
 from sufficit import Classifier, Lax, UserError, evaluate, explain, leak
 from sufficit.data.digits import synthetic_digits
 
@@ -55,10 +56,11 @@ def test_it_says_how_it_was_trained(lax: Lax) -> None:
     assert len(trained["history"]) == trained["recipe"]["epochs"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_explain_and_compare_accept_it_by_name(sufficit, digits: Path, tmp_path: Path) -> None:
     run = sufficit("explain", digits, *MODEL, "--methods", NAME, "--out", tmp_path / "maps")
     assert run.code == 0, run.err
-    words = ("--methods", f"gradcam,{NAME}", "--value-step", "0.25")
+    words = ("--methods", f"gradcam,{NAME}", *FLAGS)
     run = sufficit("compare", *MODEL, "--data", digits, *words, "--out", tmp_path / "out")
     assert run.code == 0, run.err
     rows = pandas.read_parquet(tmp_path / "out" / "lax" / "scores.parquet")

@@ -104,12 +104,12 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES]
 )
 def test_a_command_gives_the_recorded_numbers(
-    name: str, inputs: Path, tmp_path: Path, sufficit, monkeypatch: pytest.MonkeyPatch
+    name: str, inputs: Path, tmp_path: Path, sufficit, request: pytest.FixtureRequest
 ) -> None:
     if name in TRAINED:
         same_machine_or_skip()
     if name in UNDRAWN:
-        monkeypatch.setattr("sufficit.cli.compare.write_pictures", lambda *_: None)
+        request.getfixturevalue("undrawn")
     words = [word.replace("IN/", f"{inputs}/") for word in CASES[name]]
     if words[0] == "compare" and "--held-out-fill" not in words:
         words += ["--held-out-fill", "none"]  # the default asks more

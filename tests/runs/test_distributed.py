@@ -166,7 +166,7 @@ def test_errors_of_the_user_stop_the_run_as_in_one_process(cluster: Any, tmp_pat
     job = small_job(tmp_path)
     job.sources["own"] = raises_user_error
     with pytest.raises(UserError, match="this method has no map"):
-        run(job, tmp_path / "out", progress=False, workers=TWO)
+        run(job, tmp_path / "out", progress=False, workers=Workers(count=1))
 
 
 def raises_user_error(*_: object) -> None:
@@ -198,7 +198,7 @@ def test_compare_in_python_has_workers_that_get_lambdas_and_closures(
     }
     options: dict[str, Any] = {"value_step": 0.25, "percent_step": 0.25, "unit_size": 2}
     given = (classifier, images, methods)
-    for name, workers in (("one", None), ("two", 2), ("three", Workers(count=2, cpus=0.5))):
+    for name, workers in (("one", None), ("two", 2), ("three", Workers(count=1, cpus=0.5))):
         place = tmp_path / name
         compare(*given, out=place, workers=workers, progress=False, leak=False, **options)
     assert len(rows(tmp_path / "one")) > 8

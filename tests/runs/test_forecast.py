@@ -57,6 +57,7 @@ def test_what_is_done_is_not_forecast_again(photos: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("still")
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_says_how_long_and_what_shortens_it(sufficit, photos: Path) -> None:
     words: list[Any] = ["compare", "--model", f"python:{photos.parent / 'model.py'}:make"]
     words += ["--data", photos, "--methods", "gradcam,layercam", "--out", photos.parent / "out"]

@@ -94,6 +94,7 @@ def test_a_full_disk_is_one_error_and_leaves_what_was_there(
 
 
 @pytest.mark.filterwarnings("ignore:heatmaps with no positive part")
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_resumes_when_the_disk_has_room_again(sufficit, place: Path, tmp_path: Path) -> None:
     given = words("compare", place, tmp_path / "out")
     with no_file_over(30_000):  # less than the pixels of a unit

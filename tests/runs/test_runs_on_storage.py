@@ -316,6 +316,7 @@ def first_image(folder: str) -> str:
     return min(digits.rglob("*.png")).relative_to(digits).as_posix()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_object_that_is_gone_is_skipped_and_a_lost_server_is_not(
     inputs: tuple[str, str], bucket: str, object_server: ObjectServer, sufficit
 ) -> None:
@@ -338,6 +339,7 @@ def test_an_object_that_is_gone_is_skipped_and_a_lost_server_is_not(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_workers_of_ray_read_and_write_object_storage(
     inputs: tuple[str, str], bucket: str, object_server: ObjectServer, sufficit, tmp_path: Path
 ) -> None:
@@ -355,6 +357,7 @@ def test_workers_of_ray_read_and_write_object_storage(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_another_server_gives_the_same_run(
     inputs: tuple[str, str], tmp_path: Path, object_server: ObjectServer, bucket: str, sufficit
 ) -> None:
