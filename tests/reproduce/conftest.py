@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from small_table import small_table
+from sufficit.reproduce.table_results import TableResults
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +22,10 @@ def table(tmp_path_factory: pytest.TempPathFactory, ticks: list[float]) -> Path:
     out = tmp_path_factory.mktemp("table") / "run"
     small_table(out, progress=lambda done, total: ticks.append(done))
     return out
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables without figures and report, which take half the time of one and hold no number."""
+    monkeypatch.setattr("sufficit.plots.save", lambda *_, **__: None)
+    monkeypatch.setattr(TableResults, "_report", lambda *_: None)

@@ -62,6 +62,7 @@ class FaultySplit(Split):
         return super().part(rows)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_table_of_workers_is_that_of_one_process(table: Path, tmp_path: Path) -> None:
     said: list[str] = []
     small_table(tmp_path / "run", workers=TWO, say=said.append)

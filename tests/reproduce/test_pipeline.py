@@ -98,6 +98,7 @@ def test_alpha_min_is_searched_on_some_images(table: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.65, 0.95])
 def test_a_run_stopped_anywhere_resumes_to_the_same_table(
     share: float, tmp_path: Path, table: Path, ticks: list[float]
@@ -117,6 +118,7 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_table(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_stopped_after_each_stage_resumes_to_the_same_table(
     tmp_path: Path, table: Path
 ) -> None:
@@ -137,6 +139,7 @@ def test_a_run_stopped_after_each_stage_resumes_to_the_same_table(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_a_killed_run_resumes_to_the_same_table(
     tmp_path: Path, table: Path, ticks: list[float]
 ) -> None:
@@ -163,6 +166,7 @@ def test_a_killed_run_resumes_to_the_same_table(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_moved_while_it_scored_resumes(tmp_path: Path, table: Path) -> None:
     before, after = tmp_path / "started", tmp_path / "moved"
 
