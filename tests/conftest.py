@@ -20,5 +20,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first, so that no process is left with one at the end."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    marks = ("slow", "browser")
+    slow = {item.path for item in items if any(map(item.get_closest_marker, marks))}
     items.sort(key=lambda item: item.path not in slow)
