@@ -696,7 +696,8 @@ def test_nan_answers_are_counted_and_left_out_of_the_mean_only():
     # heatmap is 0 everywhere: deletion always keeps the whole; insertion is NaN. Both hide all the
     # pixels at one end of the percentage curves.
     images, heatmaps = torch.ones(2, 1, 4, 4), torch.stack([torch.ones(4, 4), torch.zeros(4, 4)])
-    scores = evaluate(Classifier(NanWhenDark(0.01)), images, heatmaps, torch.tensor([0, 0]))
+    with pytest.warns(RuntimeWarning, match="the model gave NaN"):
+        scores = evaluate(Classifier(NanWhenDark(0.01)), images, heatmaps, torch.tensor([0, 0]))
     counts = scores.nan_counts()
     assert tuple(counts) == COLUMNS
     assert counts["deletion_pixel"] == 1  # Image 0 keeps nothing at a = 0
@@ -711,6 +712,22 @@ def test_nan_answers_are_counted_and_left_out_of_the_mean_only():
     assert len(scores) == 2
 
 
+def test_nan_answers_warn_once_of_how_many_there_are(recwarn):
+    # The heatmap of image 0 is 1 everywhere: deletion keeps nothing of it at a = 0 and 0.5, and all
+    # of it at a = 1. That of image 1 is 0: all of it is kept. So 2 masks
+    # are dark, of 2 images, 2 fills, 3 masks and the whole image each.
+    images, heatmaps = torch.ones(2, 1, 4, 4), torch.stack([torch.ones(4, 4), torch.zeros(4, 4)])
+    given = (images, heatmaps, torch.tensor([0, 0]))
+    options = {"columns": ["deletion_pixel"], "value_step": 0.5, "fills": ("black", "noise")}
+    evaluate(Classifier(NanWhenDark(0.01)), *given, **options)  # noise is bright
+    (warning,) = recwarn
+    assert warning.category is RuntimeWarning
+    assert warning.filename == __file__
+    wanted = "the model gave NaN for 2 of 16 predictions, in 1 of 2 images. Their columns are NaN"
+    assert str(warning.message).startswith(wanted)
+    assert "check its weights" in str(warning.message)
+
+
 @pytest.mark.parametrize("score", ["accuracy", "confidence"])
 def test_nan_answers_spoil_just_the_columns_that_asked_for_them(score):
     model = NanWhenDark(0.2)
@@ -718,7 +735,8 @@ def test_nan_answers_spoil_just_the_columns_that_asked_for_them(score):
     images[3:] = images[3:] * 0.5 + 0.5
     targets = torch.zeros(6, dtype=torch.long)
     options = {"score": score, "fill": torch.tensor(0.15), **COARSE}
-    scores = evaluate(Classifier(model), images, heatmaps, targets, **options)
+    with pytest.warns(RuntimeWarning, match="the model gave NaN"):
+        scores = evaluate(Classifier(model), images, heatmaps, targets, **options)
     del options["fill"]
     fills = torch.full_like(images, 0.15)
     wanted = references(one_at_a_time(model), images, heatmaps, targets, fills, **options)
@@ -740,7 +758,8 @@ def test_one_nan_image_does_not_touch_the_others():
     images, heatmaps = random_images(3, 3, (8, 6), seed=2), heatmaps_like("random", 3, (8, 6))
     plain = evaluate(Classifier(model), images, heatmaps, **COARSE)
     images[1, 0, 0, 0] = 1
-    scores = evaluate(Classifier(NanForOne(model)), images, heatmaps, plain.targets, **COARSE)
+    with pytest.warns(RuntimeWarning, match="the model gave NaN"):
+        scores = evaluate(Classifier(NanForOne(model)), images, heatmaps, plain.targets, **COARSE)
     for name in COLUMNS:
         assert scores.nan_counts()[name] == (0 if name == "mask_penalty" else 1)
         torch.testing.assert_close(scores[name][[0, 2]], plain[name][[0, 2]], rtol=0, atol=1e-6)

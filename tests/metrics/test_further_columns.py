@@ -197,7 +197,8 @@ class Broken(nn.Module):
 
 
 def test_an_answer_of_nan_is_no_value() -> None:
-    scores = evaluate(Classifier(Broken()), *case(), columns=[*FURTHER])
+    with pytest.warns(RuntimeWarning, match="the model gave NaN"):
+        scores = evaluate(Classifier(Broken()), *case(), columns=[*FURTHER])
     for name in set(FURTHER) - {"sparseness", "complexity"}:
         assert scores[name].isnan().all(), name
 

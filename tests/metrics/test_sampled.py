@@ -352,7 +352,8 @@ def test_a_mask_that_gives_nan_spoils_only_the_columns_it_belongs_to() -> None:
     images = torch.rand(1, 3, 8, 6).clamp(min=0.01)
     upper = Metric(True, lambda s: [show(0.1)], lambda p, s: p.of([show(0.1)], "accuracy")[:, 0])
     options = {"columns": ["insertion_pixel", "mask_penalty", "upper"], "metrics": {"upper": upper}}
-    scores = evaluate(Classifier(SometimesNaN()), images, maps, calls=12, **options, **STEPS)
+    with pytest.warns(RuntimeWarning, match="the model gave NaN"):
+        scores = evaluate(Classifier(SometimesNaN()), images, maps, calls=12, **options, **STEPS)
     assert scores.sampled
     assert scores.nan_counts() == {"insertion_pixel": 1, "mask_penalty": 0, "upper": 0}
 

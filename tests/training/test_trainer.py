@@ -122,7 +122,8 @@ class Standardised(nn.Module):
 def test_a_classifier_that_says_nan_of_hidden_images_is_told(kept: bool, tmp_path: Path) -> None:
     layer = f"net.{classifier_of().layer}"
     classifier = Classifier(Standardised(), layer)
-    with pytest.raises(TrainingError, match=r"gives NaN for masked images.*No epoch was finished"):
+    words, counted = r"gives NaN for masked images.*No epoch was finished", "24 of 24 images"
+    with pytest.raises(TrainingError, match=words), pytest.warns(RuntimeWarning, match=counted):
         train(classifier=classifier, epochs=2, out=tmp_path / "out" if kept else None)
     assert not (tmp_path / "out").exists()
 

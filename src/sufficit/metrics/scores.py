@@ -31,7 +31,7 @@ from sufficit.metrics.plan import ALPHA_GRID, Plan, check_names, make_plan
 from sufficit.outside import html_table
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predict import check_batch_size
-from sufficit.perturbation.predictions import Predictions, ScoreKind
+from sufficit.perturbation.predictions import NO_CLASS, Predictions, ScoreKind
 from sufficit.progress import Progress, bar, stage
 from sufficit.statistics import Chance, Estimate, estimates_of, ratio_of
 from sufficit.sums import Floats, Sums, both, sums_of
@@ -258,6 +258,7 @@ def evaluate(
         how: Any = {"names": names, "tick": tick, "stages": stages, "truth": where}
         how["cell"] = plan.cell(classifier, images)
         found = ask_all(models, *given, batch_size, **how)
+        _warn_of_nan([*found.values()], own_score=classifier.score is not None)
         scores = read(found, plan, conditions)
         means = scores.mean()
         for end, some in groups_of(conditions).items() if "msi" in plan.columns else ():
@@ -269,6 +270,25 @@ def evaluate(
             return scores
         probe, last = replace(probe, alpha_min=scores.alpha_min), stage(tick, stages - 1, stages)
         return with_leak(scores, probe.leak(images, heatmaps, scores.targets, tick=last))
+
+
+def _warn_of_nan(found: Sequence[Predictions], *, own_score: bool) -> None:
+    """Warn, once, of predictions that are NaN under any of the conditions."""
+    asked = [one for some in found for one in (some.named, some.hidden_named) if one is not None]
+    broken = torch.cat([named == NO_CLASS for named in asked], 1)  # [N,predictions]
+    if not (n := int(broken.sum())):
+        return
+    gave = "the model gave NaN"
+    check = "its weights, its precision, and what it returns for an image that is all fill"
+    if own_score:
+        gave = "your score gave no share of the whole image"
+        check = "that it is finite, and not 0 for whole images"
+    images = f"{int(broken.any(1).sum())} of {len(broken)} images"
+    warn_user(
+        f"{gave} for {n} of {broken.numel()} predictions, in {images}. Their columns are NaN"
+        f" and left out of means (nan_counts counts them): check {check}",
+        RuntimeWarning,
+    )
 
 
 def read(
