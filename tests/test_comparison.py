@@ -237,6 +237,16 @@ def test_methods_without_a_name_are_refused(classifier: Classifier, methods: Any
         compare(classifier, rand(2, 3, 12, 10), methods, **QUICK)
 
 
+@pytest.mark.parametrize("labels", [torch.tensor([0, 1]), np.array([0, 1]), [0, 1]])
+@pytest.mark.parametrize("options", [{}, {"methods": ["gradcam"]}])
+def test_labels_in_third_place_are_refused(
+    classifier: Classifier, labels: Any, options: dict[str, Any]
+) -> None:
+    words = r"third argument of compare is methods, got .*0, 1\]\)?: give labels by name, as in"
+    with pytest.raises(UserError, match=words):
+        compare(classifier, rand(2, 3, 12, 10), labels, **options)
+
+
 def test_methods_in_one_text_are_read_as_on_the_command_line(classifier: Classifier) -> None:
     options = {"controls": False, "leak": False, "columns": ["msi"], **QUICK}
     for words, names in [("gradcam", ["gradcam"]), ("gradcam, center", ["gradcam", "center"])]:

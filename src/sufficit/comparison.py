@@ -1,9 +1,10 @@
 """`compare` for Python: any classifier, images in memory or on disk, any heatmap sources."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from torch import Tensor
 
@@ -31,8 +32,27 @@ from sufficit.runs.maps import MapTensor, Source, sources_named, with_controls
 from sufficit.runs.results import RunResults
 
 IN_MEMORY = "images in memory"
+P = ParamSpec("P")
 
 
+def _labels_by_name(function: Callable[P, RunResults]) -> Callable[P, RunResults]:
+    """Raise for labels in third place, where `explain` has them, also with `methods` by name."""
+
+    @wraps(function)
+    def checked(*args: P.args, **options: P.kwargs) -> RunResults:
+        third: Any = args[2] if len(args) > 2 else ()
+        listed = isinstance(third, list | tuple) and any(isinstance(one, int) for one in third)
+        if hasattr(third, "shape") or listed:
+            raise UserError(
+                f"the third argument of compare is methods, got {third!r:.99}: give labels by name,"
+                " as in compare(classifier, images, targets=labels, methods=...)"
+            )
+        return function(*args, **options)
+
+    return checked
+
+
+@_labels_by_name
 def compare(
     classifier: Classifier,
     images: Tensor | Path | str,
