@@ -97,6 +97,8 @@ def test_a_trained_adapter_lies_in_its_folder_with_its_story(trained: Path, digi
     printed = " ".join((trained.parent / "printed.txt").read_text().split())
     assert f"{frame['msi'][0]:.3f}" in printed
     assert "On 5 held-out images: MSI" in printed
+    assert "The model names the class of 5 of 5 held-out images." in printed
+    assert run["accuracy"] == {"right": 5, "n": 5, "chance": pytest.approx(0.2)}
     assert run["trust"]["verdict"] in printed
     assert {*run["summary"]} == {"lax", "gradcam", "random", "center"}
     names = ["MSI", "MSI with another fill", "leakage", "grid", "fragments"]
@@ -397,6 +399,24 @@ def test_the_list_of_methods_has_lax(sufficit) -> None:
     assert "train-lax" in row
 
 
+@pytest.mark.filterwarnings("default:The model names:UserWarning")
+def test_folders_in_another_order_than_the_classes_are_told(sufficit, tmp_path: Path) -> None:
+    data = write_digits(tmp_path / "digits", N)
+    folders = sorted(data.iterdir())
+    for folder in folders:
+        folder.rename(data / f"of {folder.name}")
+    for number, folder in enumerate(folders):
+        (data / f"of {folder.name}").rename(folders[number - 1])
+    run = sufficit(*training(data, tmp_path / "lax"))
+    assert run.code == 0, run.err
+    words = "The model names the class of 0 of 5 held-out images, not significantly more than by"
+    assert words in run.err
+    assert words in run.words
+    assert "the order of the class folders" in run.words
+    again = sufficit(*training(data, tmp_path / "other", "--targets", "prediction"))
+    assert "class of" not in again.err + again.words
+
+
 def test_a_folder_with_one_class_is_told_what_is_wanted(
     sufficit, digits: Path, tmp_path: Path
 ) -> None:
@@ -412,6 +432,7 @@ def test_a_folder_with_one_class_is_told_what_is_wanted(
     again = sufficit(*training(data, tmp_path / "lax", "--target", "prediction"))
     assert again.code == 2
     assert "All 2 validation images have class 3" in again.err
+    assert "classes: add images of other classes; if there are some, shuffle" in again.err
 
 
 @pytest.mark.parametrize(

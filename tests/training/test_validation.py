@@ -11,7 +11,7 @@ from torch import Tensor
 from sufficit.explainers.recipes import LaxRecipe
 from sufficit.statistics import Estimate
 from sufficit.training.train_folder import FolderOptions, _epochs
-from sufficit.training.validation import Check, Trust, trust
+from sufficit.training.validation import Accuracy, Check, Trust, trust
 
 N = 24
 
@@ -147,6 +147,25 @@ def test_a_failure_outweighs_what_is_not_known() -> None:
     checks = (Check("MSI", None, ""), Check("leakage", False, ""), Check("grid", None, ""))
     assert Trust(checks).trusted is False
     assert Trust(checks[::2]).trusted is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "poor"),
+    [(0, False), (1, False), (2, True), (8, True)],  # of 8 coins 7 or more: 9/256, 6: 37/256
+)
+def test_a_model_that_is_not_better_than_chance_is_poor(wrong: int, poor: bool) -> None:
+    labels = torch.tensor([0, 1] * 4)
+    predicted = torch.where(torch.arange(8) < wrong, 1 - labels, labels)
+    found = Accuracy.of(predicted, labels)
+    assert (found.right, found.n, found.chance, found.poor) == (8 - wrong, 8, 0.5, poor)
+    assert ("not significantly more than by chance (50% of them)" in found.words) == poor
+
+
+def test_a_model_that_names_one_class_is_as_good_as_its_share() -> None:
+    labels = torch.tensor([0] * 90 + [1] * 10)
+    found = Accuracy.of(torch.zeros(100, dtype=torch.long), labels)
+    assert (found.right, found.chance, found.poor) == (90, 0.9, True)
+    assert not Accuracy.of(labels[:2], labels[:2]).poor, "all right, however few"
 
 
 def test_few_images_get_more_epochs_unless_epochs_are_given() -> None:

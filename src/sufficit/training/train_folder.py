@@ -15,7 +15,7 @@ from sufficit.classifier.checkpoint import check_saving
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.image_files import ignore_image_warnings
 from sufficit.declared import FolderOptions, TwinOptions
-from sufficit.errors import EmptyHeatmapWarning, UserError
+from sufficit.errors import EmptyHeatmapWarning, UserError, warn_user
 from sufficit.explainers import Method
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.recipes import recipe_of
@@ -24,11 +24,19 @@ from sufficit.metrics.leakage import leak_warning
 from sufficit.outside import as_csv
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.training.feed import Loader, cache_features
-from sufficit.training.folder_images import open_folder
+from sufficit.training.folder_images import FolderImages, open_folder
 from sufficit.training.lax_training import best_of, train_lax
 from sufficit.training.processes import fabric_for
 from sufficit.training.twin_training import train_twin
-from sufficit.training.validation import CONTROLS, Trust, ValidationScores, ValidationSet, trust
+from sufficit.training.validation import (
+    CONTROLS,
+    Accuracy,
+    Trust,
+    ValidationScores,
+    ValidationSet,
+    predictions,
+    trust,
+)
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -60,12 +68,14 @@ class TrainingOutcome:
             f"{found.mean:+.2f} (95 % interval {found.low:+.2f} .. {found.high:+.2f})"
             for found in (lax["msi"], cam["msi"])
         )
+        accuracy = self.record["accuracy"]
+        right = "" if accuracy is None else f" {accuracy.words}"
         return (
             f"Selected epoch {self.record['best_epoch']}, the last of the best by MSI and leakage."
             f" On {self.record['n_validated_on']} held-out images: MSI {ours}, marking"
             f" {lax['mask_penalty'].mean:.0%} of the image; Grad-CAM: MSI {theirs}. MSI is near +1"
             " if a small region suffices and nothing else does. These images selected the epoch:"
-            " score others before you publish a number."
+            f" score others before you publish a number.{right}"
         )
 
 
@@ -89,6 +99,9 @@ def train_folder(
         found = open_folder(classifier, data, options.target, options, fabric)
         target, images = found.folder.target, found.images
         validation = ValidationSet.of(classifier, found.held_out, found.labels)
+        accuracy = _accuracy(classifier, found)
+        if accuracy is not None and accuracy.poor and fabric.is_global_zero:
+            warn_user(accuracy.words)
         if options.overwrite and fabric.is_global_zero:
             (out / "run.json").unlink(missing_ok=True)
         loader: Loader = images
@@ -125,6 +138,7 @@ def train_folder(
     record = provenance(settings, classifier.device, classifier.dtype) | {
         **images_read,
         "targets": target,
+        "accuracy": accuracy,  # of the model, on the labels of the validation images
         "best_epoch": int(best_of(history)["epoch"]),
         "summary": summary,
         "leak_warning": leak_warning(summary["lax"]),
@@ -150,6 +164,13 @@ def train_folder(
         path.write_text(page, encoding="utf-8")
     save_json(out / "run.json", record)  # last: it says that all is there
     return outcome
+
+
+def _accuracy(classifier: Classifier, found: FolderImages) -> Accuracy | None:
+    """The classifier's accuracy on the images held out, where they have labels."""
+    if found.labels is None:
+        return None
+    return Accuracy.of(predictions(classifier, found.held_out), found.labels)
 
 
 def _history(folder: Path, history: list[dict[str, Any]]) -> "DataFrame":

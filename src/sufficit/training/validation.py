@@ -23,6 +23,7 @@ CONTROLS = tuple(name for name, one in EXPLAINERS.items() if one.needs == "image
 GRID_LIMIT = 1.1  # times the grid energy of the smoothed maps
 MOST_PARTS = 3  # median
 MOST_EMPTY = 0.1  # share of images
+LEVEL = 0.05  # of the test whether a classifier is better than chance
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ class ValidationSet:
         if len(classes) < 2:
             raise UserError(
                 f"All {len(targets)} validation images have class {int(classes[0])}, but an adapter"
-                " learns what separates classes: shuffle the loader, or take another --seed or a"
-                " larger --validation-share on the command line"
+                " learns what separates classes: add images of other classes; if there are some,"
+                " shuffle the loader, or take another --seed or a larger --validation-share on the"
+                " command line"
             )
         return cls(images, targets)
 
@@ -91,6 +93,41 @@ def predictions(classifier: Classifier, images: Tensor) -> Tensor:
     """The classifier's own classes: [N,C,H,W] -> [N], on the CPU."""
     with torch.no_grad():
         return torch.cat([classifier(batch).argmax(1).cpu() for batch in images.split(64)])
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How many of n images a classifier names correctly, and how many it would by chance."""
+
+    right: int
+    n: int
+    chance: float  # share, if the predicted classes came in random order
+
+    @classmethod
+    def of(cls, predicted: Tensor, labels: Tensor) -> "Accuracy":
+        """Count predictions [N] that are the labels [N]."""
+        chance = (predicted[:, None] == labels).double().mean().item()
+        return cls(int((predicted == labels).sum()), len(labels), chance)
+
+    @property
+    def poor(self) -> bool:
+        """Whether it is not significantly above chance, by a binomial test at the level 0.05."""
+        from scipy.special import bdtrc
+
+        return self.right < self.n and bdtrc(self.right - 1, self.n, self.chance) > LEVEL
+
+    @property
+    def words(self) -> str:
+        """The numbers in a sentence, and what to check if they are poor."""
+        found = f"The model names the class of {self.right} of {self.n} held-out images"
+        if not self.poor:
+            return f"{found}."
+        return (
+            f"{found}, not significantly more than by chance ({self.chance:.0%} of them). A map for"
+            " a class that the model does not see explains nothing: check that the names or the"
+            " order of the class folders are those of the model's classes, and its size, mean and"
+            " std, or train with --targets prediction."
+        )
 
 
 @dataclass(frozen=True)
