@@ -4,6 +4,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -33,8 +34,12 @@ def provenance(
     config: Mapping[str, Any], device: "torch.device", dtype: "torch.dtype"
 ) -> dict[str, Any]:
     """Config, command, time, commit, versions and device, as run.json holds them."""
-    command = without_secrets(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]))
-    return {"config": dict(config), "command": command} | surroundings(device, dtype)
+    return {"config": dict(config), "command": command_line()} | surroundings(device, dtype)
+
+
+def command_line() -> str:
+    """The command of this process, without secrets."""
+    return without_secrets(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
 
 
 def surroundings(device: "torch.device", dtype: "torch.dtype") -> dict[str, Any]:

@@ -193,6 +193,13 @@ def test_results_are_made_again_without_data_weights_or_adapters(
     assert (out / "results" / "report.html").exists()
 
 
+def test_the_status_of_a_table_names_its_stages(sufficit, table: Path) -> None:
+    found = json.loads(sufficit("status", table, "--json").out)
+    done = {"classifier", "compare", "search", *read_plan(table).adapters}
+    assert {*found["stages_done"]} == done
+    assert (found["is_finished"], found["trainings"]) == (True, {})
+
+
 def copy_trained(table: Path, out: Path) -> Path:
     """A run that was stopped when the classifier and the adapters were trained."""
     for name in ("classifier", "adapters"):
@@ -227,7 +234,9 @@ def test_adapters_of_an_earlier_recipe_are_not_mixed_with_new_ones(
         small_table(out)
 
 
-def test_a_start_that_fails_leaves_no_folder_and_the_next_one_works(tmp_path: Path) -> None:
+def test_a_start_that_fails_leaves_no_folder_and_the_next_one_works(
+    sufficit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "new" / "run"
 
     def stop(done: float, total: float) -> None:
@@ -237,9 +246,13 @@ def test_a_start_that_fails_leaves_no_folder_and_the_next_one_works(tmp_path: Pa
     with pytest.raises(UserError, match="no folder of data at"):
         small_table(out, data=tmp_path / "nowhere", images=3)
     assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("sys.argv", ["/bin/sufficit", "reproduce", "a table", "--out", str(out)])
     with pytest.raises(StoppedError):  # with correct options it trains
         small_table(out, progress=stop)
     assert read_plan(out).images == 4
+    told = "Stages done: none classifier-training: 1 of 2 epochs done Run the same command again to"
+    status = sufficit("status", out).words
+    assert status == f"{told} resume: sufficit reproduce 'a table' --out {out}"
     with pytest.raises(UserError, match=r"Cannot resume .*`images` was 4, now 3"):
         small_table(out, images=3)
     with pytest.raises(StoppedError):

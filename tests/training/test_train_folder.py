@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -166,7 +167,13 @@ def test_a_run_that_was_stopped_ends_as_one_in_a_single_go(
     assert "Run the same command again to resume" in stopped.err
     assert not (parts / "run.json").exists()
     assert torch.load(parts / "checkpoint.pt")["state"]["epoch"] == 1
+    command = f"Run the same command again to resume: {shlex.join(sys.argv)}"
+    assert sufficit("status", parts).words == f"training: 1 of 2 epochs done {command}"
+    known = {"done": 1, "epochs": 2, "is_over": False}
+    found = json.loads(sufficit("status", parts, "--json").out)
+    assert {name: found["trainings"]["training"][name] for name in known} == known
     assert sufficit(*training(digits, parts, *two)).code == 0
+    assert sufficit("status", parts).words == "training: 2 of 2 epochs done Finished."
     ends = [torch.load(folder / "checkpoint.pt") for folder in (whole, parts)]
     assert [end["state"]["epoch"] for end in ends] == [2, 2]
     assert same(ends[0]["model"], ends[1]["model"])

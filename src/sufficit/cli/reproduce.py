@@ -18,6 +18,8 @@ from sufficit.runs.config import RunConfig, Workers
 if TYPE_CHECKING:
     from sufficit.reproduce.table_results import TableResults
 
+SCORED = ("compare", "search")  # the stages that score
+
 
 @app.command()
 @run_options("device", defaults={"model": "", "data": ""}, more=(PlanOptions,))
@@ -83,10 +85,15 @@ def reproduce(
 
 def _stages_kept(folder: Path) -> str:
     """What is kept of a table, and what to do next."""
-    done = [path.parent.name for path in sorted(folder.glob("**/trained.json"))]
-    done += [stage for stage in ("compare", "search") if (folder / stage / "run.json").exists()]
+    done = stages_done(folder)
     kept = f"done and kept: {', '.join(done)}" if done else "no stage is done yet"
     return f"{kept}; of the stage at work, finished epochs or images. {RESUME}"
+
+
+def stages_done(folder: Path) -> list[str]:
+    """The stages of a table that are done: its classifier, its adapters, its scores."""
+    done = [path.parent.name for path in sorted(folder.glob("**/trained.json"))]
+    return done + [one for one in SCORED if (folder / one / "run.json").exists()]
 
 
 def _local(option: str, word: str | None) -> Path | None:

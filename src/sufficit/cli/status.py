@@ -3,13 +3,15 @@
 import json
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from sufficit.cli.console import app, out
+from sufficit.cli.console import RESUME, app, out, say
 from sufficit.cli.options import JsonOption
-from sufficit.files import place
+from sufficit.cli.reproduce import SCORED, stages_done
+from sufficit.files import CHECKPOINT, place, read_json
 from sufficit.outside import literal
 
 SHOWN = 5  # images of a failed unit
@@ -17,7 +19,7 @@ SHOWN = 5  # images of a failed unit
 
 @app.command()
 def status(
-    run: Annotated[str, typer.Argument(help="The --out of compare, evaluate or explain.")],
+    run: Annotated[str, typer.Argument(help="The --out of a run or of a training.")],
     as_json: JsonOption = False,
 ) -> None:
     """How far is a run? Read from its files, on any machine that sees them.
@@ -27,10 +29,19 @@ def status(
     sufficit status sufficit-compare
 
     sufficit status sufficit-compare --json
+
+    sufficit status birds-lax
     """
     from sufficit.runs.store import Store
 
-    store = Store(place(run))
+    folder = place(run)
+    if (found := _training(folder)) is not None:
+        if as_json:
+            typer.echo(json.dumps(found, indent=2))
+        else:
+            _print_training(found)
+        return
+    store = Store(folder)
     state = store.state()
     stage = next((name for name, done in state.done.items() if done < state.units), "")
     left = state.units - state.done.get(stage, state.units)
@@ -60,3 +71,39 @@ def status(
         out.print(literal(f"Failed: unit {one['unit']} ({named}{more}): {one['reason']}"))
     if state.failed:
         out.print("Run the same command again to retry failed units; --json names all images.")
+
+
+def _training(folder: Path) -> dict[str, Any] | None:
+    """How far the training, or those of a table, in a folder are; None if it holds none."""
+    from sufficit.reproduce.table_plan import PLAN
+    from sufficit.training.trainer import read_progress
+
+    if (folder / PLAN).exists():
+        paths, done = sorted(folder.glob(f"**/{CHECKPOINT}")), stages_done(folder)
+        trainings = {path.parent.name: read_progress(path.parent) for path in paths}
+        known = {"stages_done": done, "command": read_json(folder / PLAN).get("command")}
+        return known | {"is_finished": {*SCORED} <= {*done}, "trainings": trainings}
+    if (folder / "run.json").exists():
+        history = read_json(folder / "run.json").get("history")
+        known = {"is_finished": True, "trainings": {"training": {"done": len(history or ())}}}
+        return known if history else None
+    if not (folder / CHECKPOINT).exists():
+        return None
+    found = read_progress(folder)
+    known = {"command": found["command"], "is_finished": False}
+    return known | {"trainings": {"training": found}}
+
+
+def _print_training(found: dict[str, Any]) -> None:
+    """A line per training, and how to resume."""
+    if "stages_done" in found:
+        say(f"Stages done: {', '.join(found['stages_done']) or 'none'}")
+    for name, one in found["trainings"].items():
+        planned = one.get("epochs") or one["done"]
+        early = ", stopped early" if one.get("is_over") and one["done"] < planned else ""
+        say(f"{name}: {one['done']} of {planned} epochs done{early}")
+    if found["is_finished"]:
+        say("Finished.")
+    else:
+        command = found["command"]
+        say(f"{RESUME[:-1]}: {command}" if command else RESUME, soft_wrap=True)

@@ -11,7 +11,7 @@ from sufficit.declared import asked
 from sufficit.errors import UserError, cannot_resume, unknown
 from sufficit.files import make_folder, read_json
 from sufficit.perturbation.bands import grid
-from sufficit.provenance import plain, save_json
+from sufficit.provenance import command_line, plain, save_json
 from sufficit.reproduce.paper_tables import PAPER_CAMS, PaperTable, PlanOptions, table_named
 from sufficit.runs.config import CONTROLS
 from sufficit.training import RECIPES, LaxRecipe
@@ -133,7 +133,8 @@ def keep_plan(out: Path, plan: TablePlan, data: Mapping[str, Any]) -> None:
         check_same(out, "data", data)
     else:
         make_folder(out)
-        save_json(out / PLAN, {"plan": plan, "recipes": plan.recipe_values, "data": data})
+        known = {"plan": plan, "recipes": plan.recipe_values, "data": data}
+        save_json(out / PLAN, known | {"command": command_line()})
 
 
 def check_same(out: Path, kind: str, now: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from sufficit.files import CHECKPOINT, local_file, make_folder, writing
 from sufficit.lock import owning
 from sufficit.loggers import log_numbers
 from sufficit.progress import Progress, Tick, bar
-from sufficit.provenance import surroundings
+from sufficit.provenance import command_line, surroundings
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -170,6 +170,8 @@ class Trainer:
                 "state": vars(self.state),
                 "model": weights_of(self.bare),
                 "optimizer": self.optimizer.state_dict(),
+                "course": {"epochs": self.epochs, "is_over": self.over()},
+                "command": command_line(),
             }
             # Not Fabric.save: its temporary folder may be on another disk, so a killed process
             # leaves half a copy. Not torch.save to a file: it hides that a disk is full.
@@ -256,6 +258,15 @@ def read_checkpoint(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | 
         float(state.best_worth)
     _check_same(out, before, settings)
     return saved
+
+
+def read_progress(out: Path) -> dict[str, Any]:
+    """How far the training in a folder is, by its checkpoint, and the command that started it."""
+    with local_file(out / CHECKPOINT) as file, _in_words(f"Cannot read {out / CHECKPOINT}"):
+        saved = load_tensors(file)
+        done = int(saved["state"]["epoch"])
+        course = {"epochs": None, "is_over": False} | saved.get("course", {})  # as of earlier runs
+    return {"done": done, **course, "command": saved.get("command")}
 
 
 def _check_same(out: Path, before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> None:
