@@ -152,6 +152,10 @@ def test_rows_are_chosen_by_name_number_or_rank(photos: Path, tmp_path: Path) ->
     assert msi.mean(0)[rows_named(results, ["worst"], methods)] == [msi.mean(0).min()]
     disputed = spread[rows_named(results, ["disputed:3"], methods)].tolist()
     assert disputed == sorted(spread)[::-1][:3]
+    results.record["references"] = ["layercam"]  # scored, not ranked, as an adapter's answer
+    for words, wanted in (("best", msi[0].argmax()), ("worst", msi[0].argmin())):
+        assert rows_named(results, [words], methods) == [wanted]
+    assert rows_named(results, ["best"], ["layercam"]) == [msi[1].argmax()]
     assert rows_named(results, ["99"], methods) == list(range(11))
     chosen = rows_named(results, ["06.png", "1", "ant/00.png"], methods)
     assert chosen == [results.names.index("ant/06.png"), 0]

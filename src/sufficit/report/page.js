@@ -25,11 +25,11 @@ const choose = (i, m) => {
   return present(sceneOf(i, m), step);
 };
 
-/* Orders of the images. */
-const values = (image) => image.msi.filter((value) => value !== null);
-const judged = (image) => { const judge = Number($("judge").value), own = judge < 0 ? values(image) : image.msi[judge] === null ? [] : [image.msi[judge]]; return own.length ? own.reduce((a, b) => a + b, 0) / own.length : -Infinity; };
-const spread = (image) => { const own = values(image); return own.length ? Math.max(...own) - Math.min(...own) : -Infinity; };
-const KEYS = { given: (i) => -i, best: (i) => judged(images[i]), worst: (i) => -judged(images[i]), disputed: (i) => spread(images[i]) };
+/* Orders of the images: by the ranked methods, or by one that is chosen; an answer that marks nothing has no value. */
+const values = (i, chosen = data.ranked) => chosen.filter((m) => images[i].msi[m] !== null && !rows[i].querySelector(`button[data-method="${m}"]`).dataset.note).map((m) => images[i].msi[m]);
+const judged = (i, sign) => { const judge = Number($("judge").value), own = judge < 0 ? values(i) : values(i, [judge]); return own.length ? sign * own.reduce((a, b) => a + b, 0) / own.length : -Infinity; };
+const spread = (i) => { const own = values(i); return own.length ? Math.max(...own) - Math.min(...own) : -Infinity; };
+const KEYS = { given: (i) => -i, best: (i) => judged(i, 1), worst: (i) => judged(i, -1), disputed: spread };
 const SAID = { given: "", best: "highest MSI first", worst: "lowest MSI first", disputed: "largest spread of MSI between methods first" };
 const reveal = () => {
   const listed = [...document.querySelectorAll("#rows > li")];

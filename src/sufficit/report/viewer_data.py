@@ -173,6 +173,7 @@ def viewer_data(content: Content) -> dict[str, Any]:
         "starts": [grid.index(content.scores[method].alpha_min) for method in methods],
         "methods": methods,
         "best": methods.index(content.standing.best),
+        "ranked": [k for k, method in enumerate(methods) if method in content.standing.ranking],
         "classes": {number: content.class_name(number) for number in sorted(named)},
         "fill": encode_fill(shown.images, shown.fill),
         "images": images,

@@ -206,7 +206,8 @@ def _captions(
 def rows_named(results: "RunResults", words: Sequence[str], methods: Sequence[str]) -> list[int]:
     """Rows of images, each once: by name, a number for the first ones, best:2, disputed, ...
 
-    The best has the highest mean MSI of the methods, the most disputed the widest spread.
+    The best has the highest mean MSI of the methods, the most disputed the widest spread; those
+    that are not ranked, as the answers of an adapter, count if no other is among the methods.
     """
     found = dict.fromkeys(row for word in words for row in _rows_for(results, word, methods))
     if not found:
@@ -225,7 +226,8 @@ def _rows_for(results: "RunResults", word: str, methods: Sequence[str]) -> list[
         return list(range(min(int(word), results.n)))
     order, _, count = word.partition(":")
     if order in ORDERS and (count.isdecimal() or not count):
-        msi = np.stack([rows.column(method, "msi") for method in methods])
+        counted = [method for method in methods if method not in results.unranked] or methods
+        msi = np.stack([rows.column(method, "msi") for method in counted])
         whole = np.flatnonzero(~np.isnan(msi).any(axis=0))
         by = {"best": -msi.mean(0), "worst": msi.mean(0), "disputed": -np.ptp(msi, axis=0)}
         ranked: list[int] = whole[np.argsort(by[order][whole], kind="stable")].tolist()
