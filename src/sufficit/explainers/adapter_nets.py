@@ -64,7 +64,7 @@ class TopDown(nn.Module):
         self.evidence = None
         if classes is not None and evidence:
             self.evidence = Evidence(channels[-1], classes, widths[0])
-        self._kept: tuple[tuple[object, ...], _Parts] | None = None
+        self.kept: tuple[tuple[object, ...], _Parts] | None = None
 
     def standardize(self, stages: Sequence[Tensor]) -> None:
         """Set the mean and spread that channels have, from the features of some images."""
@@ -100,18 +100,18 @@ class TopDown(nn.Module):
     def _parts(self, dtype: torch.dtype) -> "_Parts":
         """What a pass multiplies with; without gradients it is made once, until a weight changes.
 
-        A GPU spends a launch on each of the many small operations that make it.
+        A GPU spends a launch on each of the operations that make it. Edits of `.data`: see Lax.
         """
         tensors = [*self.parameters(), *self.buffers()]
         traced = torch.compiler.is_compiling() or any(one.is_inference() for one in tensors)
         if torch.is_grad_enabled() or traced:  # the second have no version
-            self._kept = None  # a step of training follows
+            self.kept = None  # a step of training follows
             return self._new_parts()
         state = (dtype, *((one.data_ptr(), one._version) for one in tensors))
-        if self._kept is None or self._kept[0] != state:
+        if self.kept is None or self.kept[0] != state:
             with torch.inference_mode(False), torch.no_grad():
-                self._kept = state, self._new_parts().to(dtype)
-        return self._kept[1]
+                self.kept = state, self._new_parts().to(dtype)
+        return self.kept[1]
 
     def _new_parts(self) -> "_Parts":
         laterals = [lateral.folded() for lateral in self.laterals]  # type: ignore[operator]  # a Lateral

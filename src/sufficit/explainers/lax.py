@@ -55,6 +55,9 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     With one number of channels it is the paper's convnet K-256-128-64-1, whose map has `upsample`
     times the features' side, or a module of your own (`net`) that gives one channel.
 
+    A top-down net keeps what it makes of its weights until they change. It does not see changes
+    through `.data`: call `eval()` after them, or change weights under `torch.no_grad()`.
+
     >>> import torch
     >>> lax = Lax([128, 256, 512], classes=10)
     >>> stages = [torch.rand(2, k, side, side) for k, side in ((128, 16), (256, 8), (512, 4))]
@@ -114,6 +117,12 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     def layer(self) -> str | None:
         """The last, coarsest layer that it reads."""
         return self.layers[-1] if self.layers else None
+
+    def train(self, mode: bool = True) -> "Lax":
+        """Set the mode, as in any module; what was made of the weights is made again."""
+        if isinstance(self.net, TopDown):
+            self.net.kept = None
+        return super().train(mode)
 
     def forward(
         self,
