@@ -22,6 +22,7 @@ from sufficit.report.interpretation import cautions
 from sufficit.runs.maps import noise
 from sufficit.runs.results import RunResults
 from sufficit.runs.shown import rows_named
+from sufficit.sums import few_images
 
 
 def results_equal(one: RunResults, other: RunResults) -> None:
@@ -141,6 +142,16 @@ def test_images_are_those_that_were_scored(photos: Path, tmp_path: Path) -> None
     (moved / "ant" / "06.png").unlink()
     with pytest.raises(UserError, match=r"ant/06\.png is not in .*: give --data"):
         read.images([results.names.index("ant/06.png")], moved)
+
+
+def test_the_caution_about_few_images_is_said_once(photos: Path, tmp_path: Path) -> None:
+    run_small(config_for(photos, leak=False), tmp_path / "out")
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    record["few_images"] = "Only 11 images: as an earlier version said it."
+    (tmp_path / "out" / "run.json").write_text(json.dumps(record))
+    content = RunResults.read(tmp_path / "out").content()
+    (said,) = (one.text for one in cautions(content) if one.text.startswith("Only 11 images"))
+    assert said == few_images(11)
 
 
 def test_rows_are_chosen_by_name_number_or_rank(photos: Path, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from sufficit.runs.shown import read_shown
 from sufficit.runs.store import HEATMAPS, MOST_RECORD, UNITS, Store
 from sufficit.similarity import RankedCondition
 from sufficit.statistics import Estimate, Standing
+from sufficit.sums import few_images
 
 if TYPE_CHECKING:
     import pandas
@@ -241,7 +242,8 @@ class RunResults:
         record, n = self.record, self.n
         random = self.config.weights == "none"
         found = run_remarks(n, record["empty_heatmaps"], random_weights=random)
-        found += [record[name] for name in ("few_images", "sampled") if record.get(name)]
+        # In today's words, which a report compares with; those of an earlier run may differ.
+        found += [words for words in (few_images(n), record.get("sampled")) if words]
         found += [record["within"]["words"]] if record.get("within") else []
         found += [record["output_remark"]] if record.get("output_remark") else []
         if stretched := record["stretched_heatmaps"]:
