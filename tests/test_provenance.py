@@ -1,6 +1,7 @@
 """Where numbers come from, and JSON that any reader takes."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 
 from sufficit import provenance as module
 from sufficit.files import place
-from sufficit.provenance import provenance, save_json
+from sufficit.provenance import command_line, provenance, resume_command, save_json
 
 
 def test_json_has_null_for_nan_and_names_in_any_script(tmp_path: Path) -> None:
@@ -42,7 +43,15 @@ def test_the_command_is_recorded_without_credentials(monkeypatch: pytest.MonkeyP
     words = ["/bin/sufficit", "compare", "--data", "s3://KEY:a/PASS+@birds/x", "--seed", "1"]
     monkeypatch.setattr(sys, "argv", words)
     run = provenance({}, torch.device("cpu"), torch.float32)
-    assert run["command"] == "sufficit compare --data s3://***@birds/x --seed 1"
+    assert run["command"] == "sufficit compare --data 's3://***@birds/x' --seed 1"
+    assert resume_command() == f"cd {shlex.quote(str(Path.cwd()))} && {run['command']}"
+    words = ["sufficit", "explain", "https://a.b/c?sig=KEY&x=1", "--overwrite", "--out", "o p"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert shlex.split(command_line()) == [*words[:2], "https://a.b/c?sig=***&x=1", *words[3:]]
+    ending = " && sufficit explain 'https://a.b/c?sig=***&x=1' --out 'o p'"
+    assert str(resume_command()).endswith(ending)
+    monkeypatch.setattr(sys, "argv", ["my_training.py"])
+    assert resume_command() is None
 
 
 def test_remote_paths_are_text_in_json(tmp_path: Path) -> None:

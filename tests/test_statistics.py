@@ -54,6 +54,10 @@ def ratio_estimate(own: np.ndarray, chance: np.ndarray, *, seed: int = 0) -> Est
     return ratio_of(sums_of(both(own, chance), seed=seed))
 
 
+def test_groups_without_a_value_are_left_out() -> None:
+    assert sign_flip(np.array([1.0, 2.0, np.nan, 3.0])) == (0.25, True)
+
+
 def flip_images(
     differences: np.ndarray, *, draws: int = DRAWS, seed: int = 0
 ) -> tuple[float, bool]:

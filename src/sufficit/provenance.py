@@ -39,7 +39,18 @@ def provenance(
 
 def command_line() -> str:
     """The command of this process, without secrets."""
-    return without_secrets(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
+    return shlex.join(map(without_secrets, [Path(sys.argv[0]).name, *sys.argv[1:]]))
+
+
+def resume_command() -> str | None:
+    """The line that resumes what this process does; None if it is no command of ours.
+
+    With --overwrite it would start anew.
+    """
+    words = [word for word in shlex.split(command_line()) if word != "--overwrite"]
+    if words[0] != "sufficit":
+        return None
+    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(words)}"
 
 
 def surroundings(device: "torch.device", dtype: "torch.dtype") -> dict[str, Any]:

@@ -95,7 +95,7 @@ def sign_flip(sums: Floats, *, draws: int = DRAWS, seed: int = 0) -> tuple[float
     >>> sign_flip(np.array([1.0, 2.0, 3.0]))       # of eight patterns, +++ and --- reach 6
     (0.25, True)
     """
-    moved = sums[sums != 0]
+    moved = sums[(sums != 0) & ~np.isnan(sums)]
     # Sums that are equal but for rounding count as equal.
     far = abs(moved.sum()) - 1e-12 * np.abs(moved).sum()
     if len(moved) <= ENUMERATED:

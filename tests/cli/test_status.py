@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from small_runs import config_for, interrupted, run_small, write_photos
 from sufficit.runs.store import Store
@@ -57,4 +58,22 @@ def test_a_training_is_no_run_of_images(sufficit: Any, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"command": "sufficit train-lax", "history": []}')
     told = sufficit("status", tmp_path)
     assert told.code == 2
-    assert "a run of another kind: give the --out of compare, evaluate or explain" in told.err
+    assert "a run of another kind: give the --out of compare, evaluate, explain or a" in told.err
+
+
+@pytest.mark.parametrize(
+    ("over", "command", "ending"),
+    [
+        (True, None, "Finished."),  # from Python: there is nothing to do after the last epoch
+        (True, "cd a && sufficit train-lax", "again to resume: cd a && sufficit train-lax"),
+        (False, None, "Run the same command again to resume."),
+    ],
+)
+def test_a_training_without_results_is_over_only_from_python(
+    sufficit: Any, tmp_path: Path, over: bool, command: str | None, ending: str
+) -> None:
+    saved = {"state": {"epoch": 5}, "course": {"epochs": 5, "is_over": over}, "command": command}
+    torch.save(saved, tmp_path / "checkpoint.pt")
+    told = sufficit("status", tmp_path).words
+    assert told.startswith("training: 5 of 5 epochs done ")
+    assert told.endswith(ending)

@@ -246,13 +246,14 @@ def test_a_start_that_fails_leaves_no_folder_and_the_next_one_works(
     with pytest.raises(UserError, match="no folder of data at"):
         small_table(out, data=tmp_path / "nowhere", images=3)
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr("sys.argv", ["/bin/sufficit", "reproduce", "a table", "--out", str(out)])
+    line = ["/bin/sufficit", "reproduce", "a table", "--overwrite", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", line)
     with pytest.raises(StoppedError):  # with correct options it trains
         small_table(out, progress=stop)
     assert read_plan(out).images == 4
     told = "Stages done: none classifier-training: 1 of 2 epochs done Run the same command again to"
     status = sufficit("status", out).words
-    assert status == f"{told} resume: sufficit reproduce 'a table' --out {out}"
+    assert status == f"{told} resume: cd {Path.cwd()} && sufficit reproduce 'a table' --out {out}"
     with pytest.raises(UserError, match=r"Cannot resume .*`images` was 4, now 3"):
         small_table(out, images=3)
     with pytest.raises(StoppedError):

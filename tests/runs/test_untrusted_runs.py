@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -119,6 +120,14 @@ def shorter(*names: str) -> Callable[[dict[str, Tensor], dict[str, Any]], None]:
         (
             lambda tensors, facts: tensors.update(pixels=tensors["pixels"][..., 3:]),
             r"heatmaps must be \[N,H,W\] = \[5, 12, 7\], got \[5, 12, 10\]",
+        ),
+        (
+            lambda tensors, facts: tensors.update(fill=torch.zeros(2, 3, 5, 5)),
+            r"a fill tensor must be .* got \[2, 3, 5, 5\]",
+        ),
+        (
+            lambda tensors, facts: tensors.update(fill=torch.tensor(float("nan"))),
+            "a fill tensor must be finite",
         ),
     ],
 )

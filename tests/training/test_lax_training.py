@@ -372,6 +372,15 @@ def test_a_later_epoch_is_kept_unless_it_is_worse_by_more_than_a_standard_error(
     assert torch.equal(weights(Lax.from_pretrained(tmp_path, net=small_net())), seen[3])
 
 
+def test_a_validation_image_without_a_score_does_not_stop_the_selection(monkeypatch) -> None:
+    nan = float("nan")
+    values = [[0.1, 0.2, nan], [0.3, 0.4, nan], [0.5, nan, 0.7]]
+    seen = judged(monkeypatch, [0.15, 0.35, 0.6], values)
+    found = train(epochs=3)
+    assert [row["kept"] for row in found.trained["history"]] == [True, True, True]
+    assert torch.equal(weights(found), seen[2])
+
+
 def test_a_resumed_training_compares_with_the_best_epoch_of_before(
     monkeypatch, tmp_path: Path
 ) -> None:

@@ -162,12 +162,15 @@ def test_a_run_that_was_stopped_ends_as_one_in_a_single_go(
     assert sufficit(*training(digits, whole, *two)).code == 0
     with monkeypatch.context() as patched:
         patched.setattr(TrainingImages, "__iter__", interrupted_in_pass(2, TrainingImages.__iter__))
-        stopped = sufficit(*training(digits, parts, *two))
+        stopped = sufficit(*training(digits, parts, *two, "--overwrite"))
     assert stopped.code == 130
     assert "Run the same command again to resume" in stopped.err
+    assert stopped.err.strip().endswith("Leave out --overwrite: it starts anew.")
     assert not (parts / "run.json").exists()
     assert torch.load(parts / "checkpoint.pt")["state"]["epoch"] == 1
-    command = f"Run the same command again to resume: {shlex.join(sys.argv)}"
+    line = shlex.join(word for word in sys.argv if word != "--overwrite")
+    command = "Run the same command again to resume:"
+    command += f" cd {shlex.quote(str(Path.cwd()))} && {line}"
     assert sufficit("status", parts).words == f"training: 1 of 2 epochs done {command}"
     known = {"done": 1, "epochs": 2, "is_over": False}
     found = json.loads(sufficit("status", parts, "--json").out)

@@ -83,6 +83,23 @@ def test_a_twin_killed_before_its_first_checkpoint_is_not_taken_for_finished(
     assert (tmp_path / "twin" / "classifier.safetensors").read_bytes() == wanted
 
 
+def test_a_twin_that_is_trained_anew_and_stopped_is_not_finished(
+    sufficit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digits, out = write_digits(tmp_path / "digits", 16), tmp_path / "twin"
+    words = ["train-twin", *MODEL, "--data", digits, *QUICK, "--out", out]
+    assert sufficit(*words).code == 0
+    assert sufficit("status", out).words == "training: 1 of 1 epochs done Finished."
+
+    def killed(*_: object) -> None:
+        raise StopError
+
+    monkeypatch.setattr(TwinValidation, "score", killed)
+    with pytest.raises(StopError):
+        sufficit(*words, "--overwrite")
+    assert "Finished" not in sufficit("status", out).words
+
+
 def test_a_model_that_cannot_be_saved_is_refused(sufficit, tmp_path: Path) -> None:
     digits = write_digits(tmp_path / "digits", 16)
     (tmp_path / "mine.py").write_text(

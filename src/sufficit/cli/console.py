@@ -138,7 +138,10 @@ def resumable(folder: Path, kept: Callable[[Path], str] | str = "") -> Iterator[
             yield
     except KeyboardInterrupt:
         words = kept if isinstance(kept, str) else kept(folder)
-        err.print(literal(f"Interrupted: {words or units_kept(folder)}"), soft_wrap=True)
+        words = words or units_kept(folder)
+        if "--overwrite" in sys.argv:
+            words += " Leave out --overwrite: it starts anew."
+        err.print(literal(f"Interrupted: {words}"), soft_wrap=True)
         raise typer.Exit(130) from None
 
 

@@ -90,7 +90,9 @@ def _training(folder: Path) -> dict[str, Any] | None:
     if not (folder / CHECKPOINT).exists():
         return None
     found = read_progress(folder)
-    known = {"command": found["command"], "is_finished": False}
+    # A command still has its report to write; a training from Python ends with its last epoch.
+    over = found["is_over"] and found["command"] is None
+    known = {"command": found["command"], "is_finished": over}
     return known | {"trainings": {"training": found}}
 
 

@@ -265,6 +265,11 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         if regions := config.pop("regions", None):  # as it was before `answers` were these
             alone = config.get("alone") if config.get("answers") == 1 else None
             config |= {"answers": regions, "alone": alone}
+        elif config.get("answers", 1) != 1 and "alone" not in config:
+            raise UserError(
+                f"the adapter in {folder} has one output per answer, as a development version made"
+                " it: train it again"
+            )
         try:
             with limited_by(folder / WEIGHTS):
                 lax = cls(**config, net=net)

@@ -11,10 +11,11 @@ from sufficit.declared import asked
 from sufficit.errors import UserError, cannot_resume, unknown
 from sufficit.files import make_folder, read_json
 from sufficit.perturbation.bands import grid
-from sufficit.provenance import command_line, plain, save_json
+from sufficit.provenance import plain, resume_command, save_json
 from sufficit.reproduce.paper_tables import PAPER_CAMS, PaperTable, PlanOptions, table_named
 from sufficit.runs.config import CONTROLS
 from sufficit.training import RECIPES, LaxRecipe
+from sufficit.training.lax_training import LOSS
 
 PLAN, SECONDS = "reproduce.json", "seconds.json"
 STAGES = (  # what they write
@@ -69,7 +70,8 @@ class TablePlan(PlanOptions):
     def recipe_values(self) -> dict[str, Any]:
         """Every value of every recipe by name: {"robust.size": 2, ...}."""
         chosen = {name: asdict(self.recipe(name)) for name in self.recipes}
-        return {f"{name}.{key}": v for name, values in chosen.items() for key, v in values.items()}
+        found = {f"{name}.{key}": v for name, values in chosen.items() for key, v in values.items()}
+        return found | {"version of the formulas": LOSS}
 
 
 def make_plan(table: str, asked: Mapping[str, Any], *, quick: bool, cuda: bool) -> TablePlan:
@@ -134,7 +136,7 @@ def keep_plan(out: Path, plan: TablePlan, data: Mapping[str, Any]) -> None:
     else:
         make_folder(out)
         known = {"plan": plan, "recipes": plan.recipe_values, "data": data}
-        save_json(out / PLAN, known | {"command": command_line()})
+        save_json(out / PLAN, known | {"command": resume_command()})
 
 
 def check_same(out: Path, kind: str, now: Mapping[str, Any]) -> None:

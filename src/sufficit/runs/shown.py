@@ -15,6 +15,7 @@ from sufficit import plots
 from sufficit.errors import UserError, unknown
 from sufficit.explainers.sources import answer_names, answer_notes
 from sufficit.metrics.plan import ask, make_plan
+from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.perturbation.predictions import ROWS, Predictions
 from sufficit.report.content import Choice, Shown
@@ -109,6 +110,8 @@ def read_shown(
         raise ValueError(f"{SHOWN} holds {sorted(counts)} images and {len(facts['rows'])} rows")
     for found in maps.values():
         check_heatmaps(found, images)
+    if "fill" in tensors:
+        check_fill(tensors["fill"], images)
     plan = make_plan(**config.plan_options() | {"calls": "exact"})
     predictions = {
         name: Predictions(

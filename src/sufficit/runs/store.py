@@ -180,7 +180,7 @@ class Store:
             if not isinstance(images, int):  # a training, which has no units
                 raise UserError(
                     f"{self.folder} holds a run of another kind: give the --out of compare,"
-                    " evaluate or explain"
+                    " evaluate, explain or a training"
                 )
             return RunState({}, 0, images, images, [], is_finished=True)
         if not path.exists():

@@ -238,6 +238,8 @@ def train_twin_folder(
         wanted: Any = "label" if options.target == "label" else "auto"
         found = open_folder(classifier, data, wanted, options, fabric)
         held, labels = found.held_out, found.labels
+        if options.overwrite and fabric.is_global_zero:
+            (out / "run.json").unlink(missing_ok=True)
         given: dict[str, Any] = {name: getattr(options, name) for name in TWIN_SHARED}
         given |= {"validation": [held if labels is None else (held, labels)]}
         given |= {"validation_images": len(held), "about": found.about, "fabric": fabric}

@@ -19,7 +19,7 @@ from sufficit.files import CHECKPOINT, local_file, make_folder, writing
 from sufficit.lock import owning
 from sufficit.loggers import log_numbers
 from sufficit.progress import Progress, Tick, bar
-from sufficit.provenance import command_line, surroundings
+from sufficit.provenance import resume_command, surroundings
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -124,7 +124,9 @@ class Trainer:
         state, error = self.state, 0.0
         state.stale = 0 if worth > state.best_worth else state.stale + 1
         if values is not None and state.best_values is not None:
-            error = float((values - state.best_values).std()) / math.sqrt(len(values))
+            apart = values - state.best_values
+            apart = apart[apart.isfinite()]  # NaN has no score
+            error = float(apart.std()) / math.sqrt(len(apart)) if len(apart) > 1 else 0.0
         self.better = worth >= state.best_worth - error
         if worth >= state.best_worth:
             state.best_worth, state.best_values = worth, values
@@ -171,7 +173,7 @@ class Trainer:
                 "model": weights_of(self.bare),
                 "optimizer": self.optimizer.state_dict(),
                 "course": {"epochs": self.epochs, "is_over": self.over()},
-                "command": command_line(),
+                "command": resume_command(),
             }
             # Not Fabric.save: its temporary folder may be on another disk, so a killed process
             # leaves half a copy. Not torch.save to a file: it hides that a disk is full.
@@ -261,7 +263,7 @@ def read_checkpoint(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | 
 
 
 def read_progress(out: Path) -> dict[str, Any]:
-    """How far the training in a folder is, by its checkpoint, and the command that started it."""
+    """How far the training in a folder is, by its checkpoint, and the command that resumes it."""
     with local_file(out / CHECKPOINT) as file, _in_words(f"Cannot read {out / CHECKPOINT}"):
         saved = load_tensors(file)
         done = int(saved["state"]["epoch"])
