@@ -45,7 +45,7 @@ def command_line() -> str:
 def resume_command() -> str | None:
     """The line that resumes what this process does; None if it is no command of ours.
 
-    With --overwrite it would start anew.
+    With --overwrite it would start from the beginning.
     """
     words = [word for word in shlex.split(command_line()) if word != "--overwrite"]
     if words[0] != "sufficit":

@@ -165,7 +165,7 @@ def test_a_run_that_was_stopped_ends_as_one_in_a_single_go(
         stopped = sufficit(*training(digits, parts, *two, "--overwrite"))
     assert stopped.code == 130
     assert "Run the same command again to resume" in stopped.err
-    assert stopped.err.strip().endswith("Leave out --overwrite: it starts anew.")
+    assert stopped.err.strip().endswith("Leave out --overwrite, which starts from the beginning.")
     assert not (parts / "run.json").exists()
     assert torch.load(parts / "checkpoint.pt")["state"]["epoch"] == 1
     line = shlex.join(word for word in sys.argv if word != "--overwrite")

@@ -83,7 +83,7 @@ def test_a_twin_killed_before_its_first_checkpoint_is_not_taken_for_finished(
     assert (tmp_path / "twin" / "classifier.safetensors").read_bytes() == wanted
 
 
-def test_a_twin_that_is_trained_anew_and_stopped_is_not_finished(
+def test_a_twin_that_is_trained_again_and_stopped_is_not_finished(
     sufficit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digits, out = write_digits(tmp_path / "digits", 16), tmp_path / "twin"

@@ -140,7 +140,7 @@ def resumable(folder: Path, kept: Callable[[Path], str] | str = "") -> Iterator[
         words = kept if isinstance(kept, str) else kept(folder)
         words = words or units_kept(folder)
         if "--overwrite" in sys.argv:
-            words += " Leave out --overwrite: it starts anew."
+            words += " Leave out --overwrite, which starts from the beginning."
         err.print(literal(f"Interrupted: {words}"), soft_wrap=True)
         raise typer.Exit(130) from None
 
