@@ -62,6 +62,18 @@ def test_it_prints_the_table_and_where_to_look(sufficit, photos: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_maps_that_mark_nothing_at_alpha_min_are_a_warning(
+    sufficit, photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("def dim(model, images, targets): return images[:, 0] * 0.4")
+    mine = f"python:{tmp_path / 'mine.py'}:dim"
+    run = sufficit(*words(photos, "--methods", mine, "--no-leak", "--no-controls"))
+    said = "Maps that mark nothing at alpha_min 0.5, of 11 images: dim 11. MSI there is that of"
+    assert said in " ".join(run.err.split())
+    assert "Which method is best? dim, with a caveat." in run.words
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_finished_run_is_not_overwritten_unless_it_is_asked_for(sufficit, photos: Path) -> None:
     assert sufficit(*words(photos, "--no-leak")).code == 0
     out = photos.parent / "out"

@@ -188,6 +188,19 @@ def test_heatmaps_of_other_proportions_bring_a_warning(sufficit, digits: Path) -
     assert "other proportions" in run.err
 
 
+def test_heatmaps_that_mark_nothing_at_alpha_min_bring_a_warning(sufficit, digits: Path) -> None:
+    write_heatmaps(
+        digits.parent / "maps.npz",
+        {
+            path.relative_to(digits).as_posix(): torch.full((4, 4), 0.2)
+            for path in digits.rglob("*.png")
+        },
+    )
+    run = sufficit(*scored(digits))
+    said = f"Maps that mark nothing at alpha_min 0.5, of {N} images: heatmaps {N}. MSI there is"
+    assert said in " ".join(run.err.split())
+
+
 def test_a_fill_can_be_an_image(sufficit, digits: Path, tmp_path: Path) -> None:
     Image.new("RGB", (64, 64), (0, 0, 0)).save(tmp_path / "black.png")
     named = sufficit(*scored(digits, "--columns", "msi", "--json"))

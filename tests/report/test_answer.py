@@ -169,6 +169,23 @@ def test_the_words_follow_the_tests() -> None:
     assert best({"a": values["a"]}, agnostic="a") == f"a. {highest}.{same}"
 
 
+def test_a_best_method_whose_maps_mark_nothing_has_a_caveat() -> None:
+    empty = " {} marks nothing at alpha_min 0.5 in 7 of 8 images: MSI there is that of an empty"
+    for found, word in (
+        (content(), "bright, with a caveat"),
+        (content(bright=0.301, coarse=0.3), "bright, but not for sure"),
+    ):
+        best = answer(replace(found, unmarked={"bright": 7}))[0]
+        assert best.word == word
+        assert best.text.endswith(f"{empty.format('bright')} mask.")
+        other = answer(replace(found, unmarked={"coarse": 7}))[0]
+        assert other == answer(found)[0]
+    control = compare_values({"bright": np.zeros(8), "coarse": np.ones(8)}, controls=["coarse"])
+    best = answer(replace(content(), standing=control, unmarked={"bright": 7}))[0]
+    assert (best.word, best.text[-5:]) == ("None", "mask.")
+    assert empty.format("bright") in best.text
+
+
 def test_a_random_output_layer_is_a_warning_only_where_maps_stay() -> None:
     check = {"layer": "fc", "n": 8, "rank_correlation": {"bright": {"mean": 0.95}}}
     check["rank_correlation"]["coarse"] = {"mean": None}  # constant maps have none

@@ -13,12 +13,14 @@ import pytest
 import torch
 from torch import nn
 
+from report_content import Quarters, quarters
 from small_runs import config_for, run_small
 from sufficit import Classifier, UserError, compare, evaluate, explain_all
 from sufficit.data.images import read_image
 from sufficit.provenance import plain
 from sufficit.report.answer import answer
-from sufficit.report.interpretation import cautions
+from sufficit.report.html import render
+from sufficit.report.interpretation import cautions, readings
 from sufficit.runs.maps import noise
 from sufficit.runs.results import RunResults
 from sufficit.runs.shown import rows_named
@@ -188,6 +190,73 @@ def test_what_makes_scores_worthless_is_a_remark(photos: Path, tmp_path: Path) -
     results = run_small(config, tmp_path / "out")
     assert any("All-zero heatmaps" in remark and "own 11" in remark for remark in results.remarks())
     assert results.record["empty_heatmaps"]["own"] == 11
+
+
+def dim_maps(count: int, **options: Any) -> RunResults:
+    """Of 12 images, `dim` stays at 0.2 in so many and marks the bright quarter of the others.
+
+    `dark` marks the three quarters that are not bright.
+    """
+    images, targets = quarters(12)
+    bright = (images.mean(1) > 0.3).float()
+    bright = nn.functional.avg_pool2d(bright[:, None], 8).round()[:, 0]
+    bright = nn.functional.interpolate(bright[:, None], scale_factor=8)[:, 0]
+    dim = bright.clone()
+    dim[12 - count :] = 0.2
+    given: dict[str, Any] = {"leak": False, "controls": False, "held_out_fill": "none"} | options
+    maps = {"dim": dim, "dark": 1 - bright}
+    return compare(Classifier(Quarters()), images, maps, targets, progress=False, **given)
+
+
+def test_a_map_that_marks_nothing_at_alpha_min_is_not_the_best_without_a_word(
+    tmp_path: Path,
+) -> None:
+    dim_maps(9, out=tmp_path / "out")
+    found = RunResults.read(tmp_path / "out")  # nothing of it is stored but the columns
+    msi = found.rows["dim"]["msi"].tolist()
+    # Of black the model says class 0, of which it needs no region: (1 - 1) / 2, else (0 - 1) / 2.
+    assert msi[3:] == [-0.5, 0.0, -0.5, -0.5, -0.5, 0.0, -0.5, -0.5, -0.5]
+    assert found.unmarked == found.as_json()["unmarked"] == {"dim": 9}
+    said = (
+        "Maps that mark nothing at alpha_min 0.5, of 12 images: dim 9. MSI there is that of an"
+        " empty mask, between -0.5 and 0 as a rule, and not of an explanation: compare at a lower"
+        " alpha_min too."
+    )
+    assert said in found.remarks()
+    content = found.content()
+    assert [one.text for one in cautions(content)].count(said) == 1
+    words = " dim marks nothing at alpha_min 0.5 in 9 of 12 images: MSI there is that of an empty"
+    best = answer(content)[0]
+    assert best.word == "dim, with a caveat"
+    assert best.text.endswith(f"significantly so.{words} mask.")
+    dim, dark = readings(content)
+    assert dim.why.endswith(f"{words} mask.")
+    assert "nothing" not in dark.why
+    page = render(content)
+    assert page.count("marks nothing in 9 of 12</span>") == 1
+    assert "dim, with a caveat." in page
+
+
+@pytest.mark.parametrize(
+    ("count", "options"),
+    [(1, {}), (9, {"alpha_min": 0.2}), (9, {"columns": ["msi", "base_score"]})],
+    ids=["one in twelve", "alpha_min", "unknown"],
+)
+def test_few_maps_that_mark_nothing_bring_no_warning(count: int, options: dict[str, Any]) -> None:
+    found = dim_maps(count, **options)
+    assert found.unmarked == {}
+    assert not any("mark nothing" in remark for remark in found.remarks())
+    assert "caveat" not in answer(found.content())[0].word
+
+
+def test_maps_that_mark_nothing_are_counted_at_the_alpha_min_found_and_for_ranked_sources() -> None:
+    assert dim_maps(2).unmarked == {"dim": 2}
+    found = dim_maps(9, alpha_min="search")
+    zeros = (found.rows["dim"]["mask_penalty"] == 0).sum()
+    assert found.unmarked == ({"dim": zeros} if found.alpha_min > 0.2 else {})
+    found = dim_maps(9)
+    for kind in ("references", "controls"):  # as an answer of an adapter, as center
+        assert replace(found, record={**found.record, kind: ["dim"]}).unmarked == {}
 
 
 def test_a_folder_without_a_finished_run_says_what_it_is(tmp_path: Path) -> None:

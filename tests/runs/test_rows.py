@@ -36,6 +36,7 @@ def test_parts_are_those_of_the_whole(rows: StoredRows, frame: pandas.DataFrame)
     assert rows.columns("a") == ["msi", "own"]
     assert rows.column("a", "msi").tolist() == frame["msi"].tolist()
     assert list(rows.names("a")) == frame["image"].tolist()
+    assert (rows.zeros("a", "target"), rows.zeros("a", "msi")) == (1, 0)
     for wanted in ([7, 0, 24, 8, 7], [3], []):
         found = rows.some("a", wanted, ["own", "image"])
         assert found["own"].tolist() == frame["own"].iloc[wanted].tolist()

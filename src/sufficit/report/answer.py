@@ -6,7 +6,7 @@ from typing import NamedTuple
 from sufficit.metrics.columns import heading
 from sufficit.metrics.leakage import LIMIT
 from sufficit.report.content import Content
-from sufficit.report.interpretation import joined, leaks
+from sufficit.report.interpretation import joined, leaks, unmarked_words
 from sufficit.similarity import best_changes, lost_leads
 from sufficit.sums import FEW
 
@@ -43,20 +43,22 @@ def _best(content: Content) -> tuple[str, str]:
     found = content.summaries[top][standing.column]
     ends = f" (95 % interval {found.low:.2f} to {found.high:.2f})"
     value = f"{found.mean:.2f}{'' if math.isnan(found.low) else ends}"
+    empty = unmarked_words(content, best)
     if top != best:
         beaten = standing.beats(top, best)
         words = "significantly worse" if beaten else "not significantly different"
         return "None", (
             f"No method is better than the control {top}, which has the {most} {column}: {value}."
-            f" The {most} of the methods, {best} with {content.mean(best):.2f}, is {words}."
+            f" The {most} of the methods, {best} with {content.mean(best):.2f}, is {words}.{empty}"
         )
     text = f"Its {column} is {most}, {value}"
-    agnostic = " It draws the same map for every class." * (best in content.class_agnostic)
+    rest = " It draws the same map for every class." * (best in content.class_agnostic) + empty
     if standing.is_clear or not rivals:
-        return best, f"{text}{', significantly so' if rivals else ''}.{agnostic}"
+        word = f"{best}, with a caveat" if empty else best
+        return word, f"{text}{', significantly so' if rivals else ''}.{rest}"
     unsure = joined([one for one in rivals if not standing.beats(best, one)])
     side = "above" if standing.higher_is_better else "below"
-    return f"{best}, but not for sure", f"{text}, but not significantly {side} {unsure}.{agnostic}"
+    return f"{best}, but not for sure", f"{text}, but not significantly {side} {unsure}.{rest}"
 
 
 def _holds(content: Content) -> tuple[str, str]:

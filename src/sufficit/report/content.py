@@ -84,6 +84,8 @@ class Content:
     alpha_curve: Mapping[str, Any] | None = None  # MSI over alpha_min on a sample, as in run.json
     class_agnostic: Sequence[str] = ()  # methods that draw the same map for every class
     answers: Mapping[str, int] = field(default_factory=dict)  # of adapters with more than one
+    unmarked: Mapping[str, int] = field(default_factory=dict)
+    """Images in which a method's map marks nothing at alpha_min, where these are many."""
     head_check: Mapping[str, Any] | None = None  # rank correlations with a random output layer
     conditions: Sequence[RankedCondition] = ()  # how methods rank with other fills, and for a twin
     ceiling: Mapping[str, Any] | None = None  # what a search reaches, as in run.json

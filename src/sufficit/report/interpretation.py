@@ -20,6 +20,7 @@ from sufficit.sums import few_images
 NEAR = 0.25  # how far from +1, 0 or -1 is still close to it
 LOW_ACCURACY = 0.7
 MANY_NAN = 0.05
+MOST_EMPTY = 0.1  # share of images in which a map may mark nothing
 SUFFICES = 0.5  # share of images that a region alone must be enough for
 UNMOVED = 0.9  # rank correlation with the maps of a random output layer
 
@@ -58,6 +59,7 @@ def readings(content: Content) -> list[Reading]:
         losses = {"size": size, "short": 1 - (kept + inner) / 2}
         losses |= {"outside": outside / 2, "weaker": weak / 2}
         words = why(msi, losses, kept, inner, accuracy=scores.schedule.score == "accuracy")
+        words += unmarked_words(content, method)
         found.append(Reading(method, msi, place_of(msi), words, losses))
     return found
 
@@ -303,6 +305,25 @@ def _other_rankings(content: Content) -> Iterator[str]:
                 f"Leads that do not survive {other.words} (paired tests, n = {here.n}):"
                 f" {'; '.join(words)}."
             )
+
+
+def unmarked_words(content: Content, method: str) -> str:
+    """That a method's map marks nothing in many images; empty if it does not."""
+    if method not in content.unmarked:
+        return ""
+    images = f"{content.unmarked[method]} of {content.n} images"
+    where = f"{method} marks nothing at alpha_min {content.first.alpha_min:g} in {images}"
+    return f" {where}: MSI there is that of an empty mask."
+
+
+def unmarked_remark(n: int, unmarked: Mapping[str, int], alpha_min: float) -> str:
+    """What MSI is worth where maps mark nothing at alpha_min; `unmarked` counts such images."""
+    listed = ", ".join(f"{method} {count}" for method, count in unmarked.items())
+    return (
+        f"Maps that mark nothing at alpha_min {alpha_min:g}, of {n} images: {listed}. MSI there is"
+        " that of an empty mask, between -0.5 and 0 as a rule, and not of an explanation: compare"
+        " at a lower alpha_min too."
+    )
 
 
 def run_remarks(n: int, empty: Mapping[str, int], *, random_weights: bool = False) -> list[str]:

@@ -22,7 +22,7 @@ from sufficit.metrics.scores import MethodScores
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain, typed
 from sufficit.report.content import MOST_ROWS, Content, Facts, Shown
-from sufficit.report.interpretation import run_remarks
+from sufficit.report.interpretation import MOST_EMPTY, run_remarks, unmarked_remark
 from sufficit.runs.config import RunConfig, check_values
 from sufficit.runs.maps import heatmaps_from_file
 from sufficit.runs.rows import StoredRows
@@ -109,6 +109,14 @@ class RunResults:
         known = self.record["sources"].items()
         return {name: count for name, one in known if (count := one.get("answers", 1)) > 1}
 
+    @cached_property
+    def unmarked(self) -> dict[str, int]:
+        """The images in which a ranked source marks nothing at alpha_min, where these are many."""
+        ranked = [name for name in self.methods if name not in self.unranked]
+        scored = [n for n in ranked if {"msi", "mask_penalty"} <= {*self.rows.columns(n)}]
+        counts = {name: self.rows.zeros(name, "mask_penalty") for name in scored}
+        return {name: count for name, count in counts.items() if count > MOST_EMPTY * self.n}
+
     def labels(self) -> dict[str, str]:
         """What figures call the sources: a control, or one that ignores the class, says so."""
         agnostic = [n for n, one in self.record["sources"].items() if one["class_agnostic"]]
@@ -167,6 +175,7 @@ class RunResults:
         left_out = ("config", "skipped", "class_names", "alpha_curve", "search", "chance")
         facts = {name: value for name, value in self.record.items() if name not in left_out}
         columns = {name: self.summaries[name] for name in self.methods}
+        facts |= {"unmarked": self.unmarked}
         found: dict[str, Any] = plain({**facts, "columns": columns, "standing": self.standing})
         return found
 
@@ -235,6 +244,7 @@ class RunResults:
             head_check=record.get("head_check"),
             class_agnostic=[n for n, one in sources.items() if one["class_agnostic"]],
             answers=self.several,
+            unmarked=self.unmarked,
         )
 
     def remarks(self) -> list[str]:
@@ -242,6 +252,7 @@ class RunResults:
         record, n = self.record, self.n
         random = self.config.weights == "none"
         found = run_remarks(n, record["empty_heatmaps"], random_weights=random)
+        found += [unmarked_remark(n, self.unmarked, self.alpha_min)] if self.unmarked else []
         # In today's words, which a report compares with; those of an earlier run may differ.
         found += [words for words in (few_images(n), record.get("sampled")) if words]
         found += [record["within"]["words"]] if record.get("within") else []

@@ -226,6 +226,12 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
             found: np.ndarray[Any, Any] = file.read([name])[name].to_numpy()
         return found
 
+    def zeros(self, source: str, name: str) -> int:
+        """The number of images whose value in a column is 0, some in memory at a time."""
+        with self._open(source) as file:
+            parts = (np.asarray(batch[name]) for batch in file.iter_batches(columns=[name]))
+            return sum(int((values == 0).sum()) for values in parts)
+
     def names(self, source: str) -> Iterator[str]:
         """The names of the images in order, some in memory at a time."""
         with self._open(source) as file:

@@ -14,7 +14,7 @@ from sufficit.explainers import EXPLAINERS, Method, explain
 from sufficit.metrics.artefacts import ARTEFACTS, Cell, GridEnergy, smoothed
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.metrics.scores import Scores, evaluate
-from sufficit.report.interpretation import joined
+from sufficit.report.interpretation import MOST_EMPTY, joined
 from sufficit.statistics import compare_values
 
 HELD_OUT_FILL = "blur"  # of the image itself, which no recipe trains with
@@ -22,7 +22,6 @@ CONTROLS = tuple(name for name, one in EXPLAINERS.items() if one.needs == "image
 """Maps that do not depend on the model: any method must beat them."""
 GRID_LIMIT = 1.1  # times the grid energy of the smoothed maps
 MOST_PARTS = 3  # median
-MOST_EMPTY = 0.1  # share of images
 LEVEL = 0.05  # of the test whether a classifier is better than chance
 
 
