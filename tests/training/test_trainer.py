@@ -15,6 +15,7 @@ from sufficit.training import LaxRecipe, TrainingError
 from sufficit.training.feed import Feed
 from sufficit.training.processes import fabric_for
 from sufficit.training.trainer import Trainer, TrainingState, read_checkpoint
+from sufficit.training.validation import ValidationSet
 
 
 class Poisoned:
@@ -126,6 +127,36 @@ def test_a_classifier_that_says_nan_of_hidden_images_is_told(kept: bool, tmp_pat
     with pytest.raises(TrainingError, match=words), pytest.warns(RuntimeWarning, match=counted):
         train(classifier=classifier, epochs=2, out=tmp_path / "out" if kept else None)
     assert not (tmp_path / "out").exists()
+
+
+class Blinking(nn.Module):
+    """NaN for an image with the mark of the first one that is neither whole nor black."""
+
+    def __init__(self, mark: Tensor) -> None:
+        super().__init__()
+        self.net, self.mark = classifier_of().model, mark
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.net(images)
+        marked = (images == self.mark[:, None, None]).all(1).flatten(1)
+        hidden = (images == -2).all(1).flatten(1).any(1)
+        return torch.where((marked.any(1) & hidden)[:, None], torch.nan, found)
+
+
+def test_nan_of_masked_images_is_warned_of_once_per_training() -> None:
+    images, labels = data(8, seed=1)
+    images[0] = images[0, :, :1, :1]  # one colour, which no image of the training has
+    net = Blinking((images[0, :, 0, 0] - 0.5) / 0.25)
+    classifier = Classifier(net, f"net.{classifier_of().layer}", mean=(0.5,) * 3, std=(0.25,) * 3)
+    validation = ValidationSet(images, labels)
+    with pytest.warns(RuntimeWarning, match="in 1 of 8 images") as caught:
+        found = train(classifier=classifier, epochs=3, validation=validation, alpha_min=0.4)
+    assert len(caught) == 1
+    assert len(found.trained["history"]) == 3
+    again = ValidationSet(images, labels)
+    with pytest.warns(RuntimeWarning, match="in 1 of 8 images"):  # and so in the last epoch
+        again.score(classifier, found, 0.4)
+    assert again.score(classifier, found, 0.4).scores.nan_counts()["msi"] == 1
 
 
 def test_images_alone_are_enough_to_explain_predictions() -> None:
