@@ -252,8 +252,8 @@ def test_few_maps_that_mark_nothing_bring_no_warning(count: int, options: dict[s
 def test_maps_that_mark_nothing_are_counted_at_the_alpha_min_found_and_for_ranked_sources() -> None:
     assert dim_maps(2).unmarked == {"dim": 2}
     found = dim_maps(9, alpha_min="search")
-    zeros = (found.rows["dim"]["mask_penalty"] == 0).sum()
-    assert found.unmarked == ({"dim": zeros} if found.alpha_min > 0.2 else {})
+    assert found.alpha_min > 0.2  # an empty mask is better than a mask of everything
+    assert found.unmarked == {"dim": 9}
     found = dim_maps(9)
     for kind in ("references", "controls"):  # as an answer of an adapter, as center
         assert replace(found, record={**found.record, kind: ["dim"]}).unmarked == {}
