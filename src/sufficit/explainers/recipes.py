@@ -97,6 +97,7 @@ _RIVAL = LaxRecipe(keep=0, stages=3)  # the adapter of `robust`, losses of other
 _PAPER = LaxRecipe(entropy=5, schedule="constant", epochs=500)
 RECIPES: dict[str, LaxRecipe] = {
     "robust": _ROBUST,
+    "crisp": replace(_ROBUST, donors=1.4, size=2.5, decide=2),
     "paper": LaxRecipe(entropy=5),
     "paper-synthetic-mnist": _PAPER,
     "paper-cub200": replace(_PAPER, lr=1e-4),
