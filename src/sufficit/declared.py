@@ -54,8 +54,8 @@ class FolderOptions(ReadingOptions):
 
     recipe: "str | LaxRecipe" = option(  # noqa: RUF009  # a field
         "robust",
-        "robust, paper, l1, one of the paper's tables (paper-cub200), or another work's losses"
-        " (rt-saliency, masked-in-out, learn-to-rank).",
+        "robust, crisp, paper, l1, one of the paper's tables (paper-cub200), or another work's"
+        " losses (rt-saliency, masked-in-out, learn-to-rank).",
         kind=str,
     )
     target: Literal["auto", "label", "prediction"] = option(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from sufficit import UserError
+from sufficit import Lax, UserError
 from sufficit.explainers.recipes import TRAINING_FILLS, random_fills, recipe_of
 from sufficit.perturbation.fills import blur
 from sufficit.training import RECIPES, LaxRecipe
@@ -103,6 +103,17 @@ def test_an_area_is_asked_of_the_term_that_sets_it() -> None:
             recipe_of("l1", None, area, None)
     with pytest.raises(UserError, match="area"):
         recipe_of(LaxRecipe(drop=1), None, 0.1, None)
+
+
+def test_contrast_is_a_factor_of_maps_that_a_top_down_net_draws() -> None:
+    assert RECIPES["crisp"].contrast > 1 == RECIPES["robust"].contrast
+    for wrong in (0, -1, math.nan, math.inf):
+        with pytest.raises(UserError, match="contrast must be above 0"):
+            recipe_of(LaxRecipe(stages=3, contrast=wrong))
+    with pytest.raises(UserError, match="contrast need an adapter of several stages"):
+        recipe_of(LaxRecipe(contrast=2))
+    with pytest.raises(UserError, match="top-down"):
+        Lax(8).sharpen(2.0, 0.5)
 
 
 def test_one_cycle_rises_then_falls_to_nothing() -> None:

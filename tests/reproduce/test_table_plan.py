@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sufficit.errors import UserError
+from sufficit.reproduce.paper_tables import TITLES
 from sufficit.reproduce.table_plan import (
     PLAN,
     TablePlan,
@@ -40,6 +41,12 @@ def test_a_table_has_the_papers_cams_adapters_and_controls() -> None:
     cams = ["gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam"]
     assert plan.methods == [*cams, "lax-paper-0", "lax-paper-1", "random", "center"]
     assert plan_of("cifar10-vit", seeds=0).methods == [*cams, "rollout", "random", "center"]
+    assert plan_of("cifar10").recipes == ("paper", "robust")
+    crisp = plan_of("cifar10", seeds=1, recipes=("crisp",))
+    assert crisp.methods == [*cams, "lax-crisp-0", "random", "center"]
+    assert {*crisp.methods} - {*TITLES} == {"lax-crisp-0"}  # its row is that of all seeds
+    assert "lax-crisp" in TITLES
+    assert crisp.recipe("crisp").contrast == 4
 
 
 def test_the_papers_recipe_has_the_values_of_the_table() -> None:

@@ -1,6 +1,7 @@
 """train_lax: what it leaves untouched, that it can be repeated and resumed, and how it stops."""
 
 import importlib.metadata
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,6 +31,7 @@ from lax_toys import (
 from sufficit import Classifier, Lax, UserError, explain, train_lax
 from sufficit.explainers.step import Batch
 from sufficit.training import cache_features
+from sufficit.training.feed import Feed
 from sufficit.training.lax_training import LOSS, TrainingError, best_of, class_weights
 from sufficit.training.validation import ValidationScores, ValidationSet
 
@@ -207,6 +209,27 @@ def test_a_run_with_mosaics_is_resumed_to_the_bit(tmp_path: Path) -> None:
     assert torch.equal(weights(again), weights(whole))
     other = train(net=None, recipe=replace(MOSAICS, mosaics=2.0))
     assert not torch.equal(weights(other), weights(whole))  # the term counts
+
+
+def test_contrast_changes_the_finished_map_and_not_the_training(tmp_path: Path) -> None:
+    images, labels = data()
+    plain = replace(MOSAICS, epochs=1, alpha_min=0.3)  # one epoch, so none is selected
+    sharp = replace(plain, contrast=4.0)
+    soft, crisp = (train(net=None, recipe=recipe) for recipe in (plain, sharp))
+    with torch.no_grad():
+        stages, _ = classifier_of().stages(images, soft.layers)
+        before, after = (lax.logits(stages, labels) for lax in (soft, crisp))
+    at_level = math.log(0.3 / 0.7)
+    torch.testing.assert_close(after - at_level, 4 * (before - at_level), rtol=1e-4, atol=1e-5)
+    # The epoch is scored as it is kept, and a second call, which resumes, sharpens no further.
+    row = crisp.trained["history"][0]
+    judged = Feed(classifier_of(), loader_of(), "label", 0).first_images(256)
+    found = ValidationSet.of(classifier_of(), *judged).score(classifier_of(), crisp, 0.3)
+    assert row["msi"] == pytest.approx(found.means["msi"], abs=1e-6)
+    assert row["msi"] != soft.trained["history"][0]["msi"]
+    for _ in range(2):
+        assert torch.equal(weights(train(net=None, recipe=sharp, out=tmp_path)), weights(crisp))
+    assert torch.equal(weights(Lax.from_pretrained(tmp_path)), weights(crisp))
 
 
 def test_several_answers_are_trained_as_one_map() -> None:

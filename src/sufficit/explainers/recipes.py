@@ -45,6 +45,7 @@ class LaxRecipe:
     upsample: int = 1  # times the features' height and width, of the paper's convnet
     answers: int = 1  # maps, each of which is to suffice alone
     bias: float = 0.0  # of the last layer, before training
+    contrast: float = 1.0  # factor of the logits after training; what is at alpha_min stays
     lr: float = 1e-3
     schedule: Literal["constant", "one-cycle"] = "one-cycle"
     epochs: int = 10
@@ -97,7 +98,7 @@ _RIVAL = LaxRecipe(keep=0, stages=3)  # the adapter of `robust`, losses of other
 _PAPER = LaxRecipe(entropy=5, schedule="constant", epochs=500)
 RECIPES: dict[str, LaxRecipe] = {
     "robust": _ROBUST,
-    "crisp": replace(_ROBUST, donors=1.4, size=2.5, decide=2),
+    "crisp": replace(_ROBUST, donors=1.4, size=2.5, decide=2, contrast=4),
     "paper": LaxRecipe(entropy=5),
     "paper-synthetic-mnist": _PAPER,
     "paper-cub200": replace(_PAPER, lr=1e-4),
@@ -162,17 +163,17 @@ def _check_numbers(recipe: LaxRecipe) -> None:
     for name in ("epochs", "stages", "answers"):
         if type(value := getattr(recipe, name)) is not int or value < 1:
             raise UserError(f"{name} must be a whole number, 1 or more, got {value!r}")
-    if recipe.stages == 1 and (recipe.absent or recipe.answers > 1):
+    if recipe.stages == 1 and (recipe.absent or recipe.answers > 1 or recipe.contrast != 1):
         raise UserError(
-            "a class as input (absent) and several answers need an adapter of several stages: set"
-            " stages to 3, or use the recipe robust"
+            "a class as input (absent), several answers and contrast need an adapter of several"
+            " stages: set stages to 3, or use the recipe robust"
         )
     if recipe.answers > 1 and any(getattr(recipe, name) for name in RIVAL_TERMS):
         raise UserError(f"{', '.join(RIVAL_TERMS)} know one answer: set answers to 1")
     if not 0 <= recipe.alpha_min < 1:
         raise UserError(f"alpha_min must be in 0..1, 1 excluded, got {recipe.alpha_min:g}")
-    for name, value in (("temperature", recipe.temperature), ("lr", recipe.lr)):
-        if value <= 0:
+    for name in ("temperature", "lr", "contrast"):
+        if not 0 < (value := getattr(recipe, name)) < math.inf:
             raise UserError(f"the recipe's {name} must be above 0, got {value:g}")
 
 

@@ -67,7 +67,9 @@ class PlanOptions:
     train_images: int | None = asked("Training images; all by default.", 20, 10**9)
     test_images: int | None = asked("Test images to draw from; all by default.", 2, 10**9)
     seeds: int = asked("Adapters per recipe; 3 by default.", 0, 1000)
-    recipes: tuple[str, ...] = asked("Recipes of LAX; paper,robust by default.")
+    recipes: tuple[str, ...] = asked(
+        "Recipes of LAX: paper, robust, crisp; by default the first two."
+    )
     epochs: int = asked("Epochs of the classifier.", 1, 10**6)
     lax_epochs: int = asked("Epochs of each adapter.", 1, 10**6)
     model: str = asked("Another architecture than the paper's.")

@@ -24,7 +24,7 @@ STAGES = (  # what they write
 )
 TRAINED = "trained.json"  # the last file of a training
 PRECISIONS = ("fp32", "bf16")
-LAX_RECIPES = ("paper", "robust")
+LAX_RECIPES = ("paper", "robust", "crisp")  # the first two by default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def make_plan(table: str, asked: Mapping[str, Any], *, quick: bool, cuda: bool) 
     side = MODELS[model].fixed_side or (known.quick_side if quick else known.side)
     shipped, large = MODELS[model].shipped_for == known.data, side > 64
     defaults: dict[str, Any] = {
-        **{"quick": quick, "model": model, "side": side, "classes": (), "recipes": LAX_RECIPES},
+        **{"quick": quick, "model": model, "side": side, "classes": (), "recipes": LAX_RECIPES[:2]},
         "weights": "default" if shipped or not quick else "none",
         "train_images": 512 if quick else None,
         "test_images": 200 if quick else None,

@@ -93,7 +93,8 @@ def train_lax(
     check_has_classes(classifier)
     chosen = recipe_of(recipe, epochs, area, alpha_min, answers, class_free)
     if net is not None:
-        chosen = replace(chosen, stages=1, absent=0.0, answers=1)  # it reads one layer, draws once
+        # It reads one layer, draws once, and may end in anything.
+        chosen = replace(chosen, stages=1, absent=0.0, answers=1, contrast=1.0)
     if twin is not None:
         check_twin(classifier, twin)
     if target not in ("label", "prediction"):
@@ -292,8 +293,7 @@ class LaxTrainer(Trainer):
         """The adapter's scores; the first process computes them for all."""
         found = None
         if self.fabric.is_global_zero:
-            self.lax.eval()
-            given = (self.classifier, self.lax, self.recipe.alpha_min)
+            given = (self.classifier, self.finished(), self.recipe.alpha_min)
             found = self._recorder.with_memory(lambda: self.validation.score(*given))
         values = None if found is None or found.scores is None else found.scores["msi"].double()
         row, values = self.fabric.broadcast((found.row if found else {}, values))
@@ -315,10 +315,18 @@ class LaxTrainer(Trainer):
 
     def result(self) -> Lax:
         """The best adapter, with the history of its training."""
-        best = copy.deepcopy(self.lax)
-        best.load_state_dict(self.state.best or {})
+        best = self.finished(self.state.best)
         best.trained = self.facts | self.state.made | {"history": list(self.state.history)}
-        return best.to(self.fabric.device).eval()
+        return best.to(self.fabric.device)
+
+    def finished(self, weights: Mapping[str, Tensor] | None = None) -> Lax:
+        """A copy of the adapter with these weights, or its own, and the recipe's contrast."""
+        found, recipe = copy.deepcopy(self.lax), self.recipe
+        if weights is not None:
+            found.load_state_dict(weights)
+        if recipe.contrast != 1:
+            found.sharpen(recipe.contrast, recipe.alpha_min)
+        return found.eval()
 
 
 def best_of(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
