@@ -50,6 +50,7 @@ CHANGES: dict[str, dict[str, Any]] = {  # of the recipe
     "pixel-shuffle": {"stages": 1, "absent": 0.0, "upsample": 4, "bias": 0.0},
     "two-answers": {"answers": 2},
     "twin-judged": {},
+    "crisp-contrast-1": {"donors": 1.4, "size": 2.5, "decide": 2},
 }
 PAIRS, SHOWN = 1000, 8
 Scores = dict[str, float]

@@ -108,12 +108,28 @@ def test_an_area_is_asked_of_the_term_that_sets_it() -> None:
 def test_contrast_is_a_factor_of_maps_that_a_top_down_net_draws() -> None:
     assert RECIPES["crisp"].contrast > 1 == RECIPES["robust"].contrast
     for wrong in (0, -1, math.nan, math.inf):
-        with pytest.raises(UserError, match="contrast must be above 0"):
+        with pytest.raises(UserError, match="contrast must be a finite number above 0"):
             recipe_of(LaxRecipe(stages=3, contrast=wrong))
     with pytest.raises(UserError, match="contrast need an adapter of several stages"):
         recipe_of(LaxRecipe(contrast=2))
     with pytest.raises(UserError, match="top-down"):
         Lax(8).sharpen(2.0, 0.5)
+    lax = Lax([4, 8])
+    before = lax.net.head.weight.clone()
+    for wrong in (
+        (0.0, 0.5),
+        (-3.0, 0.5),
+        (math.nan, 0.5),
+        (2.0, 1.0),
+        (2.0, -0.1),
+        (2.0, math.nan),
+    ):
+        with pytest.raises(UserError, match="contrast must be a finite number above 0 and level"):
+            lax.sharpen(*wrong)
+    assert torch.equal(lax.net.head.weight, before)
+    lax.sharpen(2.0, 0.0)
+    assert torch.equal(lax.net.head.weight, 2 * before)
+    assert lax.trained["sharpened"] == [2.0, 0.0]
 
 
 def test_one_cycle_rises_then_falls_to_nothing() -> None:

@@ -201,10 +201,11 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     def sharpen(self, contrast: float, level: float) -> None:
         """Multiply the logits of a top-down net by `contrast`, around the logit of `level`.
 
-        Cells above the level come nearer to 1, the others to 0, in the same order.
+        Cells above the level come nearer to 1, the others to 0, in the same order. A level of 0 has
+        no logit: there it is 0.5. In images larger than the map, edges move by part of a cell.
 
         >>> import torch
-        >>> lax, features = Lax([2, 4]), [torch.ones(1, 2, 4, 4), torch.ones(1, 4, 2, 2)]
+        >>> lax, features = Lax([2, 4]), [torch.rand(1, 2, 4, 4), torch.rand(1, 4, 2, 2)]
         >>> before = lax(features)
         >>> lax.sharpen(8.0, level=0.4)
         >>> bool(((lax(features) > 0.4) == (before > 0.4)).all())
@@ -214,8 +215,14 @@ class Lax(nn.Module, PyTorchModelHubMixin):
             raise UserError(
                 "only maps of a top-down adapter can be sharpened: use the recipe robust or crisp"
             )
-        middle = math.log(level / (1 - level)) if level > 0 else 0.0
+        if not (0 < contrast < math.inf and 0 <= level < 1):
+            raise UserError(
+                "contrast must be a finite number above 0 and level in 0..1, 1 excluded, got"
+                f" {contrast:g} and {level:g}: change them"
+            )
+        middle = math.log(level / (1 - level)) if level else 0.0
         head = self.net.head
+        self.trained = self.trained | {"sharpened": [contrast, level]}
         head.weight.mul_(contrast)
         head.bias.sub_(middle).mul_(contrast).add_(middle)  # type: ignore[union-attr]  # it has one
 

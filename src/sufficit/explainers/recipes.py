@@ -45,7 +45,7 @@ class LaxRecipe:
     upsample: int = 1  # times the features' height and width, of the paper's convnet
     answers: int = 1  # maps, each of which is to suffice alone
     bias: float = 0.0  # of the last layer, before training
-    contrast: float = 1.0  # factor of the logits after training; what is at alpha_min stays
+    contrast: float = 1.0  # factor of the logits after training, around that of alpha_min
     lr: float = 1e-3
     schedule: Literal["constant", "one-cycle"] = "one-cycle"
     epochs: int = 10
@@ -166,7 +166,7 @@ def _check_numbers(recipe: LaxRecipe) -> None:
     if recipe.stages == 1 and (recipe.absent or recipe.answers > 1 or recipe.contrast != 1):
         raise UserError(
             "a class as input (absent), several answers and contrast need an adapter of several"
-            " stages: set stages to 3, or use the recipe robust"
+            " stages: set stages to 3, or use the recipe robust or crisp"
         )
     if recipe.answers > 1 and any(getattr(recipe, name) for name in RIVAL_TERMS):
         raise UserError(f"{', '.join(RIVAL_TERMS)} know one answer: set answers to 1")
@@ -174,7 +174,7 @@ def _check_numbers(recipe: LaxRecipe) -> None:
         raise UserError(f"alpha_min must be in 0..1, 1 excluded, got {recipe.alpha_min:g}")
     for name in ("temperature", "lr", "contrast"):
         if not 0 < (value := getattr(recipe, name)) < math.inf:
-            raise UserError(f"the recipe's {name} must be above 0, got {value:g}")
+            raise UserError(f"the recipe's {name} must be a finite number above 0, got {value:g}")
 
 
 def random_fills(images: Tensor, kinds: tuple[str, ...], generator: Generator) -> Tensor:

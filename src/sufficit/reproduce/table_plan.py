@@ -24,7 +24,8 @@ STAGES = (  # what they write
 )
 TRAINED = "trained.json"  # the last file of a training
 PRECISIONS = ("fp32", "bf16")
-LAX_RECIPES = ("paper", "robust", "crisp")  # the first two by default
+DEFAULT_RECIPES = ("paper", "robust")
+LAX_RECIPES = (*DEFAULT_RECIPES, "crisp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ class TablePlan(PlanOptions):
         """Every value of every recipe by name: {"robust.size": 2, ...}."""
         chosen = {name: asdict(self.recipe(name)) for name in self.recipes}
         found = {f"{name}.{key}": v for name, values in chosen.items() for key, v in values.items()}
-        return found | {"version of the formulas": LOSS}
+        return {"version of the formulas": LOSS} | found
 
 
 def make_plan(table: str, asked: Mapping[str, Any], *, quick: bool, cuda: bool) -> TablePlan:
@@ -83,7 +84,7 @@ def make_plan(table: str, asked: Mapping[str, Any], *, quick: bool, cuda: bool) 
     side = MODELS[model].fixed_side or (known.quick_side if quick else known.side)
     shipped, large = MODELS[model].shipped_for == known.data, side > 64
     defaults: dict[str, Any] = {
-        **{"quick": quick, "model": model, "side": side, "classes": (), "recipes": LAX_RECIPES[:2]},
+        **{"quick": quick, "model": model, "side": side, "classes": (), "recipes": DEFAULT_RECIPES},
         "weights": "default" if shipped or not quick else "none",
         "train_images": 512 if quick else None,
         "test_images": 200 if quick else None,

@@ -252,7 +252,9 @@ class RunResults:
         record, n = self.record, self.n
         random = self.config.weights == "none"
         found = run_remarks(n, record["empty_heatmaps"], random_weights=random)
-        found += [unmarked_remark(n, self.unmarked, self.alpha_min)] if self.unmarked else []
+        empty = record["empty_heatmaps"]  # which have a remark of their own
+        dim = {name: k for name, k in self.unmarked.items() if k > empty.get(name, 0)}
+        found += [unmarked_remark(n, dim, self.alpha_min)] if dim else []
         # In today's words, which a report compares with; those of an earlier run may differ.
         found += [words for words in (few_images(n), record.get("sampled")) if words]
         found += [record["within"]["words"]] if record.get("within") else []

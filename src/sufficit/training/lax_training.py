@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -32,12 +33,12 @@ from sufficit.training.feed import Feed, Loader, Target, feed_of, keeping_random
 from sufficit.training.processes import fabric_for, frozen, repeatable
 from sufficit.training.recorded import Recorder
 from sufficit.training.trainer import LossError, Patience, Trainer
-from sufficit.training.validation import ValidationSet
+from sufficit.training.validation import ValidationScores, ValidationSet
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-LOSS = 4  # the formulas of the terms and the selection; with others no training is resumed
+LOSS = 5  # of terms, selection and fields of a recipe; with another one no training is resumed
 STATISTICS = 64  # images that the mean and spread of features are taken from
 FEW = 16  # images that the weights of the classes are taken from
 WIDE = 256  # channels over stages of one size, as of a ViT: few convolutions, in few cells
@@ -231,6 +232,7 @@ class LaxTrainer(Trainer):
             raise UserError(f"The {CHECKPOINT} in {self.out} has no best adapter: remove it")
         self._generator = Generator(self.fabric.device)
         self._recorder = Recorder(lax, self._generator, validation.images.shape[1:])
+        self._gave_nan = False  # in an epoch, of which `evaluate` has warned
 
     def _batches(self, epoch: int) -> Iterable[Batch]:
         seed = mixed_seed(self.feed.seed, epoch, self.fabric.global_rank)
@@ -293,9 +295,12 @@ class LaxTrainer(Trainer):
         """The adapter's scores; the first process computes them for all."""
         found = None
         if self.fabric.is_global_zero:
-            given = (self.classifier, self.finished(), self.recipe.alpha_min)
-            found = self._recorder.with_memory(lambda: self.validation.score(*given))
+            with warnings.catch_warnings():
+                if self._gave_nan:
+                    warnings.filterwarnings("ignore", "the model gave NaN")
+                found = self._recorder.with_memory(self._scored)
         values = None if found is None or found.scores is None else found.scores["msi"].double()
+        self._gave_nan |= values is not None and bool(values.isnan().any())
         row, values = self.fabric.broadcast((found.row if found else {}, values))
         if math.isnan(row["worth"]):
             raise LossError("The classifier gives NaN for masked images: it can't be explained")
@@ -315,18 +320,22 @@ class LaxTrainer(Trainer):
 
     def result(self) -> Lax:
         """The best adapter, with the history of its training."""
-        best = self.finished(self.state.best)
+        best = copy.deepcopy(self.lax)
+        best.load_state_dict(self.state.best or {})
+        best = self._sharpened(best)
         best.trained = self.facts | self.state.made | {"history": list(self.state.history)}
         return best.to(self.fabric.device)
 
-    def finished(self, weights: Mapping[str, Tensor] | None = None) -> Lax:
-        """A copy of the adapter with these weights, or its own, and the recipe's contrast."""
-        found, recipe = copy.deepcopy(self.lax), self.recipe
-        if weights is not None:
-            found.load_state_dict(weights)
-        if recipe.contrast != 1:
-            found.sharpen(recipe.contrast, recipe.alpha_min)
-        return found.eval()
+    def _sharpened(self, lax: Lax) -> Lax:
+        if self.recipe.contrast != 1:
+            lax.sharpen(self.recipe.contrast, self.recipe.alpha_min)
+        return lax.eval()
+
+    def _scored(self) -> ValidationScores:
+        """The scores of the adapter as it would be kept."""
+        # A net of the user's may hold tensors of the last step, which can't be copied.
+        lax = self.lax if self.recipe.contrast == 1 else copy.deepcopy(self.lax)
+        return self.validation.score(self.classifier, self._sharpened(lax), self.recipe.alpha_min)
 
 
 def best_of(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -273,7 +273,7 @@ def read_progress(out: Path) -> dict[str, Any]:
 
 def _check_same(out: Path, before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> None:
     """Raise for the first setting that differs; `at` is the name of what holds these settings."""
-    for key in {**before, **now}:
+    for key in sorted({**before, **now}, key=lambda key: key != "loss"):  # the version first
         known, value = before.get(key), now.get(key)
         if isinstance(known, dict) and isinstance(value, dict):
             _check_same(out, known, value, f"{at}{key}.")

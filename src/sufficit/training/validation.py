@@ -1,9 +1,7 @@
 """The images that an adapter is validated on: its scores, and whether it can be trusted."""
 
 import math
-import warnings
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +54,6 @@ class ValidationSet:
 
     images: Tensor  # [N,C,H,W]
     targets: Tensor  # [N]
-    warned: bool = False  # of NaN, which `evaluate` would do in every epoch
 
     @classmethod
     def of(cls, classifier: Classifier, images: Tensor, labels: Tensor | None) -> "ValidationSet":
@@ -84,11 +81,7 @@ class ValidationSet:
         steps: dict[str, Any] = {"alpha_min": alpha_min, "value_step": 0.05, "leak_donors": 8}
         given = (classifier, self.images, heatmaps, self.targets)
         steps |= {"held_out_fill": HELD_OUT_FILL} if last else {}
-        quiet = warnings.catch_warnings(action="ignore", category=RuntimeWarning)
-        with quiet if self.warned else nullcontext():
-            scores = evaluate(*given, columns=(*names, *ARTEFACTS), progress=False, **steps)
-        # Artefacts lack a value for reasons of their own.
-        self.warned |= any(n for c, n in scores.nan_counts().items() if c.startswith("msi"))
+        scores = evaluate(*given, columns=(*names, *ARTEFACTS), progress=False, **steps)
         means = scores.mean()
         chosen = {name: means[name] for name in (*names, "leak", "leak_chance")}
         chosen |= {name: means[name] for name in ARTEFACTS if not math.isnan(means[name])}
