@@ -190,6 +190,8 @@ def test_what_makes_scores_worthless_is_a_remark(photos: Path, tmp_path: Path) -
     results = run_small(config, tmp_path / "out")
     assert any("All-zero heatmaps" in remark and "own 11" in remark for remark in results.remarks())
     assert results.record["empty_heatmaps"]["own"] == 11
+    assert results.unmarked["own"] == 11
+    assert sum("mark nothing" in remark for remark in results.remarks()) == 1  # it is said once
 
 
 def dim_maps(count: int, **options: Any) -> RunResults:
