@@ -340,8 +340,9 @@ def test_a_training_with_other_formulas_of_the_loss_is_not_resumed(tmp_path, mon
     with monkeypatch.context() as patched:
         patched.setattr("sufficit.training.lax_training.LOSS", LOSS + 1)
         words = r"Cannot resume .*: another version of Sufficit started it.* Use another --out"
-        with pytest.raises(UserError, match=words):
-            train(out=tmp_path)
+        for recipe in (QUICK, replace(QUICK, size=2.0)):  # the version is named before a weight
+            with pytest.raises(UserError, match=words):
+                train(out=tmp_path, recipe=recipe)
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
     assert torch.equal(weights(train(out=tmp_path)), weights(train()))
 
