@@ -25,7 +25,7 @@ from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
 from sufficit.explainers.recipes import LaxRecipe, recipe_of
 from sufficit.explainers.step import Batch, take_step
 from sufficit.files import CHECKPOINT, check_output, place, read_json
-from sufficit.metrics.conditions import check_twin
+from sufficit.probes.standard import check_twin
 from sufficit.progress import Progress, Tick
 from sufficit.provenance import plain
 from sufficit.similarity import Agreement, agreement

@@ -13,7 +13,8 @@ from sufficit.errors import UserError
 from sufficit.explainers import EXPLAINERS, Method, explain
 from sufficit.metrics.artefacts import ARTEFACTS, Cell, GridEnergy, smoothed
 from sufficit.metrics.leakage import LIMIT, leak_warning
-from sufficit.metrics.scores import Scores, evaluate
+from sufficit.evaluation import evaluate
+from sufficit.metrics.scores import Scores
 from sufficit.report.interpretation import MOST_EMPTY, joined
 from sufficit.statistics import compare_values
 
