@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from fills import SCORED, gaussian
 from torch import Tensor
 
-STEP = 128  # photographs in one forward pass for features
+STEP = 192 if torch.cuda.is_available() else 4  # photographs in one forward pass for features
 
 
 @torch.no_grad()
@@ -139,10 +139,11 @@ def main() -> None:
             place = {str(name): number for number, name in enumerate(own["images"])}
             mine = torch.from_numpy(own["maps"])[[place[name] for name in photos.names]]
             maps = {args.maps.stem: at_image_size(mine.to(device))}
+        plain = measure.ask_plain(network, photos, targets, SCORED)
         for name, drawn in maps.items():
             if part != "choose" and name in args.only_choose.split(","):
                 continue
-            answers = measure.ask(network, photos, drawn, targets, SCORED)
+            answers = measure.ask(network, photos, drawn, targets, plain)
             calibrated.setdefault(name, measure.common_size(answers))
             row = {
                 "network": network.name,

@@ -17,7 +17,7 @@ SIZES = (
     0.02, 0.03, 0.04, 0.06, 0.08, 0.10, 0.125, 0.15, 0.18, 0.21, 0.25, 0.29,
     0.33, 0.38, 0.43, 0.48, 0.54, 0.60, 0.66, 0.72, 0.78, 0.84, 0.90, 0.95,
 )  # fmt: skip
-TOGETHER = 16  # images whose 24 level sets make one batch of 384
+TOGETHER = 16 if torch.cuda.is_available() else 2  # images whose 24 level sets make one batch
 
 
 @dataclass
@@ -77,7 +77,6 @@ def _padded(rows: Tensor, multiple: int) -> Tensor:
     return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing else rows
 
 
-@torch.no_grad()
 def donors_of(count: int) -> Tensor:
     """Return for each image another one, always the same: [count]."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(7))
@@ -86,43 +85,61 @@ def donors_of(count: int) -> Tensor:
     return donors
 
 
+Plain = tuple[Tensor, dict[str, Tensor]]
+
+
 @torch.no_grad()
-def ask(network: Network, photographs: Photographs, maps: Tensor, targets: Tensor, fills: tuple[str, ...]) -> Answers:
+def ask_plain(network: Network, photographs: Photographs, targets: Tensor, fills: tuple[str, ...]) -> Plain:
+    """Return the target's probability for whole images [N], and by fill whether the fill gives it."""
+    count = len(photographs)
+    rows = _padded(torch.arange(count, device=targets.device), TOGETHER * len(SIZES))
+    donors = donors_of(count).to(targets.device)
+    whole, empty = [], {fill: [] for fill in fills}
+    for some in rows.split(TOGETHER * len(SIZES)):
+        images = photographs.images(some)
+        logits = network.logits(network.normalize(images))
+        whole.append(logits.softmax(1).gather(1, targets[some, None])[:, 0])
+        for fill in fills:
+            blank = fill_of(fill, images, photographs.images(donors[some]))
+            said = network.logits(network.normalize(blank)).argmax(1)
+            empty[fill].append(said == targets[some])
+    found = {fill: torch.cat(parts)[:count].cpu() for fill, parts in empty.items()}
+    return torch.cat(whole)[:count].cpu(), found
+
+
+@torch.no_grad()
+def ask(network: Network, photographs: Photographs, maps: Tensor, targets: Tensor, plain: Plain) -> Answers:
     """Send the 24 level sets of each map, and what each leaves, through the network under each fill.
 
-    maps [N,224,224] on the network's device, targets [N].
+    maps [N,224,224] on the network's device, targets [N]; `plain` is what `ask_plain` returned, and
+    gives the fills.
     """
     count, pixels = len(photographs), maps[0].numel()
     cuts = torch.tensor([round(size * pixels) for size in SIZES], device=maps.device)
     rows = _padded(torch.arange(count, device=maps.device), TOGETHER)
     donors = donors_of(count).to(maps.device)
-    kept, rest, empty, kept_p = ({fill: [] for fill in fills} for _ in range(4))
-    whole_p = []
+    whole_p, empty = plain
+    kept, rest, kept_p = ({fill: [] for fill in empty} for _ in range(3))
     for some in rows.split(TOGETHER):
-        images, target = photographs.images(some), targets[some]
-        inputs = network.normalize(images)
+        images = photographs.images(some)
+        inputs = network.normalize(images)[:, None]
         masks = (ranks_of(maps[some])[:, None] < cuts.view(1, -1, 1, 1))[:, :, None]
-        blanks = [network.normalize(fill_of(fill, images, photographs.images(donors[some]))) for fill in fills]
-        plain = _padded(torch.cat([inputs, *blanks]), TOGETHER * len(SIZES))
-        logits = network.logits(plain)
-        whole_p.append(logits[:TOGETHER].softmax(1).gather(1, target[:, None])[:, 0])
-        repeated = target.repeat_interleave(len(SIZES))
-        for number, (fill, blank) in enumerate(zip(fills, blanks, strict=True), start=1):
-            said = logits[number * TOGETHER : (number + 1) * TOGETHER].argmax(1)
-            empty[fill].append(said == target)
-            shown = torch.where(masks, inputs[:, None], blank[:, None]).flatten(0, 1)
-            answers = network.logits(shown.contiguous(memory_format=layout(network)))
-            kept[fill].append((answers.argmax(1) == repeated).view(-1, len(SIZES)))
-            chosen = answers.softmax(1).gather(1, repeated[:, None]).view(-1, len(SIZES))
-            kept_p[fill].append(chosen.half())
-            shown = torch.where(masks, blank[:, None], inputs[:, None]).flatten(0, 1)
-            answers = network.logits(shown.contiguous(memory_format=layout(network)))
-            rest[fill].append((answers.argmax(1) == repeated).view(-1, len(SIZES)))
+        repeated = targets[some].repeat_interleave(len(SIZES))
+        for fill in empty:
+            blank = network.normalize(fill_of(fill, images, photographs.images(donors[some])))[:, None]
+            for region in (True, False):
+                shown = torch.where(masks if region else ~masks, inputs, blank).flatten(0, 1)
+                logits = network.logits(shown.contiguous(memory_format=layout(network)))
+                hits = (logits.argmax(1) == repeated).view(-1, len(SIZES))
+                (kept if region else rest)[fill].append(hits)
+                if region:
+                    chosen = logits.softmax(1).gather(1, repeated[:, None])
+                    kept_p[fill].append(chosen.view(-1, len(SIZES)).half())
 
     def joined(parts: dict[str, list[Tensor]]) -> dict[str, Tensor]:
         return {fill: torch.cat(found)[:count].cpu() for fill, found in parts.items()}
 
-    return Answers(joined(kept), joined(rest), joined(empty), joined(kept_p), torch.cat(whole_p)[:count].cpu())
+    return Answers(joined(kept), joined(rest), empty, joined(kept_p), whole_p)
 
 
 def layout(network: Network) -> torch.memory_format:
@@ -270,9 +287,10 @@ def leak(network: Network, photographs: Photographs, maps: Tensor, targets: Tens
     generator = torch.Generator().manual_seed(3)
     donors = torch.randperm(count, generator=generator).to(maps.device)
     others = torch.randperm(count, generator=generator).to(maps.device)
-    rows = _padded(torch.arange(count, device=maps.device), TOGETHER)
+    together = max(1, TOGETHER * len(SIZES) // (2 * len(LEAK_SIZES)))
+    rows = _padded(torch.arange(count, device=maps.device), together)
     found = []
-    for some in rows.split(TOGETHER):
+    for some in rows.split(together):
         inputs = network.normalize(photographs.images(donors[some]))
         blank = network.normalize(torch.zeros_like(photographs.images(donors[some])))
         shown = []
@@ -280,9 +298,8 @@ def leak(network: Network, photographs: Photographs, maps: Tensor, targets: Tens
             for size in LEAK_SIZES:
                 mask = (ranks < round(size * ranks[0].numel()))[:, None]
                 shown.append(torch.where(mask, inputs, blank))
-        batch = _padded(torch.cat(shown), TOGETHER * len(SIZES))
-        logits = network.logits(batch.contiguous(memory_format=layout(network)))
-        said = logits[: len(shown) * TOGETHER].log_softmax(1).view(2, len(LEAK_SIZES), TOGETHER, -1)
+        logits = network.logits(torch.cat(shown).contiguous(memory_format=layout(network)))
+        said = logits.log_softmax(1).view(2, len(LEAK_SIZES), together, -1)
         index = targets[some].view(1, 1, -1, 1).expand(2, len(LEAK_SIZES), -1, 1)
         log_p = said.gather(3, index)[..., 0]
         found.append(log_p[0] - log_p[1])

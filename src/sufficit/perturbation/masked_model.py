@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sufficit.classifier.acceleration import FastCopy
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.batch import Batch
 from sufficit.perturbation.bands import EVERYTHING, Band
 from sufficit.perturbation.fills import rows_of
-from sufficit.perturbation.predict import predict, predict_views
+from sufficit.perturbation.predict import predict, predict_views, usual_batch
 from sufficit.perturbation.predictions import NO_CLASS, Predictions, Score, ViewPredictions
 from sufficit.perturbation.sampling import Sampling
 
@@ -25,12 +26,14 @@ class MaskedModel:
     model: Classifier
     fill: Fill = "black"
     batch_size: int | None = None
-    compiled: Classifier | None = None  # a faster copy of the model, for masked images
+    faster: FastCopy | None = None  # of the model, for masked images
 
-    @property
-    def runner(self) -> Classifier:
-        """The copy of the model that masked images are sent to."""
-        return self.compiled or self.model
+    def runner(self, images: Tensor) -> Classifier:
+        """What masked images are sent to: the model, or its faster copy."""
+        if self.faster is None:
+            return self.model
+        shape = tuple(images.shape[1:])
+        return self.faster.of(shape, usual_batch(self.model, shape))
 
     def ask(
         self,
@@ -51,7 +54,7 @@ class MaskedModel:
         whole = whole_images(self.model, batch)
         drawn = None if drawing is None else drawing.draw(batch.names, seed)
         found = predict(
-            self.runner,
+            self.runner(batch.images),
             batch.images,
             heatmaps,
             batch.targets,
@@ -92,7 +95,7 @@ class MaskedModel:
         where they are known: [N].
         """
         return predict_views(
-            self.runner,
+            self.runner(images),
             images,
             masks,
             views,

@@ -27,7 +27,8 @@ class BandProbe(ProbeBase):
 
     asked: MaskedModel
     columns: Sequence[Column]
-    key: str = ""  # the end of its columns' names
+    key: str = ""  # the name of the condition; that of the first one is empty
+    end: str = ""  # of its columns' names
     most: int | None = None  # masks per image, drawn where there are more; None for all
     seed: int = 0
     images: Sample = None
@@ -131,6 +132,10 @@ class BandProbe(ProbeBase):
             found |= {ANSWERS + name: getattr(answers, name) for name in ROWS}
         return by_source(found, maps)
 
+    def kept(self, parts: Columns) -> Predictions:
+        """Answers that were kept by their parts."""
+        return Predictions(bands=(EVERYTHING, *self.bands), weighed=self.sizes, **parts)
+
     def _rows(self, some: Predictions) -> Columns:
         found = self.values(some)
         for name, curve in curves_of(some, self.curves).items() if self.curves else ():
@@ -141,4 +146,4 @@ class BandProbe(ProbeBase):
     def _named(self, column: str) -> str:
         """The name of a column, or of its candidate, under this condition."""
         stem, at, value = column.partition(CANDIDATE)
-        return f"{stem}_{self.key}{at}{value}" if self.key else column
+        return f"{stem}_{self.end}{at}{value}" if self.end else column

@@ -44,7 +44,7 @@ class CeilingProbe(ProbeBase):
     def __call__(self, batch: Batch, maps: Mapping[str, Tensor]) -> SourceRows:
         """Search a box for each image, then score the boxes as one more source."""
         boxes = region_search(
-            self.inner.asked.runner,
+            self.inner.asked.runner(batch.images),
             batch.images,
             batch.targets,
             calls=self.search,
@@ -52,10 +52,10 @@ class CeilingProbe(ProbeBase):
             batch_size=self.inner.asked.batch_size,
         )
         found = self.inner(batch, {**maps, SEARCHED: boxes.to(next(iter(maps.values())).device)})
-        reached = found.pop(SEARCHED)["msi_ceiling"]
+        reached = found.pop(SEARCHED)[OWN]
         return {
             source: {
-                OWN: columns["msi_ceiling"],
+                OWN: columns[OWN],
                 SEARCHED: reached,
                 CALLS + self.key: columns[CALLS + self.inner.key],
             }

@@ -8,6 +8,7 @@ from pathlib import PurePath
 import torch
 from torch import Tensor
 
+from sufficit.classifier.acceleration import FastCopy
 from sufficit.classifier.classifier import Classifier, check_classifier
 from sufficit.data.batch import Sample
 from sufficit.errors import UserError
@@ -79,7 +80,7 @@ def asked_models(
     names: Sequence[str] | None = None,
     twin: Classifier | None = None,
     batch_size: int | None = None,
-    faster: Callable[[Classifier], Classifier | None] = lambda _: None,
+    faster: Callable[[Classifier], FastCopy | None] = lambda _: None,
 ) -> list[AskedModel]:
     """Return the model with every fill, then the twin with every fill, the first one first.
 
@@ -157,6 +158,7 @@ def band_probe(
         asked=model.asked,
         columns=tuple(columns),
         key=model.key,
+        end=model.key,
         most=scoring.calls if most is None else most,
         seed=scoring.seed,
         images=images,
