@@ -505,6 +505,7 @@ def facts_of(name: str, out: Path) -> dict[str, Any]:
             if column not in DROPPED and isinstance(one, dict) and "mean" in one
         }
         for source, own in summary.items()
+        if (out / source).is_dir()
     }
     if "ceiling" in run:
         facts["ceiling"] = {"searched": run["ceiling"]["searched"]["mean"]}
