@@ -241,8 +241,18 @@ def reproduce(
     labels = [sets.classes[label] for label in test.labels.tolist()]
     names = [f"{label}/{row:05d}" for label, row in zip(labels, rows.tolist(), strict=True)]
     print(f"scoring {len(test)} images", flush=True)
+    start = time.monotonic()
     results = score(plan, classifier, test, names, adapters, out)
-    facts = {"table": plan.table, "config": asdict(plan), "classifier": known}
+    seconds = {"classifier": known["seconds"], "scoring": round(time.monotonic() - start, 1)}
+    for name in adapters:
+        trained = json.loads((out / "adapters" / name / DONE).read_text())
+        seconds[name] = trained["seconds"]
+    facts = {
+        "table": plan.table,
+        "config": asdict(plan),
+        "classifier": known,
+        "seconds": seconds,  # of the last start of each stage
+    }
     recipes = {name: recipe for name, (recipe, _) in plan.adapters.items()}
     write_results(out, facts, recipes)
     results.report(out / "results" / "report.html")

@@ -59,8 +59,8 @@ def pool_seeds(
             frames[name].select_dtypes("number") for name in adapters if adapters[name] == recipe
         ]
         found[f"lax-{recipe}"] = reduce(add, own) / len(own)
-    order = [*TITLES]
-    return dict(sorted(found.items(), key=lambda item: order.index(item[0])))
+    order = [*TITLES, *found]
+    return {name: found[name] for name in sorted(found, key=order.index)}
 
 
 def summary_of(frame: pandas.DataFrame, seed: int) -> Summary:

@@ -243,6 +243,17 @@ def test_the_papers_numbers_are_those_of_its_tables() -> None:
     assert [*COLUMNS][-1] == "msi"
 
 
+def test_the_papers_hyperparameters_are_the_papers() -> None:
+    values = {name: (t.adapter.entropy, t.adapter.lr) for name, t in TABLES.items()}
+    wanted = {"synthetic-mnist": (5, 1e-3), "cub200": (5, 1e-4), "cifar10": (2, 1e-3)}
+    assert values == {**wanted, "cifar10-vit": (2, 1e-3)}
+    assert TABLES["cifar10"].adapter.upsample == 2
+    plan = reproduce.make_plan(reproduce.parser().parse_args(["cifar10"]))
+    recipe = reproduce.paper_recipe(plan)
+    assert (recipe.entropy, recipe.temperature, recipe.lr, recipe.upsample) == (2, 0.5, 1e-3, 2)
+    assert recipe.fills == ("black",)
+
+
 def test_a_mean_has_its_interval_over_images() -> None:
     values = np.random.default_rng(0).normal(1, 2, 400)
     found = table_results.interval(values, seed=0)

@@ -1,9 +1,9 @@
-"""Tables of the documentation from the JSON of measurements: no number in them is typed.
+"""The tables of these pages from the rows of measurements: no number in them is typed.
 
-    python tools/measured_tables.py
+    python research/fill_tables.py
 
 A page has places such as `<!-- measured: check cub200 -->` ... `<!-- end of measured -->`; what is
-between them comes from results/ and benchmarks/results/. Where there is no JSON, there is nothing.
+between them comes from results/ and benchmarks/results/. Where there are no rows, there is nothing.
 """
 
 import json
@@ -11,18 +11,33 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import mean
 from types import MappingProxyType
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from sufficit import plots
-from sufficit.plots.style import GRID, INK, LINES, QUIET
-from sufficit.reproduce.paper_tables import TITLES
-
 ROOT = Path(__file__).parent.parent
 RESULTS, BENCHMARKS = ROOT / "results", ROOT / "benchmarks" / "results"
-PAGES = ("docs/check-metric.md", "docs/benchmarks.md", "docs/measurements.md")
+PAGES = (
+    "benchmarks/README.md",
+    "research/check-metric.md",
+    "research/comparison.md",
+    "research/gaming.md",
+    "research/leakage.md",
+    "research/measurements.md",
+)
+TITLES = {  # of the methods that have another name in a table than their word
+    "gradcam": "Grad-CAM",
+    "gradcam++": "Grad-CAM++",
+    "layercam": "Layer-CAM",
+    "kpca-cam": "KPCA-CAM",
+    "finer-cam": "Finer-CAM",
+    "rollout": "Attention rollout",
+    "lax-paper": "LAX, paper's recipe",
+    "lax-robust": "LAX, robust recipe",
+    "lax-crisp": "LAX, crisp recipe",
+    "random": "random (control)",
+    "center": "center (control)",
+}
 CONDITIONS = {"msi": "model, black", "msi_held_out": "model, blur (held out)", "msi_twin": "twin"}
 TABLES = {
     "synthetic-mnist": "Synthetic MNIST, ResNet18",
@@ -39,6 +54,18 @@ ADAPTER_SCORES = {
     "msi_smoothed": "smoothed map",
 }
 FILLS = ("", "_blur", "_noise", "_mean_fill")
+GAMED = {  # of a row of results/gaming
+    "model_black": "model, black",
+    "model_blur": "model, blur (held out)",
+    "twin_black": "twin, black",
+    "twin_blur": "twin, blur",
+    "mask_penalty": "area",
+    "leak_ratio": "leak ratio",
+    "calls": "calls per image",
+    "n": "images",
+}
+LEAKS = {"leak": "over other images", "leak_grey": "over grey", "leak_noise": "over noise"}
+LETTERS = {"C": "cifar10", "M": "synthetic-mnist"}  # of the first rounds
 
 
 def reference(table: str, results: Path = RESULTS) -> str:
@@ -83,36 +110,6 @@ def _reference_words(found: Mapping[str, Any]) -> str:
     known = [("held_out", "with blur"), ("twin", "for the twin")]
     orders = [f"{w} {pairs['', k]:.2f}" for k, w in known if pairs.get(("", k)) is not None]
     return words + (f" Rank correlation with the order above: {', '.join(orders)}." * bool(orders))
-
-
-def reference_figure(table: str, results: Path = RESULTS) -> Figure | None:
-    """MSI of every method under each condition, best first."""
-    found = _read(results / "reference" / f"{table}.json")
-    if "methods" not in found:
-        return None
-    names = [*found["methods"]][::-1]
-    figure = plots.style.figure_class()(figsize=(6.9, 0.24 * len(names) + 0.9))
-    axis = figure.subplots()
-    axis.axvline(0, color=GRID, lw=1)
-    for k, (column, words) in enumerate(CONDITIONS.items()):
-        known = [(i, found["methods"][n][column]) for i, n in enumerate(names)
-                 if column in found["methods"][n]]  # fmt: skip
-        rows = [i + 0.2 * (1 - k) for i, _ in known]
-        means = [one["mean"] for _, one in known]
-        sides = [[m - one["low"] for m, (_, one) in zip(means, known, strict=True)],
-                 [one["high"] - m for m, (_, one) in zip(means, known, strict=True)]]  # fmt: skip
-        axis.errorbar(means, rows, xerr=sides, fmt="osD"[k], ms=3.5, lw=1, color=LINES[k],
-                      label=words)  # fmt: skip
-    axis.set_yticks(range(len(names)), [TITLES.get(n, n) for n in names], fontsize=7)
-    axis.tick_params(axis="x", labelsize=7)
-    axis.set_xlabel(f"MSI, 95 % intervals, {found['n']} images", fontsize=8, color=INK)
-    axis.grid(axis="y", color=GRID, lw=0.4)
-    axis.spines[["top", "right", "left"]].set_visible(False)
-    axis.spines["bottom"].set_color(QUIET)
-    figure.legend(*axis.get_legend_handles_labels(), loc="upper center", ncols=3, fontsize=7,
-                  frameon=False)  # fmt: skip
-    figure.tight_layout(rect=(0, 0, 1, 0.97))
-    return figure
 
 
 def orders(results: Path = RESULTS) -> str:
@@ -209,7 +206,7 @@ def check(table: str, results: Path = RESULTS) -> str:
 
 
 def adapters(results: Path = RESULTS) -> str:
-    """The adapters of tools/lax_arms.py, one row each."""
+    """The adapters of results/adapters, one row each."""
     heads = ["day", "epochs", "images", *(f"MSI: {who}" for who in ADAPTER_SCORES.values())]
     heads += ["area", "leak / chance", "grid energy (smoothed)", "fragments"]
     lines = [f"| table, arm, seed | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
@@ -242,6 +239,70 @@ def certainty(*names: str, results: Path = BENCHMARKS) -> str:
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
+def gaming(name: str, results: Path = RESULTS) -> str:
+    """Methods and searched boxes, scored on a model and on its twin."""
+    found = _read(results / "gaming" / f"{name}.json")
+    lines = [f"| maps | {' | '.join(GAMED.values())} |", f"|---|{'---:|' * len(GAMED)}"]
+    for method, row in found["rows"].items():
+        cells = []
+        for column in GAMED:
+            if column in ("calls", "n"):
+                cells.append(f"{row[column]}")
+            elif column == "leak_ratio":
+                cells.append(f"{row[column]:.2f}")
+            else:
+                half = row.get(f"{column}_half")
+                cells.append(f"{row[column]:.3f}" + (f" ± {half:.2f}" if half else ""))
+        lines.append(f"| {TITLES.get(method, method)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def leakage(table: str, *methods: str, results: Path = RESULTS) -> str:
+    """MSI and every kind of leakage of some methods of a table, with chance beside it."""
+    found = _read(results / table / "summary.json")["methods"]
+    heads = ["MSI", "ratio", *(f"{name} | by chance" for name in LEAKS.values())]
+    lines = [f"| masks | {' | '.join(heads)} |", f"|---|{'---:|' * 8}"]
+    for method in methods:
+        one = found[method]
+        cells = [_mean(one["msi"]), _mean(one["leak_ratio"], 2)]
+        for column in LEAKS:
+            cells += [_mean(one[column]), _mean(one[f"{column}_chance"])]
+        lines.append(f"| {TITLES.get(method, method)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def arms(name: str, results: Path = RESULTS) -> str:
+    """A row per arm of an ablation: means over its seeds, and MSI and leakage of each."""
+    rows = [_renamed(row) for row in _read(results / "lax" / f"{name}.json")["rows"]]
+    groups: dict[tuple[str, str], list[Any]] = {}
+    for row in rows:
+        groups.setdefault((row["task"], row["arm"]), []).append(row)
+    lines = ["| data | arm | seeds | base | penalty | MSI | leak | chance | ratio |"]
+    lines.append("|---|---|---:|---:|---:|---:|---:|---:|---:|")
+    for (task, arm), found in groups.items():
+        names = ("base_score", "mask_penalty", "msi", "leak", "leak_chance")
+        means = {name: mean(row[name] for row in found) for name in names}
+        cells = [f"{means[name]:.3f}" for name in names]
+        ratio = means["leak"] / means["leak_chance"] if means["leak_chance"] else math.nan
+        cells.append(f"{ratio:.2f}")
+        if len(found) > 1:
+            cells[2] += f" ({', '.join(format(row['msi'], '.3f') for row in found)})"
+            cells[-1] += f" ({', '.join(format(row['leak_ratio'], '.2f') for row in found)})"
+        lines.append(f"| {task} | {arm} | {len(found)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _renamed(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row under the names of today."""
+    if "task" in row:
+        return row
+    letter, _, arm = row["arm"].partition(" ")
+    older = {"base": "base_score", "penalty": "mask_penalty", "chance": "leak_chance"}
+    older |= {"ratio": "leak_ratio"}
+    known = {older.get(name, name): value for name, value in row.items()}
+    return known | {"task": LETTERS[letter], "arm": arm}
+
+
 def _interval(one: Mapping[str, float]) -> str:
     return f"{one['mean']:.3f} ± {(one['high'] - one['low']) / 2:.2f}"
 
@@ -266,6 +327,10 @@ PLACES: dict[str, Callable[..., str]] = {
     "check": check,
     "adapters": adapters,
     "certainty": certainty,
+    "orders": orders,
+    "gaming": gaming,
+    "leakage": leakage,
+    "arms": arms,
 }
 
 
