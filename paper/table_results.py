@@ -12,7 +12,12 @@ import pandas
 
 from tables import COLUMNS, TABLES, TITLES
 
-FURTHER = {"leak_ratio": "leak / chance", "iou": "IoU ↑", "pointing": "pointing ↑"}
+FURTHER = {
+    "msi_held_out": "MSI, held-out fill ↑",
+    "leak_ratio": "leak / chance",
+    "iou": "IoU ↑",
+    "pointing": "pointing ↑",
+}
 DRAWS = 1000  # of the bootstrap
 ABOUT_THE_RUN = ("command", "time", "commit", "versions", "device", "model_calls")
 Summary = dict[str, dict[str, Any]]  # column -> mean, low, high, n

@@ -160,8 +160,8 @@ def twins(results: Path = RESULTS) -> str:
 def _spread(found: Mapping[str, Any], column: str) -> float:
     """The range of a method's MSI over the fills, averaged over the methods that are ranked."""
     names = found["conditions"][0]["ranking"]
-    means = [[found["methods"][n][f"{column}{end}"]["mean"] for end in FILLS] for n in names]
-    return sum(max(one) - min(one) for one in means) / len(means)
+    means = [[float(found["methods"][n][f"{column}{end}"]["mean"]) for end in FILLS] for n in names]
+    return mean(max(one) - min(one) for one in means)
 
 
 def twin_orders(table: str, results: Path = RESULTS) -> str:
