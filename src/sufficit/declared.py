@@ -1,6 +1,6 @@
 """Options as fields, each declared once: flags, files and Python read it here. Imports no torch."""
 
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -19,11 +19,6 @@ def option(
     about = {"help": text, "flags": flags, "least": least, "most": most, "panel": panel}
     about["shown"] = shown
     return field(default=default, metadata=about | more)
-
-
-def asked(text: str, least: int | None = None, most: int | None = None) -> Any:
-    """A field without a default, with bounds of which the command line shows the lower one."""
-    return option(MISSING, text, least=least, limit=most)
 
 
 @dataclass(frozen=True)
@@ -56,8 +51,8 @@ class FolderOptions(ReadingOptions):
 
     recipe: "str | LaxRecipe" = option(  # noqa: RUF009  # a field
         "robust",
-        "robust, crisp, paper, l1, one of the paper's tables (paper-cub200), or another work's"
-        " losses (rt-saliency, masked-in-out, learn-to-rank).",
+        "robust, crisp, paper, l1, or another work's losses (rt-saliency, masked-in-out,"
+        " learn-to-rank).",
         kind=str,
     )
     target: Literal["auto", "label", "prediction"] = option(

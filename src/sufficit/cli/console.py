@@ -33,7 +33,6 @@ FIRST = {  # command: the options to read first
     "evaluate": ("model", "data", "heatmaps", "alpha_min", "to"),
     "explain": ("model", "methods", "weights", "target", "to"),
     "figure": ("show", "images", "methods", "width", "to"),
-    "reproduce": ("data_word", "quick", "download", "images", "to"),
     "sanity": ("model", "data", "methods", "images", "to"),
     "serve": ("model", "methods", "weights", "example", "port"),
     "train-lax": ("model", "data", "recipe", "epochs", "to"),
