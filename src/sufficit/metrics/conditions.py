@@ -9,7 +9,6 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier, check_classifier
 from sufficit.errors import UserError
-from sufficit.metrics.artefacts import Cell
 from sufficit.metrics.columns import METRICS, OTHER_COLUMNS
 from sufficit.metrics.plan import Plan, ask
 from sufficit.perturbation.fills import FILLS, check_fill
@@ -173,7 +172,6 @@ def ask_all(
     tick: Progress | None = None,
     stages: int | None = None,
     truth: Tensor | None = None,
-    cell: Cell | None = None,
 ) -> dict[str, Predictions]:
     """Return what `ask` returns under every condition, by key; `models` are the model and its twin.
 
@@ -190,8 +188,6 @@ def ask_all(
         given = (model, images, heatmaps, goals, condition.plan(plan), condition.fill, batch_size)
         part = stage(tick, k, stages or len(conditions))
         known = whole.get(condition.twin)
-        found[condition.key] = ask(
-            *given, names=names, tick=part, known=known, truth=truth, cell=cell
-        )
+        found[condition.key] = ask(*given, names=names, tick=part, known=known, truth=truth)
         whole.setdefault(condition.twin, found[condition.key])
     return found

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError, unknown
 from sufficit.metrics import columns as registry
-from sufficit.metrics.artefacts import Cell, GridEnergy
 from sufficit.metrics.columns import COLUMNS, METRICS, OTHER_COLUMNS
 from sufficit.metrics.further_columns import WHOLE_CURVES, halves_of
 from sufficit.metrics.localization import LOCALIZATION
@@ -104,10 +103,6 @@ class Plan:
         """What the columns need at every alpha_min, each once."""
         wanted = (getattr(self.metric(c), what)(s) for s in self.schedules for c in self.columns)
         return tuple(dict.fromkeys(one for found in wanted for one in found))
-
-    def cell(self, classifier: Classifier, images: Tensor) -> Cell | None:
-        """Return the size of a feature cell if a column needs it and the model has a grid."""
-        return classifier.cell(images) if GridEnergy() in self.measures else None
 
     @cached_property
     def sampling(self) -> Sampling | None:
@@ -291,7 +286,6 @@ def ask(
     tick: Progress | None = None,
     known: Predictions | None = None,
     truth: Tensor | None = None,
-    cell: Cell | None = None,
 ) -> Predictions:
     """Return the predictions a plan needs, of one classifier with one fill.
 
@@ -299,7 +293,7 @@ def ask(
     method, so that a GPU never waits in between. If the plan limits calls, the masks are drawn by
     its seed and the images' names, 0, 1, ... by default: the same for all methods and fills.
     `known` are predictions of the same classifier with another fill: the whole images are taken
-    from there. `truth` is that of the images: [N,H,W]; `cell` is `plan.cell(...)`.
+    from there. `truth` is that of the images: [N,H,W].
     """
     check_fill(fill, images)
     called, n = names or [str(i) for i in range(len(images))], len(images)
@@ -318,7 +312,7 @@ def ask(
     if plan.sampling is not None and left:
         parts["drawn"] = F.pad(parts["drawn"] + left, (left, 0))
     if plan.measures:
-        parts["measured"] = _measured(plan, heatmaps, truth, cell)
+        parts["measured"] = _measured(plan, heatmaps, truth)
     if plan.ranks:
         parts["halves"] = halves_of(called, plan.seed).repeat(len(heatmaps) // n)
     if plan.hides:
@@ -347,13 +341,12 @@ def msi_by_method(
     return dict(zip(heatmaps, values.split(len(images)), strict=True)), int(found.calls.sum())
 
 
-def _measured(plan: Plan, heatmaps: Tensor, truth: Tensor | None, cell: Cell | None) -> Tensor:
+def _measured(plan: Plan, heatmaps: Tensor, truth: Tensor | None) -> Tensor:
     """Return what is read from the heatmaps, and a truth: [MN,H,W], [N,H,W] -> [MN,measures]."""
     step, parts = max(1, _MEASURED_PIXELS // heatmaps[0].numel()), []
-    measures = [GridEnergy(cell) if one == GridEnergy() else one for one in plan.measures]
     for rows in torch.arange(len(heatmaps), device="cpu").split(step):
         maps = heatmaps[rows.to(heatmaps.device)]
         maps = maps.cpu() if maps.device.type == "mps" else maps  # which has no float64
         own = None if truth is None else truth[rows.to(truth.device) % len(truth)].to(maps.device)
-        parts.append(torch.stack([one(maps, own).double().cpu() for one in measures], 1))
+        parts.append(torch.stack([one(maps, own).double().cpu() for one in plan.measures], 1))
     return torch.cat(parts)

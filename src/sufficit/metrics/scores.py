@@ -256,7 +256,6 @@ def evaluate(
     with bar("scoring", progress) as tick:
         models, given = (classifier, twin), (images, heatmaps, targets, plan, conditions)
         how: Any = {"names": names, "tick": tick, "stages": stages, "truth": where}
-        how["cell"] = plan.cell(classifier, images)
         found = ask_all(models, *given, batch_size, **how)
         _warn_of_nan([*found.values()], own_score=classifier.score is not None)
         scores = read(found, plan, conditions)

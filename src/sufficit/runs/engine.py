@@ -264,7 +264,6 @@ class Worker(ImageWorker):
         given = (batch.images, maps, batch.targets, job.plan, job.conditions)
         size, models = job.config.batch_size, self.scorers(batch.images)
         how: Any = {"names": batch.names, "tick": tick, "truth": batch.truth}
-        how["cell"] = job.plan.cell(job.classifier, batch.images)
         found = ask_all(models, *given, size, **how)
         return {
             stem_of(name, key): one.rows(slice(k * n, (k + 1) * n))
