@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lax_arms import CHANGES, Scores, answer_scores, pair_scores, third_class
 from lightning.fabric import Fabric
 from paired_digits import digit_pairs
 from torch.utils.data import DataLoader, TensorDataset
 
+from lax_arms import CHANGES, Scores, answer_scores, pair_scores, third_class
 from sufficit import Classifier, Lax, evaluate, explain, leak, train_lax
 from sufficit.data.digits import Digits, synthetic_digits
 from sufficit.files import make_folder, read_json, writing

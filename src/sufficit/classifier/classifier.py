@@ -189,15 +189,6 @@ class Classifier:
             given = (self.bare, lambda: self.plain_logits_of(inputs), inputs)
             return layers.find_stages(*given, last, most)
 
-    def cell(self, images: Tensor) -> tuple[float, float] | None:
-        """Height and width in pixels of a cell of the features, None if they are no grid."""
-        try:
-            with torch.no_grad():
-                h, w = self.features(images[:1])[0].shape[2:]
-        except UserError:
-            return None
-        return images.shape[2] / h, images.shape[3] / w
-
     def feature_layer(self, images: Tensor) -> str:
         """The layer that was given, else the last one with a grid at this size of images."""
         if self.layer is not None and self._found_at is None:
