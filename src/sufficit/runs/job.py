@@ -25,7 +25,6 @@ from sufficit.data.manifest import Manifest, Units, listed
 from sufficit.data.truth import Truth, TruthMasks, truth_from
 from sufficit.errors import UserError, unknown, warn_user
 from sufficit.explainers import methods_for
-from sufficit.explainers.sources import answers_of
 from sufficit.files import local_file, place
 from sufficit.metrics.conditions import FIRST, Condition, check_twin, make_conditions
 from sufficit.metrics.leakage import POOL, draw_pool
@@ -272,10 +271,7 @@ def make_job(
     if truth is not None:
         truth.check(names)
     kind: Literal["label", "prediction"] = "prediction" if numbers is None else "label"
-    # The answers of an adapter are parts of its map, which is ranked.
-    parts = tuple(one for names in answers_of(named).values() for one in names)
-    how: Any = {"references": parts, "truth": truth}
-    return Job(config, classifier, entries, named, kind, conditions, twin, **how)
+    return Job(config, classifier, entries, named, kind, conditions, twin, truth=truth)
 
 
 def _twin_of(

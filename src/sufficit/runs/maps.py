@@ -146,8 +146,8 @@ def source_facts(source: Source) -> dict[str, Any]:
     if isinstance(source, Explainer):
         return {"kind": "method", "method": source.description, **source.facts()}
     if isinstance(source, Lax):
-        known = {"class_agnostic": source.classes is None, "answers": source.answers}
-        return {"kind": "adapter", "sign": "none", "passes": 1, **known}
+        agnostic = source.classes is None
+        return {"kind": "adapter", "sign": "none", "passes": 1, "class_agnostic": agnostic}
     kind = "heatmaps" if isinstance(source, GivenMaps) else "function"
     return {"kind": kind, "class_agnostic": getattr(source, "class_agnostic", False) is True}
 

@@ -16,7 +16,6 @@ from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import ImageFile, ImageSource, class_forms, class_named, list_images
 from sufficit.data.loader import Unit, check_any
 from sufficit.errors import UserError, unknown
-from sufficit.explainers.sources import answer_notes, answers_of
 from sufficit.files import (
     make_folder,
     read_json,
@@ -27,7 +26,7 @@ from sufficit.files import (
 )
 from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
-from sufficit.runs.config import RunConfig, Workers
+from sufficit.runs.config import Workers
 from sufficit.runs.engine import Worker, compute, opened, start
 from sufficit.runs.explanations import Sample
 from sufficit.runs.job import Job
@@ -155,17 +154,9 @@ class OverlayWorker(Worker):
             for name, row, target in zip(batch.names, probabilities, targets, strict=True)
         ]
         sheet = "sheet.png" if unit.number == 0 else f"sheet-{unit.number + 1}.png"
-        captions = self._captions(heatmaps)
-        plots.save(plots.sheet_figure(images, heatmaps, titles, captions), out / sheet)
+        plots.save(plots.sheet_figure(images, heatmaps, titles), out / sheet)
         known = facts | {"targets": targets, "empty": batch.empty}
         return [batch.as_file(self.job.sources, **known)]
-
-    def _captions(self, heatmaps: Mapping[str, Tensor]) -> dict[str, list[str]]:
-        """What to write under the answers of adapters, each [N,H,W], where they mark nothing."""
-        answers, given = answers_of(self.job.sources).values(), self.job.config.alpha_min
-        alpha_min = given if isinstance(given, float) else float(RunConfig.alpha_min)
-        notes = answer_notes(answers, heatmaps, alpha_min)
-        return {n: [note.get(n, "") for note in notes] for names in answers for n in names}
 
 
 def row_title(name: str, probabilities: Tensor, target: int, classes: Sequence[str] | None) -> str:

@@ -103,12 +103,6 @@ class RunResults:
         """Controls and references."""
         return (*self.controls, *self.record["references"])
 
-    @property
-    def several(self) -> dict[str, int]:
-        """The number of answers of each adapter that has more than one."""
-        known = self.record["sources"].items()
-        return {name: count for name, one in known if (count := one.get("answers", 1)) > 1}
-
     @cached_property
     def unmarked(self) -> dict[str, int]:
         """The images in which a ranked source marks nothing at alpha_min, where these are many."""
@@ -243,7 +237,6 @@ class RunResults:
             ceiling=record.get("ceiling"),
             head_check=record.get("head_check"),
             class_agnostic=[n for n, one in sources.items() if one["class_agnostic"]],
-            answers=self.several,
             unmarked=self.unmarked,
         )
 

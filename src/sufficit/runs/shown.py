@@ -13,7 +13,6 @@ from torch import Tensor
 
 from sufficit import plots
 from sufficit.errors import UserError, unknown
-from sufficit.explainers.sources import answer_names, answer_notes
 from sufficit.metrics.plan import ask, make_plan
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
@@ -195,22 +194,19 @@ def draw(
 def _captions(
     results: "RunResults", rows: Sequence[int], columns: Sequence[str], maps: Mapping[str, Tensor]
 ) -> dict[str, list[str]]:
-    """What is written under each map: its scores, or that an adapter's answer marks nothing."""
-    answers = [answer_names(name, count) for name, count in results.several.items()]
-    notes = answer_notes(answers, maps, results.alpha_min)
+    """What is written under each map: its scores."""
     values = {m: results.rows.some(m, rows, columns) for m in maps}
-    scores = {
+    return {
         m: plots.score_captions({c: found[c].tolist() for c in columns})
         for m, found in values.items()
     }
-    return {m: [note.get(m, one) for note, one in zip(notes, scores[m], strict=True)] for m in maps}
 
 
 def rows_named(results: "RunResults", words: Sequence[str], methods: Sequence[str]) -> list[int]:
     """Rows of images, each once: by name, a number for the first ones, best:2, disputed, ...
 
     The best has the highest mean MSI of the methods, the most disputed the widest spread; those
-    that are not ranked, as the answers of an adapter, count if no other is among the methods.
+    that are not ranked count if no other is among the methods.
     """
     found = dict.fromkeys(row for word in words for row in _rows_for(results, word, methods))
     if not found:
