@@ -39,7 +39,7 @@ def refine(
     with torch.inference_mode(False), torch.enable_grad(), classifier.in_eval_mode():
         with torch.no_grad():
             stages, _logits = classifier.stages(images, layers)
-            drawn = frozen.logits(stages, targets)[:, 0]
+            drawn = frozen.logits(stages, targets)
         logits = drawn.clamp(-LARGEST, LARGEST).clone().requires_grad_()
         adam = torch.optim.Adam([logits], lr=lr)
         generator = Generator(device).manual_seed(seed)

@@ -83,7 +83,6 @@ class Content:
     remarks: Sequence[str] = ()  # what a reader must know first and the scores do not say
     alpha_curve: Mapping[str, Any] | None = None  # MSI over alpha_min on a sample, as in run.json
     class_agnostic: Sequence[str] = ()  # methods that draw the same map for every class
-    answers: Mapping[str, int] = field(default_factory=dict)  # of adapters with more than one
     unmarked: Mapping[str, int] = field(default_factory=dict)
     """Images in which a method's map marks nothing at alpha_min, where these are many."""
     head_check: Mapping[str, Any] | None = None  # rank correlations with a random output layer
