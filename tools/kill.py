@@ -38,7 +38,7 @@ STARTED = multiprocessing.get_context("forkserver")
 """Starts processes that have all imported: a start takes a moment, not seconds."""
 PRELOADED = [
     *("sufficit.cli", "sufficit.runs.engine"),
-    *("sufficit.training", "sufficit.sanity.metric_check", "lightning.fabric"),
+    *("sufficit.training", "lightning.fabric"),
     *("matplotlib.backends.backend_agg", "pandas", "pyarrow.parquet", "kill"),
 ]
 
@@ -104,7 +104,7 @@ def _draw_nothing() -> None:
             part.write_text("a picture")
 
     plots.save = lambda figure, path, **_: stand_in(path)
-    for figure in ("sheet_figure", "methods_figure", "check_figure"):
+    for figure in ("sheet_figure", "methods_figure"):
         setattr(plots, figure, lambda *_, **__: None)
     report.write_report = lambda path, content: stand_in(path)
 
@@ -171,11 +171,6 @@ def _explain(data: Path, out: Path) -> Sequence[object]:
     return (*words, "--methods", "gradcam,center")
 
 
-def _check_metric(data: Path, out: Path) -> Sequence[object]:
-    words = ("check-metric", *DIGITS, "--data", data / "digits", "--out", out, *COARSE)
-    return (*words, "--methods", "gradcam,layercam", "--columns", "msi", "--images", 6)
-
-
 def _sanity(data: Path, out: Path) -> Sequence[object]:
     words = ("sanity", *DIGITS, "--data", data / "digits", "--out", out, "--device", "cpu")
     return (*words, "--images", 3, "--steps", 2)
@@ -211,15 +206,6 @@ COMMANDS = {
         _explain,
         lambda out: files(out, "*.npz", "overlays/**/*.png"),
         first_missing(("start", "heatmaps"), ("heatmaps", "*.npz"), ("results", "run.json")),
-    ),
-    "check-metric": Command(
-        _check_metric,
-        lambda out: files(out, "check.csv", "check.json", "*/*/scores.parquet"),
-        first_missing(
-            ("first run", "methods/run.json"),
-            ("second run", "degraded/run.json"),
-            ("results", "check.json"),
-        ),
     ),
     "sanity": Command(
         _sanity,

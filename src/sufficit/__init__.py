@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from sufficit.statistics import Standing as Standing
     from sufficit.training import LaxRecipe as LaxRecipe
     from sufficit.training import cache_features as cache_features
-    from sufficit.training import repeatability as repeatability
     from sufficit.training import train_lax as train_lax
     from sufficit.training import train_twin as train_twin
 
@@ -54,7 +53,7 @@ _HOMES = {
     "sanity": ("sanity_check",),
     "similarity": ("agreement",),
     "statistics": ("Standing",),
-    "training": ("LaxRecipe", "cache_features", "repeatability", "train_lax", "train_twin"),
+    "training": ("LaxRecipe", "cache_features", "train_lax", "train_twin"),
 }
 _MODULES = {name: f"sufficit.{module}" for module, names in _HOMES.items() for name in names}
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from sufficit.explainers.recipes import LaxRecipe
+    from sufficit.training.recipes import LaxRecipe
 
 
 def option(
@@ -51,8 +51,7 @@ class FolderOptions(ReadingOptions):
 
     recipe: "str | LaxRecipe" = option(  # noqa: RUF009  # a field
         "robust",
-        "robust, crisp, paper, l1, or another work's losses (rt-saliency, masked-in-out,"
-        " learn-to-rank).",
+        "robust, crisp, paper or l1.",
         kind=str,
     )
     target: Literal["auto", "label", "prediction"] = option(
@@ -66,13 +65,9 @@ class FolderOptions(ReadingOptions):
     class_free: bool = option(
         False, "Draw one map per image, whichever class is asked for.", "--class-free"
     )
-    answers: int | None = option(
-        None, "Maps to draw, one per region, each to suffice alone.", least=1
-    )
     layers: tuple[str, ...] | None = option(
         None, "Layers to read, as A,B,C, the coarsest last; else found."
     )
-    twin: str | None = option(None, "Folder of a twin, which judges every other step.", "--judge")
     deterministic: bool = option(
         False, "Same adapter twice on a GPU; 15 % slower.", "--deterministic"
     )

@@ -152,8 +152,7 @@ class Evaluation(_RowMetric):
         if truth is None and {*self.plan.columns} & {*LOCALIZATION}:
             raise UserError("the metric compares with a truth: give update(..., truth=masks)")
         where = checked_truth(truth, heatmaps)
-        cell = self.plan.cell(self.classifier, images)
-        how: Any = {"batch_size": self.batch_size, "names": names, "truth": where, "cell": cell}
+        how: Any = {"batch_size": self.batch_size, "names": names, "truth": where}
         found = ask(*given, **how)
         self._add_rows(found)
 

@@ -23,8 +23,8 @@ from sufficit.classifier.classifier import (
     check_targets,
 )
 from sufficit.errors import UserError
-from sufficit.explainers.step import Batch
 from sufficit.seeds import unmoved
+from sufficit.training.batch import Batch
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

@@ -1,17 +1,20 @@
 """Mosaics of a batch, what is wanted of a class's map in them, and the evidence for a class."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Generator, Tensor, nn
 
 from sufficit import Classifier
-from sufficit.explainers import losses
-from sufficit.explainers import step as step_module
 from sufficit.explainers.adapter_nets import Evidence, TopDown
-from sufficit.explainers.recipes import LaxRecipe
-from sufficit.explainers.step import Batch, Mosaics, crops, mosaics, take_step
+from sufficit.training import losses
+from sufficit.training import step as step_module
+from sufficit.training.batch import Batch
+from sufficit.training.mosaics import Mosaics, crops, mosaics
+from sufficit.training.recipes import LaxRecipe
+from sufficit.training.step import recipe_loss, take_step
 
 
 def generator(seed: int = 0) -> Generator:
@@ -185,15 +188,23 @@ def test_a_step_adds_the_distance_of_the_maps_of_mosaics(monkeypatch: pytest.Mon
                 p, t = pictures[row, channel, y, x].item(), wanted[row, 0, y, x].item()
                 if (6 * y + x) % 3 > 0:
                     total, count = total - t * math.log(p) - (1 - t) * math.log(1 - p), count + 1
-    assert step.terms["mosaics"].item() == pytest.approx(total / count, rel=1e-5)
+    assert step.terms["mosaics"].item() == pytest.approx(3 * total / count, rel=1e-5)
     others = sum(v.item() for name, v in step.terms.items() if name != "mosaics")
     assert step.loss.item() == pytest.approx(others + 3 * total / count, rel=1e-5)
     assert torch.equal(given[0][1], classes)  # type: ignore[arg-type]  # labels are the predictions
     assert torch.equal(given[0][2], lax((images,), classes))  # type: ignore[arg-type]  # the masks
     # The adapter reads the classifier, whoever judges.
     judge = Classifier(nn.Sequential(Brightness(), nn.Linear(3, 3)), layer="0.last")
-    judged = take_step(judge, lax, batch, recipe, generator(1), classes=3, source=classifier)
-    assert judged.terms["mosaics"].item() == pytest.approx(total / count, rel=1e-5)
+    judged = take_step(
+        classifier,
+        lax,
+        batch,
+        recipe,
+        generator(1),
+        classes=3,
+        loss=lambda step: recipe_loss(replace(step, judge=judge), recipe),
+    )
+    assert judged.terms["mosaics"].item() == pytest.approx(3 * total / count, rel=1e-5)
     assert judged.terms["keep"].item() != pytest.approx(step.terms["keep"].item(), rel=1e-3)
     free = take_step(classifier, lambda f, _: f[0][:, 0], batch, recipe, generator(1))
     assert "mosaics" not in free.terms  # without a class there is nothing to ask for

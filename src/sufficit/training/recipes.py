@@ -9,11 +9,10 @@ import torch
 from torch import Generator, Tensor
 
 from sufficit.errors import UserError, unknown
-from sufficit.explainers.losses import temperature_for
 from sufficit.perturbation.fills import blur, mean
+from sufficit.training.losses import temperature_for
 
 WARM_UP = 0.1  # share of the training
-RIVAL_TERMS = ("preserve", "destroy", "sparse", "smooth", "blank", "earned", "ranking")
 
 
 @dataclass(frozen=True)
@@ -32,18 +31,10 @@ class LaxRecipe:
     size: float = 0.0  # mean mask, the l1 norm
     area: float | None = None  # wanted mean mask: `size` then weights the distance to it
     decide: float = 0.0  # 4 M (1 - M); the weight grows from 0 to this
-    preserve: float = 0.0  # margin of the class inside the mask; these four: RT-saliency
-    destroy: float = 0.0  # margin of the other classes outside it
-    sparse: float = 0.0  # (M + 0.0005)^0.3
-    smooth: float = 0.0  # squared differences of neighbours, and of the border to 0
-    blank: float = 0.0  # minus the entropy of the classes outside the mask; masked-in/masked-out
-    earned: float = 0.0  # minus the room around masks that work
-    ranking: float = 0.0  # deletion minus insertion, by soft ranks; Learn to Rank
     fills: tuple[str, ...] = ("black",)
     alpha_min: float = 0.5
     stages: int = 1  # layers that the adapter reads; 1: the paper's convnet
     upsample: int = 1  # times the features' height and width, of the paper's convnet
-    answers: int = 1  # maps, each of which is to suffice alone
     bias: float = 0.0  # of the last layer, before training
     contrast: float = 1.0  # factor of the logits after training, around that of alpha_min
     lr: float = 1e-3
@@ -94,17 +85,11 @@ _ROBUST = LaxRecipe(
     fills=_FILLS,
     stages=3,
 )
-_RIVAL = LaxRecipe(keep=0, stages=3)  # the adapter of `robust`, losses of others
 RECIPES: dict[str, LaxRecipe] = {
     "robust": _ROBUST,
     "crisp": replace(_ROBUST, donors=1.4, size=2.5, decide=2, contrast=4),
     "paper": LaxRecipe(entropy=5),
     "l1": LaxRecipe(size=5),
-    "rt-saliency": replace(
-        _RIVAL, preserve=0.3, destroy=1, sparse=8, smooth=0.5, fills=("colour", "blurred")
-    ),
-    "masked-in-out": replace(_RIVAL, keep=1, blank=1, earned=10),
-    "learn-to-rank": replace(_RIVAL, ranking=1),
 }
 
 
@@ -113,7 +98,6 @@ def recipe_of(
     epochs: int | None = None,
     area: float | None = None,
     alpha_min: float | None = None,
-    answers: int | None = None,
     class_free: bool = False,
 ) -> LaxRecipe:
     """A recipe, by name or as given, with what the caller wants of it; checked.
@@ -125,7 +109,7 @@ def recipe_of(
     chosen = RECIPES[recipe] if isinstance(recipe, str) else recipe
     if not isinstance(chosen, LaxRecipe):
         raise UserError(f"recipe must be a name or a LaxRecipe, got {type(recipe).__name__}")
-    changes: dict[str, Any] = {"epochs": epochs, "alpha_min": alpha_min, "answers": answers}
+    changes: dict[str, Any] = {"epochs": epochs, "alpha_min": alpha_min}
     changes |= {"absent": 0.0} if class_free else {}
     if area is not None:
         if not (chosen.entropy or chosen.size):
@@ -143,7 +127,7 @@ def _check(recipe: LaxRecipe) -> None:
         if kind not in TRAINING_FILLS:
             raise unknown("fill", kind, TRAINING_FILLS)
     terms = ("keep", "drop", "donors", "absent", "mosaics", "entropy", "size", "decide")
-    for name in (*terms, *RIVAL_TERMS, "power"):
+    for name in (*terms, "power"):
         value = getattr(recipe, name)
         if not 0 <= value < math.inf:
             raise UserError(f"the recipe's {name} must be a number, 0 or more, got {value!r}")
@@ -155,16 +139,14 @@ def _check(recipe: LaxRecipe) -> None:
 def _check_numbers(recipe: LaxRecipe) -> None:
     if (area := recipe.area) is not None and not 0 < area < 1:
         raise UserError(f"area must be between 0 and 1, got {area:g}: it is a mean heatmap value")
-    for name in ("epochs", "stages", "answers"):
+    for name in ("epochs", "stages"):
         if type(value := getattr(recipe, name)) is not int or value < 1:
             raise UserError(f"{name} must be a whole number, 1 or more, got {value!r}")
-    if recipe.stages == 1 and (recipe.absent or recipe.answers > 1 or recipe.contrast != 1):
+    if recipe.stages == 1 and (recipe.absent or recipe.contrast != 1):
         raise UserError(
-            "a class as input (absent), several answers and contrast need an adapter of several"
-            " stages: set stages to 3, or use the recipe robust or crisp"
+            "a class as input (absent) and contrast need an adapter of several stages: set stages"
+            " to 3, or use the recipe robust or crisp"
         )
-    if recipe.answers > 1 and any(getattr(recipe, name) for name in RIVAL_TERMS):
-        raise UserError(f"{', '.join(RIVAL_TERMS)} know one answer: set answers to 1")
     if not 0 <= recipe.alpha_min < 1:
         raise UserError(f"alpha_min must be in 0..1, 1 excluded, got {recipe.alpha_min:g}")
     for name in ("temperature", "lr", "contrast"):

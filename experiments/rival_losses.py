@@ -1,13 +1,75 @@
-"""Loss terms of the methods nearest to LAX: RT-saliency, masked-in/masked-out, Learn to Rank."""
+"""The losses of the methods nearest to LAX: RT-saliency, masked-in/masked-out, Learn to Rank.
+
+    lax = train("rt-saliency", classifier, loader)
+
+trains the adapter of `robust`, class-free, with the loss of another work.
+"""
+
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from sufficit import Classifier, Lax, LaxRecipe, train_lax
+from sufficit.training import Loss, TrainingStep
+
 PRESERVED, DESTROYED = 1.0, 5.0  # margins in logits of RT-saliency
 BORDER = 0.3  # weight of a mask's values at the border in `smooth`
 BINS = 16  # of equally many cells, from the highest to the lowest
+LEVELS = 2  # points of the insertion and deletion curves that a step of learn_to_rank draws
 _ROUNDS, _TEMPERATURE = 20, 0.05  # of Sinkhorn's normalisation
+
+
+def rt_saliency(step: TrainingStep) -> dict[str, Tensor]:
+    """The loss of Dabkowski and Gal (2017), with the margins of its later implementations."""
+    inside, outside = step.views("kept", "rest")
+    return {
+        "preserve": 0.3 * margin(inside, step.targets, PRESERVED),
+        "destroy": destroyed(outside, step.targets, DESTROYED),
+        "sparse": 8 * sparse(step.masks),
+        "smooth": 0.5 * smooth(step.masks),
+    }
+
+
+def masked_in_out(step: TrainingStep) -> dict[str, Tensor]:
+    """Cross-entropy inside, entropy outside, and a reward for small masks that work."""
+    inside, outside = step.views("kept", "rest")
+    known = step.predicted == step.targets  # without a mask
+    right = inside.argmax(1) == step.targets
+    wrong = known & (outside.argmax(1) != step.targets)
+    return {
+        "keep": F.cross_entropy(inside, step.targets),
+        "blank": blank(outside, known),
+        "earned": 10 * earned(step.masks, right, wrong),
+    }
+
+
+def learn_to_rank(step: TrainingStep) -> Tensor:
+    """Deletion minus insertion at drawn levels, through soft ranks of the cells."""
+    height, width = step.images.shape[2:]
+    tops = F.interpolate(
+        soft_tops(step.cells, LEVELS, step.generator), size=(height, width), mode="bilinear"
+    ).unbind(1)
+    asked = [(step.images, top) for top in tops] + [(step.images, 1 - top) for top in tops]
+    logits = step.ask(asked)
+    inserted, removed = torch.cat(logits[:LEVELS]), torch.cat(logits[LEVELS:])
+    return ranking(inserted, removed, step.targets.repeat(LEVELS))
+
+
+LOSSES: dict[str, Loss] = {
+    "rt-saliency": rt_saliency,
+    "masked-in-out": masked_in_out,
+    "learn-to-rank": learn_to_rank,
+}
+ADAPTER = LaxRecipe(stages=3)
+RECIPES = dict.fromkeys(LOSSES, ADAPTER)
+RECIPES["rt-saliency"] = LaxRecipe(stages=3, fills=("colour", "blurred"))
+
+
+def train(name: str, classifier: Classifier, loader: Any, **options: Any) -> Lax:
+    """Train an adapter with the loss of another work; options are those of `train_lax`."""
+    return train_lax(classifier, loader, recipe=RECIPES[name], loss=LOSSES[name], **options)
 
 
 def margin(logits: Tensor, targets: Tensor, wanted: float) -> Tensor:

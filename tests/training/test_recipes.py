@@ -7,9 +7,9 @@ import torch
 from torch import Generator, Tensor
 
 from sufficit import Lax, UserError
-from sufficit.explainers.recipes import TRAINING_FILLS, random_fills, recipe_of
 from sufficit.perturbation.fills import blur
 from sufficit.training import RECIPES, LaxRecipe
+from sufficit.training.recipes import TRAINING_FILLS, random_fills, recipe_of
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch import Generator, Tensor, nn
 
 from sufficit import Classifier, Lax, UserError
-from sufficit.explainers import losses
-from sufficit.explainers.recipes import TRAINING_FILLS, random_fills
-from sufficit.explainers.step import Batch, asked_classes, take_step, upsampled
-from sufficit.training import RECIPES, LaxRecipe
+from sufficit.training import RECIPES, LaxRecipe, losses
+from sufficit.training.batch import Batch
+from sufficit.training.recipes import TRAINING_FILLS, random_fills
+from sufficit.training.step import TrainingStep, asked_classes, recipe_loss, take_step, upsampled
 
 TEMPERATURES = {0.25: 0.0574, 0.3: 0.0909, 0.4: 0.1541, 0.5: 0.2055, 0.8: 0.3019}
 
@@ -289,8 +289,8 @@ def test_an_image_alone_in_its_batch_is_not_its_own_donor() -> None:
     one = one._replace(first=torch.tensor([[0, 2]]))
     recipe, adapter = replace(EVERYTHING, stages=2), Lax([one.features[-1].shape[1]], classes=3)
     for seed in range(4):  # label or prediction, by a coin
-        given = (adapter, one, recipe, Generator().manual_seed(seed), 1.0, 3)
-        assert "donors" not in take_step(classifier, *given).terms
+        given = (adapter, one, recipe, Generator().manual_seed(seed))
+        assert "donors" not in take_step(classifier, *given, classes=3).terms
 
 
 EVERYTHING = LaxRecipe(
@@ -304,7 +304,7 @@ def test_the_loss_is_the_sum_of_weights_times_terms_on_a_linear_classifier(done,
     classifier = linear_classifier()
     batch = batch_of(classifier)
     recipe = replace(EVERYTHING, area=area)
-    step = take_step(classifier, adapter, batch, recipe, Generator(), done)
+    step = take_step(classifier, adapter, batch, recipe, Generator(), done=done)
     masks = adapter(batch.features).flatten(1).tolist()
     pictures, targets = batch.images.flatten(1).tolist(), batch.targets.tolist()
 
@@ -392,6 +392,84 @@ def test_a_step_is_differentiable_all_the_way_to_the_adapter() -> None:
         assert found[k].item() == pytest.approx(slope, rel=1e-3, abs=1e-4)
 
 
+# A loss of one's own
+
+
+def test_a_loss_of_ones_own_reads_what_the_classifier_says_inside_and_outside_the_masks() -> None:
+    classifier, batch = linear_classifier(), batch_of(linear_classifier())
+    recipe = LaxRecipe(donors=1)
+    batch = batch._replace(features=tuple(one.requires_grad_() for one in batch.features))
+    masks = adapter(batch.features)[:, None]
+    seen: list[TrainingStep] = []
+
+    def loss(step: TrainingStep) -> dict[str, Tensor]:
+        seen.append(step)
+        half = step.ask([(step.images, step.masks / 2)])[0]
+        return {"kept": step.kept.mean(), "rest": 2 * step.rest.mean(), "half": half.mean()}
+
+    found = take_step(classifier, adapter, batch, recipe, Generator(), done=0.5, loss=loss)
+    views = (batch.images * shown for shown in (masks, 1 - masks, masks / 2))
+    kept, rest, half = (classifier(view).float() for view in views)
+    assert found.terms["kept"].item() == pytest.approx(kept.mean().item())
+    assert found.terms["rest"].item() == pytest.approx(2 * rest.mean().item())
+    assert found.terms["half"].item() == pytest.approx(half.mean().item())
+    assert found.loss.item() == pytest.approx((kept + 2 * rest + half).mean().item(), rel=1e-5)
+    right = (kept.argmax(1) == batch.targets).float().mean()
+    assert found.accuracy.item() == right.item()
+    (step,) = seen
+    assert torch.equal(step.predicted, batch.first[:, 0])
+    assert torch.equal(step.labels, batch.targets)
+    assert (step.done, step.absent) == (0.5, None)
+
+
+def test_several_views_are_asked_in_one_forward_pass_and_once() -> None:
+    classifier, batch = linear_classifier(), batch_of(linear_classifier())
+    sizes: list[int] = []
+    handle = classifier.model.register_forward_hook(lambda _, args, __: sizes.append(len(args[0])))
+
+    batch = batch._replace(features=tuple(one.requires_grad_() for one in batch.features))
+
+    def loss(step: TrainingStep) -> Tensor:
+        kept, rest, donors = step.views("kept", "rest", "donors")
+        return (kept - rest).mean() + step.kept.mean() + step.rest.mean() + donors.mean()
+
+    take_step(classifier, adapter, batch, LaxRecipe(), Generator(), loss=loss)
+    handle.remove()
+    assert sizes == [15]
+
+
+def test_the_loss_of_a_recipe_is_one_of_these_and_terms_can_be_added() -> None:
+    classifier, batch = linear_classifier(), batch_of(linear_classifier())
+    batch = batch._replace(features=tuple(one.requires_grad_() for one in batch.features))
+    given = (classifier, adapter, batch, EVERYTHING)
+    plain = take_step(*given, Generator())
+    more = take_step(
+        *given,
+        Generator(),
+        loss=lambda step: recipe_loss(step, EVERYTHING) | {"smooth": step.masks.diff().abs().sum()},
+    )
+    masks = adapter(batch.features)
+    edges = (masks[:, :, 1:] - masks[:, :, :-1]).abs().sum()
+    assert more.loss.item() == pytest.approx((plain.loss + edges).item())
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda step: step.masks, r"without axes, or a dict of such by name, got \[5, 4, 4\]"),
+        (lambda step: {"a": step.masks.mean(), "b": 3.0}, "got float for 'b': take the mean"),
+        (lambda step: step.masks.detach().mean(), "does not depend on the masks"),
+        (lambda step: step.views("keep")[0].mean(), "Did you mean 'kept'"),
+    ],
+)
+def test_a_loss_that_is_none_is_refused(loss, words: str) -> None:
+    batch = batch_of(linear_classifier())
+    features = tuple(stage.requires_grad_() for stage in batch.features)
+    batch = batch._replace(features=features)
+    with pytest.raises(UserError, match=words):
+        take_step(linear_classifier(), adapter, batch, LaxRecipe(), Generator(), loss=loss)
+
+
 def test_maps_grow_as_bilinear_weights_say() -> None:
     cells = torch.tensor([[[[0.0, 1.0]]]])
     found = upsampled(cells, torch.zeros(1, 3, 2, 4))
@@ -435,7 +513,7 @@ def test_the_map_of_an_absent_class_costs_its_mean_and_one_that_is_there_costs_n
     counted = [values[one].item() if one not in pair else 0.0 for one, *pair in known]
     assert any(counted)
     assert not all(counted)
-    assert step.terms["absent"].item() == pytest.approx(sum(counted) / 5)
+    assert step.terms["absent"].item() == pytest.approx(2 * sum(counted) / 5)
     keep = step.terms["keep"].item()
     assert step.loss.item() == pytest.approx(keep + 2 * sum(counted) / 5)
     assert step.area.item() == pytest.approx(values[there].mean().item())
