@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 from sufficit import __version__
 from sufficit.errors import UserError
 from sufficit.files import is_remote
-from sufficit.lock import owning
+from sufficit.lock import locked
 from sufficit.outside import literal
 from sufficit.runs.config import RunConfig, Workers
 
@@ -134,7 +134,7 @@ def scored(
 def resumable(folder: Path, kept: Callable[[Path], str] | str = "") -> Iterator[None]:
     """Own the folder of results inside. After Ctrl-C, say what is kept and how to resume."""
     try:
-        with owning(folder):
+        with locked(folder):
             yield
     except KeyboardInterrupt:
         words = kept if isinstance(kept, str) else kept(folder)

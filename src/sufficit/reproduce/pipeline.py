@@ -22,7 +22,7 @@ from sufficit.data.images import ImageFile, ImageSource, list_images
 from sufficit.data.splits import Sets, Split, evenly, held_out, middle
 from sufficit.explainers.lax import Lax
 from sufficit.files import CHECKPOINT, make_folder, safe_name, writing
-from sufficit.lock import owning
+from sufficit.lock import locked
 from sufficit.progress import Progress
 from sufficit.provenance import provenance, save_json
 from sufficit.reproduce import table_plan as plans
@@ -67,7 +67,7 @@ def reproduce(
     of a TablePlan. With `workers` Ray trains the adapters, each on a device of its own, and scores
     the images; the classifier is trained in this process.
     """
-    with owning(out):
+    with locked(out):
         if overwrite:
             plans.clear(out)
         device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
