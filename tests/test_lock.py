@@ -62,13 +62,13 @@ def test_two_spellings_of_a_folder_are_one(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=f"{tmp_path}/file could not be made"):
-        with locked(tmp_path / "file"):
-            pass
-    (tmp_path / "run" / LOCK).mkdir(parents=True)
-    with pytest.raises(UserError, match=f"cannot lock {tmp_path}/run .*: choose another --out"):
-        with locked(tmp_path / "run"):
-            pass
+    file, folder = tmp_path / "file", tmp_path / "run"
+    with pytest.raises(UserError, match=f"{file} could not be made"), locked(file):
+        pass
+    (folder / LOCK).mkdir(parents=True)
+    reason = f"cannot lock {folder} .*: choose another --out"
+    with pytest.raises(UserError, match=reason), locked(folder):
+        pass
 
 
 @pytest.mark.processes

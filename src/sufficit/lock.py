@@ -7,7 +7,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from sufficit.errors import UserError
-from sufficit.files import make_folder
+from sufficit.files import check_local, make_folder
 
 LOCK = ".lock"
 
@@ -18,6 +18,7 @@ def locked(folder: Path) -> Iterator[None]:
 
     The same thread may lock it again, as a command does around the run that it starts.
     """
+    check_local(folder)
     new = [part for part in (folder, *folder.parents) if not part.exists()]
     make_folder(folder)
     path = folder.resolve() / LOCK
@@ -27,7 +28,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # While it is still locked, so that whoever waits for this file notices and makes another.
+            # While it is locked, so that whoever has opened it notices and makes another.
             if lock.lock_counter == 1:
                 path.unlink(missing_ok=True)
             lock.release()

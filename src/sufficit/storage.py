@@ -1,4 +1,4 @@
-"""Paths on object storage: as pathlib's, but a server that fails raises GoneError, never False."""
+"""Paths on object storage, for reading: as pathlib's, but a server that fails raises GoneError."""
 
 import errno
 import io
@@ -93,7 +93,7 @@ class RemotePath(ProxyUPath):
         return self.glob(f"**/{pattern}")
 
     def open(self, mode: str = "r", buffering: int = BUFFER, **_: Any) -> IO[Any]:  # type: ignore[override]  # for reading only
-        """The object as a file of bytes, read by ranges; `files.writing` writes."""
+        """The object as a file of bytes, read by ranges."""
         if mode != "rb":
             raise ValueError(f"objects are opened with mode 'rb', got {mode!r}")
         return io.BufferedReader(_Ranges(self, self.stat().st_size), buffering)
@@ -110,48 +110,10 @@ class RemotePath(ProxyUPath):
         with _reaching(self):
             return cast(bytes, self.fs.cat_file(self.path, start=start, end=end, **exactly))
 
-    def upload(self, file: Path) -> None:
-        """Make the file this object: whole, or not at all."""
-        with _reaching(self):
-            self.fs.put_file(str(file), self.path)
-
-    def put(self, content: bytes) -> None:
-        """Make these bytes the object."""
-        with _reaching(self):
-            self.fs.pipe_file(self.path, content)
-
-    def create(self, content: bytes) -> None:
-        """Make these bytes the object unless there is one; some servers can't tell."""
-        try:
-            self.fs.pipe_file(self.path, content, mode="create")
-        except Exception:  # every library and server has errors of its own
-            if not self.exists():
-                self.put(content)
-
     def download(self, file: Path) -> None:
         """Write the object to a local file."""
         with _reaching(self):
             self.fs.get_file(self.path, str(file))
-
-    def mkdir(self, *_: Any, **__: Any) -> None:
-        """Nothing: there are no folders without objects. (fsspec would make missing buckets.)"""
-
-    def rmdir(self, *_: Any, **__: Any) -> None:
-        """Nothing: there are no empty folders. (fsspec would delete all that is inside.)"""
-
-    def unlink(self, missing_ok: bool = False) -> None:
-        """Delete the object."""
-        try:
-            with _reaching(self):
-                self.fs.rm_file(self.path)
-        except FileNotFoundError:
-            if not missing_ok:
-                raise
-
-    def remove_all(self) -> None:
-        """Delete every object below this name."""
-        with suppress(FileNotFoundError), _reaching(self):
-            self.fs.rm(self.path, recursive=True)
 
 
 def _version(facts: Mapping[str, Any]) -> str:

@@ -16,7 +16,6 @@ from typer.core import TyperCommand
 
 from sufficit import __version__
 from sufficit.errors import UserError
-from sufficit.files import is_remote
 from sufficit.lock import locked
 from sufficit.outside import literal
 from sufficit.runs.config import RunConfig, Workers
@@ -204,7 +203,7 @@ def show_page(page: Path | str, wanted: bool | None = None) -> bool:
         if sys.platform.startswith(("linux", "freebsd")):
             screens = (os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
             wanted = wanted and any(screens)
-    if not wanted or (not isinstance(page, str) and is_remote(page)):
+    if not wanted:
         return False
     address = page if isinstance(page, str) else page.resolve().as_uri()
     opened: list[bool] = []
