@@ -46,6 +46,8 @@ def place(word: str | Path) -> Path:
     if not is_remote(text):
         return Path(re.sub(r"^(file|local)://", "", text))
     refuse_secrets(text)
+    if text.endswith("://"):
+        raise UserError(f"{text} names no folder: write {text}BUCKET/FOLDER")
     try:
         from sufficit.storage import RemotePath
 
