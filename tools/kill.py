@@ -1,13 +1,12 @@
 """Kill runs at any moment, start them again, and see whether they end with the same rows.
 
-Commands in this process's place, runs on an S3 server, and Ray's workers, nodes and drivers:
+Commands in this process's place, and Ray's workers, nodes and drivers:
 
 python tools/kill.py --kills 200
 """
 
 import argparse
 import json
-import logging
 import multiprocessing
 import os
 import random
@@ -33,7 +32,7 @@ from sufficit.files import is_unfinished
 COARSE = ("--value-step", "0.25", "--percent-step", "0.25", "--device", "cpu")
 DIGITS = ("--model", "sufficit:digits")
 IMAGES = 10
-BUCKET, NOWHERE = "kills", Path("nowhere")
+NOWHERE = Path("nowhere")
 STARTED = multiprocessing.get_context("forkserver")
 """Starts processes that have all imported: a start takes a moment, not seconds."""
 PRELOADED = [
@@ -273,58 +272,17 @@ def draw(chance: random.Random, seconds: float, n: int) -> list[Moment]:
     return found
 
 
-def kill_on_s3(bench: Bench, kills: int, chance: random.Random) -> Counter[str]:
-    """Kill comparisons whose --out is on an S3 server until there were enough kills."""
-    from sufficit.files import place
-
-    counts, runs = Counter[str](), 0
-    wanted = COMMANDS["compare"].rows(bench.folder / "compare")
-    while counts["compare on S3"] < kills:
-        out, log = f"s3://{BUCKET}/run-{runs}", bench.folder / "log"
-        words = [out if w == NOWHERE else w for w in _compare(bench.folder, NOWHERE)]
-        runs += 1
-        most = min(6, kills - counts["compare on S3"])
-        for moment in [*draw(chance, bench.seconds["compare"], most), Moment()]:
-            code = start(words, log, replace(moment, drawn=bench.drawn))
-            if code != -signal.SIGKILL:
-                break  # it came to the end
-            counts["compare on S3"] += 1
-        told = " ".join(log.read_text().split())
-        assert code == 0 or "holds a finished run" in told, f"on S3: {code}, {told[-500:]}"
-        found = {name: (place(out) / name).read_bytes() for name in wanted}
-        assert found == wanted, f"on S3 after kills: {[n for n in wanted if found[n] != wanted[n]]}"
-        print(dict(counts), flush=True)
-    return counts
-
-
 def kill_commands(kills: int, chance: random.Random, *, drawn: bool) -> Counter[str]:
-    """Kill every command, and a comparison on an S3 server, until there were enough kills."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel("ERROR")
-    server, counts = ThreadedMotoServer(port=0, verbose=False), Counter[str]()
-    server.start()
-    _, port = server.get_host_and_port()
-    os.environ |= {  # before the first process, which inherits it
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    boto3.client("s3").create_bucket(Bucket=BUCKET)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            bench = make_bench(Path(folder), drawn=drawn)
-            counts += kill_on_s3(bench, kills // 5, chance)
-            while counts.total() < kills:
-                for name in COMMANDS:
-                    most = max(1, min(6, kills - counts.total()))
-                    moments = draw(chance, bench.seconds[name], chance.randint(1, most))
-                    counts.update(f"{name}: {stage}" for stage in bench.survive(name, moments))
-                    print(dict(counts), flush=True)
-    finally:
-        server.stop()
+    """Kill every command until there were enough kills."""
+    counts = Counter[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = make_bench(Path(folder), drawn=drawn)
+        while counts.total() < kills:
+            for name in COMMANDS:
+                most = max(1, min(6, kills - counts.total()))
+                moments = draw(chance, bench.seconds[name], chance.randint(1, most))
+                counts.update(f"{name}: {stage}" for stage in bench.survive(name, moments))
+                print(dict(counts), flush=True)
     return counts
 
 

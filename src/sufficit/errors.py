@@ -83,6 +83,14 @@ def cannot_resume(out: Path, name: str, before: object, now: object) -> UserErro
     )
 
 
+def changed(path: object) -> UserError:
+    """Return the error for a file that was replaced while a run used it."""
+    return UserError(
+        f"{path} was changed after it was listed: restore it, or use another --out to score the"
+        " files as they are now"
+    )
+
+
 def without_secrets(text: str) -> str:
     """The text with *** for credentials in URLs.
 

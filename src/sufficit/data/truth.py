@@ -157,9 +157,9 @@ class TruthFiles:
             raise TruthError(f"its truth in {self.path.name}: {error}") from error
 
     def digest(self) -> str:
-        """What tells this truth from another: names with boxes, or with sizes of the masks."""
+        """What tells this truth from another: names with boxes, or with size and time of masks."""
         known = [
-            (key, one.size if isinstance(one, ImageFile) else [*one])
+            (key, (one.size, one.version) if isinstance(one, ImageFile) else [*one])
             for key, one in sorted(self.records.items())
         ]
         return sha256(repr(known).encode()).hexdigest()[:16]

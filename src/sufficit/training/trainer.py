@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sufficit.classifier.checkpoint import load_tensors
 from sufficit.errors import UserError, cannot_resume
 from sufficit.files import CHECKPOINT, local_file, make_folder, writing
-from sufficit.lock import owning
+from sufficit.lock import locked
 from sufficit.loggers import log_numbers
 from sufficit.progress import Progress, Tick, bar
 from sufficit.provenance import resume_command, surroundings
@@ -144,7 +144,7 @@ class Trainer:
             self.log(row)
         # Of several processes, the one that starts the others owns the folder.
         alone = self.out if self.fabric.world_size == 1 else None
-        owned = nullcontext() if alone is None else owning(alone)
+        owned = nullcontext() if alone is None else locked(alone)
         try:
             with owned, bar(title, progress if self.fabric.is_global_zero else False) as tick:
                 while not self.over():
