@@ -24,7 +24,7 @@ from sufficit.explainers.explanation import DrawnMaps, draw_all
 from sufficit.explainers.explanation import Method as AnyMethod
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.registry import full_word, word_of
-from sufficit.explainers.sources import HeatmapFileSource, source_from, sources_from
+from sufficit.explainers.words import HeatmapFileSource, source_from, sources_from
 from sufficit.files import safe_name
 from sufficit.metrics.column import Columns, Heading
 from sufficit.perturbation.heatmaps import check_range, normalize, resize
@@ -113,9 +113,9 @@ class Source(Protocol):
 
 
 class SourceBase:
-    """What most sources leave as it is."""
+    """What most sources leave as it is. A source of your own gives `name`, `maps` and `digest`."""
 
-    name: str = ""
+    name: str
     role: Role = "method"
     headings: Mapping[str, Heading] = {}
 

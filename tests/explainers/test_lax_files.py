@@ -23,7 +23,7 @@ from small_models import (
 from sufficit import Classifier, Lax, UserError, explain
 from sufficit.errors import GoneError
 from sufficit.explainers.lax import name_of
-from sufficit.explainers.sources import methods_from
+from sufficit.explainers.words import methods_from
 
 TRAINED = {"recipe": {"keep": 1.0}, "seed": 3, "history": [{"epoch": 1, "msi": 0.25}]}
 

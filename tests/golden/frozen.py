@@ -263,7 +263,7 @@ def as_now(options: Options) -> Options:
     return {**options, "checks": options.get("checks", DEFAULT_CHECKS) or "none"}
 
 
-SPELLING: Callable[[Options], Options] = as_then
+SPELLING: Callable[[Options], Options] = as_now
 
 
 def as_words(options: Options) -> list[str]:
@@ -472,7 +472,7 @@ def write_inputs(folder: Path) -> Path:
 # What is kept of a run.
 
 FACTS = ("n", "n_skipped", "targets", "clean_accuracy", "alpha_min", "controls", "leak_ratio")
-FACTS = (*FACTS, "model_calls", "rank_shares", "own_alpha_min", "search")
+FACTS = (*FACTS, "rank_shares")
 CURVES_OF = ("default-checks", "fills", "calls", "drop", "own-score", "python-adapter")
 """The cases whose mean curves are kept; those of others would say the same."""
 DROPPED = ("grid_energy",)
@@ -507,16 +507,20 @@ def facts_of(name: str, out: Path) -> dict[str, Any]:
         for source, own in summary.items()
         if (out / source).is_dir()
     }
-    if "ceiling" in run:
-        facts["ceiling"] = {"searched": run["ceiling"]["searched"]["mean"]}
-        facts["ceiling"] |= {key: run["ceiling"][key] for key in ("fill", "msi", "images")}
-    if "alpha_curve" in run:
+    if search := run.get("search"):
+        facts["own_alpha_min"] = search["own_alpha_min"]
+        facts["search"] = {key: search[key] for key in ("alphas", "mean_msi")}
+    sources = {name: own for name, own in summary.items() if (out / name).is_dir()}
+    if searched := [own["ceiling"]["mean"] for own in sources.values() if "ceiling" in own]:
+        facts["ceiling"] = {"searched": searched[0]}
+        facts["ceiling"]["msi"] = {name: own["msi_ceiling"]["mean"] for name, own in sources.items()}
+    if run.get("alpha_curve"):
         facts["alpha_curve"] = {
             key: run["alpha_curve"][key] for key in ("alphas", "images", "mean_msi")
         }
-    if "head_check" in run:
-        correlation = run["head_check"]["rank_correlation"]
-        facts["head"] = {method: one["mean"] for method, one in correlation.items()}
+    head = {name: own["random_head"]["mean"] for name, own in sources.items() if "random_head" in own}
+    if head:
+        facts["head"] = head
     if run.get("within"):
         facts["within"] = {key: run["within"][key] for key in ("reached", "images", "half_width")}
     if name in CURVES_OF:
@@ -580,6 +584,11 @@ def recorded() -> dict[str, Result]:
     facts = json.loads((RECORDED / "facts.json").read_text(encoding="utf-8"))
     found = {}
     for name, told in facts.items():
+        told.pop("model_calls", None)  # whole images count once since, not for each fill
+        told.get("ceiling", {}).pop("images", None)
+        told.get("ceiling", {}).pop("fill", None)
+        if "alpha_curve" in told:  # as run.json has it now
+            told["alpha_curve"]["images"] = len(told["alpha_curve"]["images"])
         own = rows[rows["case"] == name].drop(columns="case")
         # A case has no values in the columns that only others have.
         found[name] = Result(own.dropna(axis=1, how="all").reset_index(drop=True), told=told)

@@ -28,7 +28,7 @@ from sufficit.cli import main
 from sufficit.data.images import ImageFile, read_image
 from sufficit.data.loader import Entry
 from sufficit.data.splits import Part, evenly, how_many, read_folder
-from sufficit.explainers.sources import methods_from
+from sufficit.explainers.words import methods_from
 from sufficit.training.folder_images import TrainingImages, replace_missing
 from sufficit.training.validation import ValidationScores
 

@@ -374,6 +374,7 @@ def _as(value: Any, kind: Any) -> Any:
     if get_origin(kind) is Literal:
         return value if value in get_args(kind) else None
     if get_origin(kind) is tuple:
+        value = value.split(",") if isinstance(value, str) else value
         listed = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
         return tuple(value) if listed else None
     if isinstance(value, bool) != (kind is bool) or (

@@ -235,6 +235,8 @@ def draw_unit(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
         return Rows(unit.number, notes=notes)
     rows = Rows.of(unit.number, batch, notes)
     rows.maps = drawn
+    heatmaps = {name: one.at(batch.size) for name, one in drawn.items()}
+    rows.add(known_of(job, batch, drawn, heatmaps), range(len(batch)))
     return rows
 
 

@@ -221,7 +221,7 @@ def write_results(
     shares = _rank_shares(job, store, units)
     totals = _totals(job, store, units, shares)
     headings = headings_of(job)
-    summaries = {name: _summary(job, own, headings) for name, own in totals.sources.items()}
+    summaries = {name: _summary(job, own, headings, totals.numbers) for name, own in totals.sources.items()}
     worst = _add_worst(job, summaries, headings)
     if search is not None:
         headings[OWN_BEST] = HEADINGS[OWN_BEST]
@@ -441,13 +441,19 @@ def _save_heatmaps(job: Job, store: Store, units: range, totals: Totals) -> None
 
 
 def _summary(
-    job: Job, own: SourceSums, headings: Mapping[str, Heading]
+    job: Job, own: SourceSums, headings: Mapping[str, Heading], numbers: Sequence[int]
 ) -> dict[str, Estimate]:
     """The mean and interval of every column of a source, and its ratios."""
     names = [name for name in own.columns.columns if name not in FACTS]
     directions = {name: headings[name].higher_is_better for name in names}
     limits = {name: headings[name].limits for name in names}
     found = estimates_of(own.columns, directions, job.chance, limits.__getitem__)
+    for probe in job.probes:
+        if probe.images is not None:  # others were not to have a value
+            outside = own.columns.n - len(probe.images & {*numbers})
+            for name in {*probe.headings} & {*found}:
+                lacking = max(0, found[name].n_nan - outside)
+                found[name] = replace(found[name], n_nan=lacking)
     ratios = {parts: n for probe in job.probes for n, parts in probe.ratios.items()}
     return found | {ratios[parts]: ratio_of(sums, job.chance) for parts, sums in own.ratios.items()}
 

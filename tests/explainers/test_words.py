@@ -8,7 +8,7 @@ import torch
 from small_models import random_images, small
 from sufficit import Classifier, Lax, UserError, explain, explain_all, sanity_check
 from sufficit.explainers.explanation import draw_all
-from sufficit.explainers.sources import (
+from sufficit.explainers.words import (
     HeatmapFileSource,
     methods_from,
     source_from,

@@ -27,10 +27,11 @@ class HeatmapFileSource:
     path: Path
 
 
-Source = Method | HeatmapFileSource
+Named = Method | HeatmapFileSource
+"""What a word may name."""
 
 
-def sources_from(words: str | Iterable[str]) -> dict[str, Source]:
+def sources_from(words: str | Iterable[str]) -> dict[str, Named]:
     """Heatmap sources by name, from words or from one text with commas between them.
 
     A word is the name of a method, with options as in `finer-cam:nearest=5`; the folder of a LAX
@@ -42,7 +43,7 @@ def sources_from(words: str | Iterable[str]) -> dict[str, Source]:
     """
     listed = words.split(",") if isinstance(words, str) else words
     given: dict[str, str] = {}
-    found: dict[str, Source] = {}
+    found: dict[str, Named] = {}
     for word in filter(None, map(str.strip, listed)):
         if word in given.values():
             raise UserError(f"the method {word} is given twice: leave one out")
@@ -70,7 +71,7 @@ def methods_from(words: str | Iterable[str]) -> dict[str, Method]:
     return found
 
 
-def source_from(word: str) -> tuple[str, Source]:
+def source_from(word: str) -> tuple[str, Named]:
     """The name and the heatmap source of one word."""
     name, equals, rest = word.partition("=")
     if not equals or any(sign in name for sign in ("/", "\\", ":")) or place(word).exists():
@@ -85,7 +86,7 @@ def source_from(word: str) -> tuple[str, Source]:
     return chosen, source
 
 
-def _unnamed(word: str) -> tuple[str, Source]:
+def _unnamed(word: str) -> tuple[str, Named]:
     if split_word(word)[0] in EXPLAINERS or of_library(word):
         explainer_named(word)  # raises for unknown options
         return re.sub(r"[:/\\]+", "-", word), word
