@@ -78,7 +78,7 @@ class RunConfig:
     truth: str | None = _input(
         None,
         "Where the objects are: a folder of masks named as the images or of Pascal VOC .xml, COCO's"
-        " .json, CUB-200's bounding_boxes.txt, or a .csv. Adds pointing game, IoU and others.",
+        " .json, or a .csv. Adds pointing game, IoU and others.",
     )
     targets: Literal["auto", "label", "prediction"] = _scoring(
         "auto", "Class to score each image for. auto: labels where there are any."
