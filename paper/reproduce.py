@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric import Fabric
 from safetensors.torch import load_file, save_file
 
 from classifier_training import Training, accuracy, train_classifier
@@ -31,7 +32,16 @@ from image_sets import (
     read_sets,
 )
 from networks import NETWORKS, build, fill_in
-from sufficit import Classifier, Lax, LaxRecipe, RunResults, UserError, compare, train_lax
+from sufficit import (
+    Classifier,
+    Lax,
+    LaxRecipe,
+    RunResults,
+    UserError,
+    compare,
+    train_lax,
+    train_twin,
+)
 from table_results import write_json, write_results
 from tables import CAMS, TABLES, Table
 
@@ -54,6 +64,7 @@ class Plan:
     images: int  # test images to score
     epochs: int
     lax_epochs: int
+    twin_epochs: int  # 0: no twin
     recipes: tuple[str, ...]  # of LAX
     seeds: int  # adapters per recipe
     step: float  # of the pixel-value curves; the percentage curves have twice that
@@ -82,8 +93,8 @@ def make_plan(given: argparse.Namespace) -> Plan:
     """Take the options that are given, and the defaults of the table for the rest."""
     table, quick = TABLES[given.table], given.quick
     network = given.network or (table.quick_network if quick else table.network)
-    # The small network starts from the weights that ship with the package, and soon fits.
-    random = quick and network != "small-net"
+    # The network that ships with the package knows digits already, and soon fits.
+    random = quick and (network, table.data) != ("small-net", "synthetic-mnist")
     plan: dict[str, Any] = {
         "network": network,
         "weights": "none" if random else "default",
@@ -93,6 +104,7 @@ def make_plan(given: argparse.Namespace) -> Plan:
         "images": 20 if quick else 2000,
         "epochs": (6 if random else 2) if quick else table.training.epochs,
         "lax_epochs": 4 if quick else table.adapter.epochs,
+        "twin_epochs": 1 if quick else 6,
         "recipes": ("paper", "robust"),
         "seeds": 1 if quick else 3,
         "step": 0.01,
@@ -131,10 +143,7 @@ def trained_classifier(plan: Plan, sets: ImageSets, out: Path, device: torch.dev
         batches = Batches(sets.train, plan.side, size, recipe.augment)
         training = Training(recipe, plan.epochs, lr, plan.seed)
         history = train_classifier(classifier, batches, training, folder / "checkpoint.pt")
-        weights = {
-            name: value.contiguous() for name, value in classifier.model.state_dict().items()
-        }
-        save_file(weights, folder / WEIGHTS)
+        save_weights(classifier, folder / WEIGHTS)
         facts = {
             "test_accuracy": accuracy(classifier, sets.test, plan.side),
             "test_images": len(sets.test),
@@ -156,10 +165,7 @@ def trained_adapter(
     """Train an adapter, or read the one that is done; images held out select the epoch."""
     folder, own = out / "adapters" / name, plan.paper.adapter
     if not (folder / DONE).exists():
-        from lightning.fabric import Fabric
-
         start = time.monotonic()
-        device = train.labels.device
         size = min(plan.batch_sizes[1], len(train))
         recipe, seed = plan.adapters[name]
         lax = train_lax(
@@ -173,16 +179,53 @@ def trained_adapter(
             validation=[(as_seen(validation.pixels, plan.side), validation.labels)],
             validation_images=len(validation),
             patience=None,
-            fabric=Fabric(
-                accelerator=device.type,
-                devices=1,
-                precision="bf16-mixed" if device.type == "cuda" else "32-true",
-            ),
+            fabric=fabric_on(train.labels.device),
         )
         seconds = round(time.monotonic() - start, 1)
         write_json(folder / DONE, {"recipe": recipe, "seed": seed, "seconds": seconds})
         print(f"  validation MSI {lax.trained['history'][-1]['msi']:.3f}")
     return Lax.from_pretrained(folder).to(train.labels.device)
+
+
+def trained_twin(
+    plan: Plan, classifier: Classifier, train: ImageSet, validation: ImageSet, out: Path
+) -> Classifier | None:
+    """Train a copy of the classifier that is used to hidden pixels, or read it."""
+    if not plan.twin_epochs:
+        return None
+    path, own, device = out / "twin.safetensors", plan.paper.adapter, train.labels.device
+    if not path.exists():
+        made = train_twin(
+            classifier,
+            Batches(train, plan.side, min(plan.batch_sizes[1], len(train)), own.augment),
+            epochs=plan.twin_epochs,
+            seed=plan.seed,
+            validation=[(as_seen(validation.pixels, plan.side), validation.labels)],
+            validation_images=len(validation),
+            fabric=fabric_on(device),
+        )
+        save_weights(made, path)
+    twin = build(plan.network, classifier.classes or (), plan.side).to(device, classifier.dtype)
+    twin.model.load_state_dict(load_file(path, device=str(device)))
+    twin.model.eval()
+    return twin
+
+
+def save_weights(classifier: Classifier, path: Path) -> None:
+    """Write a file of weights whole or not at all."""
+    weights = {name: value.contiguous() for name, value in classifier.model.state_dict().items()}
+    part = path.with_suffix(".part")
+    save_file(weights, part)
+    part.replace(path)
+
+
+def fabric_on(device: torch.device) -> Fabric:
+    """Train on this device, on a GPU in bfloat16."""
+    return Fabric(
+        accelerator=device.type,
+        devices=1,
+        precision="bf16-mixed" if device.type == "cuda" else "32-true",
+    )
 
 
 def paper_recipe(plan: Plan) -> LaxRecipe:
@@ -193,7 +236,7 @@ def paper_recipe(plan: Plan) -> LaxRecipe:
 
 def score(
     plan: Plan, classifier: Classifier, test: ImageSet, names: Sequence[str],
-    adapters: Mapping[str, Lax], out: Path,
+    adapters: Mapping[str, Lax], twin: Classifier | None, out: Path,
 ) -> RunResults:  # fmt: skip
     """Score all methods on the same images, or read the run. All options of `compare` are here."""
     if (out / "compare" / "run.json").exists():
@@ -207,6 +250,7 @@ def score(
         targets=test.labels,
         names=names,
         truth=objects,
+        twin=twin,
         alpha_min=plan.paper.alpha_min,
         calls="exact",
         value_step=plan.step,
@@ -236,13 +280,15 @@ def reproduce(
     for name in plan.adapters:
         print(f"adapter {name}", flush=True)
         adapters[name] = trained_adapter(name, plan, classifier, train, validation, out)
+    print("twin", flush=True)
+    twin = trained_twin(plan, classifier, train, validation, out)
     rows = evenly(sets.test.labels, plan.images, plan.seed)
     test = sets.test.only(rows)
     labels = [sets.classes[label] for label in test.labels.tolist()]
     names = [f"{label}/{row:05d}" for label, row in zip(labels, rows.tolist(), strict=True)]
     print(f"scoring {len(test)} images", flush=True)
     start = time.monotonic()
-    results = score(plan, classifier, test, names, adapters, out)
+    results = score(plan, classifier, test, names, adapters, twin, out)
     seconds = {"classifier": known["seconds"], "scoring": round(time.monotonic() - start, 1)}
     for name in adapters:
         trained = json.loads((out / "adapters" / name / DONE).read_text())
@@ -281,6 +327,7 @@ def parser() -> argparse.ArgumentParser:
         "test-images": "test images to draw from; all",
         "epochs": "of the classifier",
         "lax-epochs": "of each adapter",
+        "twin-epochs": "of the twin, a copy used to hidden pixels; 6; 0: none",
         "seeds": "adapters per recipe; 3",
         "seed": "of everything random; 0",
     }

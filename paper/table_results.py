@@ -14,6 +14,7 @@ from tables import COLUMNS, TABLES, TITLES
 
 FURTHER = {
     "msi_held_out": "MSI, held-out fill ↑",
+    "msi_twin": "MSI, twin ↑",
     "leak_ratio": "leak / chance",
     "iou": "IoU ↑",
     "pointing": "pointing ↑",

@@ -23,7 +23,7 @@ PAPER = Path(__file__).parents[1] / "paper"
 PUBLIC = {"sufficit", "sufficit.data.digits"}
 TINY = {
     **{"images": 4, "train-images": 64, "test-images": 20, "epochs": 1, "lax-epochs": 1},
-    **{"seeds": 2, "step": 0.25, "device": "cpu"},
+    **{"twin-epochs": 1, "seeds": 2, "step": 0.25, "device": "cpu"},
 }
 
 
@@ -67,6 +67,8 @@ def test_a_table_is_made_from_data_to_report(out: Path) -> None:
     assert summary["methods"]["lax-paper"]["msi"]["mean"] == pytest.approx(np.mean(each))
     assert summary["seeds"]["paper"]["msi"] == pytest.approx(each)
     assert 0 < summary["methods"]["gradcam"]["iou"]["mean"] < 1
+    assert rows.msi_twin.notna().all()
+    assert not (rows.msi_twin == rows.msi).all()
     run = json.loads((results / "run.json").read_text())
     assert (run["n"], run["alpha_min"], run["config"]["network"]) == (4, 0.5, "small-net")
     assert run["versions"]["torch"]
@@ -85,7 +87,7 @@ def test_a_finished_table_is_read_and_another_plan_is_refused(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it is done")
 
-    for name in ("train_classifier", "train_lax", "compare"):
+    for name in ("train_classifier", "train_lax", "train_twin", "compare"):
         monkeypatch.setattr(reproduce, name, never)
     before = (out / "results" / "summary.json").read_text()
     reproduce.main(command(out))
