@@ -22,7 +22,7 @@ from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.image_masks import ImageMask, predict_hidden
 from sufficit.perturbation.predict import predict
 from sufficit.perturbation.predictions import HIDDEN_ROWS, ROWS, Measure, Predictions, ScoreKind
-from sufficit.perturbation.sampling import Sampling, make_sampling, predict_by_halving
+from sufficit.perturbation.sampling import Sampling, make_sampling
 from sufficit.progress import Progress
 
 GROUPS = ("paper", "all")  # of columns
@@ -46,8 +46,7 @@ class Plan:
     columns: tuple[str, ...] = COLUMNS
     searching: bool = False
     own: Mapping[str, Metric] = field(default_factory=dict)  # the user's metrics
-    # The most masks to ask per image, or "adaptive", or None for all.
-    calls: int | Literal["adaptive"] | None = None
+    calls: int | None = None  # the most masks to ask per image; None for all
     seed: int = 0  # of the masks drawn where not all are asked
 
     def metric(self, name: str) -> Metric:
@@ -118,7 +117,7 @@ class Plan:
         b. An image is asked a few bands of it, from some of the curves; each counts as often as it
         is rare, so that MSI is unbiased at every value.
         """
-        if not isinstance(self.calls, int) or self.calls >= len(self.asks):
+        if self.calls is None or self.calls >= len(self.asks):
             return None
         squares = dict.fromkeys(self.asks, 0.0)
         for schedule in self.schedules:
@@ -179,7 +178,7 @@ def make_plan(
     columns: Sequence[str] | None = None,
     alphas: Sequence[float] = ALPHA_GRID,
     metrics: Mapping[str, Metric] | None = None,
-    calls: int | Literal["exact", "adaptive"] = "exact",
+    calls: int | Literal["exact"] = "exact",
     seed: int = 0,
     *,
     truth: bool = False,
@@ -216,10 +215,9 @@ def make_plan(
     if searching and "msi" not in wanted:
         raise UserError('alpha_min="search" maximises MSI: add "msi" to columns')
     schedules = tuple(Schedule(alpha, score, value_step, percent_step) for alpha in tried)
-    if calls not in ("exact", "adaptive") and type(calls) is not int:
+    if calls != "exact" and type(calls) is not int:
         raise UserError(
-            f'calls must be a whole number, "exact" or "adaptive", got {calls!r}: such as 26 masks'
-            " per image"
+            f'calls must be a whole number or "exact", got {calls!r}: such as 26 masks per image'
         )
     most = None if calls == "exact" else calls
     plan = Plan(schedules, wanted, searching, own, most, seed)
@@ -299,12 +297,10 @@ def ask(
     called, n = names or [str(i) for i in range(len(images))], len(images)
     how: Any = {"fill": fill, "batch_size": batch_size}
     more: Any = {"weigh": plan.weighs, "progress": tick}
-    send, left = predict, 0 if known is None else 1  # the whole image is asked first, and once
-    if plan.calls == "adaptive":
-        send, more["always"] = predict_by_halving, plan.always
+    left = 0 if known is None else 1  # the whole image is asked first, and once
     if plan.sampling is not None:
         more["drawn"] = plan.sampling.draw(called, plan.seed)[:, left:] - left
-    found = send(classifier, images, heatmaps, targets, plan.asks[left:], **how, **more)
+    found = predict(classifier, images, heatmaps, targets, plan.asks[left:], **how, **more)
     parts = {name: getattr(found, name) for name in found.parts}
     if known is not None:
         for name in ("named", "confidences"):

@@ -197,7 +197,7 @@ def evaluate(
     leak_donors: int = 0,
     seed: int = 0,
     progress: bool | Progress | None = None,
-    calls: int | Literal["exact", "adaptive"] = "exact",
+    calls: int | Literal["exact"] = "exact",
     names: Sequence[str] | None = None,
     fills: Sequence[str | Tensor] | None = None,
     twin: Classifier | None = None,
@@ -218,8 +218,7 @@ def evaluate(
     `truth`, masks [N,H,W] above 0 on the object, adds pointing game, IoU and others.
     `calls=26` asks at most 26 masks per image and fill, drawn by the seed and the image's name,
     which is its number unless `names` are given: the means are unbiased, and the value of an image
-    is an estimate. `calls="adaptive"` asks a coarse grid and refines it where the score changes:
-    the value of each image is close to the exact one.
+    is an estimate.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))

@@ -122,9 +122,9 @@ class RunConfig:
     columns: tuple[str, ...] | None = _scoring(
         None, "paper (the default), all, or columns by name, as in msi,srg."
     )
-    calls: int | Literal["auto", "exact", "adaptive"] = _scoring(
+    calls: int | Literal["auto", "exact"] = _scoring(
         "auto",
-        "Masks per image: a number (drawn by seed; means stay unbiased), exact, or adaptive. auto:"
+        "Masks per image: a number (drawn by seed; means stay unbiased) or exact. auto:"
         f" exact up to {FEW} images, else {SAMPLED}, or {SEARCHED} to search for alpha_min.",
     )
     within: float | None = _scoring(
@@ -333,8 +333,6 @@ def _converted(name: str, value: Any, hint: Any) -> Any:
     own = isinstance(value, str) and value.startswith("python:")
     if name == "score" and isinstance(value, str) and value not in KINDS and not own:
         raise unknown("score", value, (*KINDS, "python:FILE.py:FUNCTION"))
-    if name == "normalize" and isinstance(value, bool):  # as it was once
-        return "minmax" if value else "none"
     kinds, about = kinds_of(hint), RunConfig.__dataclass_fields__[name].metadata
     if value is None and type(None) in kinds:
         return None

@@ -333,11 +333,6 @@ def _record(
 
 def _sampled(job: Job) -> str | None:
     """What a reader must know of a run that asks some of the masks."""
-    if job.plan.calls == "adaptive":
-        return (
-            "Each image was asked a coarse grid of masks, refined where its score changes: masks in"
-            " between were not asked, and all values are approximations."
-        )
     if job.plan.sampling is None:
         return None
     found = (

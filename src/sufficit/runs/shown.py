@@ -80,12 +80,12 @@ def write_shown(
 
 
 def _curves_of_shown(job: Job, kept: UnitFile) -> dict[str, Tensor]:
-    """Predictions for the whole curves of images that were asked a few masks, by halving."""
+    """Predictions for the whole curves of images that were asked a few masks."""
     images, device = unpack(kept.tensors["pixels"]), job.classifier.device
     maps = heatmaps_from_file(kept, job.config.seed)
     drawn = torch.cat([maps[name] for name in job.sources])
     targets = kept.tensors[f"{job.ranked[0]}/targets"]
-    plan = replace(job.plan.of_bands(), calls="adaptive")
+    plan = replace(job.plan.of_bands(), calls=None)
     given = (job.classifier, images.to(device), drawn.to(device), targets, plan)
     found = ask(*given, job.fill, batch_size=job.config.batch_size)
     return {
