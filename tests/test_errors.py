@@ -64,7 +64,7 @@ CALLS: list[tuple[Callable[[], Classifier], type[Warning], Callable[[Any], objec
     (short, RuntimeWarning, lambda found: explain(found, IMAGES, LABELS, method="smoothgrad")),
     (short, RuntimeWarning, lambda found: explain(found, IMAGES, LABELS, method="rise")),
     (short, RuntimeWarning, lambda found: evaluate(found, IMAGES, MAPS)),
-    (short, RuntimeWarning, lambda found: evaluate(found, IMAGES, MAPS, calls="adaptive")),
+    (short, RuntimeWarning, lambda found: evaluate(found, IMAGES, MAPS, calls=26)),
     (blind, EmptyHeatmapWarning, lambda found: explain(found, IMAGES)),
     (blind, EmptyHeatmapWarning, lambda found: explain_all(found, IMAGES, methods=["gradcam"])),
     (blind, UserWarning, lambda found: evaluate(found, IMAGES, MAPS, leak_donors=1)),

@@ -113,7 +113,7 @@ class Evaluation(_RowMetric):
         alphas: Sequence[float] = ALPHA_GRID,
         columns: Sequence[str] | None = None,
         metrics: Mapping[str, Metric] | None = None,
-        calls: int | Literal["exact", "adaptive"] = "exact",
+        calls: int | Literal["exact"] = "exact",
         seed: int = 0,
         truth: bool = False,
         **kwargs: Any,

@@ -3,7 +3,6 @@
 import pickle
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,11 +145,6 @@ def test_a_listing_that_fails_leaves_nothing(
     with pytest.raises(UserError, match="the disk is gone"):
         listed(broken(), 2)
     assert not list(tmp_path.iterdir())
-
-
-def test_files_of_an_earlier_manifest_start_at_their_first_byte() -> None:
-    (entry,) = listed([replace(files(1)[0], start=None)], 2)  # as earlier versions wrote it
-    assert entry.image == files(1)[0]
 
 
 def test_every_kind_of_image_fits_the_columns() -> None:

@@ -28,7 +28,7 @@ def test_auto_samples_where_there_are_many_images(images: int, alpha_min: Any, c
     assert config.for_images(images).calls == calls
 
 
-@pytest.mark.parametrize("calls", [9, "exact", "adaptive"])
+@pytest.mark.parametrize("calls", [9, "exact"])
 def test_a_given_number_of_calls_stays(calls: Any) -> None:
     assert RunConfig(model="m", data="d", calls=calls).for_images(10**6).calls == calls
 
@@ -40,7 +40,6 @@ def test_a_given_number_of_calls_stays(calls: Any) -> None:
         (FEW + 1, SAMPLED, FEW_DONORS),
         (FEW + 1, "auto", FEW_DONORS),
         (FEW + 1, "exact", DONORS),
-        (FEW + 1, "adaptive", DONORS),
     ],
 )
 def test_a_sampled_run_of_many_images_has_few_donors(images: int, calls: Any, donors: int) -> None:
@@ -107,16 +106,11 @@ def test_estimates_are_marked_in_record_and_report(
     assert "are estimates" not in exact.report(tmp_path / "exact.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"calls": 30, "alpha_min": "search"}, "MSI at the alpha_min found is too high"),
-        ({"calls": "adaptive"}, "masks in between were not asked"),
-    ],
-)
-def test_what_an_approximation_cannot_say_is_in_the_report(
-    options: dict[str, Any], words: str, photos: Path, tmp_path: Path
+def test_what_a_search_on_few_masks_cannot_say_is_in_the_report(
+    photos: Path, tmp_path: Path
 ) -> None:
+    options: dict[str, Any] = {"calls": 30, "alpha_min": "search"}
+    words = "MSI at the alpha_min found is too high"
     found = run_small(config_for(photos, leak=False, **options), tmp_path / "run")
     assert words in " ".join(found.remarks())
     assert words in found.report(tmp_path / "report.html").read_text()

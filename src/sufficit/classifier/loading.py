@@ -14,7 +14,7 @@ from PIL.Image import Resampling
 from torch import nn
 
 from sufficit.classifier import checkpoint, layers
-from sufficit.classifier.checkpoint import DESCRIPTION, OUTPUTS, WEIGHTS, Recipe, View
+from sufficit.classifier.checkpoint import DESCRIPTION, WEIGHTS, Recipe, View
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.digit_net import SMALL_NETS, SmallNet
 from sufficit.classifier.source_code import code_digest, python_function, run_user_code
@@ -148,8 +148,9 @@ def _read(folder: Path) -> Classifier:
         layer = None if saved["layer"] is None else str(saved["layer"])
         given = (model, layer, saved["mean"] or None, saved["std"] or None)
         classes = [str(name) for name in saved["classes"] or ()] or None
-        output = str(saved.get("output", OUTPUTS[0]))  # earlier versions wrote none
-        classifier = Classifier(*given, classes=classes, view=view, recipe=recipe, output=output)
+        classifier = Classifier(
+            *given, classes=classes, view=view, recipe=recipe, output=str(saved["output"])
+        )
     except UserError:
         raise
     except Exception as error:  # an architecture's own code meets untrusted options

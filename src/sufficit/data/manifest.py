@@ -129,7 +129,6 @@ class Manifest:
                 image: SourceImage = self.tensors[number]
             else:
                 known: dict[str, Any] = {f: row[f][k] for f in KINDS[kind].__match_args__}
-                known["start"] = known["start"] or 0  # earlier versions wrote none for files
                 image = KINDS[kind](**known | {FILE: os.fsdecode(known[FILE])})
             yield Entry(number, image, self._label(row["folder"][k]))
 

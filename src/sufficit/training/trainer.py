@@ -267,8 +267,8 @@ def read_progress(out: Path) -> dict[str, Any]:
     with local_file(out / CHECKPOINT) as file, _in_words(f"Cannot read {out / CHECKPOINT}"):
         saved = load_tensors(file)
         done = int(saved["state"]["epoch"])
-        course = {"epochs": None, "is_over": False} | saved.get("course", {})  # as of earlier runs
-    return {"done": done, **course, "command": saved.get("command")}
+        course = dict(saved["course"])
+    return {"done": done, **course, "command": saved["command"]}
 
 
 def _check_same(out: Path, before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> None:
