@@ -17,12 +17,10 @@ from torch import Tensor
 from torchvision.models import resnet18, resnet50
 
 from sufficit import Classifier, Lax, explain, train_lax
-from sufficit.explainers.recipes import RECIPES
-from sufficit.explainers.step import Batch, take_step
 from sufficit.perturbation.predict import usual_batch
 from sufficit.provenance import provenance
+from sufficit.training import RECIPES, Batch, take_step
 from sufficit.training.lax_training import untrained
-from sufficit.training.recorded import Recorder
 from timing import medians, side_by_side
 
 
@@ -86,21 +84,11 @@ def step_jobs(classifier: Classifier, images: Tensor, name: str) -> dict[str, Ca
         logits = classifier.logits_of(inputs).float()
         torch.autograd.grad(logits.logsumexp(1).sum(), inputs)
 
-    recorder = Recorder(lax, generator, images.shape[1:])  # as in training
-
-    def numbers(net: Callable[..., Tensor], batch: Batch, done: object) -> dict[str, Tensor]:
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
-            found = take_step(classifier, net, batch, recipe, generator, classes=lax.classes)
-        return {"loss": found.loss}
-
-    def written(batch: Batch, done: float) -> dict[str, Tensor]:
-        found = numbers(lax, batch, done)
-        found["loss"].backward()
-        return found
-
     def step(batch: Batch) -> None:
         optimizer.zero_grad()
-        recorder.step(numbers, written, batch, 1.0, None)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
+            found = take_step(classifier, lax, batch, recipe, generator, classes=lax.classes)
+        found.loss.backward()
         optimizer.step()
 
     def bare() -> None:

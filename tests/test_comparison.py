@@ -14,10 +14,8 @@ from small_models import Traces, rand
 from small_runs import FLAGS, STEPS, config_for, interrupted, rows, write_photos
 from sufficit import Classifier, Lax, UserError, View, evaluate, explain
 from sufficit.comparison import compare
-from sufficit.data.digits import synthetic_digits
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images, read_image
-from sufficit.report.interpretation import notes
 from sufficit.runs.job import make_job
 from sufficit.runs.maps import MapFile
 
@@ -318,24 +316,3 @@ def test_options_of_a_method_belong_to_the_run_and_are_recorded(
     ]
     assert keys[1] == keys[2] == "finer-cam:nearest=3:reading=weighted"
     assert len({*keys}) == 3
-
-
-def test_the_answers_of_an_adapter_are_scored_and_not_ranked() -> None:
-    digits, lax = Classifier.load("sufficit:digits"), Lax.from_pretrained("sufficit:digits")
-    lax.answers = lax.regions = 2
-    shown = synthetic_digits(4, seed=3)
-    methods = {"lax": lax, "gradcam": "gradcam"}
-    found = compare(digits, shown.images, methods, targets=shown.labels, **QUICK | {"leak": False})
-    assert found.standing is not None
-    assert {*found.standing.ranking} == {"lax", "gradcam"}
-    assert {*found.methods} == {"lax", "lax-1", "lax-2", "gradcam", "random", "center"}
-    assert found.unranked[-2:] == ("lax-1", "lax-2")
-    tested = {name for pair in found.standing.pairs for name in (pair.first, pair.second)}
-    assert tested == {"lax", "gradcam", "random", "center"}
-    words = " ".join(notes(found.content()))
-    assert "One region suffices: the model is right with lax-1 " in words
-    assert "lax-2 marks nothing in any image." in words
-    sheet = found.plot("sheet", methods=["lax-1", "lax-2"], rows=[2, 0])
-    msi = [f"MSI {value:+.2f}" for value in found.rows["lax-1"]["msi"][[2, 0]]]
-    captions = [label for axis in sheet.axes if len(label := axis.get_xlabel()) > 1]
-    assert captions == [msi[0], "one region", msi[1], "one region"]

@@ -36,8 +36,8 @@ NOWHERE = Path("nowhere")
 STARTED = multiprocessing.get_context("forkserver")
 """Starts processes that have all imported: a start takes a moment, not seconds."""
 PRELOADED = [
-    *("sufficit.cli", "sufficit.runs.engine", "sufficit.reproduce.pipeline"),
-    *("sufficit.training", "sufficit.sanity.metric_check", "lightning.fabric"),
+    *("sufficit.cli", "sufficit.runs.engine"),
+    *("sufficit.training", "lightning.fabric"),
     *("matplotlib.backends.backend_agg", "pandas", "pyarrow.parquet", "kill"),
 ]
 
@@ -77,16 +77,11 @@ def start(words: Sequence[object], log: Path, moment: Moment | None = None) -> i
 
 
 def _run(words: Sequence[str], log: Path, moment: Moment) -> None:
-    from sufficit.classifier.architectures import MODELS
-    from sufficit.classifier.digit_net import SmallNet
     from sufficit.cli import main
     from sufficit.runs.job import make_job
 
     torch.set_num_threads(1)
     make_job.__kwdefaults__["unit"] = 3  # several units of few images
-    MODELS["small-net"] = replace(
-        MODELS["small-net"], build=lambda classes, _: SmallNet(classes, width=4)
-    )
     if not moment.drawn:
         _draw_nothing()
     if moment.write:
@@ -102,16 +97,15 @@ def _draw_nothing() -> None:
     """Files stand in for pictures and reports."""
     from sufficit import plots, report
     from sufficit.files import writing
-    from sufficit.reproduce import table_results
 
     def stand_in(path: Path) -> None:
         with writing(path) as part:
             part.write_text("a picture")
 
     plots.save = lambda figure, path, **_: stand_in(path)
-    for figure in ("sheet_figure", "methods_figure", "check_figure"):
+    for figure in ("sheet_figure", "methods_figure"):
         setattr(plots, figure, lambda *_, **__: None)
-    report.write_report = table_results.write_report = lambda path, content: stand_in(path)
+    report.write_report = lambda path, content: stand_in(path)
 
 
 def _kill_at(moment: Moment) -> None:
@@ -152,12 +146,6 @@ def trained_rows(out: Path) -> dict[str, Any]:
     return files(out, "*.safetensors") | {"history": rows}
 
 
-def table_rows(out: Path) -> dict[str, Any]:
-    """All rows of a table, and the table."""
-    rows = files(out, "compare/*/*.parquet", "search/*/*.parquet")
-    return rows | files(out, "results/table.md", "results/summary.json", "results/rows.parquet")
-
-
 def first_missing(*marks: tuple[str, str]) -> Callable[[Path], str]:
     """The stage whose last file is not there yet."""
 
@@ -182,11 +170,6 @@ def _explain(data: Path, out: Path) -> Sequence[object]:
     return (*words, "--methods", "gradcam,center")
 
 
-def _check_metric(data: Path, out: Path) -> Sequence[object]:
-    words = ("check-metric", *DIGITS, "--data", data / "digits", "--out", out, *COARSE)
-    return (*words, "--methods", "gradcam,layercam", "--columns", "msi", "--images", 6)
-
-
 def _sanity(data: Path, out: Path) -> Sequence[object]:
     words = ("sanity", *DIGITS, "--data", data / "digits", "--out", out, "--device", "cpu")
     return (*words, "--images", 3, "--steps", 2)
@@ -195,12 +178,6 @@ def _sanity(data: Path, out: Path) -> Sequence[object]:
 def _train(command: str, data: Path, out: Path) -> Sequence[object]:
     words = (command, *DIGITS, "--data", data / "digits", "--out", out, "--device", "cpu")
     return (*words, "--epochs", 3, "--batch-size", 4)
-
-
-def _reproduce(data: Path, out: Path) -> Sequence[object]:
-    words = ("reproduce", "synthetic-mnist", "--quick", "--out", out, "--device", "cpu")
-    sizes = ("--images", 4, "--search-images", 3, "--train-images", 40, "--test-images", 20)
-    return (*words, *sizes, "--epochs", 2, "--lax-epochs", 2, "--step", 0.25, "--weights", "none")
 
 
 COMMANDS = {
@@ -229,33 +206,10 @@ COMMANDS = {
         lambda out: files(out, "*.npz", "overlays/**/*.png"),
         first_missing(("start", "heatmaps"), ("heatmaps", "*.npz"), ("results", "run.json")),
     ),
-    "check-metric": Command(
-        _check_metric,
-        lambda out: files(out, "check.csv", "check.json", "*/*/scores.parquet"),
-        first_missing(
-            ("first run", "methods/run.json"),
-            ("second run", "degraded/run.json"),
-            ("results", "check.json"),
-        ),
-    ),
     "sanity": Command(
         _sanity,
         lambda out: files(out, "sanity.csv"),
         first_missing(("start", "sanity.csv"), ("results", "run.json")),
-    ),
-    "reproduce": Command(
-        _reproduce,
-        table_rows,
-        first_missing(
-            ("classifier", "classifier/trained.json"),
-            ("first adapter", "adapters/lax-paper-0/trained.json"),
-            ("second adapter", "adapters/lax-robust-0/trained.json"),
-            ("test folder", "test.json"),
-            ("scores", "compare/run.json"),
-            ("search", "search/run.json"),
-            ("results", "results/run.json"),
-            ("report", "results/report.html"),
-        ),
     ),
 }
 

@@ -21,7 +21,6 @@ from sufficit.data.loader import num_classes
 from sufficit.data.truth import TruthFiles, truth_from
 from sufficit.errors import UserError
 from sufficit.explainers.registry import word_of
-from sufficit.explainers.sources import with_answers
 from sufficit.files import check_output, place
 from sufficit.loggers import check_log
 from sufficit.progress import Progress
@@ -115,7 +114,7 @@ def compare(
     config = config_from(options)
     if isinstance(methods, Mapping):
         known = {name: _source(one, config.normalize) for name, one in methods.items()}
-        sources = with_controls(with_answers(known), wanted=config.controls)
+        sources = with_controls(known, wanted=config.controls)
     else:
         sources = sources_named(config)
     folder = None if out is None else place(out)

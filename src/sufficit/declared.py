@@ -1,27 +1,24 @@
 """Options as fields, each declared once: flags, files and Python read it here. Imports no torch."""
 
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from sufficit.explainers.recipes import LaxRecipe
+    from sufficit.training.recipes import LaxRecipe
 
 
 def option(
     default: Any, text: str, *flags: str, least: float | None = None, most: float | None = None,
-    panel: str | None = None, **more: Any,
+    panel: str | None = None, shown: str = "all", **more: Any,
 ) -> Any:  # fmt: skip
     """A field with what the command line says of it and the bounds of its value.
 
     The flag is --NAME, unless `flags` are given; `kind` is its type, if not that of the field.
+    `shown` says where: by --help (first), by --help-all (all), or in a RUN.toml alone (toml).
     """
     about = {"help": text, "flags": flags, "least": least, "most": most, "panel": panel}
+    about["shown"] = shown
     return field(default=default, metadata=about | more)
-
-
-def asked(text: str, least: int | None = None, most: int | None = None) -> Any:
-    """A field without a default, with bounds of which the command line shows the lower one."""
-    return option(MISSING, text, least=least, limit=most)
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,7 @@ class FolderOptions(ReadingOptions):
 
     recipe: "str | LaxRecipe" = option(  # noqa: RUF009  # a field
         "robust",
-        "robust, crisp, paper, l1, one of the paper's tables (paper-cub200), or another work's"
-        " losses (rt-saliency, masked-in-out, learn-to-rank).",
+        "robust, crisp, paper or l1.",
         kind=str,
     )
     target: Literal["auto", "label", "prediction"] = option(
@@ -69,13 +65,9 @@ class FolderOptions(ReadingOptions):
     class_free: bool = option(
         False, "Draw one map per image, whichever class is asked for.", "--class-free"
     )
-    answers: int | None = option(
-        None, "Maps to draw, one per region, each to suffice alone.", least=1
-    )
     layers: tuple[str, ...] | None = option(
         None, "Layers to read, as A,B,C, the coarsest last; else found."
     )
-    twin: str | None = option(None, "Folder of a twin, which judges every other step.", "--judge")
     deterministic: bool = option(
         False, "Same adapter twice on a GPU; 15 % slower.", "--deterministic"
     )

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
@@ -29,6 +29,14 @@ class NotFiniteError(UserError):
     def __init__(self, message: str, images: Sequence[int]) -> None:
         super().__init__(message)
         self.images = tuple(images)
+
+
+class SkipError(UserError):
+    """Some images cannot be used; `reasons` says why, by their numbers in the batch."""
+
+    def __init__(self, message: str, reasons: Mapping[int, str]) -> None:
+        super().__init__(message)
+        self.reasons = dict(reasons)
 
 
 class GoneError(UserError):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sufficit import Classifier, Lax, explain, plots
+from sufficit import Classifier, explain
 from sufficit.data.images import list_images, read_image
 
 N = 6
@@ -171,22 +171,3 @@ def test_random_weights_are_the_same_each_time_and_bring_a_warning(
             drawn.append({key: stored[key] for key in stored.files})
     assert drawn[0].keys() == drawn[1].keys()
     assert all(np.array_equal(drawn[0][key], drawn[1][key]) for key in drawn[0])
-
-
-def test_an_answer_that_marks_nothing_says_so_on_the_sheet(
-    sufficit, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lax = Lax.from_pretrained("sufficit:digits")
-    lax.answers = lax.regions = 2
-    lax.save_pretrained(tmp_path / "two")
-    given: list[dict[str, list[str]]] = []
-    real = plots.sheet_figure
-
-    def seen(images, maps, titles, captions):
-        given.append(captions)
-        return real(images, maps, titles, captions)
-
-    monkeypatch.setattr(plots, "sheet_figure", seen)
-    run = sufficit(*drawing(digits, "--methods", tmp_path / "two"))
-    assert run.code == 0, run.err
-    assert given == [{"two-1": [""] * N, "two-2": ["one region"] * N}]

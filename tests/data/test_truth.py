@@ -72,14 +72,6 @@ def write_voc(folder: Path) -> Path:
     return folder
 
 
-def write_cub(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "images.txt").write_text("1 cat/1.jpg\n2 dog/1.jpg\n3 other/9.jpg\n")
-    box = " ".join(f"{side:.1f}" for side in BOX)
-    (folder / "bounding_boxes.txt").write_text(f"1 {box}\n2 {box}\n3 0 0 1 1\n")
-    return folder
-
-
 def write_csv(path: Path) -> Path:
     box = ",".join(map(str, BOX))
     path.write_text(f"image,x,y,width,height\ncat/1.png,{box}\nphotos/dog/1.png,{box}\n")
@@ -95,7 +87,6 @@ def write_masks(folder: Path) -> Path:
 MAKERS = {
     "coco.json": write_coco,
     "voc": write_voc,
-    "cub": write_cub,
     "boxes.csv": write_csv,
     "masks": write_masks,
 }
@@ -362,9 +353,6 @@ BROKEN = {
         (b"\xff\xfe\x00", "could not be read"),
         ('image,x,y,width,height\n"' + "a" * 200_000 + '",1,2,3,4\n', "could not be read as CSV"),
         ("image,x,y,width,height\n", "has no masks and no boxes"),
-    ],
-    "bounding_boxes.txt": [
-        ("1 2 3 4 5\n", "could not be read"),  # no images.txt
     ],
     "a.yaml": [("a: 1", "is no truth: give a folder of masks")],
 }

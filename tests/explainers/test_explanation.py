@@ -478,11 +478,11 @@ def test_a_gpu_gives_what_the_cpu_gives() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("size", [1, 3])
-def test_images_on_a_gpu_are_checked_beside_the_first_batch(size: int) -> None:
+def test_images_on_a_gpu_are_checked(size: int) -> None:
     images, targets = random_images(), torch.tensor([0, 1, 2])
     wanted = explain(small(), images, targets, "gradcam")
     classifier = small().to("cuda")
-    for factor in (1, 300):  # made on the current stream, just before
+    for factor in (1, 300):
         shown = images.cuda() * factor
         if factor == 1:
             found = explain(classifier, shown, targets, "gradcam", batch_size=size)

@@ -64,7 +64,7 @@ def test_the_map_is_the_sigmoid_of_the_net_layer_by_layer(upsample: int) -> None
             wide[:, :, y::upsample, x::upsample] = seen[:, y * upsample + x :: upsample**2]
     wanted = nn.functional.conv2d(wide, four.weight, four.bias, padding=1)[:, 0]
     torch.testing.assert_close(lax(features), 1 / (1 + (-wanted).exp()))
-    torch.testing.assert_close(lax.logits(features)[:, 0], wanted)
+    torch.testing.assert_close(lax.logits(features), wanted)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -105,7 +105,7 @@ def test_any_module_that_gives_one_channel_can_be_the_net(axis: bool) -> None:
     torch.testing.assert_close(
         Lax(3, net=Sum(axis))(features), (2 * features.sum(1)).sigmoid(), rtol=0, atol=0
     )
-    grown = Lax(3, net=Sum(axis), upsample=2).logits(features[:1])[0, 0]
+    grown = Lax(3, net=Sum(axis), upsample=2).logits(features[:1])[0]
     cells = 2 * features[0].sum(0)
     # Along a side of two cells grown to four, the weights are 1, 3/4, 1/4, 0.
     share = torch.tensor([[1, 0.75, 0.25, 0], [0, 0.25, 0.75, 1]])

@@ -1,4 +1,4 @@
-"""Boxes searched by the metric itself, and an adapter's map after gradient steps."""
+"""Boxes searched by the metric itself."""
 
 from itertools import combinations
 
@@ -6,12 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lax_toys import classifier_of, data, train
+from lax_toys import classifier_of, data
 from small_models import SmallMemory, Spy, Traces, linear, rand
-from sufficit import Classifier, Lax, UserError, evaluate, explain, resize
-from sufficit.explainers.recipes import RECIPES
-from sufficit.explainers.region_search import BoxSearch, grid_boxes, refine, region_search
-from sufficit.explainers.step import Batch, take_step
+from sufficit import Classifier, UserError, evaluate, explain
+from sufficit.explainers.region_search import BoxSearch, grid_boxes, region_search
 
 FILLS = ("black", "noise")
 
@@ -149,49 +147,8 @@ def test_boxes_of_a_grid_are_all_boxes_of_its_lines() -> None:
     assert len(grid_boxes(3, 9, 6)) == len(wanted) == 36
 
 
-# Refine
-
-
-def test_refining_lowers_the_loss_and_changes_neither_model_nor_adapter() -> None:
-    classifier, (images, targets) = classifier_of(), data(8)
-    lax = train(epochs=1)
-    before = Traces(classifier.model, lax)
-    start = refine(classifier, images, targets, adapter=lax, steps=0)
-    drawn = lax(classifier.features(images)[0]).detach()
-    assert torch.allclose(
-        start, drawn.clamp(torch.tensor(-6.0).sigmoid(), torch.tensor(6.0).sigmoid())
-    )
-    end = refine(classifier, images, targets, adapter=lax, steps=40)
-    before.check()
-    losses = [_loss(classifier, images, targets, maps) for maps in (start, end)]
-    assert losses[1] < losses[0] - 0.1
-    assert torch.equal(end, refine(classifier, images, targets, adapter=lax, steps=40))
-
-
-def _loss(classifier: Classifier, images: Tensor, targets: Tensor, maps: Tensor) -> float:
-    """The mean over ten draws of fills."""
-    batch = Batch(images, targets, (images,), targets[:, None].expand(-1, 2))
-    given = (classifier, lambda *_, **__: maps, batch, RECIPES["robust"])
-    seeds = (torch.Generator().manual_seed(seed) for seed in range(100, 110))
-    with torch.no_grad(), classifier.in_eval_mode():
-        return sum(float(take_step(*given, seed).loss) for seed in seeds) / 10
-
-
-def test_both_are_methods_with_options() -> None:
+def test_region_search_is_a_method_with_options() -> None:
     classifier, (images, targets) = classifier_of(), data(4)
     drawn = explain(classifier, images, targets, "region-search:calls=100:fills=black+blur")
     plain = region_search(classifier, images, targets, calls=100, fills=("black", "blur"))
     assert torch.equal(drawn, plain)
-    with pytest.raises(UserError, match="refine needs its adapter: write refine:ADAPTER"):
-        explain(classifier, images, targets, "refine")
-
-
-def test_refine_is_named_by_the_adapters_folder() -> None:
-    classifier = Classifier.load("sufficit:digits")
-    images, targets = rand(2, 3, 64, 64), torch.tensor([3, 5])
-    drawn = explain(classifier, images, targets, "refine:sufficit:digits:steps=2:lr=0.5")
-    lax = Lax.from_pretrained("sufficit:digits")
-    plain = refine(classifier, images, targets, adapter=lax, steps=2, lr=0.5)
-    assert torch.equal(drawn, resize(plain, (64, 64)))
-    with pytest.raises(UserError, match="trained on another classifier"):
-        explain(classifier_of(), data(2)[0], data(2)[1], "refine:sufficit:digits")

@@ -10,7 +10,6 @@ from sufficit import Classifier, Lax, UserError, explain, explain_all, sanity_ch
 from sufficit.explainers.explanation import draw_all
 from sufficit.explainers.sources import (
     HeatmapFileSource,
-    empty_answers,
     methods_from,
     source_from,
     sources_from,
@@ -176,28 +175,3 @@ def test_a_function_that_runs_out_of_memory_gets_smaller_batches(own: str) -> No
     with pytest.warns(RuntimeWarning, match="memory"):
         found = explain(small(), random_images(), method=method)
     assert torch.equal(found, random_images().mean(1))
-
-
-def test_an_empty_answer_says_how_many_regions_there_are() -> None:
-    three = ["a-1", "a-2", "a-3"]
-    for marks, said in (
-        ((True, True, True), {}),
-        ((True, True, False), {"a-3": "no further region"}),
-        ((True, False, False), dict.fromkeys(three[1:], "one region")),
-        ((False, False, False), dict.fromkeys(three, "marks nothing")),
-    ):
-        assert empty_answers([three], dict(zip(three, marks, strict=True))) == said
-    assert empty_answers([three], {"a-2": False}) == {"a-2": "no further region"}
-
-
-def test_an_adapter_of_two_answers_brings_each_of_them_alone(tmp_path) -> None:
-    lax = Lax([4, 4], answers=2)
-    lax.save_pretrained(tmp_path / "birds")
-    found = sources_from(f"gradcam,{tmp_path / 'birds'}")
-    assert list(found) == ["gradcam", "birds", "birds-1", "birds-2"]
-    stages = [torch.rand(1, 4, 4, 4), torch.rand(1, 4, 2, 2)]
-    with torch.no_grad():
-        both, one, two = (found[name](stages) for name in list(found)[1:])
-    torch.testing.assert_close(torch.maximum(one, two), both)
-    with pytest.raises(UserError, match="birds-1 is the name of an answer of birds"):
-        sources_from(f"birds-1=gradcam,{tmp_path / 'birds'}")

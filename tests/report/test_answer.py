@@ -6,15 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 import report_content
 from reference import three_methods
-from sufficit.perturbation.heatmaps import normalize
 from sufficit.report.answer import answer
 from sufficit.report.content import Content
 from sufficit.report.html import render
-from sufficit.report.interpretation import cautions, notes, orders, sentences
+from sufficit.report.interpretation import cautions, notes, orders
 from sufficit.similarity import RankedCondition
 from sufficit.statistics import Estimate, Standing, compare_values
 
@@ -214,23 +212,3 @@ def test_no_lead_and_no_order_by_rank_are_not_made_up() -> None:
         }
         found = [one for one in notes(replace(alike, summaries=own)) if "by rank" in one]
         assert said in found[0] if said else not found
-
-
-def test_answers_that_suffice_alone_are_counted() -> None:
-    images, _ = report_content.quarters(8)
-    bright, none = normalize(images.mean(1)), torch.zeros(8, 16, 16)
-    both = {"lax": bright, "lax-1": bright, "lax-2": bright.flip(0)}
-    for second, says in (
-        (
-            bright,
-            "2 regions suffice, each alone: the model is right with lax-1 in 100%, lax-2 in 100%",
-        ),
-        (none, "One region suffices: the model is right with lax-1 in 100%"),
-    ):
-        content = replace(report_content.make(maps=both | {"lax-2": second}), answers={"lax": 2})
-        (line,) = (one for one in sentences(content) if "answers" in one)
-        assert line.startswith(f"lax draws 2 answers. {says} of the images")  # an earlier run
-        standing = replace(content.standing, ranking=("lax",))
-        (now,) = (one for one in sentences(replace(content, standing=standing)) if "answers" in one)
-        assert now == line.replace("answers.", "answers, which are not ranked.")
-        assert line.endswith("; lax-2 marks nothing in any image.") is (second is none)

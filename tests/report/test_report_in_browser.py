@@ -208,57 +208,6 @@ def test_badges_do_not_push_columns_off_a_desktop(tab: ReportTab, tmp_path: Path
 
 
 @in_browser
-def test_an_answer_that_marks_nothing_is_never_the_best_of_an_image(
-    tab: ReportTab, tmp_path: Path
-) -> None:
-    bad, none = coarse_maps(8, 16, 1), torch.zeros(8, 16, 16)
-    content = replace(make(maps={"lax": bad, "lax-1": bad, "lax-2": none}), answers={"lax": 2})
-    tab.open(write_report(tmp_path / "answers.html", content).as_uri())
-    tab.drawn()
-    second = content.methods.index("lax-2")
-    tops = content.scores["lax-2"]["msi"] > content.scores["lax"]["msi"]
-    assert tops.any(), "or the test says nothing"
-    for row in tab.page.locator("#rows > li").all():
-        thumb = row.locator(f'button[data-method="{second}"]')
-        assert thumb.locator("small").text_content() == "one region"
-        assert "one region" in thumb.get_attribute("aria-label")
-        top = row.locator("button.top-one").all()
-        assert {one.get_attribute("data-method") for one in top} == {
-            str(content.methods.index(name)) for name in ("lax", "lax-1")
-        }
-
-
-@in_browser
-def test_answers_do_not_count_in_the_order_of_images(tab: ReportTab, tmp_path: Path) -> None:
-    own, empty = coarse_maps(8, 16, 1), coarse_maps(8, 16, 2)
-    empty[:4] = 0  # lax-2 marks nothing in half of the images
-    maps = {"lax": own, "lax-1": empty.flip(0), "lax-2": empty, "other": coarse_maps(8, 16, 3)}
-    content = replace(make(maps=maps), answers={"lax": 2})
-    content = replace(content, standing=replace(content.standing, ranking=("lax", "other")))
-    tab.open(write_report(tmp_path / "answers.html", content).as_uri())
-    ranked = torch.stack([content.scores[name]["msi"] for name in ("lax", "other")])
-    second, noted = content.scores["lax-2"]["msi"], (maps["lax-2"].amax((1, 2)) < 0.5)
-    every = torch.stack([found["msi"] for found in content.scores.values()])
-    keys = {
-        "best": (ranked.mean(0), every.mean(0)),
-        "worst": (-ranked.mean(0), -every.mean(0)),
-        "disputed": ((ranked[0] - ranked[1]).abs(), every.amax(0) - every.amin(0)),
-    }
-    for name, both in keys.items():
-        tab.page.locator(f'[data-order="{name}"]').click()
-        found = tab.order()
-        key, wrong = (one.mul(1e4).round()[list(content.shown.rows)] for one in both)
-        assert key[found].tolist() == key.sort(descending=True)[0].tolist(), name
-        assert wrong[found].tolist() != wrong.sort(descending=True)[0].tolist(), "of all methods"
-    tab.page.locator('[data-order="worst"]').click()
-    tab.page.locator("#judge").select_option(str(content.methods.index("lax-2")))
-    rows = torch.tensor(content.shown.rows)[tab.order()]
-    marks = int((~noted).sum())
-    assert second[rows][:marks].tolist() == sorted(second[~noted].tolist())
-    assert noted[rows][marks:].all()
-
-
-@in_browser
 @pytest.mark.parametrize("case", ["one image", "msi alone", "confidence and blur", "only NaN"])
 def test_rare_contents_are_shown_too(tab: ReportTab, tmp_path: Path, case: str) -> None:
     options: dict[str, dict[str, Any]] = {

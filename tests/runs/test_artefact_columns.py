@@ -1,4 +1,4 @@
-"""Grid energy and fragments as columns of runs, of methods, adapters and heatmap files."""
+"""Fragments as a column of runs, of methods, adapters and heatmap files."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ import torch
 from digit_images import write_digits
 from sufficit import Classifier, Lax, explain
 from sufficit.data.images import read_image
-from sufficit.metrics.artefacts import fragments, grid_energy
+from sufficit.metrics.artefacts import fragments
 
-COLUMNS = ("--columns", "msi,grid_energy,fragments", "--value-step", "0.25", "--device", "cpu")
+COLUMNS = ("--columns", "msi,fragments", "--value-step", "0.25", "--device", "cpu")
 
 
-def test_runs_measure_artefacts_at_the_cell_of_the_model(sufficit, tmp_path: Path) -> None:
+def test_runs_count_fragments(sufficit, tmp_path: Path) -> None:
     photos, out = write_digits(tmp_path / "photos", 8), tmp_path / "out"
     model = ("--model", "sufficit:digits", "--data", photos)
     run = sufficit(
@@ -28,7 +28,6 @@ def test_runs_measure_artefacts_at_the_cell_of_the_model(sufficit, tmp_path: Pat
         "--no-leak",
     )
     assert run.code == 0, run.err
-    assert "grid" in run.words
     assert "parts" in run.words
     classifier = Classifier.load("sufficit:digits")
     frames = {p.parent.name: pandas.read_parquet(p) for p in out.glob("*/scores.parquet")}
@@ -37,15 +36,11 @@ def test_runs_measure_artefacts_at_the_cell_of_the_model(sufficit, tmp_path: Pat
     names = frames[own]["image"].tolist()
     images = torch.stack([read_image(photos / name, None) for name in names])
     targets = torch.tensor(frames[own]["target"].tolist())
-    cell = classifier.cell(images)
-    assert cell is not None
     adapter = Lax.from_pretrained("sufficit:digits")
     for name, method in (("gradcam", "gradcam"), (own, adapter)):
         maps = explain(classifier, images, targets, method)
         found = frames[name]
-        np.testing.assert_allclose(found["grid_energy"], grid_energy(maps, cell), rtol=1e-3)
         np.testing.assert_allclose(found["fragments"], fragments(maps, 0.5))
-    # Maps of a file get the cell of the model too.
     stored = {name: one.numpy() for name, one in zip(names, maps, strict=True)}
     np.savez(tmp_path / "maps.npz", **stored)
     scored = sufficit(
@@ -53,5 +48,4 @@ def test_runs_measure_artefacts_at_the_cell_of_the_model(sufficit, tmp_path: Pat
     )
     assert scored.code == 0, scored.err
     again = pandas.read_parquet(tmp_path / "own" / "scores.parquet")
-    np.testing.assert_allclose(again["grid_energy"], frames[own]["grid_energy"], rtol=1e-3)
     assert again["fragments"].tolist() == frames[own]["fragments"].tolist()

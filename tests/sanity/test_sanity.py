@@ -23,11 +23,9 @@ from sufficit.sanity import SanityReport, sanity_check
 from sufficit.sanity.checks import Likeness, _verdict
 from sufficit.sanity.randomization import (
     Block,
-    LabelTraining,
     cascade,
     copied,
     randomise,
-    train_on_random_labels,
 )
 from sufficit.similarity import structural_similarity
 from sufficit.statistics import Estimate
@@ -197,11 +195,8 @@ def test_the_model_and_the_randomness_outside_stay_bit_for_bit() -> None:
     net[1].eval()
     net[3].requires_grad_(False)
     before, lots = state(net), torch.get_rng_state()
-    loader = [(IMAGES, torch.arange(6) % CLASSES)]
     methods = ["gradcam", "kpca-cam", "random"]
-    sanity_check(
-        Classifier(net, layer="4"), IMAGES, methods=methods, random_labels=loader, epochs=2
-    )
+    sanity_check(Classifier(net, layer="4"), IMAGES, methods=methods)
     after = state(net)
     for (name, was), (_, is_now) in zip(before[0], after[0], strict=True):
         assert torch.equal(was, is_now), name
@@ -339,73 +334,9 @@ def test_vision_transformers_are_checked_too(build) -> None:
     assert len({found.layer for found in report.cascade}) == len(report.cascade_of("rollout"))
 
 
-# Random labels
-
-
-def test_a_copy_learns_labels_that_were_permuted() -> None:
-    images = torch.rand(20, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    labels = torch.arange(20) % CLASSES
-    loader = list(zip(images.split(8), labels.split(8), strict=True))
-    classifier = small()
-    classifier.model.requires_grad_(False)
-    student, found = train_on_random_labels(classifier, loader, epochs=120, seed=2)
-    assert found == LabelTraining(20, 120, 1.0, 7 / 20)
-    assert found.learned
-    said = student(images).argmax(1)
-    assert said.bincount().tolist() == labels.bincount().tolist()
-    assert 0.1 < float((said == labels).double().mean()) < 0.7
-    again, _ = train_on_random_labels(classifier, loader, epochs=120, seed=2)
-    assert torch.equal(again(images), student(images))
-
-
-def test_the_copy_begins_anew_and_knows_nothing_of_the_models_weights() -> None:
-    other = small()
-    with torch.no_grad():
-        for tensor in other.model.state_dict().values():
-            tensor.mul_(3)
-    loader = [(IMAGES, torch.arange(6) % CLASSES)]
-    students = [train_on_random_labels(c, loader, epochs=2)[0] for c in (small(), other)]
-    assert torch.equal(students[0](IMAGES), students[1](IMAGES))
-    assert int(students[0].bare[1].num_batches_tracked) == 2  # it was trained in train mode
-    assert not any(module.training for module in students[0].bare.modules())
-
-
-def test_random_labels_are_a_row_of_their_own_and_a_poor_copy_is_told() -> None:
-    loader = [(IMAGES, torch.arange(6) % CLASSES)]
-    report = sanity_check(
-        small(), IMAGES, methods=["gradcam", "center"], random_labels=loader, epochs=1
-    )
-    assert report.training is not None
-    assert not report.training.learned
-    assert report.training.chance == pytest.approx(1 / 3)
-    assert "too little for a meaningful check" in report.remark()
-    rows = report.frame().query("check == 'random labels'").set_index("method")
-    assert rows["step"].isna().all()
-    assert rows.loc["center", "rank_correlation"] == 1
-    assert rows.loc["gradcam", "rank_correlation"] < 1
-    assert "insensitive to the labels: 1.00" in report.sentences()["center"]
-    assert "after training on random labels" in report.sentences()["gradcam"]
-
-
-@pytest.mark.parametrize(
-    ("loader", "words"),
-    [
-        ([IMAGES], r"must yield \(images, labels\)"),
-        ([], "two images or more"),
-        ([(IMAGES, torch.full((6,), 9))], "0..2, the model has 3 classes, got 9"),
-        ([(IMAGES * 300, torch.zeros(6).long())], "0..1"),
-    ],
-)
-def test_loaders_that_can_not_be_trained_on_are_refused(loader: list, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        train_on_random_labels(small(), loader)
-
-
-def test_steps_and_epochs_must_be_positive() -> None:
+def test_steps_must_be_positive() -> None:
     with pytest.raises(UserError, match="steps must be 1 or more, got 0"):
         sanity_check(small(), IMAGES, methods=["center"], steps=0)
-    with pytest.raises(UserError, match="epochs must be 1 or more, got 0"):
-        train_on_random_labels(small(), [(IMAGES, torch.zeros(6).long())], epochs=0)
 
 
 # The report
@@ -416,7 +347,7 @@ def report_of(*steps: list[float]) -> SanityReport:
         Likeness("m", i, f"block{i}", torch.tensor(values).double(), torch.ones(len(values)))
         for i, values in enumerate(steps, 1)
     )
-    return SanityReport(found, (), None, torch.zeros(len(steps[0])), 0.5, 0)
+    return SanityReport(found, torch.zeros(len(steps[0])), 0.5, 0)
 
 
 def test_the_frame_holds_means_intervals_and_counts() -> None:
@@ -463,23 +394,17 @@ def test_the_sentence_names_the_block_from_which_the_method_feels_the_weights() 
     )
 
 
-def test_the_figure_has_a_line_a_method_and_a_marker_apart() -> None:
-    loader = [(IMAGES, torch.arange(6) % CLASSES)]
-    report = sanity_check(
-        small(), IMAGES, methods=["layercam", "center"], random_labels=loader, epochs=1
-    )
+def test_the_figure_has_a_line_per_method() -> None:
+    report = sanity_check(small(), IMAGES, methods=["layercam", "center"])
     left, right = report.figure().axes
     for axis, column in ((left, "rank_correlation"), (right, "ssim")):
         frame = report.frame()
         for name in ("layercam", "center"):
             (line,) = (found for found in axis.lines if found.get_label() == name)
-            rows = frame[(frame["method"] == name) & (frame["check"] == "cascade")]
+            rows = frame[frame["method"] == name]
             assert list(line.get_ydata()) == [1.0, *rows[column]]
-        markers = [found for found in axis.lines if found.get_marker() == "D"]
-        labelled = frame[frame["check"] == "random labels"][column]
-        assert [float(found.get_ydata()[0]) for found in markers] == list(labelled)
         words = [tick.get_text() for tick in axis.get_xticklabels()]
-        assert words == ["original", "7", "3", "1", "0", "random labels"]
+        assert words == ["original", "7", "3", "1", "0"]
 
 
 # The command
@@ -509,15 +434,14 @@ def test_the_command_writes_what_the_function_gives(folder: Path, tmp_path: Path
     out = tmp_path / "out"
     printed = run(
         "--model", "sufficit:digits", "--data", folder, "--methods", "gradcam, center",
-        "--images", 20, "--out", out, "--random-labels", "--epochs", 1, "--seed", 1,
+        "--images", 20, "--out", out, "--seed", 1,
     )  # fmt: skip
     record = json.loads((out / "run.json").read_text())
     assert record["n"] == 12
     assert record["targets"] == "label"
     assert list(record["skipped"]) == ["3/broken.png"]
     assert record["verdicts"]["center"] == "insensitive"
-    assert record["training"]["images"] == 12
-    assert record["config"]["options"]["epochs"] == 1
+    assert record["config"]["options"] == {"steps": 8}
     assert record["versions"]["torch"]
     frame = pandas.read_csv(out / "sanity.csv")
     names = record["images"]
@@ -526,12 +450,10 @@ def test_the_command_writes_what_the_function_gives(folder: Path, tmp_path: Path
     expected = sanity_check(
         Classifier.load("sufficit:digits"), images, labels, ["gradcam", "center"], seed=1
     )
-    rows = frame[frame["check"] == "cascade"]
     for column in ("rank_correlation", "ssim", "rank_correlation_low", "n_nan"):
-        np.testing.assert_allclose(rows[column], expected.frame()[column], atol=1e-6)
-    assert len(frame) == 7 * 2 + 2
+        np.testing.assert_allclose(frame[column], expected.frame()[column], atol=1e-6)
+    assert len(frame) == 7 * 2
     assert expected.sentences()["center"][:-1] in printed
-    assert "too little for a meaningful check" in printed
     with Image.open(out / "sanity.png") as picture:
         assert picture.width > 1000
 

@@ -5,7 +5,6 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -29,8 +28,8 @@ from lax_toys import (
     weights,
 )
 from sufficit import Classifier, Lax, UserError, explain, train_lax
-from sufficit.explainers.step import Batch
-from sufficit.training import cache_features
+from sufficit.training import TrainingStep, cache_features, recipe_loss
+from sufficit.training.batch import Batch
 from sufficit.training.feed import Feed
 from sufficit.training.lax_training import LOSS, TrainingError, best_of, class_weights
 from sufficit.training.validation import ValidationScores, ValidationSet
@@ -232,14 +231,6 @@ def test_contrast_changes_the_finished_map_and_not_the_training(tmp_path: Path) 
     assert torch.equal(weights(Lax.from_pretrained(tmp_path)), weights(crisp))
 
 
-def test_several_answers_are_trained_as_one_map() -> None:
-    one, two = (train(net=None, recipe=replace(MOSAICS, answers=k)) for k in (1, 2))
-    assert torch.equal(weights(one), weights(two))
-    assert (one.answers, one.regions, two.answers, two.regions) == (1, 1, 2, 2)
-    images, labels = data()
-    assert torch.equal(*(explain(classifier_of(), images, labels, lax) for lax in (one, two)))
-
-
 def test_the_weights_of_classes_are_those_of_a_linear_classifier() -> None:
     classifier, (images, _) = classifier_of(), data()
     found = class_weights(classifier, images, "4")
@@ -422,11 +413,6 @@ def test_a_resumed_training_compares_with_the_best_epoch_of_before(
     assert torch.equal(weights(found), seen[1])
 
 
-def test_adapters_of_before_tell_their_epoch_by_its_worth() -> None:
-    rows = [{"epoch": 1, "worth": 0.5}, {"epoch": 2, "worth": 0.5}, {"epoch": 3, "worth": 0.4}]
-    assert best_of(rows)["epoch"] == 2
-
-
 @pytest.mark.parametrize(("patience", "epochs"), [(1, 3), (2, 6), (3, 7), (None, 9)])
 def test_training_ends_when_nothing_becomes_better(monkeypatch, patience, epochs) -> None:
     judged(monkeypatch, [0.1, 0.2, 0.2, 0.3, 0.1, 0.3, 0.0, 0.4, 0.0])
@@ -531,30 +517,33 @@ def test_the_default_adapter_is_top_down_and_takes_a_class(class_free: bool) -> 
     assert lax.classes == (None if class_free else 4)
 
 
-def test_a_twin_judges_every_other_step_and_stays_as_it_is() -> None:
-    classifier, twin = classifier_of(), classifier_of(seed=5)
-    twin.bare[8].weight.requires_grad_(False)
-    before = [Traces(one.model) for one in (classifier, twin)]
-    calls: dict[str, list[int]] = {"model": [], "twin": []}
+def small_masks(step: TrainingStep) -> dict[str, Tensor]:
+    """Masks are to be small, whatever the classifier says."""
+    return {"size": step.cells.mean(), "edges": 0.1 * step.masks.diff().abs().mean()}
 
-    def note(name: str, _: nn.Module, __: object, output: Tensor) -> None:
-        calls[name].append(output.requires_grad)
 
-    handles = [
-        one.model.register_forward_hook(partial(note, name))
-        for name, one in (("model", classifier), ("twin", twin))
-    ]
-    alone = train(classifier=classifier, epochs=2)
-    judged = {name: sum(seen) for name, seen in calls.items()}
-    assert judged == {"model": 6, "twin": 0}  # three batches in two epochs
-    both = train(classifier=classifier, twin=twin, epochs=2)
-    for handle in handles:
-        handle.remove()
-    more = {name: sum(seen) - judged[name] for name, seen in calls.items()}
-    assert more == {"model": 4, "twin": 2}
-    assert not torch.equal(weights(both), weights(alone))
-    for traces in before:
-        traces.check()
+def test_a_loss_of_ones_own_is_what_training_lowers(tmp_path: Path) -> None:
+    recipe = replace(QUICK, epochs=4, lr=0.05)
+    found = train(recipe=recipe, loss=small_masks, out=tmp_path)
+    rows = found.trained["history"]
+    assert rows[-1]["loss_size"] < 0.8 * rows[0]["loss_size"]
+    assert rows[-1]["loss_size"] == pytest.approx(rows[-1]["area"], abs=0.01)
+    for row in rows:
+        assert row["loss"] == pytest.approx(row["loss_size"] + row["loss_edges"], rel=1e-5)
+    assert found.trained["own loss"]["name"] == "small_masks"
+    with pytest.raises(UserError, match="Cannot resume"):
+        train(recipe=recipe, out=tmp_path)
+
+
+def test_the_loss_of_the_recipe_given_as_ones_own_trains_the_same_adapter() -> None:
+    wanted = train(epochs=2)
+    found = train(epochs=2, loss=lambda step: recipe_loss(step, QUICK))
+    assert torch.equal(weights(found), weights(wanted))
+
+
+def test_a_loss_takes_the_step() -> None:
+    with pytest.raises(UserError, match=r"a loss takes \(step\)"):
+        train(loss=lambda: 0.0)
 
 
 def test_a_deterministic_training_leaves_torch_as_it_was() -> None:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -189,15 +189,6 @@ class Classifier:
             given = (self.bare, lambda: self.plain_logits_of(inputs), inputs)
             return layers.find_stages(*given, last, most)
 
-    def cell(self, images: Tensor) -> tuple[float, float] | None:
-        """Height and width in pixels of a cell of the features, None if they are no grid."""
-        try:
-            with torch.no_grad():
-                h, w = self.features(images[:1])[0].shape[2:]
-        except UserError:
-            return None
-        return images.shape[2] / h, images.shape[3] / w
-
     def feature_layer(self, images: Tensor) -> str:
         """The layer that was given, else the last one with a grid at this size of images."""
         if self.layer is not None and self._found_at is None:
@@ -252,19 +243,18 @@ class Classifier:
             return outputs.as_logit(run_user_code(name, lambda: score(output)), len(inputs))
         if self._looked:
             return self.as_logits(outputs.output_of(model, inputs, self.classes))
-        with outputs.Sigmoids() if model is self.bare else nullcontext() as sigmoids:
-            output = outputs.output_of(model, inputs, self.classes)
-        self._look(output, sigmoid=sigmoids is not None and sigmoids.last is output)
+        output = outputs.output_of(model, inputs, self.classes)
+        self._look(output)
         return self.as_logits(output)
 
-    def _look(self, output: Tensor, *, sigmoid: bool) -> None:
+    def _look(self, output: Tensor) -> None:
         """Find out, in the first call, whether the model gives probabilities."""
         known = self.output == outputs.PROBABILITIES
         finite = output.detach()[output.isfinite().all(1)]
         if not len(finite):
             return  # the next call may say more
         self._looked = True
-        self.ends_in = outputs.kind_of(finite, sigmoid=sigmoid, probabilities=known)
+        self.ends_in = outputs.kind_of(finite, probabilities=known)
         low, high = (float(edge) for edge in finite.aminmax())
         if known and (low < 0 or high > 1.01):
             raise UserError(

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from sufficit.classifier.classifier import Classifier
-from sufficit.classifier.layers import fetching
 from sufficit.errors import UserError
 
 TOLERANCE = 0.02  # bfloat16 moves a number of the sketch by up to 0.005, training by far more
@@ -73,20 +72,18 @@ def _state(model: nn.Module) -> list[object]:
     """What changes with the weights: their addresses, and how often each was written to.
 
     Torch counts no write through `.data` or to inference tensors. The sums of the first and last
-    parameters show most of those for one small read, which comes last: a busy GPU answers late.
+    parameters show most of those for one small read. To read all weights takes far longer.
     """
     parameters = list(model.parameters())
     ends = [tensor.sum(dtype=torch.float32) for tensor in parameters[:1] + parameters[-2:]]
-    sums = fetching(torch.stack(ends)) if ends else list
+    sums = torch.stack(ends).tolist() if ends else []
     known = [*parameters, *model.buffers()]
     writes = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in known]
-    return [writes, [float(one) for one in sums()]]
+    return [writes, sums]
 
 
 @torch.no_grad()
 def _take(classifier: Classifier) -> Fingerprint:
-    if classifier.device.type == "cuda":  # a pass on another stream may be writing to buffers
-        torch.cuda.synchronize(classifier.device)
     named = [*classifier.bare.named_parameters(), *classifier.bare.named_buffers()]
     tensors = {name: tensor for name, tensor in named if tensor.is_floating_point()}
     shapes = [f"{name} {list(tensor.shape)}" for name, tensor in tensors.items()]

@@ -59,48 +59,6 @@ def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return found
 
 
-def fetching(tensor: Tensor) -> Callable[[], Tensor]:
-    """Start to copy a tensor to the CPU; the function that is returned waits for the copy.
-
-    So a GPU gets all of its work before anyone waits for it.
-    """
-    if not tensor.is_cuda:
-        return tensor.cpu
-    here = torch.empty_like(tensor, device="cpu", pin_memory=True)
-    here.copy_(tensor, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record(torch.cuda.current_stream(tensor.device))
-
-    def fetched() -> Tensor:
-        copied.synchronize()
-        return here
-
-    return fetched
-
-
-def beside(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """Blocks of work that a GPU does beside what it is given from now on.
-
-    They use what was ready before, so that a small question to a busy GPU is answered soon.
-    """
-    if device.type != "cuda":
-        return nullcontext
-    ready = torch.cuda.Event()
-    ready.record(torch.cuda.current_stream(device))
-
-    def block() -> AbstractContextManager[Any]:
-        stream = _second_stream(device)
-        stream.wait_event(ready)
-        return torch.cuda.stream(stream)
-
-    return block
-
-
-@lru_cache
-def _second_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1)
-
-
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside torch.compile, DataParallel or DistributedDataParallel."""
     while True:

@@ -249,7 +249,7 @@ def _from_transformers(name: str, published: bool, options: dict[str, Any]) -> C
 
 
 def _from_clip(name: str, published: bool, options: dict[str, Any]) -> Classifier:
-    from sufficit.classifier.architectures import check_prompts, zero_shot
+    from sufficit.classifier.zero_shot import check_prompts, zero_shot
 
     transformers = extra("transformers", f"clip:{name}")
     if unknown_options := options.keys() - {"prompts"}:
@@ -301,20 +301,10 @@ def _processor_view(processor: Any) -> View:
 
 
 def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Classifier:
-    if name in SMALL_NETS:
-        _refuse_random(name, published, options)
-        return _read(SMALL_NETS[name]) if published else Classifier(SmallNet(**options))
-    from sufficit.classifier.architectures import MODELS, build  # they import torchvision
-
-    if name in MODELS:
-        if published or not {"num_classes", "image_size"} <= options.keys():
-            raise UserError(
-                f"sufficit:{name} ships without weights: train it with sufficit reproduce, and give"
-                " the folder RUN/classifier that it saves as the model. In Python, give"
-                " weights=FILE or None, num_classes= and image_size="
-            )
-        return Classifier(_fetch(name, build, name, **options))
-    raise unknown("sufficit model", name, [*SMALL_NETS, *MODELS])
+    if name not in SMALL_NETS:
+        raise unknown("sufficit model", name, SMALL_NETS)
+    _refuse_random(name, published, options)
+    return _read(SMALL_NETS[name]) if published else Classifier(SmallNet(**options))
 
 
 def _from_python(name: str, published: bool, options: dict[str, Any]) -> Classifier:
@@ -359,10 +349,6 @@ def known_models() -> Iterator[tuple[str, str]]:
     """Every model with a name, and a line about it."""
     for name in SMALL_NETS:
         yield f"sufficit:{name}", "ships with the package, for the demo"
-    from sufficit.classifier.architectures import MODELS
-
-    for name, model in MODELS.items():
-        yield f"sufficit:{name}", f"to train with sufficit reproduce: {model.about}"
     from torchvision.models import get_model_weights
 
     for name in _torchvision_names():

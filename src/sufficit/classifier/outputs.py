@@ -6,30 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from sufficit.classifier.layers import first
 from sufficit.errors import UserError
 
 PROBABILITIES = "probabilities"
-SIGMOIDS = {torch.sigmoid, Tensor.sigmoid, torch.special.expit}
 SUMS_TO_ONE = {torch.float16: 1e-2, torch.bfloat16: 1e-2}  # else 1e-4
 
 
 class OutputWarning(UserWarning):
     """The model gives probabilities, and they are taken for logits."""
-
-
-class Sigmoids(TorchFunctionMode):
-    """Inside, keeps what the last sigmoid gave."""
-
-    last: object = None
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in SIGMOIDS:
-            self.last = result
-        return result
 
 
 def output_of(model: nn.Module, inputs: Tensor, classes: Sequence[str] | None) -> Tensor:
@@ -83,22 +69,22 @@ def as_logit(values: Any, n: int) -> Tensor:
     return values[:, None].float()
 
 
-def kind_of(output: Tensor, *, sigmoid: bool = False, probabilities: bool = False) -> str | None:
-    """Softmax if each row is non-negative and sums to 1, sigmoid if one gave it: finite [N,C].
+def kind_of(output: Tensor, *, probabilities: bool = False) -> str | None:
+    """Softmax if each row is non-negative and sums to 1, of finite [N,C].
 
     Rows of zeros and a single one may as well be logits of a model made by hand, unless they are
     known to be `probabilities`: those are of a softmax that is sure, or else of a sigmoid.
 
     >>> logits = torch.tensor([[2.0, -1.0, 0.5]])
-    >>> kind_of(logits), kind_of(logits.softmax(1)), kind_of(logits.sigmoid(), sigmoid=True)
+    >>> kind_of(logits), kind_of(logits.softmax(1)), kind_of(logits.sigmoid(), probabilities=True)
     (None, 'softmax', 'sigmoid')
     """
     values = output.double()
     whole = (values.sum(1) - 1).abs().amax() <= SUMS_TO_ONE.get(output.dtype, 1e-4)
     between = bool(((values > 0) & (values < 1)).any())
-    if bool(whole & (values >= 0).all()) and (between or (probabilities and not sigmoid)):
+    if bool(whole & (values >= 0).all()) and (between or probabilities):
         return "softmax"
-    return "sigmoid" if sigmoid or probabilities else None
+    return "sigmoid" if probabilities else None
 
 
 def to_logits(output: Tensor, kind: str | None) -> Tensor:

@@ -11,8 +11,8 @@ from sufficit.errors import UserError
 from sufficit.outside import literal
 
 COMMANDS = (
-    *("check_metric", "compare", "demo", "evaluate", "explain", "figure", "methods", "report"),
-    *("reproduce", "sanity", "serve", "status", "train_lax", "train_twin"),
+    *("compare", "demo", "evaluate", "explain", "figure", "methods", "report"),
+    *("sanity", "serve", "status", "train_lax", "train_twin"),
 )
 __all__ = ["app", "main"]
 

@@ -26,13 +26,11 @@ if TYPE_CHECKING:
 
 
 FIRST = {  # command: the options to read first
-    "check-metric": ("model", "data", "truth", "images", "to"),
     "compare": ("model", "data", "methods", "images", "to"),
     "demo": ("photos", "weights", "images", "open_report", "to"),
     "evaluate": ("model", "data", "heatmaps", "alpha_min", "to"),
     "explain": ("model", "methods", "weights", "target", "to"),
     "figure": ("show", "images", "methods", "width", "to"),
-    "reproduce": ("data_word", "quick", "download", "images", "to"),
     "sanity": ("model", "data", "methods", "images", "to"),
     "serve": ("model", "methods", "weights", "example", "port"),
     "train-lax": ("model", "data", "recipe", "epochs", "to"),
@@ -46,7 +44,7 @@ BY_NAME = {  # options that a command declares itself
         ("alpha_min", "area", "cache_features", "epochs", "lax_epochs", "lr"), "Training"
     ),
     **dict.fromkeys(("patience", "recipe", "recipes", "seeds", "validation_share"), "Training"),
-    **dict.fromkeys(("curves", "images", "random_labels", "search_images", "step"), "Scoring"),
+    **dict.fromkeys(("curves", "images", "search_images", "step"), "Scoring"),
     **dict.fromkeys(("batch_size", "devices", "num_nodes", "precision", "workers"), "Compute"),
     **dict.fromkeys(("as_json", "help", "log", "open_page", "open_report", "overwrite"), "Output"),
     **dict.fromkeys(("report", "title", "to", "verbose"), "Output"),

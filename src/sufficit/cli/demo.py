@@ -166,8 +166,8 @@ def train(classifier: "Classifier", n: int, seed: int) -> "Lax":
     from torch.utils.data import DataLoader, TensorDataset
 
     from sufficit.data.digits import synthetic_digits
-    from sufficit.explainers.recipes import RECIPES
     from sufficit.training import train_lax
+    from sufficit.training.recipes import RECIPES
 
     shown = synthetic_digits(n, seed=seed + 1, held_out=False)
     loader = DataLoader(TensorDataset(shown.images, shown.labels), BATCH, shuffle=True)

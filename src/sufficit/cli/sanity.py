@@ -1,6 +1,6 @@
 """`sufficit sanity`."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,13 +29,6 @@ NOTHING_KEPT = (
 def sanity(
     config: RunConfig,
     steps: Annotated[int, typer.Option(help="Most blocks to randomise, one by one.", min=1)] = 8,
-    random_labels: Annotated[
-        bool, typer.Option(help="Also train a copy on permuted labels of the images.")
-    ] = False,
-    epochs: Annotated[int, typer.Option(help="Epochs on random labels.", min=1)] = 30,
-    train_images: Annotated[
-        int, typer.Option(help="Most images to train on; they are kept in memory.", min=2)
-    ] = 1000,
     to: OutOption = "sufficit-sanity",
     overwrite: OverwriteOption = False,
 ) -> None:
@@ -45,8 +38,6 @@ def sanity(
 
     sufficit sanity --model torchvision:resnet50 --data photos --methods gradcam,kpca-cam,center
 
-    sufficit sanity --model saved/birds --data birds --random-labels --epochs 50
-
     sufficit sanity --model saved/birds --data birds --methods birds-lax,gradcam,center
     """
     out_folder, data = place(to), place(config.data)
@@ -54,13 +45,11 @@ def sanity(
     from sufficit.runs.job import load_model
     from sufficit.sanity import check_folder, save_sanity
 
-    options: dict[str, Any] = {"steps": steps, "random_labels": random_labels}
-    options |= {"epochs": epochs, "train_images": train_images}
     classifier = load_model(config, layer=None)  # check_folder looks for the layer in each copy
     with resumable(out_folder, NOTHING_KEPT):
-        result = check_folder(config, classifier, **options)
+        result = check_folder(config, classifier, steps=steps)
         known = {name: getattr(config, name) for name in OPTIONS}
-        save_sanity(out_folder, result, classifier, known | {"options": options})
+        save_sanity(out_folder, result, classifier, known | {"options": {"steps": steps}})
     print_skipped(result.skipped)
     _print_report(result.report)
     say(f"Written to {out_folder}: report.html, sanity.csv, sanity.png, run.json")
@@ -73,12 +62,10 @@ def _print_report(report: "SanityReport") -> None:
     steps = report.cascade_of(report.methods[0])
     shown = sorted({0, len(steps) // 2, len(steps) - 1})
     words = [f"{'down to ' if i else ''}{steps[i].layer} random" for i in shown]
-    words += ["random labels"] if report.random_labels else []
     drawn = table(title, ["method", *words], title_style="bold")
-    labels = {found.method: found for found in report.random_labels}
     for name in report.methods:
         steps = report.cascade_of(name)
-        found = [steps[i] for i in shown] + ([labels[name]] if name in labels else [])
+        found = [steps[i] for i in shown]
         means = (f"{float(one.rank_correlation.nanmean()):.2f}" for one in found)
         drawn.add_row(literal(name), *means)
     out.print(drawn)
@@ -86,5 +73,3 @@ def _print_report(report: "SanityReport") -> None:
         method = literal(name)
         method.stylize("bold")
         out.print(method, literal(sentence), highlight=False)
-    if remark := report.remark():
-        say(remark)

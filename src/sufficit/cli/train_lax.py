@@ -24,10 +24,9 @@ HEADINGS = {
     "msi": "MSI",
     "leak": "leak",
     "leak_chance": "chance",
-    "grid_energy": "grid",
     "fragments": "parts",
 }
-RECIPE = ("recipe", "epochs", "area", "alpha_min", "answers", "class_free")
+RECIPE = ("recipe", "epochs", "area", "alpha_min", "class_free")
 TARGETS = {"label": "labels of their folders", "prediction": "model's own predictions"}
 
 
@@ -50,14 +49,12 @@ def train_lax(
 
     sufficit train-lax --model saved/birds --data birds --out small --area 0.1 --epochs 20
 
-    sufficit train-lax --model saved/birds --data birds --out two --answers 2
-
     sufficit train-lax --model saved/birds --data birds --out lax --devices 4 --precision bf16
 
     sufficit train-lax --model saved/birds --data birds --out lax --num-nodes 2 --devices 8
     """
-    from sufficit.explainers.recipes import recipe_of
     from sufficit.training import train_folder
+    from sufficit.training.recipes import recipe_of
 
     recipe_of(*(further[name] for name in RECIPE))  # raises before a model is loaded
     if further["target"] == "auto":

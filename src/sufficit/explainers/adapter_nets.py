@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import pairwise, product
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +13,6 @@ WIDTHS = (256, 128, 64)  # of the convnet
 WIDTH, NARROW = 64, 32  # of the top-down net, the second for features of fewer channels than MANY
 MANY = 128
 MATRIX = 2**22  # weights of a bilinear step as one matrix, at most
-CELLS = 16  # along a side, at most, of the map that regions are found in
-VALLEY = 0.4  # how far the map falls between one region and the next
-OUTSIDE = -12.0  # the logits of an answer in the regions of others, at most
 
 
 class TopDown(nn.Module):
@@ -64,7 +60,6 @@ class TopDown(nn.Module):
         self.evidence = None
         if classes is not None and evidence:
             self.evidence = Evidence(channels[-1], classes, widths[0])
-        self.kept: tuple[tuple[object, ...], _Parts] | None = None
 
     def standardize(self, stages: Sequence[Tensor]) -> None:
         """Set the mean and spread that channels have, from the features of some images."""
@@ -73,77 +68,27 @@ class TopDown(nn.Module):
 
     def forward(self, stages: Sequence[Tensor], targets: Tensor | None = None) -> Tensor:
         """The heatmaps before the sigmoid, at twice the side of the finest stage or step."""
-        device = stages[0].device.type
-        casts = torch.is_autocast_enabled(device)
-        parts = self._parts(torch.get_autocast_dtype(device) if casts else stages[0].dtype)
-        coarse_first = [*zip(reversed(stages), parts.laterals, strict=True)]
-        first, *finer = (_mixed(stage, *lateral) for stage, lateral in coarse_first[: self.joined])
-        found = sum(finer, first)
-        if parts.classes is not None:
-            scale, shift = F.embedding(targets, parts.classes)[:, :, None, None].chunk(2, 1)  # type: ignore[arg-type]  # the targets are there
-            found = torch.addcmul(shift, found, scale)
+        coarse_first = [*zip(reversed(stages), self.laterals, strict=True)]
+        first, *others = (lateral(stage) for stage, lateral in coarse_first[: self.joined])
+        found = sum(others, first)
+        if self.asked is not None:
+            scale, shift = self.asked(targets)[:, :, None, None].to(found.dtype).chunk(2, 1)
+            found = torch.addcmul(shift, found, 1 + scale)
         if self.evidence is not None:
             found = torch.addcmul(found, *self.evidence(stages[-1], targets))
-        for k, merge in enumerate(parts.merges):
+        for k, merge in enumerate(self.merges):
             if 0 < k <= len(stages) - self.joined:
-                stage, weights = coarse_first[self.joined - 1 + k]
-                lateral = _mixed(stage, *weights)
-                found = _enlarged(found, lateral.shape[2:], lateral)
+                stage, lateral = coarse_first[self.joined - 1 + k]
+                beside = lateral(stage)
+                found = _enlarged(found, beside.shape[2:], beside)
             elif k > 0:
                 found = _enlarged(found, [2 * side for side in found.shape[2:]])
-            found = _convolved(found.relu_(), *merge)
-        weight, bias = parts.head
-        found = F.conv2d(found, weight, padding=1)[:, : len(bias)]
-        with torch.autocast(device, enabled=False):
+            found = merge(found.relu_()).relu_()
+        found = F.conv2d(found, self.head.weight, padding=1)
+        bias = self.head.bias
+        assert bias is not None
+        with torch.autocast(stages[0].device.type, enabled=False):
             return smooth_double(found + bias.float()[:, None, None])  # in float32
-
-    def _parts(self, dtype: torch.dtype) -> "_Parts":
-        """What a pass multiplies with; without gradients it is made once, until a weight changes.
-
-        A GPU spends a launch on each of the operations that make it. Edits of `.data`: see Lax.
-        """
-        tensors = [*self.parameters(), *self.buffers()]
-        traced = torch.compiler.is_compiling() or any(one.is_inference() for one in tensors)
-        if torch.is_grad_enabled() or traced:  # the second have no version
-            self.kept = None  # a step of training follows
-            return self._new_parts()
-        state = (dtype, *((one.data_ptr(), one._version) for one in tensors))
-        if self.kept is None or self.kept[0] != state:
-            with torch.inference_mode(False), torch.no_grad():
-                self.kept = state, self._new_parts().to(dtype)
-        return self.kept[1]
-
-    def _new_parts(self) -> "_Parts":
-        laterals = [lateral.folded() for lateral in self.laterals]  # type: ignore[operator]  # a Lateral
-        merges = [(merge.weight, merge.bias) for merge in self.merges]
-        classes = None
-        if self.asked is not None:
-            scale, shift = self.asked.weight.chunk(2, 1)
-            classes = torch.cat([1 + scale, shift], 1)
-        return _Parts(laterals, merges, (self.head.weight, self.head.bias), classes)  # type: ignore[arg-type]  # they have a bias
-
-
-class _Parts(NamedTuple):
-    """Weights and biases, with the mean and spread of the features in those of the laterals."""
-
-    laterals: list[tuple[Tensor, Tensor]]
-    merges: list[tuple[Tensor, Tensor]]
-    head: tuple[Tensor, Tensor]
-    classes: Tensor | None  # [C,2m] scale and shift
-
-    def to(self, dtype: torch.dtype) -> "_Parts":
-        """In another precision, in the memory format of features that are channels-last."""
-
-        def ready(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-            weight, bias = (one.detach().to(dtype, copy=True) for one in pair)
-            return weight.to(memory_format=torch.channels_last), bias
-
-        classes = None if self.classes is None else self.classes.to(dtype)
-        pairs = [list(map(ready, some)) for some in (self.laterals, self.merges)]
-        weight, bias = self.head
-        if weight.is_cuda:  # twice as fast as with one channel; the further ones are dropped
-            weight = F.pad(weight, (0,) * 7 + (-len(bias) % 32,))
-        return _Parts(pairs[0], pairs[1], ready((weight, bias)), classes)
 
 
 class Evidence(nn.Module):
@@ -218,16 +163,6 @@ def _bilinear(
     return found.flatten(1).T.contiguous().to(device, dtype)
 
 
-def _convolved(found: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A 3x3 convolution and a ReLU: on a GPU, without gradients, in one go."""
-    cudnn = found.is_cuda and torch.version.cuda is not None and torch.backends.cudnn.enabled
-    same = found.dtype == weight.dtype != torch.float64  # autocast knows nothing of it
-    if cudnn and same and not torch.is_grad_enabled():
-        both: Tensor = torch.cudnn_convolution_relu(found, weight, bias, (1, 1), (1, 1), (1, 1), 1)
-        return both
-    return F.conv2d(found, weight, bias, padding=1).relu_()
-
-
 def smooth_double(maps: Tensor) -> Tensor:
     """Maps at twice their side by a quadratic spline: [N,A,h,w] -> [N,A,2h,2w].
 
@@ -248,51 +183,6 @@ def _spline(side: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     padded = F.pad(lines, (1, 1), mode="replicate")[0]
     smooth = (padded[:, :-2] + padded[:, 2:] + 2 * padded[:, 1:-1]) / 4
     return smooth.T.contiguous().to(device, dtype)
-
-
-def split(logits: Tensor, count: int) -> Tensor:
-    """Each region of a map as a map of its own: [N,1,h,w] -> [N,count,h,w], by `region_numbers`.
-
-    In the regions of others a map is OUTSIDE or less. So the highest of the maps is the map itself.
-    """
-    numbers = region_numbers(logits.detach().sigmoid(), count)
-    own = numbers == torch.arange(count, device=logits.device)[:, None, None]
-    return torch.where(own, logits, logits.clamp(max=0) + OUTSIDE)
-
-
-@torch.no_grad()
-def region_numbers(maps: Tensor, count: int) -> Tensor:
-    """The region that each cell belongs to, 0 the largest: maps in 0..1 [N,1,h,w] -> [N,1,h,w].
-
-    The first region is around the highest cell. It holds every cell as far as a path leads there:
-    to the lowest value along the best path (fuzzy connectedness, a reconstruction by dilation). The
-    next one is around the cell that is highest above this, if the map falls by VALLEY in between.
-    Where the paths to two regions are equally good, as in the valley, the nearer region counts.
-
-    >>> region_numbers(torch.tensor([[[[0.9, 0.1, 0.0, 0.2, 0.8, 0.7]]]]), 2)
-    tensor([[[[1, 1, 1, 0, 0, 0]]]])
-    """
-    h, w = (min(side, CELLS) for side in maps.shape[2:])
-    cells = F.adaptive_avg_pool2d(maps, (h, w))
-    places = torch.arange(cells[0].numel(), device=maps.device)
-    known, parts = torch.zeros_like(cells), []
-    for _ in range(count):
-        height, place = (cells - known).flatten(1).max(1)
-        part = cells * (places == place[:, None]).view_as(cells)
-        for _ in range(3 * max(h, w)):  # the longest path, that around three sides
-            part = torch.minimum(cells, F.max_pool2d(part, 3, 1, 1))
-        known = torch.maximum(known, part)
-        parts.append(part * (height > VALLEY)[:, None, None, None])
-    joined = torch.cat(parts, 1)
-    near = area = (joined > joined.topk(2, 1)[0][:, 1:]).to(cells)  # one region alone, no tie
-    for _ in range(max(h, w)):  # the sum counts how early a growing region comes
-        area = F.max_pool2d(area, 3, 1, 1)
-        near = near + area
-    near = F.interpolate(near, size=maps.shape[2:], mode="bilinear", align_corners=False)
-    numbers = near.argmax(1, keepdim=True)
-    sizes = [(maps * (numbers == k)).sum((1, 2, 3)) for k in range(count)]
-    ranks = torch.stack(sizes, 1).argsort(dim=1, descending=True, stable=True).argsort(1)
-    return ranks.gather(1, numbers.flatten(1)).view_as(numbers)
 
 
 def convnet(channels: int, widths: Sequence[int], upsample: int, bias: float) -> nn.Sequential:

@@ -155,8 +155,8 @@ def split_word(word: str) -> tuple[str, list[tuple[str, str]]]:
 
     >>> split_word("integrated-gradients:steps=20:sign=absolute")
     ('integrated-gradients', [('steps', '20'), ('sign', 'absolute')])
-    >>> split_word("refine:s3://bucket/birds-lax:steps=5")
-    ('refine', [('', 's3://bucket/birds-lax'), ('steps', '5')])
+    >>> split_word("expected-gradients:baselines=s3://bucket/birds:samples=5")
+    ('expected-gradients', [('baselines', 's3://bucket/birds'), ('samples', '5')])
     >>> split_word("captum:GradientShap:n_samples=20")
     ('captum:GradientShap', [('n_samples', '20')])
     """

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sufficit.classifier import classifier as checks
 from sufficit.classifier.classifier import Classifier
-from sufficit.classifier.layers import beside, check_name, eval_mode, fetching
+from sufficit.classifier.layers import check_name, eval_mode
 from sufficit.classifier.loading import extra
 from sufficit.classifier.source_code import check_arguments
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError, warn_user
@@ -79,8 +79,16 @@ def explain(
     """
     method = word_of(*method) if isinstance(method, tuple) else method
     name = method if isinstance(method, str) else getattr(method, "__name__", "own method")
-    given = (classifier, images, targets, {name: method})
-    found = explain_all(*given, layer=layer, batch_size=batch_size, seed=seed, progress=progress)
+    found = explain_all(
+        classifier,
+        images,
+        targets,
+        {name: method},
+        layer=layer,
+        batch_size=batch_size,
+        seed=seed,
+        progress=progress,
+    )
     return found[name]
 
 
@@ -100,30 +108,22 @@ def explain_all(
     Methods that read gradients share the backward pass to the feature layer; Finer-CAM adds one
     more, from the logits to that layer. `methods` are names, or names and methods.
     """
-    given = (classifier, images, targets, methods)
-    how: Any = {"batch_size": batch_size, "seed": seed, "progress": progress}
+    drawn = draw_all(
+        classifier,
+        images,
+        targets,
+        methods,
+        layer=layer,
+        batch_size=batch_size,
+        seed=seed,
+        progress=progress,
+    )
+    h, w = images.shape[2:]
     with torch.inference_mode(False):
-        drawn, check = _queue(*given, layer=layer, **how)
-        h, w = images.shape[2:]
-        found = {name: one.at((h, w)) for name, one in drawn.items()}
-        check()
-    return found
+        return {name: one.at((h, w)) for name, one in drawn.items()}
 
 
-@torch.inference_mode(False)
 def draw_all(
-    classifier: Classifier, images: Tensor, targets: Tensor | None, methods: Methods, **how: Any
-) -> dict[str, DrawnMaps]:
-    """The heatmaps of `explain_all` as their methods drew them, not yet resized.
-
-    Errors name images by `names`, or by number; the further options are those of `explain_all`.
-    """
-    found, check = _queue(classifier, images, targets, methods, **how)
-    check()
-    return found
-
-
-def _queue(
     classifier: Classifier,
     images: Tensor,
     targets: Tensor | None,
@@ -134,64 +134,68 @@ def _queue(
     seed: int = 0,
     progress: bool | None = None,
     names: Sequence[object] | None = None,
-) -> tuple[dict[str, DrawnMaps], Callable[[], None]]:
-    """The heatmaps, and a function that checks them.
+) -> dict[str, DrawnMaps]:
+    """The heatmaps of `explain_all` as their methods drew them, not yet resized.
 
-    A GPU may still be drawing, and the function waits for it, so queue further work first. What the
-    methods and images are checked for is known before: a GPU finds that out beside the first batch.
+    Errors name images by `names`, or by number.
     """
-    wanted = methods_for(methods, classifier, check=False)
-    checks.check_form(images)
-    if layer is not None:
-        check_name(layer)
-    targets = checks.check_targets(targets, len(images))
-    goals = None if targets is None else targets.cpu().clone()
+    with torch.inference_mode(False):  # whose tensors no gradient could be taken of
+        wanted = methods_for(methods, classifier)
+        checks.check_images(images)
+        if layer is not None:
+            check_name(layer)
+        goals = checks.check_targets(targets, len(images))
+        goals = None if goals is None else goals.cpu().clone()
+        drawing = {name: method for name, method in wanted.items() if method.needs != "images"}
+        parts = _in_batches(
+            classifier, images, goals, drawing, layer, batch_size, seed, progress, names
+        )
+        found = {}
+        for name, method in wanted.items():
+            if name in drawing:
+                maps = torch.cat(parts[name])
+            else:  # all images at once: batches must not change noise
+                maps = method.draw(images, seed).to(classifier.device)
+            found[name] = DrawnMaps(maps, method.final or method.needs == "images")
+        _judge({name: _peaks(found[name]) for name in drawing if drawing[name].needs != "own"})
+        return found
+
+
+def _in_batches(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor | None,
+    methods: Mapping[str, Explainer],
+    layer: str | None,
+    batch_size: int | None,
+    seed: int,
+    progress: bool | None,
+    names: Sequence[object] | None,
+) -> dict[str, list[Tensor]]:
+    """The maps of every method, batch by batch; batches are halved where memory is short."""
     names = names or range(len(images))
     size = usual_batch(classifier, images.shape[1:]) if batch_size is None else batch_size
     if size < 1:
         raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
-    batches = list[dict[str, Tensor]]()
-    drawing = {name: method for name, method in wanted.items() if method.needs != "images"}
-    aside = beside(classifier.device)
-    if checked := any(method.needs not in _PASS for method in wanted.values()):
-        _check(wanted, images)
+    found: dict[str, list[Tensor]] = {name: [] for name in methods}
     start = 0
     with bar("explaining", progress) as tick:
-        while drawing and start < len(images):
+        while methods and start < len(images):
             part = slice(start, start + size)
-            some = None if goals is None else goals[part]
+            some = None if targets is None else targets[part]
             try:
-                drawn = _draw(classifier, images[part], some, drawing, layer, seed, names[part])
-            except UserError:
-                _check(wanted, images)  # what does not fit has the better error
-                raise
+                drawn = _draw(classifier, images[part], some, methods, layer, seed, names[part])
             except torch.OutOfMemoryError:
                 drawn = {}  # the model's memory is free once the exception is gone
             if not drawn:
                 size = halved(min(size, len(images) - start))
                 continue
-            batches.append(drawn)
+            for name, maps in drawn.items():
+                found[name].append(maps)
             start += size
-            if not checked:  # a GPU is busy by now: it costs no time
-                with aside():
-                    _check(wanted, images)
-                checked = True
             if tick:
                 tick(min(start, len(images)), len(images))
-    found = {}
-    for name, method in wanted.items():
-        if name in drawing:
-            parts = [batch[name] for batch in batches]
-            # The one batch of a method of ours is nobody else's: a copy is time on a GPU.
-            alone = len(parts) == 1 and method.needs in _PASS
-            maps = parts[0] if alone else torch.cat(parts)
-        else:  # all images at once: batches must not change noise
-            maps = method.draw(images, seed).to(classifier.device)
-        found[name] = DrawnMaps(maps, method.final or method.needs == "images")
-    judged = [name for name in drawing if drawing[name].needs != "own"]
-    peaks = fetching(_peaks([found[name] for name in judged]))
-
-    return found, lambda: _judge(dict(zip(judged, peaks(), strict=True)))
+    return found
 
 
 def _draw(
@@ -242,21 +246,8 @@ def _draw(
     return found
 
 
-def _check(methods: Mapping[str, Explainer], images: Tensor | None = None) -> None:
-    """Raise for methods that do not fit, and for images that are not in 0..1."""
-    extremes = None if images is None else fetching(torch.stack(images.aminmax()))
-    for name, method in methods.items():
-        method.check()
-        if method.extra is not None:
-            extra(method.extra, f"the method {name}")
-    if extremes is not None:
-        checks.check_extremes(extremes())
-
-
-def methods_for(
-    methods: Methods, classifier: Classifier, *, check: bool = True
-) -> dict[str, Explainer]:
-    """Methods by name; raise for unknown ones and, with `check`, for those that do not fit.
+def methods_for(methods: Methods, classifier: Classifier) -> dict[str, Explainer]:
+    """Methods by name; raise for unknown ones and for those that do not fit the classifier.
 
     The methods it returns, adapters included, also draw for changed copies of the classifier.
     """
@@ -266,8 +257,10 @@ def methods_for(
     if not named:
         raise UserError(f"no method given: name one or more of {', '.join(EXPLAINERS)}")
     found = {name: _known(method, classifier) for name, method in named.items()}
-    if check:
-        _check(found)
+    for name, method in found.items():
+        method.check()
+        if method.extra is not None:
+            extra(method.extra, f"the method {name}")
     return found
 
 
@@ -330,15 +323,17 @@ def _maps(seen: Pass, targets: Tensor, methods: Mapping[str, Explainer]) -> dict
     return found
 
 
-def _peaks(drawn: Sequence[DrawnMaps]) -> Tensor:
-    """The highest value of each map, of its positive part: [methods,N]."""
-    maps = [one.maps if one.final else one.stretched for one in drawn]
-    return torch.stack([one.amax((1, 2)) for one in maps]) if maps else torch.ones(0, 1)
+def _peaks(drawn: DrawnMaps) -> Tensor:
+    """The highest value of each map, of its positive part: [N], on the CPU."""
+    maps = drawn.maps if drawn.final else drawn.stretched
+    return maps.amax((1, 2)).cpu()
 
 
 def _judge(drawn: Mapping[str, Tensor]) -> None:
     """Raise for peaks that are not finite; warn, once, of maps without a positive part."""
-    peaks = torch.stack([*drawn.values()]) if drawn else torch.ones(1, 1)
+    if not drawn:
+        return
+    peaks = torch.stack([*drawn.values()])  # [methods,N]
     if (peaks > 0).all():  # NaN is not
         return
     images, broken = peaks.shape[1], peaks.isnan().any(0).nonzero().flatten().tolist()

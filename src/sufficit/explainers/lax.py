@@ -1,6 +1,5 @@
 """LAX: a small adapter that draws the heatmap from the features of a frozen classifier."""
 
-import copy
 import json
 import math
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.digit_net import SMALL_NETS
 from sufficit.classifier.fingerprint import Fingerprint
 from sufficit.errors import GoneError, UserError, unknown
-from sufficit.explainers.adapter_nets import WIDTHS, TopDown, convnet, split
+from sufficit.explainers.adapter_nets import WIDTHS, TopDown, convnet
 from sufficit.files import check_output, make_folder, place, read_json, writing
 
 CONFIG = "config.json"
@@ -30,7 +29,7 @@ SHIPPED = {name: folder / "lax" for name, folder in SMALL_NETS.items()}
 """The folders of these adapters, by name."""
 _MAX_CHANNELS, _MAX_UPSAMPLE = 2**16, 32  # more than any classifier has or needs
 _MAX_WEIGHTS, _MAX_LAYERS = 2**27, 64  # half a gigabyte
-_MAX_STAGES, _MAX_ANSWERS, _MAX_CLASSES = 8, 8, 10**6
+_MAX_STAGES, _MAX_CLASSES = 8, 10**6
 _SHAPE = ("steps", "joined", "classes", "evidence", "width")
 _CARD = """---
 library_name: sufficit
@@ -48,16 +47,11 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     """Features [N,K,h,w] of one classifier's layers -> heatmaps [N,h,w] in 0..1.
 
     With the channels of several layers, the coarsest last, it is a top-down net: with `classes` it
-    draws for the class that is asked for, which with `evidence` it looks for in every cell, and
-    with several `answers` as many maps, each of which is to suffice alone: the regions of one map,
-    or of these the one with the number `alone`. `steps` doubles the side of its map so often. The
-    `joined` last layers have one size, as in a ViT, and are read at once. `width` is the number of
-    its channels, by default 64, or 32 for few features.
+    draws for the class that is asked for, which with `evidence` it looks for in every cell. `steps`
+    doubles the side of its map so often. The `joined` last layers have one size, as in a ViT, and
+    are read at once. `width` is the number of its channels, by default 64, or 32 for few features.
     With one number of channels it is the paper's convnet K-256-128-64-1, whose map has `upsample`
     times the features' side, or a module of your own (`net`) that gives one channel.
-
-    A top-down net keeps what it makes of its weights until they change. It does not see changes
-    through `.data`: call `eval()` after them, or change weights under `torch.no_grad()`.
 
     >>> import torch
     >>> lax = Lax([128, 256, 512], classes=10)
@@ -77,11 +71,9 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         steps: int = 0,
         joined: int = 1,
         classes: int | None = None,
-        answers: int = 1,
         bias: float = 0.0,
         evidence: bool = False,
         width: int | None = None,
-        alone: int | None = None,
         net: nn.Module | None = None,
         layer: str | Sequence[str] | None = None,
         fingerprint: dict[str, Any] | Fingerprint | None = None,
@@ -93,9 +85,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         self.upsample, self.widths = upsample, tuple(widths)
         self.steps, self.joined = steps, joined
         self.classes, self.evidence, self.width = classes, evidence, width
-        self.answers, self.alone, self.own_net = answers, alone, net is not None
+        self.own_net = net is not None
         _check_sizes(self)
-        self.regions, self.answers = answers, answers if alone is None else 1
         self.layers = (layer,) if isinstance(layer, str) else tuple(layer or ())
         n = len(self.per_layer)
         if self.layers and len(self.layers) != n:
@@ -119,38 +110,15 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         """The last, coarsest layer that it reads."""
         return self.layers[-1] if self.layers else None
 
-    def train(self, mode: bool = True) -> "Lax":
-        """Set the mode, as in any module; what was made of the weights is made again."""
-        if isinstance(self.net, TopDown):
-            self.net.kept = None
-        return super().train(mode)
-
-    def forward(
-        self,
-        features: Tensor | Sequence[Tensor],
-        targets: Tensor | None = None,
-        *,
-        every: bool = False,
-    ) -> Tensor:
-        """The heatmaps in 0..1: [N,h,w], the highest of all answers, or `every` answer [N,A,h,w].
+    def forward(self, features: Tensor | Sequence[Tensor], targets: Tensor | None = None) -> Tensor:
+        """The heatmaps in 0..1: each [N,K,h,w] -> [N,h,w].
 
         An adapter that takes a class needs the targets [N].
         """
-        if every:
-            return self.logits(features, targets).sigmoid()
-        draw = self._drawn if self.alone is None else self.logits  # the map has all its regions
-        return draw(features, targets).sigmoid()[:, 0]
+        return self.logits(features, targets).sigmoid()
 
     def logits(self, features: Tensor | Sequence[Tensor], targets: Tensor | None = None) -> Tensor:
-        """The heatmaps of all answers before the sigmoid: each [N,K,h,w] -> [N,A,h,w]."""
-        found = self._drawn(features, targets)
-        if self.regions == 1:
-            return found
-        first = self.alone or 0
-        return split(found, self.regions)[:, first : first + self.answers]
-
-    def _drawn(self, features: Tensor | Sequence[Tensor], targets: Tensor | None) -> Tensor:
-        """What the net draws, before the sigmoid: each [N,K,h,w] -> [N,1,h,w]."""
+        """The heatmaps before the sigmoid: each [N,K,h,w] -> [N,h,w]."""
         given = (features,) if isinstance(features, Tensor) else tuple(features)
         if isinstance(self.channels, int):
             given = given[-1:]  # of several stages it reads the last
@@ -167,7 +135,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
             dtype = next(self.net.parameters(), given[0]).dtype
             given = tuple(one.to(dtype) for one in given)
         if isinstance(self.net, TopDown):
-            return self.net(given, targets).float()  # type: ignore[no-any-return]  # a Tensor
+            return self.net(given, targets)[:, 0].float()  # type: ignore[no-any-return]  # a Tensor
         found: Tensor = self.net(given[0])
         found = found[:, None] if found.ndim == 3 else found
         if found.ndim != 4 or found.shape[1] != 1 or len(found) != len(given[0]):
@@ -176,20 +144,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         if self.own_net and self.upsample > 1:
             size = [side * self.upsample for side in given[0].shape[2:]]
             found = F.interpolate(found, size=size, mode="bilinear")
-        return found.float()
-
-    def answer(self, number: int) -> "Lax":
-        """The adapter that draws one of the answers, from 0 on, alone."""
-        if not 0 <= number < self.answers:
-            last = self.answers - 1
-            raise UserError(
-                f"the adapter has {self.answers} answers, 0 to {last}, got {number}: ask for one of"
-                " them"
-            )
-        found = copy.deepcopy(self)
-        if self.answers > 1:
-            found.answers, found.alone = 1, number
-        return found
+        return found[:, 0].float()
 
     @torch.no_grad()
     def standardize(self, stages: Sequence[Tensor]) -> None:
@@ -247,7 +202,6 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         if not isinstance(self.channels, int):
             shape = {"channels": list(self.per_layer), "layer": list(self.layers)}
             shape |= {name: getattr(self, name) for name in _SHAPE}
-            shape |= {"answers": self.regions, "alone": self.alone}
         return shape | {
             "own_net": type(self.net).__name__ if self.own_net else None,
             "fingerprint": asdict(self.fingerprint) if self.fingerprint else None,
@@ -292,14 +246,6 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         if (own is None) != (net is None):
             how = f"with net=, a {own}" if own else "with no net="
             raise UserError(f"the adapter in {folder} was saved {how}: load it with the same")
-        if regions := config.pop("regions", None):  # as it was before `answers` were these
-            alone = config.get("alone") if config.get("answers") == 1 else None
-            config |= {"answers": regions, "alone": alone}
-        elif config.get("answers", 1) != 1 and "alone" not in config:
-            raise UserError(
-                f"the adapter in {folder} has one output per answer, as a development version made"
-                " it: train it again"
-            )
         try:
             with limited_by(folder / WEIGHTS):
                 lax = cls(**config, net=net)
@@ -314,7 +260,6 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         kind = "top-down" if isinstance(self.net, TopDown) else "convnet"
         kind = type(self.net).__name__ if self.own_net else kind
         asked = "" if self.classes is None else f", classes={self.classes}"
-        asked += f", answers={self.answers}" if self.answers > 1 else ""
         return f"Lax({kind}, K={self.channels}, layers={list(self.layers)}{asked})"
 
 
@@ -335,18 +280,16 @@ def _check_sizes(lax: Lax) -> None:
             f"an adapter reads at most {_MAX_STAGES} layers, got {len(channels)}: name fewer"
         )
     for name, least, most in (
-        *(("upsample", 1, _MAX_UPSAMPLE), ("steps", 0, 5), ("answers", 1, _MAX_ANSWERS)),
+        *(("upsample", 1, _MAX_UPSAMPLE), ("steps", 0, 5)),
         ("joined", 1, len(channels)),
         *([] if lax.classes is None else [("classes", 2, _MAX_CLASSES)]),
         *([] if lax.width is None else [("width", 2, _MAX_CHANNELS)]),
-        *([] if lax.alone is None else [("alone", 0, lax.answers - 1)]),
     ):
         if not whole(value := getattr(lax, name), least, most):
             raise UserError(f"{name} must be a whole number in {least}..{most}, got {value!r}")
-    if not several and (lax.classes is not None or lax.answers > 1 or lax.steps):
+    if not several and (lax.classes is not None or lax.steps):
         raise UserError(
-            "classes, answers and steps need a top-down adapter: give the channels of its layers as"
-            " a list"
+            "classes and steps need a top-down adapter: give the channels of its layers as a list"
         )
     weights = sum(k * m * max(9, lax.upsample**2) for k, m in pairwise(sizes))
     if not several and (weights > _MAX_WEIGHTS or len(sizes) > _MAX_LAYERS):

@@ -1,7 +1,7 @@
-"""`region-search` and `refine`: what a mask of one image can reach, found by asking the model.
+"""`region-search`: what a mask of one image can reach, found by asking the model.
 
-Neither is a way to explain. They show how much of MSI is there to be had, and, with one fill, what
-MSI can be made to say (docs/gaming.md).
+It is no way to explain. It shows how much of MSI is there to be had, and, with one fill, what MSI
+can be made to say (docs/gaming.md).
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,10 @@ from itertools import combinations, product
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
-from sufficit.classifier.layers import eval_mode
 from sufficit.errors import UserError, unknown
-from sufficit.explainers.lax import Lax
-from sufficit.explainers.recipes import RECIPES
-from sufficit.explainers.step import Batch, take_step
 from sufficit.perturbation.fills import check_fill_name
 from sufficit.perturbation.predict import predict_views, whole_values
 from sufficit.perturbation.predictions import ScoreKind, hits
@@ -29,7 +25,6 @@ STARTS = 3  # boxes per image whose edges are moved
 FEWEST = 9  # boxes of a grid of 2 x 2 cells
 _MASK_ELEMENTS = 2**27  # of masks at a time
 _MOVES = torch.cat([torch.eye(4, dtype=torch.long), -torch.eye(4, dtype=torch.long)])
-_LARGEST = 6.0  # logit of an adapter that gradient steps start from: beyond, they stand still
 
 
 def region_search(
@@ -182,42 +177,3 @@ def boxes_as_masks(boxes: Tensor, size: Sequence[int]) -> Tensor:
     down, across = (torch.arange(side) for side in size)
     rows, columns = (down >= top) & (down < bottom), (across >= left) & (across < right)
     return rows[:, :, None] & columns[:, None, :]
-
-
-def refine(
-    classifier: Classifier,
-    images: Tensor,
-    targets: Tensor,
-    *,
-    adapter: str | Lax,
-    steps: int = 100,
-    lr: float = 0.1,
-    layer: str | None = None,
-    seed: int = 0,
-) -> Tensor:
-    """The map of an adapter after gradient steps on its own logits, per image: [N,H,W] -> [N,h,w].
-
-    Adam, with the terms of the recipe `robust`. Fills and donors are other images of the batch. The
-    adapter stays as it is; `layer` is not used.
-    """
-    lax = adapter if isinstance(adapter, Lax) else Lax.from_pretrained(adapter)
-    lax.check(classifier)
-    recipe, device = RECIPES["robust"], classifier.device
-    images, targets = images.to(device), targets.to(device)
-    layers = lax.layers or (classifier.feature_layer(images),)
-    with torch.inference_mode(False), torch.enable_grad(), classifier.in_eval_mode():
-        with torch.no_grad(), eval_mode(lax):
-            stages, _logits = classifier.stages(images, layers)
-            drawn = lax.to(device).logits(stages, targets).amax(1)
-            logits = drawn.clamp(-_LARGEST, _LARGEST).clone()
-        logits.requires_grad_()
-        adam, generator = torch.optim.Adam([logits], lr=lr), Generator(device).manual_seed(seed)
-        batch = Batch(images, targets, stages, targets[:, None].expand(-1, 2))
-        for _ in range(steps):
-            found = take_step(
-                classifier, lambda *_, **__: logits.sigmoid(), batch, recipe, generator
-            )
-            # Not backward(), which would leave gradients on the model.
-            (logits.grad,) = torch.autograd.grad(found.loss, logits)
-            adam.step()
-        return logits.detach().sigmoid()

@@ -11,7 +11,7 @@ from sufficit.errors import UserError, unknown
 from sufficit.explainers import attention, cams, extremal, gradients, masking, relevance
 from sufficit.explainers.explainer import Explainer, Option, method_word, of_library, split_word
 from sufficit.explainers.libraries import library_method
-from sufficit.explainers.region_search import FILLS, refine, region_search
+from sufficit.explainers.region_search import FILLS, region_search
 from sufficit.perturbation.heatmaps import normalize
 
 
@@ -258,16 +258,6 @@ EXPLAINERS: dict[str, Explainer] = {
             "calls": Option(1500, "forward passes per image, at most", least=18),
             "fills": Option("+".join(FILLS), "fills to search with, + between them"),
             "score": Option("confidence", "what a box scores", choices=("accuracy", "confidence")),
-        },
-    ),
-    "refine": Explainer(
-        "the map of a LAX adapter after gradient steps for each image", "model", refine,
-        "what an adapter could still gain on an image",
-        final=True, cost=lambda steps, **_: 9 * steps + 1, sign="none",
-        options={
-            "adapter": Option(None, "folder of the adapter"),
-            "steps": Option(100, "steps of Adam on the map's logits", least=0, most=10**5),
-            "lr": Option(0.1, "step size", least=0),
         },
     ),
     "random": Explainer(

@@ -1,11 +1,10 @@
 """Heatmap sources by word: a method's name, an adapter, a Python function, a heatmap file."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -37,7 +36,6 @@ def sources_from(words: str | Iterable[str]) -> dict[str, Source]:
     A word is the name of a method, with options as in `finer-cam:nearest=5`; the folder of a LAX
     adapter, or `sufficit:digits`; `python:FILE.py:FUNCTION`, a function (classifier, images,
     targets) -> [N,H,W]; or a heatmap file. Each has its own name, and `NAME=WORD` gives it another.
-    An adapter of several answers is followed by each of them alone.
 
     >>> sources_from("gradcam, old=maps/gradcam.npz")
     {'gradcam': 'gradcam', 'old': HeatmapFileSource(path=PosixPath('maps/gradcam.npz'))}
@@ -54,7 +52,7 @@ def sources_from(words: str | Iterable[str]) -> dict[str, Source]:
             bare = word.removeprefix(f"{name}=")
             raise UserError(f"{wrong}: write NAME={bare} to give one of them another name")
         given[name], found[name] = word, source
-    return with_answers(found)
+    return found
 
 
 def methods_from(words: str | Iterable[str]) -> dict[str, Method]:
@@ -69,59 +67,6 @@ def methods_from(words: str | Iterable[str]) -> dict[str, Method]:
             wrong = f"{source.path} holds finished heatmaps, where a method that draws them must be"
             raise UserError(f"{wrong}: score the file with sufficit evaluate or sufficit compare")
         found[name] = source
-    return found
-
-
-def answers_of(sources: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The names of the answers alone, by the name of each adapter of several: NAME-1, ..."""
-    several = {n: s.answers for n, s in sources.items() if isinstance(s, Lax) and s.answers > 1}
-    return {name: answer_names(name, count) for name, count in several.items()}
-
-
-def answer_names(name: str, count: int) -> list[str]:
-    """What the answers of an adapter are called where each is a source of its own."""
-    return [f"{name}-{k + 1}" for k in range(count)]
-
-
-def empty_answers(
-    answers: Collection[Collection[str]], marks: Mapping[str, bool]
-) -> dict[str, str]:
-    """What to say of the answers of an image that mark nothing; `marks` says which mark something.
-
-    >>> empty_answers([["lax-1", "lax-2"]], {"lax-1": True, "lax-2": False})
-    {'lax-2': 'one region'}
-    """
-    found: dict[str, str] = {}
-    for first, *others in answers:
-        alone = [name for name in (first, *others) if name in marks]
-        regions = sum(marks[name] for name in alone) if first in marks else -1  # unknown
-        words = {0: "marks nothing", 1: "one region"}.get(regions, "no further region")
-        found |= {name: words for name in alone if not marks[name]}
-    return found
-
-
-def answer_notes(
-    answers: Collection[Collection[str]], heatmaps: Mapping[str, Tensor], alpha_min: float
-) -> list[dict[str, str]]:
-    """Per image, what to say of the answers that mark nothing in it; heatmaps are each [N,H,W]."""
-    alone = [name for names in answers for name in names if name in heatmaps]
-    marks = {name: (heatmaps[name].amax((1, 2)) >= alpha_min).tolist() for name in alone}
-    images = len(next(iter(heatmaps.values())))
-    return [empty_answers(answers, {n: own[i] for n, own in marks.items()}) for i in range(images)]
-
-
-def with_answers(sources: Mapping[str, Any]) -> dict[str, Any]:
-    """The sources; after an adapter of several answers each of them alone, as NAME-1, ..."""
-    found, named = dict[str, Any](), answers_of(sources)
-    for name, source in sources.items():
-        found[name] = source
-        if name in named:
-            alone = {one: source.answer(k) for k, one in enumerate(named[name])}
-            if taken := alone.keys() & sources.keys():
-                raise UserError(
-                    f"{min(taken)} is the name of an answer of {name}: give one another name"
-                )
-            found |= alone
     return found
 
 

@@ -3,7 +3,7 @@
 # fmt: off
 # isort: off
 from sufficit.plots.charts import (
-    PAPER_CURVES, Panel, alpha_figure, alpha_panel, check_figure, curve_panel,
+    PAPER_CURVES, Panel, alpha_figure, alpha_panel, curve_panel,
     curves_figure, lines_figure, methods_figure, parts_panel, sanity_figure, sizes_figure,
     training_figure,
 )
@@ -15,7 +15,7 @@ from sufficit.plots.style import (
 
 __all__ = [
     "FORMATS", "HIDE", "INK", "LINES", "PAPER", "PAPER_CURVES", "QUIET", "SHOW", "Look", "Panel",
-    "alpha_figure", "alpha_panel", "axes_for", "blend", "check_figure", "check_file",
+    "alpha_figure", "alpha_panel", "axes_for", "blend", "check_file",
     "curve_panel", "curves_figure", "lines_figure", "masked_images", "methods_figure", "overlay",
     "parts_panel", "sanity_figure", "save", "score_captions", "sheet_figure", "sizes_figure", "svg",
     "training_figure", "width_from",

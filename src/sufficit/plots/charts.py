@@ -317,70 +317,31 @@ def training_figure(history: "pandas.DataFrame", best: int, n: int) -> "Figure":
 def sanity_figure(frame: "pandas.DataFrame", threshold: float, n: int) -> "Figure":
     """Similarity to the original heatmaps as layers become random, a line per method.
 
-    The frame is that of a sanity report on n images; random labels get a marker to the right.
+    The frame is that of a sanity report on n images.
     """
     figure, axes = axes_for(2)
     figure.set_size_inches(9.6, 4.2)
-    cascade, labelled = (frame[frame["check"] == check] for check in ("cascade", "random labels"))
-    methods, layers = list(cascade["method"].unique()), list(cascade["layer"].unique())
+    methods, layers = list(frame["method"].unique()), list(frame["layer"].unique())
     last = len(layers)
     ticks = ["original", *(name if len(name) <= 23 else f"...{name[-20:]}" for name in layers)]
-    places: list[float] = list(range(last + 1))
-    if len(labelled):
-        ticks, places = [*ticks, "random labels"], [*places, last + 1.5]
+    places = list(range(last + 1))
     titles = {"rank_correlation": "Rank correlation", "ssim": "SSIM"}
     for axis, (column, title) in zip(axes, titles.items(), strict=True):
         bounds = [column, f"{column}_low", f"{column}_high"]
         dress(axis, title, "", "similarity to the original maps", unit=False)
         for number, method in enumerate(methods):
             colour = LINES[number % len(LINES)]
-            rows = cascade[cascade["method"] == method]
+            rows = frame[frame["method"] == method]
             mean, low, high = ([1.0, *rows[name]] for name in bounds)  # the original equals itself
             # Every other line is dashed and above the next, so that equal lines are both visible.
             style: Any = {"linestyle": (0, (4, 2)) if number % 2 else "-", "linewidth": 1.7}
             above = 2 + (len(methods) - number) / len(methods)
             axis.plot(mean, color=colour, label=method, zorder=above, **style)
-            axis.fill_between(places[: last + 1], low, high, color=colour, alpha=0.15, linewidth=0)
-            for mean, low, high in labelled[labelled["method"] == method][bounds].to_numpy():
-                place = last + 1 + (number + 0.5) / len(methods)
-                axis.plot([place] * 2, [low, high], color=colour, linewidth=1)
-                axis.plot([place], [mean], color=colour, marker="D", markersize=4, linestyle="none")
-        if len(labelled):
-            axis.axvline(last + 0.6, color=QUIET, linewidth=0.6)
-        axis.set_xlim(auto=True)
-        axis.autoscale(axis="x")
+            axis.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.set_xticks(places, ticks, rotation=40, ha="right", rotation_mode="anchor")
         axis.set_ylim(float(np.nanmin([0.0, *frame[bounds[1]], *frame[column]])) - 0.04, 1.04)
     axes[0].axhline(threshold, color=QUIET, linestyle=":", linewidth=1)
     _legend(figure, axes[0], USUAL)
     words = f"Layers randomised from the output downwards: mean over {n} images, 95 % intervals"
     figure.suptitle(words, fontsize=10, color=INK)
-    return figure
-
-
-def check_figure(frame: "pandas.DataFrame", base: str, n: int) -> "Figure":
-    """One row per column, best on top: the share of pairs in the right order, by degradation."""
-    from matplotlib.figure import Figure
-
-    columns = list(dict.fromkeys(frame["column"]))
-    kinds = [kind for kind in dict.fromkeys(frame["degradation"]) if kind != "all"]
-    figure = Figure(figsize=(6.9, 0.8 + 0.24 * len(columns)), layout="constrained")
-    axis = figure.subplots()
-    places = {column: len(columns) - 1 - i for i, column in enumerate(columns)}
-    for k, kind in enumerate(kinds):
-        own = frame[frame["degradation"] == kind]
-        rows = [places[column] for column in own["column"]]
-        axis.plot(own["by_mean"], rows, "o", ms=4, color=LINES[k % len(LINES)], label=kind)
-    whole = frame[frame["degradation"] == "all"]
-    rows = [places[column] for column in whole["column"]]
-    axis.hlines(rows, whole["by_mean_low"], whole["by_mean_high"], color=INK, linewidth=1.4)
-    axis.plot(whole["by_mean"], rows, "|", ms=9, mew=2, color=INK, label="all, 95 % interval")
-    axis.axvline(0.5, color=QUIET, linestyle=":", linewidth=1)
-    axis.set_yticks([*places.values()], [heading(column).long for column in places], fontsize=8)
-    axis.set_xlim(-0.03, 1.03)
-    axis.set_xlabel("pairs of levels in the right order, by means", fontsize=8)
-    axis.set_title(f"{base}, made worse; {n} images", fontsize=9, loc="left")
-    axis.legend(frameon=False, fontsize=7, loc="lower left", bbox_to_anchor=(1.0, 0.0))
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
     return figure

@@ -13,7 +13,6 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from sufficit import plots
-from sufficit.explainers.sources import answer_names, answer_notes
 from sufficit.metrics.columns import HEADINGS, heading
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.provenance import plain
@@ -127,8 +126,6 @@ def rows_of(content: Content) -> list[dict[str, Any]]:
     some = content.first.shown
     whole, right = (some.of([EVERYTHING], kind)[:, 0] for kind in ("confidence", "accuracy"))
     named = some.classes_of([EVERYTHING])[:, 0].tolist()
-    answers = [answer_names(name, count) for name, count in content.answers.items()]
-    notes = answer_notes(answers, content.shown.heatmaps, content.first.alpha_min)
     return [
         {
             "name": name,
@@ -137,7 +134,6 @@ def rows_of(content: Content) -> list[dict[str, Any]]:
             "right": bool(right[i] == 1),
             "said": content.class_name(named[i]) if named[i] >= 0 else "another class",
             "msi": [content.scores[method]["msi"][i].item() for method in content.methods],
-            "notes": notes[i],
         }
         for i, name in enumerate(content.shown.names)
     ]

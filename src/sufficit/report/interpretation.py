@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sufficit.explainers.sources import answer_names
 from sufficit.metrics.columns import COLUMNS, heading
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.report.content import Content
@@ -21,7 +20,6 @@ NEAR = 0.25  # how far from +1, 0 or -1 is still close to it
 LOW_ACCURACY = 0.7
 MANY_NAN = 0.05
 MOST_EMPTY = 0.1  # share of images in which a map may mark nothing
-SUFFICES = 0.5  # share of images that a region alone must be enough for
 UNMOVED = 0.9  # rank correlation with the maps of a random output layer
 
 
@@ -143,7 +141,6 @@ def sentences(content: Content) -> Iterator[str]:
     if content.head_check is not None and not _unmoved(content.head_check, standing):
         yield f"{_random_head(content.head_check)} the maps of all methods change."
     yield "MSI is near +1 when a small region suffices and nothing else does."
-    yield from _answers(content)
     yield from _by_rank(content)
     if own:
         listed = ", ".join(f"{m} {own[m]:g}" for m in content.methods if m in own)
@@ -173,27 +170,6 @@ def orders(content: Content) -> Iterator[str]:
             f"The held-out fill {held_out.fill} was asked {held_out.masks} masks per image at most,"
             f" {held_out.model_calls / whole:.0%} of the calls for scores."
         )
-
-
-def _answers(content: Content) -> Iterator[str]:
-    """Whether the answers of an adapter suffice, each alone."""
-    for name, count in content.answers.items():
-        alone = [one for one in answer_names(name, count) if one in content.scores]
-        sizes = {one: content.summaries[one].get("mask_penalty") for one in alone}
-        empty = [one for one, size in sizes.items() if size is not None and size.mean == 0]
-        drawn = [one for one in alone if one not in empty]
-        shares = [content.scores[one].curves["show"].values[0].item() for one in drawn]
-        if content.first.schedule.score != "accuracy" or not shares or any(map(math.isnan, shares)):
-            continue
-        found = ", ".join(f"{one} in {share:.0%}" for one, share in zip(drawn, shares, strict=True))
-        several = sum(share >= SUFFICES for share in shares)
-        says = f"{several} regions suffice, each alone" if several > 1 else "One region suffices"
-        says = says if several else "No region suffices alone"
-        right = f"the model is right with {found} of the images"
-        marks = "marks" if len(empty) == 1 else "mark"
-        nothing = f"; {joined(empty)} {marks} nothing in any image" if empty else ""
-        ranked = "" if alone[0] in content.standing.ranking else ", which are not ranked"
-        yield f"{name} draws {count} answers{ranked}. {says}: {right}{nothing}."
 
 
 def _by_rank(content: Content) -> Iterator[str]:

@@ -25,8 +25,8 @@ const choose = (i, m) => {
   return present(sceneOf(i, m), step);
 };
 
-/* Orders of the images: by the ranked methods, or by one that is chosen; an answer that marks nothing has no value. */
-const values = (i, chosen = data.ranked) => chosen.filter((m) => images[i].msi[m] !== null && !rows[i].querySelector(`button[data-method="${m}"]`).dataset.note).map((m) => images[i].msi[m]);
+/* Orders of the images: by the ranked methods, or by one that is chosen. */
+const values = (i, chosen = data.ranked) => chosen.filter((m) => images[i].msi[m] !== null).map((m) => images[i].msi[m]);
 const judged = (i, sign) => { const judge = Number($("judge").value), own = judge < 0 ? values(i) : values(i, [judge]); return own.length ? sign * own.reduce((a, b) => a + b, 0) / own.length : -Infinity; };
 const spread = (i) => { const own = values(i); return own.length ? Math.max(...own) - Math.min(...own) : -Infinity; };
 const KEYS = { given: (i) => -i, best: (i) => judged(i, 1), worst: (i) => judged(i, -1), disputed: spread };
@@ -51,10 +51,10 @@ const ordered = () => document.querySelector('[data-order][aria-pressed="true"]'
 
 rows.forEach((row, i) => {
   const thumbs = [...row.querySelectorAll("button.thumb")];
-  const top = Math.max(...thumbs.filter((thumb) => !thumb.dataset.note).map((thumb) => images[i].msi[thumb.dataset.method] ?? -Infinity));
+  const top = Math.max(...thumbs.map((thumb) => images[i].msi[thumb.dataset.method] ?? -Infinity));
   thumbs.forEach((thumb) => {
     const m = Number(thumb.dataset.method);
-    thumb.classList.toggle("top-one", images[i].msi[m] === top && !thumb.dataset.note);
+    thumb.classList.toggle("top-one", images[i].msi[m] === top);
     thumb.addEventListener("click", () => choose(i, m));
   });
 });

@@ -32,7 +32,7 @@ from sufficit.runs.job import Job, make_job
 from sufficit.runs.maps import GivenMaps
 from sufficit.runs.results import RunResults
 from sufficit.sanity import randomization
-from sufficit.sanity.randomization import EPOCHS, STEPS, LabelTraining, Pairs, randomise
+from sufficit.sanity.randomization import STEPS, randomise
 from sufficit.seeds import seeded
 from sufficit.similarity import estimate, rank_correlation, structural_similarity
 from sufficit.statistics import Estimate
@@ -54,7 +54,7 @@ class Likeness:
     """Per image, the similarity of a method's heatmaps for the original and for a changed model."""
 
     method: str
-    step: int | None  # randomised blocks; None for random labels
+    step: int  # randomised blocks
     layer: str  # the block randomised last
     rank_correlation: Tensor  # [N], NaN for constant heatmaps
     ssim: Tensor  # [N]
@@ -62,11 +62,9 @@ class Likeness:
 
 @dataclass(frozen=True)
 class SanityReport:
-    """The similarities of every method after each step of the cascade and after random labels."""
+    """The similarities of every method after each step of the cascade."""
 
     cascade: tuple[Likeness, ...]
-    random_labels: tuple[Likeness, ...]
-    training: LabelTraining | None  # of the copy that learned random labels
     targets: Tensor  # [N] the explained classes
     threshold: float
     seed: int
@@ -81,16 +79,14 @@ class SanityReport:
         import pandas
 
         rows = []
-        for found in (*self.cascade, *self.random_labels):
-            check = "random labels" if found.step is None else "cascade"
-            row: dict[str, Any] = {"check": check, "method": found.method}
-            row |= {"step": found.step, "layer": found.layer}
+        for found in self.cascade:
+            row: dict[str, Any] = {"method": found.method, "step": found.step, "layer": found.layer}
             for name in ("rank_correlation", "ssim"):
                 value = estimate(getattr(found, name), seed=self.seed)
                 row |= {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
             missing = int(found.rank_correlation.isnan().sum())  # a constant heatmap has none
             rows.append(row | {"n": len(found.rank_correlation), "n_nan": missing})
-        return pandas.DataFrame(rows).astype({"step": "Int64"})
+        return pandas.DataFrame(rows)
 
     def cascade_of(self, method: str) -> list[Likeness]:
         """The similarities of one method, step by step."""
@@ -103,16 +99,6 @@ class SanityReport:
     def sentences(self) -> dict[str, str]:
         """The finding for each method, in words."""
         return {one.method: self._sentence(one) for one in self._ends()}
-
-    def remark(self) -> str | None:
-        """Whether the copy learned the random labels."""
-        if (found := self.training) is None:
-            return None
-        end = "" if found.learned else ": too little for a meaningful check. Train for more epochs"
-        return (
-            f"The copy learned {found.accuracy:.0%} of {found.images} random labels in"
-            f" {found.epochs} epochs (chance {found.chance:.0%}){end}."
-        )
 
     def figure(self) -> "Figure":
         """Rank correlation and SSIM over the cascade, a line per method."""
@@ -144,14 +130,6 @@ class SanityReport:
             high = [number for number, mean in enumerate(means, 1) if mean >= self.threshold]
             layer = steps[high[-1] if high else 0].layer
             words += f", and stays below {self.threshold:g} once {layer} is random"
-        for likeness in (found for found in self.random_labels if found.method == last.method):
-            found, after = self._mean(likeness), "after training on random labels"
-            if _too_few(found):
-                words += f"; {after}, {_missing(found)}"
-            else:
-                insensitive = _verdict(found, self.threshold) == "insensitive"
-                words += "; insensitive to the labels: " if insensitive else "; "
-                words += f"{_value(found)} {after}"
         return f"{words}."
 
 
@@ -179,7 +157,6 @@ def _missing(found: Estimate) -> str:
 
 
 CHECKED = 8  # images of a head check
-BATCH = 32  # images per step of training on random labels
 
 
 def sanity_check(
@@ -190,8 +167,6 @@ def sanity_check(
     *,
     steps: int = STEPS,
     done: int | None = None,
-    random_labels: Pairs | None = None,
-    epochs: int = EPOCHS,
     threshold: float = THRESHOLD,
     layer: str | None = None,
     batch_size: int | None = None,
@@ -201,10 +176,9 @@ def sanity_check(
     """Compare each method's heatmaps with those for a randomised copy of the model.
 
     The copy's layers are re-initialised from the output downwards, in at most `steps` blocks, or
-    only the first `done` of them. The
-    targets stay those given, or the original model's predictions. `random_labels`, a loader of
-    (images, labels), adds a copy trained on permuted labels. The model itself does not change. An
-    adapter must belong to the model; it then reads the features of the copies.
+    only the first `done` of them. The targets stay those given, or the original model's
+    predictions. The model itself does not change. An adapter must belong to the model; it then
+    reads the features of the copies.
     """
     check_classifier(classifier)
     check_images(images)
@@ -217,7 +191,7 @@ def sanity_check(
         with seeded(seed):  # stochastic methods use the same seed for every model
             return explain_all(model, images, goals, used, **options)
 
-    def likenesses(model: Classifier, step: int | None, layer: str) -> list[Likeness]:
+    def likenesses(model: Classifier, step: int, layer: str) -> list[Likeness]:
         with warnings.catch_warnings():
             # Heatmaps that became empty count as NaN.
             warnings.simplefilter("ignore", EmptyHeatmapWarning)
@@ -237,13 +211,7 @@ def sanity_check(
             found += likenesses(copy, step, block.name)
             if tick:
                 tick(step, len(blocks))
-    labelled: list[Likeness] = []
-    training = None
-    if random_labels is not None:
-        learn = randomization.train_on_random_labels
-        student, training = learn(classifier, random_labels, epochs, seed, progress)
-        labelled = likenesses(student, None, "all, trained on random labels")
-    return SanityReport(tuple(found), tuple(labelled), training, goals.cpu(), threshold, seed)
+    return SanityReport(tuple(found), goals.cpu(), threshold, seed)
 
 
 def with_head_check(results: RunResults, job: Job) -> RunResults:
@@ -288,35 +256,28 @@ def check_folder(
     classifier: Classifier,
     *,
     steps: int = STEPS,
-    random_labels: bool = False,
-    epochs: int = EPOCHS,
-    train_images: int = 1000,
 ) -> FolderSanity:
     """Check methods on images that the config's seed draws from its data."""
     methods: Any = methods_from(config.methods)
-    skipped = dict[str, str]()
-
-    def read(n: int | None) -> tuple[list[str], Tensor, Tensor | None]:
-        """Names, images and labels of n images: [N,C,H,W], [N]; None to take predictions."""
-        drawn = replace(config, images=n, leak=False)
-        job = make_job(drawn, classifier=classifier, sources=methods)
-        loader = ImageLoader(partial(decode_entry, classifier.view), config.on_error)
-        with ignore_image_warnings():
-            items = loader.items(job.entries)
-        check_any(len(items), len(loader.skipped), loader.skipped)
-        skipped.update(loader.skipped)
-        images, labels = stacked(items)
-        known = None if job.targets == "prediction" else labels
-        return [item.name for item in items], images, known
-
-    names, images, labels = read(config.images)
-    how: Any = {"steps": steps, "layer": config.layer, "seed": config.seed, "epochs": epochs}
-    if random_labels:
-        _, learnt, own = read(train_images)
-        own = predictions(classifier, learnt) if own is None else own
-        how["random_labels"] = zip(learnt.split(BATCH), own.split(BATCH), strict=True)
-    report = sanity_check(classifier, images, labels, methods, **how)
-    return FolderSanity(report, names, "prediction" if labels is None else "label", skipped)
+    job = make_job(replace(config, leak=False), classifier=classifier, sources=methods)
+    loader = ImageLoader(partial(decode_entry, classifier.view), config.on_error)
+    with ignore_image_warnings():
+        items = loader.items(job.entries)
+    check_any(len(items), len(loader.skipped), loader.skipped)
+    images, labels = stacked(items)
+    known = None if job.targets == "prediction" else labels
+    report = sanity_check(
+        classifier,
+        images,
+        known,
+        methods,
+        steps=steps,
+        layer=config.layer,
+        seed=config.seed,
+    )
+    names = [item.name for item in items]
+    kind = "prediction" if known is None else "label"
+    return FolderSanity(report, names, kind, dict(loader.skipped))
 
 
 def save_sanity(
@@ -342,7 +303,6 @@ def save_sanity(
         "seed": report.seed,
         "verdicts": verdicts,
         "sentences": sentences,
-        "training": report.training,
         "skipped": result.skipped,
     }
     failed = [name for name, verdict in verdicts.items() if verdict == "insensitive"]
@@ -368,7 +328,7 @@ def save_sanity(
             for name, found in steps.items()
         ],
         threshold=report.threshold,
-        cautions=[*filter(None, [few_images(n), report.remark()])],
+        cautions=[*filter(None, [few_images(n)])],
         chart=Markup(plots.svg(report.figure(), "sanity", "Similarity over the cascade")),
         facts=[(name, str(value)) for name, value in facts.items() if value != ""],
         **look_and_feel(),

@@ -1,27 +1,18 @@
-"""Copies of a classifier: with random weights block by block from the output, or random labels."""
+"""Copies of a classifier with random weights, block by block from the output."""
 
 import copy
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from zlib import crc32
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from sufficit.classifier.classifier import Classifier, check_images, check_range, check_targets
+from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
 from sufficit.seeds import seeded
-from sufficit.training.processes import fabric_for
-from sufficit.training.trainer import Trainer
-from sufficit.training.validation import predictions
 
 STEPS = 8  # most blocks of a cascade
-EPOCHS = 30
-RATE = 1e-3  # Adam's
-Pairs = Iterable[tuple[Tensor, Tensor]]
-"""A loader: batches of images in 0..1 [B,C,H,W] and their labels [B]."""
 
 
 @dataclass(frozen=True)
@@ -30,21 +21,6 @@ class Block:
 
     name: str
     modules: tuple[str, ...]  # as in model.named_modules(), last used first
-
-
-@dataclass(frozen=True)
-class LabelTraining:
-    """How well a copy learned labels that were permuted among the images."""
-
-    images: int
-    epochs: int
-    accuracy: float  # on the permuted labels it was trained on
-    chance: float  # share of the most frequent label
-
-    @property
-    def learned(self) -> bool:
-        """Whether the accuracy is at least halfway from chance to 1."""
-        return self.accuracy >= (1 + self.chance) / 2
 
 
 def copied(classifier: Classifier) -> Classifier:
@@ -94,66 +70,6 @@ def randomise(model: nn.Module, block: Block, seed: int) -> None:
     for name in block.modules:
         with seeded(crc32(f"{seed} {name}".encode())):  # the CPU's generator reads 32 bits
             _reset(model.get_submodule(name))
-
-
-def train_on_random_labels(
-    classifier: Classifier,
-    loader: Pairs,
-    epochs: int = EPOCHS,
-    seed: int = 0,
-    progress: bool | None = None,
-) -> tuple[Classifier, LabelTraining]:
-    """A copy with random weights, trained by Adam on labels permuted among the loader's images.
-
-    The images are read once and kept in memory, since each must keep its label.
-    """
-    if epochs < 1:
-        raise UserError(f"epochs must be 1 or more, got {epochs}")
-    pairs = []
-    for batch in loader:
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise UserError(
-                f"random_labels must yield (images, labels), got {type(batch).__name__}: give a"
-                " DataLoader of pairs"
-            )
-        check_images(batch[0])
-        known = check_targets(batch[1], len(batch[0]))
-        assert known is not None
-        pairs.append((batch[0].cpu(), known.cpu()))
-    if sum(len(known) for _, known in pairs) < 2:
-        raise UserError("random_labels must yield two images or more: is the loader exhausted?")
-    size = max(2, len(pairs[0][1]))
-    images, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    generator = torch.Generator().manual_seed(seed)
-    labels = labels[torch.randperm(len(labels), generator=generator)]
-    student = copied(classifier).to(dtype=torch.float32)
-    (everything,) = cascade(student, images, steps=1)
-    randomise(student.bare, everything, seed)
-    for weight in student.bare.parameters():
-        weight.requires_grad_(weight.is_floating_point())
-    with torch.no_grad():
-        check_range(labels, student(images[:1]).shape[1])
-    total = (len(labels) + size - 2) // size  # without a batch of one: it has no batch norm
-
-    def batches(epoch: int) -> Sequence[Tensor]:
-        order = torch.randperm(len(labels), generator=generator)
-        return order.split(size)[:total]  # type: ignore[no-any-return]  # torch has no type for it
-
-    def step(batch: Tensor, done: float) -> dict[str, Tensor]:
-        logits = student.logits_of(student.normalize(images[batch])).float()
-        return {"loss": F.cross_entropy(logits, labels[batch].to(logits.device))}
-
-    weights, fabric = student.bare.parameters(), fabric_for(student.device)
-    with seeded(seed), torch.inference_mode(False), torch.enable_grad():
-        optimizer = torch.optim.Adam(weights, lr=RATE)
-        given = (student.bare, optimizer, fabric, batches, step)
-        trainer = Trainer(*given, total=total, epochs=epochs, rate=lambda _: RATE)
-        trainer.fit("training on random labels", progress)
-    student.bare.eval().zero_grad()
-    accuracy = float((predictions(student, images) == labels).double().mean())
-    student.to(dtype=classifier.dtype)
-    chance = float(labels.bincount().max()) / len(labels)
-    return student, LabelTraining(len(labels), epochs, accuracy, chance)
 
 
 def _units(classifier: Classifier, images: Tensor) -> dict[str, list[str]]:

@@ -3,10 +3,9 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,31 +13,29 @@ import torch
 from torch import Generator, Tensor, nn
 
 from sufficit.classifier.classifier import Classifier, check_has_classes
-from sufficit.classifier.fingerprint import digest, fingerprint
+from sufficit.classifier.fingerprint import digest
 from sufficit.classifier.layers import resolve
-from sufficit.classifier.source_code import code_of
+from sufficit.classifier.source_code import check_arguments, code_digest, code_of
 from sufficit.errors import NotFiniteError, UserError
-from sufficit.explainers import explain
 from sufficit.explainers.adapter_nets import TopDown
 from sufficit.explainers.forward_pass import look
 from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
-from sufficit.explainers.recipes import LaxRecipe, recipe_of
-from sufficit.explainers.step import Batch, take_step
 from sufficit.files import CHECKPOINT, check_output, place, read_json
-from sufficit.metrics.conditions import check_twin
+from sufficit.probes.standard import check_twin
 from sufficit.progress import Progress, Tick
 from sufficit.provenance import plain
-from sufficit.similarity import Agreement, agreement
+from sufficit.training.batch import Batch
 from sufficit.training.feed import Feed, Loader, Target, feed_of, keeping_randomness, mixed_seed
 from sufficit.training.processes import fabric_for, frozen, repeatable
-from sufficit.training.recorded import Recorder
+from sufficit.training.recipes import LaxRecipe, recipe_of
+from sufficit.training.step import Loss, take_step
 from sufficit.training.trainer import LossError, Patience, Trainer
 from sufficit.training.validation import ValidationScores, ValidationSet
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-LOSS = 5  # of terms, selection and fields of a recipe; with another one no training is resumed
+LOSS = 6  # of terms, selection and fields of a recipe; with another one no training is resumed
 STATISTICS = 64  # images that the mean and spread of features are taken from
 FEW = 16  # images that the weights of the classes are taken from
 WIDE = 256  # channels over stages of one size, as of a ViT: few convolutions, in few cells
@@ -65,10 +62,9 @@ def train_lax(
     validation_images: int = 256,
     net: nn.Module | None = None,
     alpha_min: float | None = None,
-    answers: int | None = None,
     class_free: bool = False,
     layers: Sequence[str] | None = None,
-    twin: Classifier | None = None,
+    loss: Loss | None = None,
     deterministic: bool = False,
     patience: Patience = "auto",
     overwrite: bool = False,
@@ -83,21 +79,22 @@ def train_lax(
     `loader`, select the epoch. `out` gets a checkpoint per epoch and the best adapter: the
     same call resumes an interrupted run. `area` is the wanted mean of a heatmap. `patience` is how
     many epochs without improvement end the training: by default as many as 750 steps take, but at
-    least 5; None trains all epochs. `answers` is how many maps it draws, each to suffice alone. It
-    draws for the class it is asked for, unless `class_free`. `layers` are the ones it reads, the
-    coarsest last; by default they are found.
-    `net` replaces the adapter's net. Every other step is judged by a `twin`, if one is given.
+    least 5; None trains all epochs. The adapter draws for the class it is asked for, unless
+    `class_free`. `layers` are the ones it reads, the coarsest last; by default they are found.
+    `net` replaces the adapter's net. `loss` replaces the terms of the recipe: a function of a
+    `sufficit.training.TrainingStep` that returns a number or a dict of terms, which are summed; the
+    history gets each as loss_NAME. The recipe still says the fills, the adapter and the schedule.
     `deterministic` gives the same adapter twice on a GPU, more slowly. `fabric` brings several
     devices or bfloat16. `about` is stored with the adapter and, like all settings, must be the
     same on resume. The classifier does not change.
     """
     check_has_classes(classifier)
-    chosen = recipe_of(recipe, epochs, area, alpha_min, answers, class_free)
+    chosen = recipe_of(recipe, epochs, area, alpha_min, class_free)
     if net is not None:
-        # It reads one layer, draws once, and may end in anything.
-        chosen = replace(chosen, stages=1, absent=0.0, answers=1, contrast=1.0)
-    if twin is not None:
-        check_twin(classifier, twin)
+        # It reads one layer, and may end in anything.
+        chosen = replace(chosen, stages=1, absent=0.0, contrast=1.0)
+    if loss is not None:
+        check_arguments(loss, "loss", "step")
     if target not in ("label", "prediction"):
         raise UserError(f'target must be "label" or "prediction", got {target!r}')
     if not isinstance(seed, int) or not 0 <= seed < 2**63:
@@ -107,12 +104,10 @@ def train_lax(
     fabric = fabric or fabric_for(classifier.device)
     folder = None if out is None else place(out)
     grad = torch.enable_grad()  # also if the caller has turned gradients off
-    judges = [classifier] if twin is None else [classifier, twin]
     with ExitStack() as stack:
         for context in (torch.inference_mode(False), grad, keeping_randomness()):
             stack.enter_context(context)
-        for judge in judges:
-            stack.enter_context(frozen(judge, fabric))
+        stack.enter_context(frozen(classifier, fabric))
         stack.enter_context(repeatable(deterministic))
         feed = feed_of(classifier, loader, target, seed, fabric)
         if not isinstance(validation, ValidationSet):
@@ -128,8 +123,18 @@ def train_lax(
         feed = replace(feed, layers=read)
         if folder is not None and fabric.is_global_zero:
             check_output(folder)
-        given = (feed, validation, chosen, lax, fabric, about or {}, twin)
-        trainer = LaxTrainer(*given, out=folder, overwrite=overwrite, patience=patience)
+        trainer = LaxTrainer(
+            feed,
+            validation,
+            chosen,
+            lax,
+            fabric,
+            about=about or {},
+            loss=loss,
+            out=folder,
+            overwrite=overwrite,
+            patience=patience,
+        )
         trainer.fit("training", progress)
         trainer.keep(last=True)
         return trainer.result()
@@ -157,20 +162,27 @@ def untrained(
         raise UserError(f"layers must be in order, the coarsest last, got {shown}: sort them")
     torch.manual_seed(seed)
     if net is not None or recipe.stages == 1:
-        own = copy.deepcopy(net)  # the caller's net stays as it is
-        options: Any = {"upsample": recipe.upsample, "bias": recipe.bias, "net": own}
-        lax = Lax(stages[-1].shape[1], **options)
+        lax = Lax(
+            stages[-1].shape[1],
+            upsample=recipe.upsample,
+            bias=recipe.bias,
+            net=copy.deepcopy(net),  # the caller's net stays as it is
+        )
         layers = layers[-1:]
     else:
         # A map of four times the coarsest side, or of SIDE cells, tells enough.
         finest, enough = max(sides[0]), min(4 * max(sides[-1]), SIDE)
         steps = max(0, math.ceil(math.log2(enough / finest)))
-        classes = logits.shape[1] if recipe.absent else None
-        options = {"steps": steps, "classes": classes, "answers": recipe.answers}
-        options["joined"] = sides.count(sides[-1])
-        options["width"] = WIDE if options["joined"] == len(sides) else None
-        options["evidence"] = bool(recipe.absent and recipe.mosaics)
-        lax = Lax([stage.shape[1] for stage in stages], bias=recipe.bias, **options)
+        joined = sides.count(sides[-1])
+        lax = Lax(
+            [stage.shape[1] for stage in stages],
+            steps=steps,
+            joined=joined,
+            width=WIDE if joined == len(sides) else None,
+            classes=logits.shape[1] if recipe.absent else None,
+            evidence=bool(recipe.absent and recipe.mosaics),
+            bias=recipe.bias,
+        )
         lax.standardize(stages)
         evidence = lax.net.evidence if isinstance(lax.net, TopDown) else None
         if evidence is not None:
@@ -203,12 +215,11 @@ class LaxTrainer(Trainer):
         lax: Lax,
         fabric: "Fabric",
         about: Mapping[str, Any],
-        twin: Classifier | None = None,
+        loss: Loss | None = None,
         **options: Any,
     ) -> None:
         self.feed, self.validation, self.recipe, self.lax = feed, validation, recipe, lax
-        self.classifier = feed.classifier
-        self.judges = [self.classifier] if twin is None else [self.classifier, twin]
+        self.classifier, self.loss = feed.classifier, loss
         self.facts = {
             "recipe": plain(recipe),
             "target": feed.target,
@@ -216,7 +227,7 @@ class LaxTrainer(Trainer):
             "batches": len(feed),
             "processes": fabric.world_size,
             "about": dict(about),
-            "twin": None if twin is None else plain(fingerprint(twin)),
+            "own loss": None if loss is None else loss_facts(loss),
         }
         settings = self.facts | {
             "loss": LOSS,
@@ -231,44 +242,33 @@ class LaxTrainer(Trainer):
         if self.state.history and self.state.best is None:
             raise UserError(f"The {CHECKPOINT} in {self.out} has no best adapter: remove it")
         self._generator = Generator(self.fabric.device)
-        self._recorder = Recorder(lax, self._generator, validation.images.shape[1:])
         self._gave_nan = False  # in an epoch, of which `evaluate` has warned
 
     def _batches(self, epoch: int) -> Iterable[Batch]:
         seed = mixed_seed(self.feed.seed, epoch, self.fabric.global_rank)
         self._generator.manual_seed(seed)
-        self._judge = cycle(self.judges)
         return self.feed.batches(epoch)
 
     def _step(self, batch: Batch, done: float) -> dict[str, Tensor]:
-        return self._numbers(self.module, batch, done)
-
-    def _numbers(
-        self, lax: Callable[..., Tensor], batch: Batch, done: float | Tensor
-    ) -> dict[str, Tensor]:
-        given = (lax, batch, self.recipe, self._generator, done, self.lax.classes)
-        with self.fabric.autocast():
-            found = take_step(self._judging, *given, self.classifier)
-        return {name: value for name, value in vars(found).items() if name != "terms"}
-
-    def learn(self, batch: Batch, done: float) -> dict[str, Tensor]:
-        """As any trainer; on one GPU, steps are recorded and replayed.
-
-        A net of the user's own may do another thing at each step, which a graph would not.
-        """
-        self._judging = next(self._judge)
-        scaled = getattr(self.fabric.strategy.precision, "scaler", None)  # of float16
-        if self.fabric.world_size > 1 or scaled is not None or self.lax.own_net:
-            return super().learn(batch, done)
-        given = (self._numbers, super().learn, batch, done, id(self._judging))
-        return self._recorder.step(*given)
-
-    def fit(self, title: str, progress: bool | Progress | None = None) -> None:
-        """As any trainer; afterwards the memory of recorded steps is free."""
-        try:
-            super().fit(title, progress)
-        finally:
-            self._recorder.free()
+        found = take_step(
+            self.classifier,
+            self.module,
+            batch,
+            self.recipe,
+            self._generator,
+            done=done,
+            classes=self.lax.classes,
+            loss=self.loss,
+        )
+        numbers = {
+            "loss": found.loss,
+            "accuracy": found.accuracy,
+            "area": found.area,
+            "share": found.share,
+        }
+        if self.loss is not None:
+            numbers |= {f"loss_{name}": value for name, value in found.terms.items()}
+        return numbers
 
     def run_epoch(self, tick: Tick | None) -> None:
         """As any trainer; losses that are not finite become an error with the best adapter."""
@@ -298,7 +298,7 @@ class LaxTrainer(Trainer):
             with warnings.catch_warnings():
                 if self._gave_nan:
                     warnings.filterwarnings("ignore", "the model gave NaN")
-                found = self._recorder.with_memory(self._scored)
+                found = self._scored()
         values = None if found is None or found.scores is None else found.scores["msi"].double()
         self._gave_nan |= values is not None and bool(values.isnan().any())
         row, values = self.fabric.broadcast((found.row if found else {}, values))
@@ -344,24 +344,7 @@ def best_of(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return rows[-1] if rows else max(history, key=lambda row: (float(row["worth"]), row["epoch"]))
 
 
-def repeatability(
-    classifier: Classifier,
-    loader: Loader,
-    images: Tensor,
-    *,
-    seeds: Sequence[int] = (0, 1, 2),
-    alpha_min: float = 0.5,
-    **options: Any,
-) -> tuple[Agreement, list[Lax]]:
-    """Train an adapter per seed and compare their heatmaps; options are those of `train_lax`.
-
-    Rank correlation, SSIM and overlap at alpha_min, each the mean over pairs of seeds.
-    """
-    if len(set(seeds)) < 2:
-        raise UserError(f"seeds must hold two different seeds or more, got {list(seeds)}")
-    if "out" in options or "seed" in options:
-        raise UserError("repeatability trains once per seed and saves nothing: drop out= and seed=")
-    options["alpha_min"] = alpha_min
-    trained = [train_lax(classifier, loader, seed=seed, **options) for seed in seeds]
-    maps = [explain(classifier, images, method=lax).cpu() for lax in trained]
-    return agreement(torch.stack(maps), alpha_min), trained
+def loss_facts(loss: Loss) -> dict[str, str]:
+    """What tells a loss of the user's from another: its name and a digest of its code."""
+    name = getattr(loss, "__qualname__", type(loss).__qualname__)
+    return {"name": name, "code": code_digest(loss)}

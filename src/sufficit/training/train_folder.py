@@ -18,7 +18,6 @@ from sufficit.declared import FolderOptions, TwinOptions
 from sufficit.errors import EmptyHeatmapWarning, UserError, warn_user
 from sufficit.explainers import Method
 from sufficit.explainers.lax import Lax
-from sufficit.explainers.recipes import recipe_of
 from sufficit.files import place, read_json, writing
 from sufficit.metrics.leakage import leak_warning
 from sufficit.outside import as_csv
@@ -27,6 +26,7 @@ from sufficit.training.feed import Loader, cache_features
 from sufficit.training.folder_images import FolderImages, open_folder
 from sufficit.training.lax_training import best_of, train_lax
 from sufficit.training.processes import fabric_for
+from sufficit.training.recipes import recipe_of
 from sufficit.training.twin_training import train_twin
 from sufficit.training.validation import (
     CONTROLS,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SHARED = (
-    *("recipe", "area", "alpha_min", "answers", "class_free", "layers", "deterministic"),
+    *("recipe", "area", "alpha_min", "class_free", "layers", "deterministic"),
     *("patience", "seed", "overwrite", "progress"),
 )
 """The options of a folder that `train_lax` has too."""
@@ -114,8 +114,6 @@ def train_folder(
         given: dict[str, Any] = {name: getattr(options, name) for name in SHARED}
         given |= {"epochs": _epochs(options, len(images)), "target": target}
         given |= {"validation": validation, "about": about}
-        if options.twin is not None:
-            given["twin"] = Classifier.load(options.twin)
         lax = train_lax(classifier, loader, out=out, fabric=fabric, **given)
         images_read = found.record(out, fabric)
     if not fabric.is_global_zero:
@@ -130,9 +128,8 @@ def train_folder(
             name: validation.score(classifier, method, alpha_min, last=True)
             for name, method in methods.items()
         }
-    cell = classifier.cell(validation.images)
     scores = {name: one.scores for name, one in scored.items()}
-    judged = trust(scores, scored["lax"].heatmaps, cell, alpha_min)
+    judged = trust(scores, alpha_min)
     summary = {name: one.summary() for name, one in scores.items()}
     settings = {**(config or {}), "data": str(data), "options": replace(options, progress=None)}
     record = provenance(settings, classifier.device, classifier.dtype) | {

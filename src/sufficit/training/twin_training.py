@@ -21,7 +21,6 @@ from sufficit.classifier.classifier import Classifier, check_has_classes, check_
 from sufficit.classifier.fingerprint import digest, fingerprint
 from sufficit.declared import TwinOptions
 from sufficit.errors import UserError
-from sufficit.explainers.recipes import one_cycle, random_fills
 from sufficit.files import check_output, place
 from sufficit.perturbation.bands import ranks
 from sufficit.progress import Progress
@@ -29,6 +28,7 @@ from sufficit.provenance import plain, provenance, save_json
 from sufficit.training.feed import Feed, Loader, feed_of, keeping_randomness, mixed_seed
 from sufficit.training.lax_training import best_of
 from sufficit.training.processes import fabric_for, frozen
+from sufficit.training.recipes import one_cycle, random_fills
 from sufficit.training.trainer import LossError, Patience, Trainer
 
 if TYPE_CHECKING:

@@ -11,16 +11,16 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
 from sufficit.explainers import EXPLAINERS, Method, explain
-from sufficit.metrics.artefacts import ARTEFACTS, Cell, GridEnergy, smoothed
+from sufficit.metrics.artefacts import ARTEFACTS
 from sufficit.metrics.leakage import LIMIT, leak_warning
-from sufficit.metrics.scores import Scores, evaluate
+from sufficit.evaluation import evaluate
+from sufficit.metrics.scores import Scores
 from sufficit.report.interpretation import MOST_EMPTY, joined
 from sufficit.statistics import compare_values
 
 HELD_OUT_FILL = "blur"  # of the image itself, which no recipe trains with
 CONTROLS = tuple(name for name, one in EXPLAINERS.items() if one.needs == "images")
 """Maps that do not depend on the model: any method must beat them."""
-GRID_LIMIT = 1.1  # times the grid energy of the smoothed maps
 MOST_PARTS = 3  # median
 LEVEL = 0.05  # of the test whether a classifier is better than chance
 
@@ -176,17 +176,14 @@ class Trust:
 _CONTENT = ("MSI", "MSI with another fill", "leakage")
 
 
-def trust(
-    scores: Mapping[str, Scores], heatmaps: Tensor, cell: Cell | None, alpha_min: float
-) -> Trust:
-    """Judge an adapter by the scores of `lax`, `gradcam` and the controls, and its maps [N,H,W]."""
+def trust(scores: Mapping[str, Scores], alpha_min: float) -> Trust:
+    """Judge an adapter by the scores of `lax`, `gradcam` and the controls."""
     own, unseen = scores["lax"], f"MSI with the fill {HELD_OUT_FILL}, unknown to training"
     return Trust(
         (
             _better(scores, "msi", "MSI", "MSI"),
             _better(scores, "msi_held_out", "MSI with another fill", unseen),
             _leakage(own),
-            _grid(own.grid_energy, heatmaps, cell),
             _fragments(own.fragments, alpha_min),
         )
     )
@@ -232,18 +229,6 @@ def _leakage(scores: Scores) -> Check:
         return Check(name, True, f"Leakage: {ratio.mean:.2f} times chance ({ends}), {how}.")
     unsure = warning.startswith(f"{ratio.n} images are too few")
     return Check(name, None if unsure else False, f"Leakage: {warning}.")
-
-
-def _grid(energy: Tensor, heatmaps: Tensor, cell: Cell | None) -> Check:
-    """Is there a grid that a Gaussian of half a cell would remove?"""
-    name = "grid"
-    found = energy.nanmean().item()
-    if cell is None or math.isnan(found):
-        return Check(name, None, "Grid: not measured, the features have too few cells.")
-    copy = GridEnergy(cell)(smoothed(heatmaps, cell)).mean().item()
-    clean = found <= GRID_LIMIT * copy
-    end = "The maps show no grid." if clean else "The maps show the grid of the features' cells."
-    return Check(name, clean, f"Grid energy: {found:.2f}, smoothed maps {copy:.2f}. {end}")
 
 
 def _fragments(parts: Tensor, alpha_min: float) -> Check:

@@ -77,7 +77,7 @@ const scoreAll = async (signal) => {
   inform(`Done: ${all.length} ${all.length > 1 ? "methods" : "method"} scored in ${((performance.now() - started) / 1000).toFixed(1)} seconds, curve step ${explained.value_step}.`);
 };
 
-const worth = (map) => (map.note ? -Infinity : scoresOf(map.method)?.msi ?? -Infinity); /* an answer that marks nothing is none */
+const worth = (map) => scoresOf(map.method)?.msi ?? -Infinity;
 const best = () => explained.maps.reduce((top, map) => (worth(map) > worth(top) ? map : top)).method;
 
 /* Show the answers. */
@@ -111,9 +111,9 @@ const thumb = (map) => {
 const thumbOf = (method) => [...$("maps").querySelectorAll("button")].find((one) => one.dataset.method === method);
 const showScores = (method) => {
   const map = explained.maps.find((one) => one.method === method), found = scoresOf(method), button = thumbOf(method);
-  button.querySelector("b").textContent = map.note ? "" : `MSI ${found ? signed(found.msi) : "…"}`;
-  button.querySelector("small").textContent = map.note ? map.note : map.empty ? "empty heatmap" : `${found ? plain(found.base_score) : "…"} − ${plain(map.mask_penalty)}`;
-  button.ariaLabel = map.note ? `${method}, ${map.note}` : `${method}, ${found ? `MSI ${signed(found.msi)}, base score ${plain(found.base_score)}` : "not scored yet"}, mask penalty ${plain(map.mask_penalty)}${map.class_agnostic ? `, ${AGNOSTIC}` : ""}`;
+  button.querySelector("b").textContent = `MSI ${found ? signed(found.msi) : "…"}`;
+  button.querySelector("small").textContent = map.empty ? "empty heatmap" : `${found ? plain(found.base_score) : "…"} − ${plain(map.mask_penalty)}`;
+  button.ariaLabel = `${method}, ${found ? `MSI ${signed(found.msi)}, base score ${plain(found.base_score)}` : "not scored yet"}, mask penalty ${plain(map.mask_penalty)}${map.class_agnostic ? `, ${AGNOSTIC}` : ""}`;
   const values = explained.maps.map(worth), top = Math.max(...values);
   explained.maps.forEach((one, i) => thumbOf(one.method).classList.toggle("top-one", values[i] === top && top > -Infinity));
   if (method === chosen && now.scene && now.scene.key === method) choose(method, now.step);

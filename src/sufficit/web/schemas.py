@@ -125,10 +125,6 @@ class Heatmap(BaseModel):
     shares: list[float] = Field(description="Share of the pixels above each alpha of the grid.")
     mask_penalty: float = Field(description="Share of the pixels at or above alpha_min.")
     empty: bool = Field(description="Whether the heatmap is 0 everywhere.")
-    note: str = Field(
-        default="",
-        description="Of an adapter's answer that marks nothing, such as: one region.",
-    )
 
 
 Alpha = Annotated[float, PlainSerializer(lambda alpha: round(alpha, 4), return_type=float)]

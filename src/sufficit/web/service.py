@@ -20,7 +20,6 @@ from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
 from sufficit.explainers import CAMS, EXPLAINERS, Explainer, explain_all, methods_for
 from sufficit.explainers.explanation import Methods
 from sufficit.explainers.registry import explainer_named
-from sufficit.explainers.sources import answer_notes, answers_of
 from sufficit.metrics.metric import Schedule
 from sufficit.metrics.scores import evaluate
 from sufficit.perturbation import bands
@@ -48,7 +47,6 @@ class Service:
     classifier: Classifier
     methods: Mapping[str, Explainer]
     facts: schemas.ModelFacts
-    answers: Sequence[Sequence[str]] = ()  # the methods that are answers, of each adapter
 
     def explain(self, images: Tensor, form: ExplainForm, progress: Progress) -> schemas.Explained:
         """The prediction and the heatmaps of one image [1,C,H,W], without masked images."""
@@ -58,7 +56,6 @@ class Service:
         maps = viewer_data.encode_heatmaps(heatmaps, common.grid, sides=(512,))
         values = viewer_data.encode_heatmaps(heatmaps, ROUNDED, sides=(512,))
         marked = bands.at_least(form.alpha_min)
-        (notes,) = answer_notes(self.answers, heatmaps, form.alpha_min)
         return schemas.Explained(
             **dict(common),
             height=images.shape[2],
@@ -75,7 +72,6 @@ class Service:
                     shares=[share or 0.0 for share in viewer_data.shares_of(found, common.grid)[0]],
                     mask_penalty=bands.inside(found.cpu(), marked).double().mean().item(),
                     empty=not bool(found.any()),
-                    note=notes.get(name, ""),
                 )
                 for name, found in heatmaps.items()
             ],
@@ -193,8 +189,7 @@ def open_service(
         value_step=value_step,
         limits=Limits(),
     )
-    answers = answers_of(methods) if isinstance(methods, Mapping) else {}
-    return Service(classifier, known, facts, tuple(answers.values()))
+    return Service(classifier, known, facts)
 
 
 def _heatmaps(
