@@ -29,18 +29,6 @@ def packed(path: Path, members: dict[str, bytes], kind: int = zipfile.ZIP_BZIP2)
     return path
 
 
-def long_header(size: int = 2**28) -> bytes:
-    """A .npy of version 2 whose header has so many bytes."""
-    return b"\x93NUMPY\x02\x00" + struct.pack("<I", size) + b" " * size
-
-
-def wide_numbers(values: int, dtype: str = "<f16") -> bytes:
-    """A .npy of zeros in a wide type."""
-    words = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': (1, {values}), }}\n".encode()
-    head = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(words)) + words
-    return head + bytes(values * int(dtype[2:]))
-
-
 def late_epoch(path: Path, epoch: int = 10**9, extra: Sequence[object] = ()) -> Path:
     """A checkpoint that claims to have trained so many epochs."""
     state = {"epoch": epoch, "history": list(extra), "best": None, "best_worth": 0.0, "stale": 0}

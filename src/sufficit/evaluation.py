@@ -34,7 +34,6 @@ from sufficit.perturbation.predictions import NO_CLASS, Predictions, ScoreKind
 from sufficit.probes.band import BandProbe
 from sufficit.probes.probe import CALLS, Probe
 from sufficit.probes.standard import (
-    HELD_OUT,
     MSI,
     AskedModel,
     Derived,
@@ -208,9 +207,7 @@ def schedules_for(
         grid(step)  # raises for a bad step
     kind: ScoreKind = "accuracy" if score == "accuracy" else "confidence"
     words = 'a number in 0..1 or "search"'
-    return [
-        Schedule(alpha_from(alpha, words), kind, value_step, percent_step) for alpha in alphas
-    ]
+    return [Schedule(alpha_from(alpha, words), kind, value_step, percent_step) for alpha in alphas]
 
 
 def calls_from(calls: object) -> int | None:
@@ -294,9 +291,7 @@ def _probes(
     return probes, derived
 
 
-def _searching(
-    scoring: Scoring, first: AskedModel, schedules: Sequence[Schedule]
-) -> BandProbe:
+def _searching(scoring: Scoring, first: AskedModel, schedules: Sequence[Schedule]) -> BandProbe:
     """Return the probe of MSI at every alpha_min that is tried."""
     heading = Heading("MSI", "MSI over alpha_min")
     column = Column("msi_alpha", METRICS[MSI], tuple(schedules), heading)  # type: ignore[arg-type]
@@ -346,9 +341,7 @@ def _scored(
     return scores
 
 
-def _settled(
-    columns: Mapping[str, Tensor], names: Sequence[str], seed: int
-) -> dict[str, Tensor]:
+def _settled(columns: Mapping[str, Tensor], names: Sequence[str], seed: int) -> dict[str, Tensor]:
     """Return the columns; those that have candidates as the images together choose them."""
     values = {name: one.numpy() for name, one in columns.items()}
     shares = RankShares(seed)

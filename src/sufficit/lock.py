@@ -48,10 +48,3 @@ def _acquire(lock: FileLock, folder: Path) -> None:
     except (OSError, NotImplementedError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot lock {folder} ({reason}): choose another --out") from error
-
-
-owning = locked  # the name that runs/store.py uses
-
-
-def check_owned(folder: Path) -> None:
-    """Do nothing: no other run can take over a locked folder. runs/engine.py still calls it."""

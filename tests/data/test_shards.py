@@ -11,6 +11,8 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from sufficit.runs.maps import MapFile
+from sufficit.runs.overlays import explain_run
 
 from own_model import MODEL
 from shard_files import png, write_shard
@@ -29,8 +31,6 @@ from sufficit.data.shards import ShardImage
 from sufficit.runs.config import config_from
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
-from sufficit.runs.maps import MapFile
-from sufficit.runs.overlays import explain_run
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sufficit.runs.maps import identity
 from torch import Tensor, nn
 from torch.nn import functional as F
 

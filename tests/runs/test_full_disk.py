@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from sufficit.runs.explanations import ImageWorker
 
 from digit_images import write_digits
 from small_runs import assert_same_rows, config_for, run_small
@@ -20,7 +21,6 @@ from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images
 from sufficit.files import is_unfinished
 from sufficit.runs.config import RunConfig
-from sufficit.runs.explanations import ImageWorker
 from sufficit.training.validation import ValidationScores, ValidationSet
 
 MODEL = ("--model", "sufficit:digits", "--device", "cpu")

@@ -182,7 +182,7 @@ def test_another_server_gives_the_same_run(
 ) -> None:
     local, _ = inputs
     assert sufficit(*words(local, f"{local}/out")).code == 0
-    folder, out = tmp_path / "served" / "birds", tmp_path / "out"
+    folder, out = tmp_path / "served" / "birds", tmp_path / "from-rclone"
     folder.mkdir(parents=True)
     for name in ("digits", "net", "digits-lax"):
         shutil.copytree(Path(local) / name, folder / name)

@@ -53,7 +53,9 @@ class Batch:
 
     def places(self, sample: Sample) -> list[int]:
         """The rows of the images that belong to a sample."""
-        return [row for row, number in enumerate(self.numbers) if sample is None or number in sample]
+        return [
+            row for row, number in enumerate(self.numbers) if sample is None or number in sample
+        ]
 
     def rows(self, some: Sequence[int]) -> "Batch":
         """Some of the images, with all that is known of them."""

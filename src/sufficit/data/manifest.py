@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from sufficit.data.images import KINDS, ImageTensor, SourceImage
 from sufficit.data.loader import Entry, Unit
-from sufficit.errors import GoneError, UserError
-from sufficit.files import is_remote, writing
+from sufficit.errors import UserError
+from sufficit.files import writing
 
 TEXTS = ("name", "folder", "problem", "column", "version")  # of images
 NUMBERS = ("size", "start")
@@ -50,9 +50,7 @@ class Manifest:
 
         self.path, self.numbers, self.target, self.tensors = path, numbers, target, tensors
         try:
-            self._file = parquet.ParquetFile(path.open("rb") if is_remote(path) else path)
-        except GoneError:
-            raise
+            self._file = parquet.ParquetFile(path)
         except (OSError, ValueError) as error:  # pyarrow's errors are both
             raise UserError(
                 f"cannot read {path} ({error}): use another --out, or --overwrite"

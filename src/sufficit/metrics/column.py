@@ -46,7 +46,9 @@ def candidate(name: str, value: object) -> str:
     >>> candidate("msi_alpha", 0.5)
     'msi_alpha@0.5'
     """
-    return f"{name}{CANDIDATE}{value:g}" if isinstance(value, float) else f"{name}{CANDIDATE}{value}"
+    return (
+        f"{name}{CANDIDATE}{value:g}" if isinstance(value, float) else f"{name}{CANDIDATE}{value}"
+    )
 
 
 def candidates_of(name: str, columns: Mapping[str, object] | list[str]) -> dict[str, float]:

@@ -5,7 +5,7 @@ pixels, highest values first: the score with these pixels alone, less the score 
 k. `pooled.py` says which k is read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor

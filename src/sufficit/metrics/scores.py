@@ -17,7 +17,7 @@ from sufficit.outside import html_table
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.predictions import Predictions
 from sufficit.statistics import Chance, Estimate, estimates_of, ratio_of
-from sufficit.sums import Floats, Sums, both, sums_of
+from sufficit.sums import Sums, both, sums_of
 
 if TYPE_CHECKING:
     import pandas

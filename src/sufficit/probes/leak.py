@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from sufficit.data.batch import Batch
-from sufficit.metrics.columns import HEADINGS
 from sufficit.metrics.column import Heading
+from sufficit.metrics.columns import HEADINGS
 from sufficit.metrics.leakage import TENSORS, LeakMeter, Pool
 from sufficit.perturbation.masked_model import MaskedModel
 from sufficit.probes.probe import CALLS, ProbeBase, SourceRows, by_source

@@ -167,9 +167,7 @@ def band_probe(
         return probe
     name = f"{MSI}_{model.key}" if model.key else MSI
     masks = probe.calls + (model.key in ("", TWIN))
-    return replace(
-        probe, condition=Condition(name, model.key, model.fill, model.twin, masks)
-    )
+    return replace(probe, condition=Condition(name, model.key, model.fill, model.twin, masks))
 
 
 def held_out_probe(

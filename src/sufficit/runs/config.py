@@ -164,9 +164,7 @@ class RunConfig:
     label_column: str | None = _input(
         None, "Column that holds the labels. Default: label, labels or fine_label.", shown=TOML
     )
-    on_error: Literal["skip", "stop"] = _input(
-        "skip", "What an unreadable image does.", shown=TOML
-    )
+    on_error: Literal["skip", "stop"] = _input("skip", "What an unreadable image does.", shown=TOML)
     device: str = _compute("auto", "auto, cpu, cuda, cuda:1 or mps.", shown=FIRST)
     precision: Literal["fp32", "bf16", "fp16"] = _compute(
         "fp32", "Precision of weights and inputs."
@@ -203,9 +201,7 @@ class RunConfig:
     @property
     def wanted_checks(self) -> frozenset[str]:
         """The checks that are asked for, groups resolved."""
-        return frozenset(
-            one for word in self.checks for one in CHECK_GROUPS.get(word, (word,))
-        )
+        return frozenset(one for word in self.checks for one in CHECK_GROUPS.get(word, (word,)))
 
     @property
     def score_kind(self) -> Literal["accuracy", "confidence"]:

@@ -128,9 +128,7 @@ def draw_all(job: Job, batch: Batch) -> dict[str, Maps]:
         return own
     fresh = draw(job.classifier, batch.rows(new), job.sources)
     order = sorted(range(len(batch)), key=[*known, *new].__getitem__)
-    return {
-        name: Maps.joined([own[name], fresh[name]], batch.size).rows(order) for name in fresh
-    }
+    return {name: Maps.joined([own[name], fresh[name]], batch.size).rows(order) for name in fresh}
 
 
 def known_of(
@@ -176,9 +174,7 @@ def score_missing(
 class UnitProgress:
     """Moves a bar by units, and within a unit by the forward passes that are done."""
 
-    def __init__(
-        self, tick: Progress | None, before: int, total: int, passes: int
-    ) -> None:
+    def __init__(self, tick: Progress | None, before: int, total: int, passes: int) -> None:
         self.tick, self.before, self.total = tick, before, total
         self.each = total / passes  # images x methods per forward pass, at least
         self.inside = 0.0
@@ -205,9 +201,7 @@ def in_this_process(job: Job, store: Store, score: Score, units: Sequence[Unit])
         yield score(unit, following)
 
 
-def holding(
-    job: Job, store: Store, compute: Spread, progress: bool | Progress | None
-) -> Job:
+def holding(job: Job, store: Store, compute: Spread, progress: bool | Progress | None) -> Job:
     """The job with the images that its probes need before all others, read and explained."""
     numbers = sorted({number for probe in job.probes for number in getattr(probe, "holds", ())})
     if not numbers:
@@ -317,5 +311,3 @@ def quiet() -> Iterator[None]:
     with ignore_image_warnings(), warnings.catch_warnings():
         warnings.simplefilter("ignore", EmptyHeatmapWarning)
         yield
-
-

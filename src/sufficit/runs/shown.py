@@ -148,7 +148,8 @@ def read_shown(
     for found in heatmaps.values():
         check_heatmaps(found, images)
     bands, sizes = (
-        tuple(Band(axis, low, high) for axis, low, high in facts[name]) for name in ("bands", "sizes")
+        tuple(Band(axis, low, high) for axis, low, high in facts[name])
+        for name in ("bands", "sizes")
     )
     predictions = {}
     for name in methods:

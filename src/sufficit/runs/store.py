@@ -165,7 +165,9 @@ class Store:
         tensors = {f"maps/{name}": one.maps for name, one in drawn.items()}
         for name, one in drawn.items():
             tensors |= {f"columns/{name}/{column}": v for column, v in one.columns.items()}
-        self._save(self.path(rows.unit, kind, MAPS if kind == UNIT else UNITS + "/maps"), tensors, facts)
+        self._save(
+            self.path(rows.unit, kind, MAPS if kind == UNIT else UNITS + "/maps"), tensors, facts
+        )
 
     def read_maps(self, unit: int, kind: str = UNIT) -> "StoredMaps":
         """The maps of a unit."""

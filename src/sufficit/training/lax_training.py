@@ -21,7 +21,6 @@ from sufficit.explainers.adapter_nets import TopDown
 from sufficit.explainers.forward_pass import look
 from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
 from sufficit.files import CHECKPOINT, check_output, place, read_json
-from sufficit.probes.standard import check_twin
 from sufficit.progress import Progress, Tick
 from sufficit.provenance import plain
 from sufficit.training.batch import Batch

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sufficit.classifier.checkpoint import load_tensors
 from sufficit.errors import UserError, cannot_resume
-from sufficit.files import CHECKPOINT, local_file, make_folder, writing
+from sufficit.files import CHECKPOINT, make_folder, writing
 from sufficit.lock import locked
 from sufficit.loggers import log_numbers
 from sufficit.progress import Progress, Tick, bar
@@ -248,8 +248,8 @@ def read_checkpoint(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | 
     path = out / CHECKPOINT
     if not path.exists():
         return None
-    with local_file(path) as file, _in_words(f"Cannot read {path}"):
-        saved: dict[str, Any] = load_tensors(file)
+    with _in_words(f"Cannot read {path}"):
+        saved: dict[str, Any] = load_tensors(path)
         before, state = dict(saved["settings"]), TrainingState(**saved["state"])
         epochs = [row["epoch"] for row in state.history]
         if len(epochs) != state.epoch or epochs != [*range(1, len(epochs) + 1)]:
@@ -264,8 +264,8 @@ def read_checkpoint(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | 
 
 def read_progress(out: Path) -> dict[str, Any]:
     """How far the training in a folder is, by its checkpoint, and the command that resumes it."""
-    with local_file(out / CHECKPOINT) as file, _in_words(f"Cannot read {out / CHECKPOINT}"):
-        saved = load_tensors(file)
+    with _in_words(f"Cannot read {out / CHECKPOINT}"):
+        saved = load_tensors(out / CHECKPOINT)
         done = int(saved["state"]["epoch"])
         course = dict(saved["course"])
     return {"done": done, **course, "command": saved["command"]}
