@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 from sufficit.metrics.columns import COLUMNS
 from sufficit.metrics.leakage import LIMIT, leak_warning

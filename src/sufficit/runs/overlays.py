@@ -139,9 +139,7 @@ def _record(job: Job, store: Store, units: range) -> dict[str, Any]:
     )
 
 
-def _heatmaps(
-    job: Job, store: Store, units: range, source: str
-) -> Iterator[tuple[str, Tensor]]:
+def _heatmaps(job: Job, store: Store, units: range, source: str) -> Iterator[tuple[str, Tensor]]:
     """Every image's heatmap at the image's size, a unit at a time."""
     for unit in units:
         kept = store.read_maps(unit)

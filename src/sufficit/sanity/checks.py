@@ -17,7 +17,9 @@ from markupsafe import Markup
 from torch import Tensor
 
 from sufficit import plots
+from sufficit.classifier import randomization
 from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
+from sufficit.classifier.randomization import STEPS, randomise
 from sufficit.data.image_files import ignore_image_warnings
 from sufficit.data.loader import ImageLoader, check_any, decode_entry
 from sufficit.errors import EmptyHeatmapWarning
@@ -31,8 +33,6 @@ from sufficit.runs.config import RunConfig
 from sufficit.runs.job import Job, make_job
 from sufficit.runs.maps import GivenMaps
 from sufficit.runs.results import RunResults
-from sufficit.classifier import randomization
-from sufficit.classifier.randomization import STEPS, randomise
 from sufficit.seeds import seeded
 from sufficit.similarity import estimate, rank_correlation, structural_similarity
 from sufficit.statistics import Estimate
