@@ -215,7 +215,7 @@ class Totals:
 def write_results(
     job: Job, store: Store, units: range, search: Search | None, *, temporary: bool
 ) -> RunResults:
-    """Add up the units; write rows, curves, summary and record. The units are deleted at the end."""
+    """Add up the units; write rows, curves, summary, record; delete the units at the end."""
     store.clear_earlier()
     out = store.folder
     shares = _rank_shares(job, store, units)
@@ -538,7 +538,7 @@ def _record(
         skipped=[{"name": name, "reason": why} for name, why in skipped.items()],
         output=classifier.output,
         output_remark=totals.remark,
-        preprocessing=classifier.view and asdict(classifier.view),
+        preprocessing=None if classifier.view is None else asdict(classifier.view),
         class_folders=dict(job.class_folders),
         class_names=_class_names(job),
         sampled=_sampled(job),
