@@ -49,6 +49,15 @@ class Result:
             with np.load(folder / f"{name}.npz") as kept:
                 maps = dict(kept)
         told = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        for frame in frames.values():  # the source of `evaluate` had no folder of its own then
+            frame["method"] = frame["method"].replace("", "heatmaps")
+        if "msi" in told.get("summary", {}):
+            told["summary"] = {"heatmaps": told["summary"]}
+            run = told["run"]
+            if "leak_ratio" in run:
+                run["leak_ratio"] = {"heatmaps": run["leak_ratio"]} if run["leak_ratio"] else {}
+            if "search" in run:
+                run["search"]["mean_msi"] = {"heatmaps": run["search"]["mean_msi"]}
         return cls(**frames, maps=maps, told=told)
 
 
@@ -72,7 +81,7 @@ def gather(out: Path) -> Result:
 
 
 def _with_method(frame: pandas.DataFrame, folder: Path, out: Path) -> pandas.DataFrame:
-    frame.insert(0, "method", "" if folder == out else folder.name)
+    frame.insert(0, "method", folder.name)
     return frame
 
 
@@ -91,10 +100,8 @@ def _told(out: Path) -> dict[str, Any]:
         run = json.loads(path.read_text(encoding="utf-8"))
         if "controls" in run:  # some keys have had other names
             run["outside_the_contest"] = run["controls"]
-        if run.get("flat"):
-            run["leak_ratio"] = run["leak_ratio"].get("heatmaps")
-            if "search" in run:
-                run["search"]["mean_msi"] = run["search"]["mean_msi"]["heatmaps"]
+        if run.get("search"):
+            run["own_alpha_min"] = run["search"]["own_alpha_min"]
         told["run"] = {name: run[name] for name in FACTS if name in run}
         told["skipped"] = sorted(_name(skipped) for skipped in run.get("skipped", []))
     if (path := next(iter(out.rglob("pairs.csv")), None)) is not None:

@@ -72,6 +72,7 @@ def write_all(folder: Path) -> Path:
     write_folder(folder / "images-broken", 5, broken=True)
     write_shards(folder / "shards", 6)
     write_heatmaps(folder / "hills.npz", 12)
+    (folder / "save.toml").write_text("save_heatmaps = true\n", encoding="utf-8")
     return folder
 
 

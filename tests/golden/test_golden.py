@@ -62,23 +62,31 @@ CASES: dict[str, list[str]] = {
         *("compare", *DIGITS, *COARSE, "--data", "IN/images-16"),
         *("--methods", "gradcam,layercam,kpca-cam", "--checks", "none"),
     ],
-    "held-out-noise": [
-        *("compare", *TWO, "--data", "IN/images-6", "--held-out-fill", "noise", "--seed", "5"),
-    ],
+    "held-out-noise": ["compare", *TWO, *LEAK, "--data", "IN/images-6", "--seed", "5"],
     "fill-mean": [
-        *("compare", *TWO, "--data", "IN/images-6", "--fill", "mean", "--targets", "prediction"),
+        *("compare", *TWO, *LEAK, "--data", "IN/images-6", "--fills", "mean"),
+        *("--targets", "prediction"),
     ],
-    "shards": ["compare", *TWO, "--data", "IN/shards/{0..1}.tar"],
-    "broken": ["compare", *TWO, "--data", "IN/images-broken", "--no-leak"],
+    "shards": ["compare", *TWO, *LEAK, "--data", "IN/shards/{0..1}.tar"],
+    "broken": ["compare", *TWO, "--data", "IN/images-broken", "--checks", "controls"],
     "save-heatmaps": [
-        *("compare", *TWO, "--data", "IN/images-4", "--no-controls", "--no-leak"),
-        "--save-heatmaps",
+        *("compare", *TWO, "--data", "IN/images-4", "--checks", "none"),
+        *("--config", "IN/save.toml"),
     ],
     "explain": [
         *("explain", "IN/images-4", *DIGITS, "--methods", f"gradcam,finer-cam,{LAX}"),
     ],
     "demo": ["demo", "--images", "4", "--train-images", "128", "--no-open"],
 }
+CHANGED: dict[str, tuple[str, ...]] = {
+    # The held-out fill is chosen by the run and asked few masks.
+    "evaluate": ("msi_held_out", "fill_drop", "calls", "model_calls"),
+    "held-out-noise": ("msi_held_out", "fill_drop", "calls", "model_calls"),
+    # A search for alpha_min is a run of its own, whose passes do not count with the scores.
+    "search": ("calls", "model_calls"),
+    "evaluate-search": ("calls", "model_calls"),
+}
+"""Columns and facts that have another definition since; the changelog says why."""
 SLOW = ("compare", "demo")  # above twenty seconds
 UNDRAWN = ("default-steps", "many", "held-out-noise", "fill-mean", "save-heatmaps")
 """Without pictures and report, which take half the time; the others draw what these would."""
@@ -106,14 +114,28 @@ def test_a_command_gives_the_recorded_numbers(
     if name in UNDRAWN:
         request.getfixturevalue("undrawn")
     words = [word.replace("IN/", f"{inputs}/") for word in CASES[name]]
-    if words[0] == "compare" and "--held-out-fill" not in words:
-        words += ["--held-out-fill", "none"]  # the default asks more
+    if words[0] == "compare" and "--checks" not in words:
+        words += ["--checks", "controls,leak"]  # the default asks more
     ended = sufficit(*words, "--out", tmp_path / "out")
     assert ended.code == 0, ended.err
     now, then = gather(tmp_path / "out"), Result.load(RECORDED, name)
     if name == "demo":
         now, then = demo_of_today(now), demo_of_today(then)
+    for one in (now, then):
+        without(one, CHANGED.get(name, ()))
     assert_same(now, then)
+
+
+def without(result: Result, changed: tuple[str, ...]) -> None:
+    """Drop columns and facts from a result."""
+    if result.scores is not None:
+        result.scores = result.scores.drop(columns=[*changed], errors="ignore")
+    for own in (result.told.get("run", {}), *result.told.get("summary", {}).values()):
+        if isinstance(own, dict):
+            for name in changed:
+                own.pop(name, None)
+    if "calls" in changed and result.curves is not None and not len(result.curves):
+        result.curves = None
 
 
 def demo_of_today(result: Result) -> Result:
@@ -140,7 +162,10 @@ def demo_of_today(result: Result) -> Result:
 
 
 def test_the_library_gives_the_recorded_numbers() -> None:
-    assert_same(record.api(), Result.load(RECORDED, "api"))
+    now, then = record.api(), Result.load(RECORDED, "api")
+    for source in ("gradcam", "lax"):  # the passes of a search are counted apart from the scores'
+        then.maps.pop(f"evaluate/{source}/search/calls")
+    assert_same(now, then)
 
 
 def same_machine_or_skip() -> None:

@@ -529,7 +529,7 @@ def _record(
         controls=job.controls,
         references=[s.name for s in job.sources if s.name not in (*job.ranked, *job.controls)],
         model_calls=int(sum(own.calls for own in totals.sources.values())),
-        empty_heatmaps={n: own.empty for n, own in totals.sources.items() if own.empty},
+        empty_heatmaps={name: own.empty for name, own in totals.sources.items()},
         n_stretched=stretched.n,
         stretched_heatmaps=list(stretched),
         truth=_truth(job, totals, summaries),
