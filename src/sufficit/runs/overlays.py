@@ -27,9 +27,11 @@ from sufficit.files import (
 )
 from sufficit.progress import bar
 from sufficit.provenance import plain, provenance, save_json
-from sufficit.runs.engine import Spread, draw_unit, in_this_process, quiet
+from sufficit.runs.drawing import draw_unit
+from sufficit.runs.engine import quiet
 from sufficit.runs.job import Job
 from sufficit.runs.shown import heatmaps_of
+from sufficit.runs.spread import Spread, in_this_process
 from sufficit.runs.store import Store
 from sufficit.runs.unit_rows import EMPTY, SKIPPED, Rows
 

@@ -4,7 +4,7 @@ Two passes over the units: sums choose the pooled columns, then everything is wr
 by 8 bytes per image.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -28,13 +28,15 @@ from sufficit.probes.standard import groups_of
 from sufficit.provenance import plain, save_json
 from sufficit.report.content import Choice
 from sufficit.runs.config import write_toml
+from sufficit.runs.groups import Group, groups, nothing
 from sufficit.runs.job import Job
 from sufficit.runs.probes_of import ALPHA_CURVE, models_of
 from sufficit.runs.reader import BAD_TRUTH
 from sufficit.runs.record import Record, SearchRecord, TruthRecord
 from sufficit.runs.results import RunResults
 from sufficit.runs.rows import SourceWriter, csv_writer
-from sufficit.runs.shown import write_shown
+from sufficit.runs.search import Search
+from sufficit.runs.shown import heatmaps_of, write_shown
 from sufficit.runs.store import Store
 from sufficit.runs.unit_rows import EMPTY, RIGHT, SKIPPED, Rows
 from sufficit.similarity import RankedCondition, correlations
@@ -42,107 +44,9 @@ from sufficit.sources import STRETCHED
 from sufficit.statistics import Estimate, estimates_of, ratio_of, standing_of
 from sufficit.sums import Floats, Sums, both, few_images, with_pairs
 
-TOGETHER = 4096  # images that are added up at a time, at least, where there are so many
 NAMED = 1000  # noted images, at most, that run.json names
 OWN_BEST = "msi_own_best"  # MSI of a source at the alpha_min that is best for it alone
 FACTS = (RIGHT, "calls")  # columns that are no scores
-Table = dict[str, dict[str, Floats]]  # source -> column -> [n]
-
-
-@dataclass(frozen=True)
-class Group:
-    """The rows of several units, joined."""
-
-    units: Sequence[int]
-    names: Sequence[str]
-    numbers: Sequence[int]
-    targets: np.ndarray[Any, Any]
-    table: Table
-    rows: Sequence[Rows]
-
-
-def groups(store: Store, units: range, *, answers: bool = False) -> Iterator[Group]:
-    """The rows of all units, some thousand images at a time; units without images are left out."""
-    waiting: list[Rows] = []
-    for unit in units:
-        rows = store.read(unit, answers=answers)
-        waiting.append(rows)
-        if sum(map(len, waiting)) >= TOGETHER:
-            yield _joined(waiting)
-            waiting = []
-    if waiting:
-        yield _joined(waiting)
-
-
-def _joined(parts: Sequence[Rows]) -> Group:
-    some = [rows for rows in parts if len(rows)]
-    columns = {(s, n): None for rows in some for s, own in rows.values.items() for n in own}
-    table: Table = {}
-    for source, name in columns:
-        # A probe of some images may have looked at none of a unit.
-        found = [
-            own[name].numpy() if name in (own := rows.values.get(source, {})) else _nan(len(rows))
-            for rows in some
-        ]
-        table.setdefault(source, {})[name] = np.concatenate(found)
-    return Group(
-        units=[rows.unit for rows in some for _ in rows.names],
-        names=[name for rows in some for name in rows.names],
-        numbers=[number for rows in some for number in rows.numbers],
-        targets=np.concatenate([np.zeros(0, np.int64), *(rows.targets.numpy() for rows in some)]),
-        table=table,
-        rows=parts,
-    )
-
-
-def _nan(n: int) -> Floats:
-    return np.full(n, np.nan)
-
-
-# Choices that need all images
-
-
-@dataclass(frozen=True)
-class Search:
-    """MSI at every alpha_min that was tried, on a sample of the images."""
-
-    alphas: tuple[float, ...]
-    means: Mapping[str, tuple[float, ...]]  # by source
-    own: Mapping[str, Estimate]  # MSI of a source where it is best for it alone
-    ranked: Sequence[str]
-    images: int
-
-    @property
-    def best(self) -> float:
-        """The value with the highest mean over the ranked sources, the smaller of two."""
-        means = np.mean([self.means[name] for name in self.ranked], axis=0)
-        return self.alphas[int(np.nan_to_num(means, nan=-np.inf).argmax())]
-
-    def own_best(self, source: str) -> float:
-        """The value that is best for a source alone."""
-        means = np.nan_to_num(np.array(self.means[source]), nan=-np.inf)
-        return self.alphas[int(means.argmax())]
-
-
-def search_in(job: Job, store: Store, units: range, stem: str) -> Search:
-    """What a first run found of the candidates of a column."""
-    sums: dict[str, Sums] = {}
-    names: dict[str, float] = {}
-    images = 0
-    for group in groups(store, units):
-        images += len(group.names)
-        for source, columns in group.table.items():
-            names = names or candidates_of(stem, columns)
-            own = sums.setdefault(source, Sums([*names], seed=job.config.seed))
-            own.add(group.numbers, {name: columns[name] for name in names})
-    means = {source: tuple(own.means().tolist()) for source, own in sums.items()}
-    found = Search(tuple(names.values()), means, {}, job.ranked, images)
-    limits = HEADINGS["msi"].limits
-    best = {}
-    for source, own in sums.items():
-        column = next(n for n, alpha in names.items() if alpha == found.own_best(source))
-        best[source] = estimates_of(own, {column: True}, limits=lambda _: limits)[column]
-    return replace(found, own=best)
 
 
 def is_precise(job: Job, store: Store, units: int) -> bool:
@@ -290,6 +194,8 @@ def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShare
     totals = Totals()
     headings = headings_of(job)
     exact = job.scoring.calls is None
+    # The passes of probes that look at some of the images are no part of an image's row.
+    counted = [CALLS + probe.key for probe in job.probes if probe.images is None]
     with ExitStack() as closing:
         for group in groups(store, units, answers=exact):
             for rows in group.rows:
@@ -297,7 +203,7 @@ def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShare
             if not group.names:
                 continue
             visible = {
-                source: _visible(columns, headings, shares[source], group)
+                source: _visible(columns, headings, shares[source], group, counted)
                 for source, columns in group.table.items()
             }
             for source, columns in visible.items():
@@ -325,22 +231,17 @@ def _visible(
     headings: Mapping[str, Heading],
     shares: RankShares,
     group: Group,
+    counted: Sequence[str],
 ) -> dict[str, Floats]:
     """The columns that tables show: facts first, then scores in the order of their headings."""
     settled = shares.settle(group.names, columns) if shares.shares else {}
     own = {name: values for name, values in columns.items() if CANDIDATE not in name} | settled
     calls = sum(
-        (np.nan_to_num(values) for name, values in columns.items() if _is_counted(name)),
+        (np.nan_to_num(columns[name]) for name in counted if name in columns),
         start=np.zeros(len(group.names)),
     )
     found = {RIGHT: own[RIGHT], "calls": calls}
     return found | {name: own[name] for name in headings if name in own}
-
-
-def _is_counted(column: str) -> bool:
-    """Whether a column holds forward passes of a probe that sees every image."""
-    sampled = ("alpha-curve", "ceiling")
-    return column.startswith(CALLS) and column.removeprefix(CALLS) not in sampled
 
 
 def _new_sums(
@@ -365,7 +266,7 @@ def _new_sums(
 
 
 def _add_source(sums: SourceSums, group: Group, source: str, columns: Mapping[str, Floats]) -> None:
-    whole = {name: columns.get(name, _nan(len(group.names))) for name in sums.columns.columns}
+    whole = {name: columns.get(name, nothing(len(group.names))) for name in sums.columns.columns}
     sums.columns.add(group.numbers, whole)
     for (over, under), own in sums.ratios.items():
         own.add(group.numbers, both(columns[over], columns[under]))
@@ -402,7 +303,7 @@ def _add_conditions(
             before = totals.condition_calls.get(condition.key, 0.0)
             totals.condition_calls[condition.key] = before + sum(map(np.nansum, calls))
             first = group.table[job.sources[0].name]
-            hits = first.get(RIGHT_UNDER + condition.key, _nan(1))
+            hits = first.get(RIGHT_UNDER + condition.key, nothing(1))
             total, count = totals.right.get(condition.key, (0.0, 0))
             known = total + float(np.nansum(hits)), count + int((~np.isnan(hits)).sum())
             totals.right[condition.key] = known
@@ -425,8 +326,6 @@ def _add_notes(totals: Totals, rows: Rows, store: Store, closing: ExitStack) -> 
 
 def _save_heatmaps(job: Job, store: Store, units: range, totals: Totals) -> None:
     """Write the heatmaps of every source at the images' size."""
-    from sufficit.runs.shown import heatmaps_of
-
     for unit in units:
         if len(store.read(unit)):
             kept = store.read_maps(unit)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sufficit.runs.config import Workers
-from sufficit.runs.engine import Spread, in_this_process
 from sufficit.runs.job import Job
+from sufficit.runs.spread import Spread, in_this_process
 
 
 @contextmanager
