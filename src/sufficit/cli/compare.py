@@ -44,7 +44,7 @@ def compare(
     sufficit compare --model torchvision:resnet50 --data photos --quick
     """
     out_folder, data = place(to), place(config.data)
-    check_output(out_folder, [data], overwrite=overwrite, command="compare")
+    check_output(out_folder, [data], command="compare")
     check_log(config.log, out_folder)
     with resumable(out_folder):
         results = scored(config, out_folder, as_json=as_json, overwrite=overwrite, workers=workers)
