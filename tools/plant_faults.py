@@ -501,8 +501,8 @@ def run_tests(tests: str, tree: Path) -> tuple[int, str]:
 
 
 def commit() -> str:
-    """The commit of this tree."""
-    words = ["git", "-C", str(ROOT), "rev-parse", "--short=7", "HEAD"]
+    """The last commit that changed the code that faults are planted in."""
+    words = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--abbrev=7", "--", SOURCE]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -512,7 +512,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     lines = [
         "# Planted faults",
         "",
-        f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}: the tests caught {caught} of"
+        f"{datetime.now(UTC):%Y-%m-%d}, code of commit {commit()}: the tests caught {caught} of"
         f" {len(outcomes)} faults. `python tools/plant_faults.py --table research/faults.md` plants"
         " each into a copy of the tree and writes this page.",
         "",
