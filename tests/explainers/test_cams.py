@@ -123,8 +123,8 @@ def test_gradcam_by_hand() -> None:
 def test_layercam_by_hand() -> None:
     weights = torch.zeros(2, 2, 2, 2)
     weights[1] = torch.tensor([[[0.0, 2.0], [2.0, 0.0]], [[-1.0, -1.0], [0.0, 1.0]]])
-    images = torch.tensor([[[[0.0, 0.2], [0.4, 1.0]], [[0.4, 0.0], [0.4, 0.1]]]])
-    # (0, 0.4, 0.8, 0) + (0, 0, 0, 0.1), over 0.8
+    images = torch.tensor([[[[0.0, 0.2], [0.4, 1.0]], [[0.4, 0.3], [0.4, 0.1]]]])
+    # (0, 0.4, 0.8, 0) + (0, 0, 0, 0.1), over 0.8; the gradient -1 at 0.3 counts for nothing
     found = explain(linear(weights), images, torch.tensor([1]), "layercam")
     assert torch.allclose(found, torch.tensor([[[0.0, 0.5], [1.0, 0.125]]]))
 

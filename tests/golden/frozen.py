@@ -107,7 +107,7 @@ MANY: Options = {
     **SMALL,
     "data": "IN/images-many",
     "methods": ["gradcam"],
-    "unit_size": 32,
+    "unit_size": 40,  # the first look, at 200 images, is at the end of a unit
     "calls": "exact",
     "value_step": 0.25,
     "percent_step": 0.5,
