@@ -1,0 +1,70 @@
+"""Units are computed one after the other in this process, or elsewhere; a bar shows how far."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from sufficit.data.loader import Unit
+from sufficit.progress import Progress, bar, counted
+from sufficit.runs.job import Job
+from sufficit.runs.store import Store
+from sufficit.runs.unit_rows import Rows
+
+Score = Callable[[Unit, Unit | None], Rows]
+"""Computes the rows of a unit; the second one is the unit that comes next."""
+Spread = Callable[[Job, Store, Score, Sequence[Unit]], Iterable[Rows]]
+"""Computes units anywhere, in any order."""
+
+
+def score_missing(
+    job: Job,
+    store: Store,
+    score: Score,
+    units: range,
+    compute: Spread,
+    progress: bool | Progress | None,
+    *,
+    title: str = "images x methods",
+) -> None:
+    """Score every unit that has no file yet."""
+    done = store.done() & {*units}
+    missing = [job.units[number] for number in units if number not in done]
+    if not missing:
+        return
+    width = len(job.sources)
+    total = job.units.images_in(units) * width
+    before = job.units.images_in(done) * width
+    with bar(title, progress) as tick, store.writer() as write:
+        shown = UnitProgress(tick, before, total, max(1, job.calls))
+        with counted(shown.passed if tick else None):
+            for rows in compute(job, store, score, missing):
+                write(rows)
+                shown.done(job.units.images_in([rows.unit]) * width)
+
+
+class UnitProgress:
+    """Moves a bar by units, and within a unit by the forward passes that are done."""
+
+    def __init__(self, tick: Progress | None, before: int, total: int, passes: int) -> None:
+        self.tick, self.before, self.total = tick, before, total
+        self.each = total / passes  # images x methods per forward pass, at least
+        self.inside = 0.0
+
+    def passed(self, images: int) -> None:
+        """Some masked images have passed the model."""
+        self.inside += images * self.each
+        self._show(self.before + self.inside)
+
+    def done(self, images: int) -> None:
+        """A unit is done."""
+        self.before += images
+        self.inside = 0.0
+        self._show(self.before)
+
+    def _show(self, value: float) -> None:
+        if self.tick:
+            self.tick(min(value, self.total), self.total)
+
+
+def in_this_process(job: Job, store: Store, score: Score, units: Sequence[Unit]) -> Iterator[Rows]:
+    """Compute units one after the other; the next one is read meanwhile."""
+    for unit, following in zip(units, [*units[1:], None], strict=True):
+        yield score(unit, following)
