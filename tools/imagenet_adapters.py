@@ -132,7 +132,7 @@ def judged(classifier: Classifier, lax: Lax, shown: Photographs, sheet: Path) ->
     }
     scores = {name: one[0] for name, one in found.items()}
     maps = {name: found[name][1] for name in ("lax", "gradcam")}
-    verdict = trust(scores, maps["lax"], classifier.cell(images), alpha_min)
+    verdict = trust(scores, alpha_min)
     rows = [
         {"image": name, "prediction": NAMES[int(k)], "p": round(float(p), 3)}
         | {f"msi_{method}": round(float(one.msi[i]), 3) for method, one in scores.items()}

@@ -56,7 +56,6 @@ BUDGETS = {  # options of methods that ask often; at 224 px less than their defa
         "region-search": "calls=240",
     },
 }  # fmt: skip
-REFINED = 20  # steps from the adapter's map
 TWINS = {  # epochs, images per epoch, batch
     "synthetic-mnist": (3, 30_000, 256),
     "cifar10": (6, None, 512),
@@ -78,8 +77,6 @@ def words_of(table: TablePipeline) -> dict[str, str]:
     found = {name: ":".join([name, *filter(None, [budget.get(name)])]) for name in names}
     for recipe in plan.recipes:
         found[f"lax-{recipe}"] = str(table.out / "adapters" / f"lax-{recipe}-{plan.seed}")
-    if "lax-robust" in found:
-        found["refine"] = f"refine:{found['lax-robust']}:steps={REFINED}"
     return found
 
 
