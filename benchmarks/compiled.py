@@ -23,30 +23,32 @@ from torchvision import models
 from evaluate import bare, smooth_maps
 from sufficit import Classifier, View, evaluate
 from sufficit.classifier.acceleration import accelerated
-from sufficit.classifier.architectures import IMAGENET_MEAN, IMAGENET_STD, MODELS, build, fill_in
 from sufficit.data.images import list_images
 from sufficit.metrics.plan import make_plan
 from sufficit.perturbation.predict import predict, usual_batch
 from sufficit.provenance import provenance
 from timing import medians, side_by_side
 
+NETWORKS = Path(__file__).parents[1] / "paper" / "networks.py"
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+
 
 def classifier_of(word: str, side: int, device: str) -> Classifier:
     """A torchvision model with random weights by its name, or what `Classifier.load` takes.
 
-    NAME=FILE is a model of `sufficit reproduce` with the weights of 1,000 classes in a file.
+    NAME=FILE is a network of paper/networks.py with the weights of 1,000 classes in a file.
     """
     torch.manual_seed(0)
     name, _, file = word.partition("=")
     if not file and (":" in word or "/" in word):
         classifier = Classifier.load(word)
     else:
-        model = build(name, 1000, side) if file else models.get_model(word)
-        layer = MODELS[name].layer if file else None
         if file:
-            assert not fill_in(model, name, file, side), "some layers have random weights"
-        view = View((side, side), resize=side * 256 // 224)
-        classifier = Classifier(model.eval(), layer, IMAGENET_MEAN, IMAGENET_STD, view=view)
+            function = f"python:{NETWORKS}:{name.replace('-', '_')}"
+            classifier = Classifier.load(function, weights=file)
+        else:
+            classifier = Classifier(models.get_model(word).eval(), mean=MEAN, std=STD)
+        classifier.view = View((side, side), resize=side * 256 // 224)
     if device == "cuda":
         return classifier.to(device, torch.bfloat16, torch.channels_last)
     return classifier

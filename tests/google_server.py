@@ -1,4 +1,4 @@
-"""The part of Google's storage API that gcsfs uses, in memory on the loopback, with one bucket."""
+"""The part of Google's storage API that gcsfs reads with: a bucket in memory, on the loopback."""
 
 import json
 import re
@@ -26,33 +26,19 @@ class GoogleServer:
     def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         path = environ["REQUEST_URI"].partition("?")[0]
         query = {key: one[0] for key, one in parse_qs(environ["QUERY_STRING"]).items()}
-        content = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         place = re.fullmatch(r"/(?:\w+/)?storage/v1/b/([^/]+)(?:/o(?:/(.+))?)?/?", path)
-        method, media = environ["REQUEST_METHOD"], query.get("alt") == "media"
         name = unquote(place[2]) if place and place[2] else None
         if place is None or place[1] != BUCKET or (name and name not in self.objects):
             start("404 Not Found", [("Content-Type", "application/json")])
             return [b'{"error": {"code": 404, "message": "Not Found"}}']
-        if name and method == "DELETE":
-            del self.objects[name]
-        elif name and media:
+        if name and query.get("alt") == "media":
             start("206 Partial Content", [])
             low, high = re.findall(r"\d+", environ.get("HTTP_RANGE", "0-")), None
             high = int(low[1]) + 1 if len(low) > 1 else None
             return [self.objects[name][int(low[0]) : high]]
         found = self._about(name) if name in self.objects else self._listed(query)
-        if method == "POST":
-            found = self._about(self._store(content))
         start("200 OK", [("Content-Type", "application/json")])
         return [json.dumps(found).encode()]
-
-    def _store(self, content: bytes) -> str:
-        """The object of an upload of two parts: JSON, then its content."""
-        line = content.partition(b"\n")[0].strip()
-        about, data = (part.split(b"\n\n", 1)[1] for part in content.split(line)[1:3])
-        name = str(json.loads(about)["name"])
-        self.objects[name] = data.removesuffix(b"\n")
-        return name
 
     def _about(self, name: str) -> dict[str, Any]:
         size = str(len(self.objects[name]))

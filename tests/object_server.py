@@ -71,7 +71,7 @@ class ObjectServer:
         """Copy a folder to s3://BUCKET/PREFIX, by the plain client."""
         bucket, _, prefix = to.removeprefix("s3://").partition("/")
         for path in (p for p in folder.rglob("*") if p.is_file()):
-            key = f"{prefix}/{path.relative_to(folder).as_posix()}"
+            key = f"{prefix}/{path.relative_to(folder).as_posix()}".lstrip("/")
             self.client().put_object(Bucket=bucket, Key=key, Body=path.read_bytes())
 
     def download(self, place: str, folder: Path) -> Path:

@@ -74,7 +74,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     for path in [*FILES.iterdir(), ROOT / "docs" / "scale.md"]:
         text = path.read_text().replace("\\\n", " ").replace(">-\n", "")
         text = re.sub(r"(--out /shared/run)\n\s+", r"\1 ", text)  # the folded lines of YAML
-        for found in re.findall(r"sufficit (?:compare|evaluate|explain|reproduce) [^`'\n]*", text):
+        for found in re.findall(r"sufficit (?:compare|evaluate|explain) [^`'\n]*", text):
             yield path.name, found.split()
 
 

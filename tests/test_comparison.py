@@ -8,6 +8,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from sufficit.runs.maps import MapFile
 from torch import Tensor
 
 from small_models import Traces, rand
@@ -17,7 +18,6 @@ from sufficit.comparison import compare
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images, read_image
 from sufficit.runs.job import make_job
-from sufficit.runs.maps import MapFile
 
 QUICK: dict[str, Any] = {**STEPS, "donors": 2, "progress": False}
 

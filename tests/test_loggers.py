@@ -116,7 +116,7 @@ def test_logs_that_cannot_be_written_are_refused_before_the_run(
         ):
             check_log(kind, tmp_path)
     check_log("csv", tmp_path)
-    with pytest.raises(UserError, match="a log is written to a local folder, got None"):
+    with pytest.raises(UserError, match="a log is written to the folder of results"):
         compare(small(), random_images(2), ["center"], log="csv", **STEPS)
     with pytest.raises(UserError, match="log must be tensorboard or wandb"):
         compare(small(), random_images(2), ["center"], log="tensorbord", out=tmp_path / "x")

@@ -10,8 +10,9 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PARTS = ("src", "docs", "paper", "research", "tools", "benchmarks")
 TEXTS = [
-    *(path for part in ("src", "docs", "tools", "benchmarks") for path in (ROOT / part).rglob("*")),
+    *(path for part in PARTS for path in (ROOT / part).rglob("*")),
     *ROOT.glob("*.md"),
 ]
 

@@ -1,13 +1,12 @@
 """Kill runs at any moment, start them again, and see whether they end with the same rows.
 
-Commands in this process's place, runs on an S3 server, and Ray's workers, nodes and drivers:
+Commands in this process's place, and Ray's workers, nodes and drivers:
 
 python tools/kill.py --kills 200
 """
 
 import argparse
 import json
-import logging
 import multiprocessing
 import os
 import random
@@ -33,11 +32,11 @@ from sufficit.files import is_unfinished
 COARSE = ("--value-step", "0.25", "--percent-step", "0.25", "--device", "cpu")
 DIGITS = ("--model", "sufficit:digits")
 IMAGES = 10
-BUCKET, NOWHERE = "kills", Path("nowhere")
+NOWHERE = Path("nowhere")
 STARTED = multiprocessing.get_context("forkserver")
 """Starts processes that have all imported: a start takes a moment, not seconds."""
 PRELOADED = [
-    *("sufficit.cli", "sufficit.runs.engine", "sufficit.reproduce.pipeline"),
+    *("sufficit.cli", "sufficit.runs.engine"),
     *("sufficit.training", "lightning.fabric"),
     *("matplotlib.backends.backend_agg", "pandas", "pyarrow.parquet", "kill"),
 ]
@@ -78,16 +77,11 @@ def start(words: Sequence[object], log: Path, moment: Moment | None = None) -> i
 
 
 def _run(words: Sequence[str], log: Path, moment: Moment) -> None:
-    from sufficit.classifier.architectures import MODELS
-    from sufficit.classifier.digit_net import SmallNet
     from sufficit.cli import main
     from sufficit.runs.job import make_job
 
     torch.set_num_threads(1)
     make_job.__kwdefaults__["unit"] = 3  # several units of few images
-    MODELS["small-net"] = replace(
-        MODELS["small-net"], build=lambda classes, _: SmallNet(classes, width=4)
-    )
     if not moment.drawn:
         _draw_nothing()
     if moment.write:
@@ -103,7 +97,6 @@ def _draw_nothing() -> None:
     """Files stand in for pictures and reports."""
     from sufficit import plots, report
     from sufficit.files import writing
-    from sufficit.reproduce import table_results
 
     def stand_in(path: Path) -> None:
         with writing(path) as part:
@@ -112,7 +105,7 @@ def _draw_nothing() -> None:
     plots.save = lambda figure, path, **_: stand_in(path)
     for figure in ("sheet_figure", "methods_figure"):
         setattr(plots, figure, lambda *_, **__: None)
-    report.write_report = table_results.write_report = lambda path, content: stand_in(path)
+    report.write_report = lambda path, content: stand_in(path)
 
 
 def _kill_at(moment: Moment) -> None:
@@ -153,12 +146,6 @@ def trained_rows(out: Path) -> dict[str, Any]:
     return files(out, "*.safetensors") | {"history": rows}
 
 
-def table_rows(out: Path) -> dict[str, Any]:
-    """All rows of a table, and the table."""
-    rows = files(out, "compare/*/*.parquet", "search/*/*.parquet")
-    return rows | files(out, "results/table.md", "results/summary.json", "results/rows.parquet")
-
-
 def first_missing(*marks: tuple[str, str]) -> Callable[[Path], str]:
     """The stage whose last file is not there yet."""
 
@@ -193,12 +180,6 @@ def _train(command: str, data: Path, out: Path) -> Sequence[object]:
     return (*words, "--epochs", 3, "--batch-size", 4)
 
 
-def _reproduce(data: Path, out: Path) -> Sequence[object]:
-    words = ("reproduce", "synthetic-mnist", "--quick", "--out", out, "--device", "cpu")
-    sizes = ("--images", 4, "--search-images", 3, "--train-images", 40, "--test-images", 20)
-    return (*words, *sizes, "--epochs", 2, "--lax-epochs", 2, "--step", 0.25, "--weights", "none")
-
-
 COMMANDS = {
     "compare": Command(
         _compare,
@@ -229,20 +210,6 @@ COMMANDS = {
         _sanity,
         lambda out: files(out, "sanity.csv"),
         first_missing(("start", "sanity.csv"), ("results", "run.json")),
-    ),
-    "reproduce": Command(
-        _reproduce,
-        table_rows,
-        first_missing(
-            ("classifier", "classifier/trained.json"),
-            ("first adapter", "adapters/lax-paper-0/trained.json"),
-            ("second adapter", "adapters/lax-robust-0/trained.json"),
-            ("test folder", "test.json"),
-            ("scores", "compare/run.json"),
-            ("search", "search/run.json"),
-            ("results", "results/run.json"),
-            ("report", "results/report.html"),
-        ),
     ),
 }
 
@@ -305,58 +272,17 @@ def draw(chance: random.Random, seconds: float, n: int) -> list[Moment]:
     return found
 
 
-def kill_on_s3(bench: Bench, kills: int, chance: random.Random) -> Counter[str]:
-    """Kill comparisons whose --out is on an S3 server until there were enough kills."""
-    from sufficit.files import place
-
-    counts, runs = Counter[str](), 0
-    wanted = COMMANDS["compare"].rows(bench.folder / "compare")
-    while counts["compare on S3"] < kills:
-        out, log = f"s3://{BUCKET}/run-{runs}", bench.folder / "log"
-        words = [out if w == NOWHERE else w for w in _compare(bench.folder, NOWHERE)]
-        runs += 1
-        most = min(6, kills - counts["compare on S3"])
-        for moment in [*draw(chance, bench.seconds["compare"], most), Moment()]:
-            code = start(words, log, replace(moment, drawn=bench.drawn))
-            if code != -signal.SIGKILL:
-                break  # it came to the end
-            counts["compare on S3"] += 1
-        told = " ".join(log.read_text().split())
-        assert code == 0 or "holds a finished run" in told, f"on S3: {code}, {told[-500:]}"
-        found = {name: (place(out) / name).read_bytes() for name in wanted}
-        assert found == wanted, f"on S3 after kills: {[n for n in wanted if found[n] != wanted[n]]}"
-        print(dict(counts), flush=True)
-    return counts
-
-
 def kill_commands(kills: int, chance: random.Random, *, drawn: bool) -> Counter[str]:
-    """Kill every command, and a comparison on an S3 server, until there were enough kills."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel("ERROR")
-    server, counts = ThreadedMotoServer(port=0, verbose=False), Counter[str]()
-    server.start()
-    _, port = server.get_host_and_port()
-    os.environ |= {  # before the first process, which inherits it
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    boto3.client("s3").create_bucket(Bucket=BUCKET)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            bench = make_bench(Path(folder), drawn=drawn)
-            counts += kill_on_s3(bench, kills // 5, chance)
-            while counts.total() < kills:
-                for name in COMMANDS:
-                    most = max(1, min(6, kills - counts.total()))
-                    moments = draw(chance, bench.seconds[name], chance.randint(1, most))
-                    counts.update(f"{name}: {stage}" for stage in bench.survive(name, moments))
-                    print(dict(counts), flush=True)
-    finally:
-        server.stop()
+    """Kill every command until there were enough kills."""
+    counts = Counter[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = make_bench(Path(folder), drawn=drawn)
+        while counts.total() < kills:
+            for name in COMMANDS:
+                most = max(1, min(6, kills - counts.total()))
+                moments = draw(chance, bench.seconds[name], chance.randint(1, most))
+                counts.update(f"{name}: {stage}" for stage in bench.survive(name, moments))
+                print(dict(counts), flush=True)
     return counts
 
 

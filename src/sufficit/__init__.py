@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sufficit.classifier.classifier import Classifier as Classifier
     from sufficit.comparison import compare as compare
     from sufficit.errors import UserError as UserError
+    from sufficit.evaluation import evaluate as evaluate
     from sufficit.explainers import explain as explain
     from sufficit.explainers import explain_all as explain_all
     from sufficit.explainers.lax import Lax as Lax
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from sufficit.metrics.leakage import Pool as Pool
     from sufficit.metrics.leakage import leak as leak
     from sufficit.metrics.scores import Scores as Scores
-    from sufficit.metrics.scores import evaluate as evaluate
     from sufficit.perturbation.heatmaps import normalize as normalize
     from sufficit.perturbation.heatmaps import resize as resize
     from sufficit.plots import overlay as overlay
@@ -44,7 +44,8 @@ _HOMES = {
     "explainers.lax": ("Lax",),
     "metrics.compare_scores": ("compare_scores",),
     "metrics.leakage": ("Leak", "Pool", "leak"),
-    "metrics.scores": ("Scores", "evaluate"),
+    "evaluation": ("evaluate",),
+    "metrics.scores": ("Scores",),
     "perturbation.heatmaps": ("normalize", "resize"),
     "plots": ("overlay",),
     "runs.config": ("Workers",),

@@ -1,7 +1,6 @@
 """`compare` for Python: any classifier, images in memory or on disk, any heatmap sources."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -20,15 +19,17 @@ from sufficit.data.images import ImageSource, open_images
 from sufficit.data.loader import num_classes
 from sufficit.data.truth import TruthFiles, truth_from
 from sufficit.errors import UserError
-from sufficit.explainers.registry import word_of
 from sufficit.files import check_output, place
 from sufficit.loggers import check_log
+from sufficit.metrics.metric import AnyMetric
+from sufficit.probes.probe import Probe
 from sufficit.progress import Progress
 from sufficit.runs.config import METHODS, Workers, config_from
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
-from sufficit.runs.maps import MapTensor, Source, sources_named, with_controls
 from sufficit.runs.results import RunResults
+from sufficit.runs.workers import spreading
+from sufficit.sources import Given, sources_of
 
 IN_MEMORY = "images in memory"
 P = ParamSpec("P")
@@ -55,7 +56,7 @@ def _labels_by_name(function: Callable[P, RunResults]) -> Callable[P, RunResults
 def compare(
     classifier: Classifier,
     images: Tensor | Path | str,
-    methods: Mapping[str, Source | Tensor] | Sequence[str] | str = METHODS,
+    methods: Mapping[str, Given] | Sequence[str] | str = METHODS,
     targets: Tensor | None = None,
     *,
     names: Sequence[str] | None = None,
@@ -66,20 +67,30 @@ def compare(
     workers: int | Workers | None = None,
     truth: Tensor | Path | str | None = None,
     twin: Classifier | Path | str | None = None,
+    metrics: Mapping[str, AnyMetric] | None = None,
+    probes: Sequence[Probe] = (),
     **options: Any,
 ) -> RunResults:
     """Score every heatmap source on the same images and test which differences are significant.
 
-    `images` is a tensor [N,C,H,W] in 0..1, or a folder or tar shards as the command line takes
-    them. A source is a word as in `--methods`, a method's name with options, as in
-    ("finer-cam", {"nearest": 5}), a trained Lax, a function (classifier, images, targets) ->
-    [N,H,W], or heatmaps [N,H,W]. `out` keeps the run: after an
-    interruption, call it again to resume; without it the rows of all images are in memory.
-    `workers=4` has Ray start four processes here, and `workers=Workers(address="auto")` joins a
-    cluster. `truth`, masks [N,H,W] or a path as `--truth` takes it, says where the objects are.
-    `twin`, a classifier or its folder, is asked the same masks. `draw` is `--images`: so many of a
-    folder's images, by seed. Further options are those of `sufficit compare`, such as alpha_min,
-    fills, leak=False, or sanity=True.
+    - `classifier`: the model that is asked; it is left as it was.
+    - `images`: a tensor [N,C,H,W] in 0..1, or a folder or tar shards as the command line takes them.
+    - `methods`: words as in `--methods`, or a dict that names sources: a word, a method with its
+      options as in ("finer-cam", {"nearest": 5}), a trained Lax, a function (classifier, images,
+      targets) -> [N,H,W], heatmaps [N,H,W], or a Source of your own.
+    - `targets`: the class of each image in memory, [N]. Without them, the model's predictions.
+    - `names`: of images in memory; their numbers by default.
+    - `draw`: score a random subset of so many of a folder's images, as `--images` does.
+    - `out`: a folder that keeps the run. Call it again to resume. Without it, rows are in memory.
+    - `overwrite`: delete what an earlier run left in `out`.
+    - `progress`: a bar; by default when the work takes long in a terminal. Or a function of
+      (done, total).
+    - `workers`: processes that Ray starts here, or Workers(address="auto") to join a cluster.
+    - `truth`: masks [N,H,W], or a path as `--truth` takes it: where the objects are.
+    - `twin`: a classifier of the same classes, or its folder, that is asked the same masks.
+    - `metrics`: columns of your own, {name: Metric}.
+    - `probes`: measurements of your own, in the table and the report beside those of Sufficit.
+    - `options`: those of `sufficit compare`, such as alpha_min, fills, checks or calls.
     """
     check_classifier(classifier)
     if callable(function := options.get("score")):
@@ -87,20 +98,7 @@ def compare(
         classifier.code += code_digest(function)
         options["score"] = f"python:{function.__module__}:{function.__qualname__}"
     asked = _workers(workers)
-    if isinstance(images, Tensor):
-        check_images(images)
-        labels = check_targets(targets, len(images))
-        source = ImageSource.from_tensors(images, names, labels)
-        if labels is not None:
-            check_range(labels, num_classes(classifier, source))
-    elif not isinstance(images, str | Path):
-        came = type(images).__name__
-        remedy = "call torch.from_numpy" if came == "ndarray" else "stack them, or give the folder"
-        raise UserError(f"images must be a tensor [N,C,H,W] or a folder, got {came}: {remedy}")
-    elif targets is not None:
-        raise UserError("targets go with images in memory: class folders give a folder's labels")
-    else:
-        source = open_images(place(images))
+    source = _images(classifier, images, targets, names)
     data = IN_MEMORY if isinstance(images, Tensor) else str(images)
     recipe = classifier.recipe
     model = type(classifier.model).__name__ if recipe is None else recipe.source
@@ -112,25 +110,55 @@ def compare(
     if twin is not None:
         options["twin"] = str(twin) if own is None else own.recipe and own.recipe.source
     config = config_from(options)
-    if isinstance(methods, Mapping):
-        known = {name: _source(one, config.normalize) for name, one in methods.items()}
-        sources = with_controls(known, wanted=config.controls)
-    else:
-        sources = sources_named(config)
+    sources = sources_of(
+        methods if isinstance(methods, Mapping) else config.methods,
+        controls="controls" in config.wanted_checks,
+        layer=config.layer,
+        seed=config.seed,
+        normalize=config.normalize,
+    )
     folder = None if out is None else place(out)
     if folder is not None:
         folders = [] if isinstance(images, Tensor) else [place(images)]
         check_output(folder, folders, overwrite=overwrite, command="compare")
     check_log(config.log, folder)
-    given: Any = {"classifier": classifier, "images": source, "sources": sources}
-    job = make_job(config, truth=where, twin=own, **given)
-    results = run(job, folder, overwrite=overwrite, progress=progress, workers=asked)
-    if config.sanity:
-        from sufficit.sanity.checks import with_head_check  # which imports training
-
-        results = with_head_check(results, job)
+    job = make_job(
+        config,
+        classifier=classifier,
+        images=source,
+        sources=sources,
+        truth=where,
+        twin=own,
+        metrics=metrics,
+        probes=probes,
+    )
+    with spreading(asked, job) as spread:
+        results = run(job, folder, overwrite=overwrite, progress=progress, spread=spread)
     results.log()
     return results
+
+
+def _images(
+    classifier: Classifier,
+    images: Tensor | Path | str,
+    targets: Tensor | None,
+    names: Sequence[str] | None,
+) -> ImageSource:
+    """The images of a run, from memory or from disk; raise for anything else."""
+    if isinstance(images, Tensor):
+        check_images(images)
+        labels = check_targets(targets, len(images))
+        source = ImageSource.from_tensors(images, names, labels)
+        if labels is not None:
+            check_range(labels, num_classes(classifier, source))
+        return source
+    if not isinstance(images, str | Path):
+        came = type(images).__name__
+        remedy = "call torch.from_numpy" if came == "ndarray" else "stack them, or give the folder"
+        raise UserError(f"images must be a tensor [N,C,H,W] or a folder, got {came}: {remedy}")
+    if targets is not None:
+        raise UserError("targets go with images in memory: class folders give a folder's labels")
+    return open_images(place(images))
 
 
 def _words(methods: Any) -> list[str]:
@@ -153,16 +181,3 @@ def _workers(given: int | Workers | None) -> Workers | None:
     raise UserError(
         f"workers must be a whole number or Workers(...), got {given!r:.200}: as in workers=2"
     )
-
-
-def _source(given: Source | Tensor, normalize: str) -> Source:
-    """A heatmap source of a dict: words are read as on the command line."""
-    if isinstance(given, Tensor):
-        return MapTensor(given, normalize)
-    if isinstance(given, tuple):
-        return word_of(*given)
-    if isinstance(given, str):
-        values = {"model": "", "data": "", "methods": [given], "normalize": normalize}
-        word = replace(config_from(values), controls=False)
-        return next(iter(sources_named(word).values()))
-    return given

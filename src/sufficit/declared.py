@@ -1,6 +1,6 @@
 """Options as fields, each declared once: flags, files and Python read it here. Imports no torch."""
 
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -9,19 +9,16 @@ if TYPE_CHECKING:
 
 def option(
     default: Any, text: str, *flags: str, least: float | None = None, most: float | None = None,
-    panel: str | None = None, **more: Any,
+    panel: str | None = None, shown: str = "all", **more: Any,
 ) -> Any:  # fmt: skip
     """A field with what the command line says of it and the bounds of its value.
 
     The flag is --NAME, unless `flags` are given; `kind` is its type, if not that of the field.
+    `shown` says where: by --help (first), by --help-all (all), or in a RUN.toml alone (toml).
     """
     about = {"help": text, "flags": flags, "least": least, "most": most, "panel": panel}
+    about["shown"] = shown
     return field(default=default, metadata=about | more)
-
-
-def asked(text: str, least: int | None = None, most: int | None = None) -> Any:
-    """A field without a default, with bounds of which the command line shows the lower one."""
-    return option(MISSING, text, least=least, limit=most)
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class FolderOptions(ReadingOptions):
 
     recipe: "str | LaxRecipe" = option(  # noqa: RUF009  # a field
         "robust",
-        "robust, crisp, paper, l1, or one of the paper's tables (paper-cub200).",
+        "robust, crisp, paper or l1.",
         kind=str,
     )
     target: Literal["auto", "label", "prediction"] = option(

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
@@ -29,6 +29,14 @@ class NotFiniteError(UserError):
     def __init__(self, message: str, images: Sequence[int]) -> None:
         super().__init__(message)
         self.images = tuple(images)
+
+
+class SkipError(UserError):
+    """Some images cannot be used; `reasons` says why, by their numbers in the batch."""
+
+    def __init__(self, message: str, reasons: Mapping[int, str]) -> None:
+        super().__init__(message)
+        self.reasons = dict(reasons)
 
 
 class GoneError(UserError):
@@ -72,6 +80,14 @@ def cannot_resume(out: Path, name: str, before: object, now: object) -> UserErro
     return UserError(
         f"Cannot resume {out}: `{name}` was {before!r:.200}, now {now!r:.200}. Use another --out"
         " for a new run, --overwrite to delete this one, or the original settings to resume it."
+    )
+
+
+def changed(path: object) -> UserError:
+    """Return the error for a file that was replaced while a run used it."""
+    return UserError(
+        f"{path} was changed after it was listed: restore it, or use another --out to score the"
+        " files as they are now"
     )
 
 

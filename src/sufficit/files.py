@@ -46,6 +46,8 @@ def place(word: str | Path) -> Path:
     if not is_remote(text):
         return Path(re.sub(r"^(file|local)://", "", text))
     refuse_secrets(text)
+    if text.endswith("://"):
+        raise UserError(f"{text} names no folder: write {text}BUCKET/FOLDER")
     try:
         from sufficit.storage import RemotePath
 
@@ -120,21 +122,23 @@ def names_in(folder: Path) -> list[str]:
 
 def remove_folder(folder: Path) -> None:
     """Delete a folder with all that is in it, if it exists."""
-    if is_remote(folder):
-        folder.remove_all()
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_local(path: Path) -> None:
+    """Raise for a path on object storage, where results cannot be written."""
+    if is_remote(path):
+        raise UserError(
+            f"cannot write to {path}: give a local folder as --out, and copy it to object storage"
+            " when the results are complete"
+        )
 
 
 def check_output(
     folder: Path, sources: Sequence[Path] = (), *, overwrite: bool = True, command: str = ""
 ) -> None:
     """Raise, before any work is done, if results cannot be written or would do harm."""
-    if str(folder).startswith("hf://"):
-        raise UserError(
-            f"cannot write to {folder}: hf:// is for reading, because every file would be a commit."
-            " Choose another --out"
-        )
+    check_local(folder)
     if (folder / "run.json").exists():
         other = _command_of(folder / "run.json")
         if command and other and other != command:  # half of its files would stay
@@ -142,19 +146,10 @@ def check_output(
         if not overwrite:
             raise UserError(f"{folder} holds a finished run: choose another --out, or --overwrite")
     for source in sources:
-        alike = is_remote(folder) == is_remote(source)
-        if alike and source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
+        local = not is_remote(source) and source.is_dir()
+        if local and folder.resolve().is_relative_to(source.resolve()):
             harm = f"--out {folder} is inside {source}, so results would be read as images"
             raise UserError(f"{harm}: choose another --out")
-    if is_remote(folder):
-        probe = folder / f".probe-{_NODE}-{os.getpid()}"
-        try:
-            with writing(probe) as part:
-                part.write_bytes(b"")
-            probe.unlink()
-        except UserError as error:
-            raise type(error)(str(error).replace(str(probe), str(folder))) from error
-        return
     try:
         made = [part for part in (folder, *folder.parents) if not part.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -181,6 +176,7 @@ def _command_of(record: Path) -> str | None:
 
 def make_folder(folder: Path) -> Path:
     """Create the folder if it does not exist, and return it."""
+    check_local(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -214,22 +210,8 @@ def short_name(name: str) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A temporary path that becomes `path` when the block ends without error.
-
-    Locally it is in the same folder and renamed; for object storage it is uploaded, whole.
-    """
-    if is_remote(path):
-        try:
-            with TemporaryDirectory(prefix="sufficit-") as folder:
-                part = Path(folder) / f"part{path.suffix}"
-                yield part
-                path.upload(part)
-        except OSError as error:
-            lacks = isinstance(error, FileNotFoundError) and error.filename == str(path)
-            wrong = "there is no such bucket" if lacks else error.strerror or error
-            check = ". Check the path" if isinstance(error, FileNotFoundError) else ""
-            raise UserError(f"{path} could not be written: {wrong}{check}") from error
-        return
+    """A temporary path in the same folder that becomes `path` when the block ends without error."""
+    check_local(path)
     _sweep(path.parent)
     end = f".part-{_NODE}-{os.getpid()}{path.suffix}"
     name = f".{path.stem}{end}"

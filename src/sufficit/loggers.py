@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sufficit.errors import UserError, unknown
-from sufficit.files import is_remote, make_folder
+from sufficit.files import make_folder
 
 if TYPE_CHECKING:
     from lightning.fabric.loggers.logger import Logger
@@ -26,8 +26,8 @@ def check_log(kind: str | None, out: Path | None) -> None:
         return
     if kind not in EXTRAS:
         raise unknown("log", kind, EXTRAS)
-    if out is None or is_remote(out):
-        raise UserError(f"a log is written to a local folder, got {out}: give --out (out=) one")
+    if out is None:
+        raise UserError("a log is written to the folder of results: give --out (out=) one")
     extra = EXTRAS[kind]
     if extra is not None and find_spec(extra) is None:
         raise UserError(f"--log {kind} needs the extra: pip install '.[{extra}]'")

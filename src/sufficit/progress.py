@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -30,6 +31,28 @@ def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+# Images are counted where they pass through a model, so that no function on the way there has to
+# hand a bar on.
+_counting: ContextVar[Callable[[int], None] | None] = ContextVar("counting", default=None)
+
+
+@contextmanager
+def counted(count: Callable[[int], None] | None) -> Iterator[None]:
+    """Call `count` with the number of masked images, each time some have passed the model."""
+    before = _counting.set(count)
+    try:
+        yield
+    finally:
+        _counting.reset(before)
+
+
+def passed(images: int) -> None:
+    """Count images that have passed the model."""
+    count = _counting.get()
+    if count is not None:
+        count(images)
 
 
 @contextmanager
@@ -89,8 +112,19 @@ def _lines(title: str) -> Tick:
     return tick
 
 
-def stage(tick: Progress | None, which: int, of: int) -> Progress | None:
-    """Return the progress of stage number `which`, out of `of`, as part of the whole job."""
-    if tick is None:
-        return None
-    return lambda done, total: tick(which * total + done, of * total)
+@contextmanager
+def counting_bar(title: str, total: int, wanted: bool | Progress | None = None) -> Iterator[None]:
+    """A bar of masked images that pass the model inside, of `total` at most."""
+    done = 0
+    with bar(title, wanted) as tick:
+
+        def count(images: int) -> None:
+            nonlocal done
+            done += images
+            if tick:
+                tick(min(done, total), total)
+
+        with counted(count):
+            yield
+        if tick:  # equal masks were sent once, so that less was done than forecast
+            tick(total, total)

@@ -14,7 +14,8 @@ from dataclasses import asdict, is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -107,8 +108,13 @@ def typed(kind: Any, value: Any) -> Any:
         hints, known = get_type_hints(kind), dict(value)
         return kind(**{name: typed(hints[name], known[name]) for name in hints if name in known})
     origin, kinds = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        own = next(one for one in kinds if one is not type(None))
+        return None if value is None else typed(own, value)
     if origin is tuple:
         return tuple(typed(kinds[0], one) for one in value)
+    if origin is list:
+        return [typed(kinds[0], one) for one in value]
     if origin is dict:
         return {name: typed(kinds[1], one) for name, one in dict(value).items()}
     return math.nan if kind is float and value is None else value

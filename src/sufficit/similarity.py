@@ -228,10 +228,12 @@ def kendall(one: npt.ArrayLike, two: npt.ArrayLike) -> float:
     >>> kendall([1, 2, 3, 4], [1, 3, 2, 4])
     0.666666666667
     """
-    first, second = (np.asarray(values, np.float64) for values in (one, two))
-    signs = [np.sign(values[:, None] - values) for values in (first, second)]
-    size = float(np.sqrt((signs[0] ** 2).sum() * (signs[1] ** 2).sum()))
-    return round(float((signs[0] * signs[1]).sum()) / size, 12) if size > 0 else float("nan")
+    from scipy.stats import kendalltau  # slow to import
+
+    first, second = np.asarray(one, np.float64), np.asarray(two, np.float64)
+    if len(first) < 2:  # scipy warns
+        return float("nan")
+    return round(float(kendalltau(first, second).statistic), 12)
 
 
 def lost_leads(first: Standing, other: Standing) -> dict[str, list[str]]:

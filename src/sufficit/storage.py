@@ -1,4 +1,4 @@
-"""Paths on object storage: as pathlib's, but a server that fails raises GoneError, never False."""
+"""Paths on object storage, for reading: as pathlib's, but a server that fails raises GoneError."""
 
 import errno
 import io
@@ -11,12 +11,13 @@ from typing import IO, Any, cast
 
 from upath.extensions import ProxyUPath
 
-from sufficit.errors import GoneError, without_secrets
+from sufficit.errors import GoneError, UserError, changed, without_secrets
 
 REMEDY = "check network, endpoint and credentials, then give the same command to resume"
 for _library in ("aiobotocore", "fsspec", "gcsfs", "s3fs"):
     # What they log where nobody asked for logs, tracebacks too, would go to the terminal.
     logging.getLogger(_library).addHandler(logging.NullHandler())
+S3 = ("s3", "s3a")
 BUCKETS = ("s3", "s3a", "gs", "gcs")  # schemes that name a bucket first
 VERSIONS = ("ETag", "etag", "md5Hash", "blob_id", "mtime", "LastModified", "created")
 """What the libraries say of an object that changes with it, the best first."""
@@ -93,65 +94,57 @@ class RemotePath(ProxyUPath):
         return self.glob(f"**/{pattern}")
 
     def open(self, mode: str = "r", buffering: int = BUFFER, **_: Any) -> IO[Any]:  # type: ignore[override]  # for reading only
-        """The object as a file of bytes, read by ranges; `files.writing` writes."""
+        """The object as a file of bytes, read by ranges."""
         if mode != "rb":
             raise ValueError(f"objects are opened with mode 'rb', got {mode!r}")
         return io.BufferedReader(_Ranges(self, self.stat().st_size), buffering)
 
     def read_bytes(self) -> bytes:
         """The whole object, in one request."""
+        return self.read_object()
+
+    def read_object(self, version: str = "") -> bytes:
+        """The whole object, in one request; raise if it has another version by now."""
+        if version and self.protocol in S3:
+            return self._read_s3(IfMatch=version)
         once = {"max_concurrency": 1} if self.protocol.startswith("s3") else {}  # else HEAD first
         with _reaching(self):
             return cast(bytes, self.fs.cat_file(self.path, **once))
 
-    def read_range(self, start: int, end: int) -> bytes:
-        """Some bytes of the object, in one request."""
+    def read_range(self, start: int, end: int, version: str = "") -> bytes:
+        """Some bytes of the object, in one request; raise if it has another version by now."""
+        if version and self.protocol in S3:
+            return self._read_s3(IfMatch=version, Range=f"bytes={start}-{end - 1}")
         exactly = {"cache_type": "none"} if self.protocol == "hf" else {}  # else 5 MB more
         with _reaching(self):
             return cast(bytes, self.fs.cat_file(self.path, start=start, end=end, **exactly))
 
-    def upload(self, file: Path) -> None:
-        """Make the file this object: whole, or not at all."""
-        with _reaching(self):
-            self.fs.put_file(str(file), self.path)
+    def _read_s3(self, **conditions: str) -> bytes:
+        """The bytes that S3 returns under these conditions, which s3fs does not pass on."""
+        from botocore.exceptions import ClientError
+        from fsspec.asyn import sync
 
-    def put(self, content: bytes) -> None:
-        """Make these bytes the object."""
-        with _reaching(self):
-            self.fs.pipe_file(self.path, content)
+        bucket, key, _ = self.fs.split_path(self.path)
 
-    def create(self, content: bytes) -> None:
-        """Make these bytes the object unless there is one; some servers can't tell."""
-        try:
-            self.fs.pipe_file(self.path, content, mode="create")
-        except Exception:  # every library and server has errors of its own
-            if not self.exists():
-                self.put(content)
+        async def get() -> bytes:
+            answer = await self.fs._call_s3("get_object", Bucket=bucket, Key=key, **conditions)
+            async with answer["Body"] as body:
+                return cast(bytes, await body.read())
+
+        with _reaching(self):
+            try:
+                return cast(bytes, sync(self.fs.loop, get))
+            except OSError as error:
+                cause = error.__cause__
+                code = cause.response["Error"]["Code"] if isinstance(cause, ClientError) else ""
+                if code in ("412", "PreconditionFailed"):
+                    raise changed(self) from error
+                raise
 
     def download(self, file: Path) -> None:
         """Write the object to a local file."""
         with _reaching(self):
             self.fs.get_file(self.path, str(file))
-
-    def mkdir(self, *_: Any, **__: Any) -> None:
-        """Nothing: there are no folders without objects. (fsspec would make missing buckets.)"""
-
-    def rmdir(self, *_: Any, **__: Any) -> None:
-        """Nothing: there are no empty folders. (fsspec would delete all that is inside.)"""
-
-    def unlink(self, missing_ok: bool = False) -> None:
-        """Delete the object."""
-        try:
-            with _reaching(self):
-                self.fs.rm_file(self.path)
-        except FileNotFoundError:
-            if not missing_ok:
-                raise
-
-    def remove_all(self) -> None:
-        """Delete every object below this name."""
-        with suppress(FileNotFoundError), _reaching(self):
-            self.fs.rm(self.path, recursive=True)
 
 
 def _version(facts: Mapping[str, Any]) -> str:
@@ -194,6 +187,8 @@ def _reaching(path: RemotePath) -> Iterator[None]:
         yield
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise FileNotFoundError(errno.ENOENT, "there is no such object", str(path)) from error
+    except UserError:
+        raise
     except Exception as error:  # every library below has errors of its own
         lines = without_secrets(str(error)).strip().splitlines()
         reason = f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -1,6 +1,7 @@
 """Models by name: torchvision, timm, transformers, this package, Python files, folders."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,52 @@ def test_torchvision_models_know_their_classes() -> None:
     own = Classifier.load("torchvision:resnet18", weights=None, num_classes=7)
     assert own.classes is None
     assert own(torch.rand(1, 3, 32, 32)).shape == (1, 7)
+
+
+def test_a_set_of_weights_of_torchvision_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    state = models.mobilenet_v2().state_dict()
+
+    def download(url: str, **_: Any) -> dict[str, torch.Tensor]:
+        asked.append(url)
+        return state
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
+    sets = models.MobileNet_V2_Weights
+    resizes = []
+    for word, wanted in {
+        "mobilenet_v2": sets.IMAGENET1K_V2,
+        "mobilenet_v2@IMAGENET1K_V2": sets.IMAGENET1K_V2,
+        "mobilenet_v2@IMAGENET1K_V1": sets.IMAGENET1K_V1,
+    }.items():
+        classifier = Classifier.load(f"torchvision:{word}")
+        assert asked.pop() == wanted.url
+        assert classifier.recipe == Recipe(f"torchvision:mobilenet_v2@{wanted.name}")
+        assert classifier.view is not None
+        resizes.append(classifier.view.resize)
+    assert resizes == [232, 232, 256], "each set has its own preprocessing"
+
+
+def test_a_saved_classifier_keeps_the_name_of_its_weights(tmp_path: Path) -> None:
+    source = "torchvision:mobilenet_v2@IMAGENET1K_V1"
+    classifier = Classifier.load(source, weights=None)
+    assert classifier.recipe == Recipe(source)
+    loaded = Classifier.load(classifier.save(tmp_path))
+    assert (loaded.recipe, loaded.view) == (classifier.recipe, classifier.view)
+
+
+@pytest.mark.parametrize("weights", ["default", None])
+def test_a_set_of_weights_that_does_not_exist_is_an_error_that_lists_those_that_do(
+    weights: str | None,
+) -> None:
+    words = (
+        "Unknown set of weights of torchvision:mobilenet_v2 'IMAGENET1K_V3'. Did you mean"
+        " 'IMAGENET1K_V2'? Known: IMAGENET1K_V1, IMAGENET1K_V2"
+    )
+    with pytest.raises(UserError, match=re.escape(words)):
+        Classifier.load("torchvision:mobilenet_v2@IMAGENET1K_V3", weights=weights)
+    with pytest.raises(UserError, match="Did you mean 'torchvision:resnet18@IMAGENET1K_V1'"):
+        Classifier.load("resnet18@IMAGENET1K_V1")
 
 
 @pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224", "convnext_atto"])

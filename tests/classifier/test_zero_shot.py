@@ -11,8 +11,8 @@ from PIL import Image
 
 from small_models import Traces, random_images
 from sufficit import Classifier, UserError, evaluate, explain
-from sufficit.classifier.architectures import zero_shot
 from sufficit.classifier.fingerprint import fingerprint, same
+from sufficit.classifier.zero_shot import zero_shot
 
 transformers = pytest.importorskip("transformers")
 

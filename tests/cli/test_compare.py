@@ -398,11 +398,6 @@ def test_a_comparison_by_msi_alone_is_reported(sufficit, photos: Path) -> None:
         ("demo", "cli.demo.run_demo", "the demo keeps nothing. Run it again."),
         ("sanity --model sufficit:digits --data .", "sanity.check_folder", "a check keeps nothing"),
         (
-            "reproduce synthetic-mnist",
-            "reproduce.pipeline.plans.plan_for",
-            "no stage is done yet; of the stage at work, finished epochs",
-        ),
-        (
             "train-lax --model sufficit:digits --data . --device cpu",
             "training.processes.fabric_for",
             "no epoch is finished yet. Run the same command again to start.",

@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 from torch import nn
 
+from shard_files import png, write_shard
 from small_runs import config_for, interrupted, run_small
 from sufficit import Classifier, UserError
-from sufficit.data.image_files import pixels_of
+from sufficit.data.image_files import BadImageError, pixels_of
 from sufficit.data.images import ImageFile, ImageSource, ImageTensor, list_images, open_images
 from sufficit.data.loader import Entry, ImageLoader, decode_entry, labels_for
 from sufficit.errors import GoneError
@@ -207,3 +208,29 @@ def test_data_without_permission_for_a_while_stop_the_run_and_skip_nothing(
             run(job, out, progress=False)
     results = run_small(config, out)
     assert (len(results.names), results.skipped) == (11, {})
+
+
+def test_a_file_that_is_replaced_after_it_was_listed_is_refused(tmp_path: Path) -> None:
+    write_shard(tmp_path / "s" / "0.tar", [("a.png", png(0))])
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "a.png").write_bytes(png(0))
+    listed = [*list_images(tmp_path / "f"), *list_images(tmp_path / "s")]
+    for image in listed:
+        before = image.path.stat()
+        image.path.write_bytes(image.path.read_bytes().replace(png(0), png(1)[: len(png(0))]))
+        assert image.path.stat().st_size == before.st_size
+        os.utime(image.path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+        for read in (image.content, lambda image=image: image.read(None)):
+            with pytest.raises(UserError, match=f"^{image.file} was changed after it was listed"):
+                read()
+        os.utime(image.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert len(image.content()) == len(png(0))
+    with listed[0].path.open("ab") as file:
+        file.write(b"x")
+    os.utime(listed[0].path, ns=(0, int(listed[0].version)))
+    with pytest.raises(UserError, match="was changed after it was listed"):
+        listed[0].read(None)
+    listed[0].path.unlink()
+    (tmp_path / "f" / "b.png").touch()
+    with pytest.raises(BadImageError, match="can't be opened"):
+        listed[0].read(None)

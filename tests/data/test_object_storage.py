@@ -105,6 +105,31 @@ def test_a_missing_or_bad_object_is_skipped(bucket: str, object_server: ObjectSe
     assert [entry.image.is_there() for entry in entries[:2]] == [True, False]
 
 
+def test_an_object_that_is_replaced_after_it_was_listed_is_refused(bucket: str) -> None:
+    put(bucket, {"in/a.png": png(0), "in/b.png": png(1)})
+    shard = io.BytesIO()
+    with tarfile.open(fileobj=shard, mode="w") as tar:
+        member = tarfile.TarInfo("a.png")
+        member.size = len(png(0))
+        tar.addfile(member, io.BytesIO(png(0)))
+    put(bucket, {"s/0.tar": shard.getvalue()})
+    images = [*list_images(f"{bucket}/in"), *list_images(f"{bucket}/s")]
+    assert [len(one.content()) for one in images] == [len(png(k)) for k in (0, 1, 0)]
+    put(bucket, {"in/a.png": png(2), "s/0.tar": shard.getvalue() + b"\0"})
+    for image in (images[0], images[2]):
+        for read in (image.content, lambda image=image: download([image])):
+            with pytest.raises(UserError, match=f"^{image.file} was changed after it was listed"):
+                read()
+    assert images[1].content() == png(1)
+    with pytest.raises(UserError, match=r"a\.png was changed"):
+        loader().items([Entry(k, image) for k, image in enumerate(images)])
+
+
+def test_an_address_without_a_bucket_is_refused() -> None:
+    with pytest.raises(UserError, match="s3:// names no folder: write s3://BUCKET/FOLDER"):
+        list_images("s3://")
+
+
 def test_a_folder_that_vanishes_is_no_bad_image(bucket: str, object_server: ObjectServer) -> None:
     put(bucket, {"in/a.png": png(0), "out/b.png": png(1)})
     entries = entries_of(f"{bucket}/in")

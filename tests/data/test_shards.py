@@ -5,13 +5,14 @@ import io
 import json
 import os
 import tarfile
-import time
 from pathlib import Path
 
 import numpy as np
 import pandas
 import pytest
 import torch
+from sufficit.runs.maps import MapFile
+from sufficit.runs.overlays import explain_run
 
 from own_model import MODEL
 from shard_files import png, write_shard
@@ -30,8 +31,6 @@ from sufficit.data.shards import ShardImage
 from sufficit.runs.config import config_from
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
-from sufficit.runs.maps import MapFile
-from sufficit.runs.overlays import explain_run
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
@@ -260,12 +259,6 @@ def test_sizes_are_checked_before_anything_is_read(
     empty = ShardImage(picture.file, "empty.png", None, start=512, size=0)
     with pytest.raises(BadImageError, match="0 bytes"):
         empty.read(None)
-    monkeypatch.setattr(shards, "MOST_WORDS", 150)
-    long = [(f"{'name' * 50}.png", png(0))]
-    with pytest.raises(UserError, match=r"a name of 20\d bytes"):
-        list_images(write_shard(tmp_path / "long.tar", long))
-    worded = [("a.cls", b" " * 200 + b"3"), ("a.png", png(0))]
-    assert list_images(write_shard(tmp_path / "worded.tar", worded))[0].folder is None
 
 
 def pax(records: bytes) -> bytes:
@@ -278,18 +271,24 @@ def pax(records: bytes) -> bytes:
     return about.tobuf() + filled + image.tobuf() + bytes(2048)
 
 
-@pytest.mark.parametrize(
-    ("records", "error"),
-    [
-        (b"22 GNU.sparse.major=1\n", "sparse"),
-        (b"12 size=-99\n", "size '-99'"),
-        (b"29 size=99999999999999999999\n", "size '9999"),
-    ],
-)
-def test_odd_headers_are_refused(tmp_path: Path, records: bytes, error: str) -> None:
+@pytest.mark.parametrize("records", [b"12 size=-99\n", b"0 x=1\n"])
+def test_odd_headers_are_refused(tmp_path: Path, records: bytes) -> None:
     (tmp_path / "odd.tar").write_bytes(pax(records))
-    with pytest.raises(UserError, match=error):
+    with pytest.raises(UserError, match=r"odd\.tar (is no plain tar|holds a sparse file)"):
         list_images(tmp_path / "odd.tar")
+
+
+def test_a_corrupt_header_between_images_is_a_bad_picture(tmp_path: Path) -> None:
+    files = [(f"{k}.png", png(k)) for k in range(3)]
+    path = write_shard(tmp_path / "a.tar", files)
+    content = bytearray(path.read_bytes())
+    place = content.index(b"1.png")
+    content[place + 148 : place + 156] = b"7777777\0"  # the checksum of the second header
+    path.write_bytes(content)
+    good, bad = list_images(path)
+    assert (good.name, bad.name) == ("a.tar/0.png", f"a.tar/at byte {place}")
+    with pytest.raises(BadImageError, match=f"^cut off at byte {place}: fetch it again$"):
+        bad.read(None)
 
 
 def test_a_size_beyond_the_end_is_a_cut(tmp_path: Path) -> None:
@@ -297,22 +296,6 @@ def test_a_size_beyond_the_end_is_a_cut(tmp_path: Path) -> None:
     (found,) = list_images(tmp_path / "a.tar")
     with pytest.raises(BadImageError, match=r"cut off in 'a\.png'"):
         found.read(None)
-
-
-def test_a_header_of_records_renames_what_follows_it(tmp_path: Path) -> None:
-    (tmp_path / "a.tar").write_bytes(pax(b"0 x=1\n14 path=b.png\n11 size=7\n"))
-    (found,) = list_images(tmp_path / "a.tar")
-    assert (found.name, found.size) == ("a.tar/a.png", 600)  # a length of 0 ends nothing well
-    (tmp_path / "b.tar").write_bytes(pax(b"14 path=b.png\n10 size=7\n"))
-    (found,) = list_images(tmp_path / "b.tar")
-    assert (found.name, found.size) == ("b.tar/b.png", 7)
-
-
-def test_a_header_without_records_takes_no_time(tmp_path: Path) -> None:
-    (tmp_path / "a.tar").write_bytes(pax(b"1 " * 2**19))
-    start = time.monotonic()
-    assert [image.name for image in list_images(tmp_path / "a.tar")] == ["a.tar/a.png"]
-    assert time.monotonic() - start < 5
 
 
 def test_a_size_of_records_is_not_that_of_a_long_name(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Where the object is, from files that others made, as the model sees the image."""
 
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -71,14 +72,6 @@ def write_voc(folder: Path) -> Path:
     return folder
 
 
-def write_cub(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "images.txt").write_text("1 cat/1.jpg\n2 dog/1.jpg\n3 other/9.jpg\n")
-    box = " ".join(f"{side:.1f}" for side in BOX)
-    (folder / "bounding_boxes.txt").write_text(f"1 {box}\n2 {box}\n3 0 0 1 1\n")
-    return folder
-
-
 def write_csv(path: Path) -> Path:
     box = ",".join(map(str, BOX))
     path.write_text(f"image,x,y,width,height\ncat/1.png,{box}\nphotos/dog/1.png,{box}\n")
@@ -94,7 +87,6 @@ def write_masks(folder: Path) -> Path:
 MAKERS = {
     "coco.json": write_coco,
     "voc": write_voc,
-    "cub": write_cub,
     "boxes.csv": write_csv,
     "masks": write_masks,
 }
@@ -181,6 +173,59 @@ def test_a_picture_turned_by_exif_has_the_box_of_how_it_looks(tmp_path: Path) ->
     assert found.shape == (80, 40)
     assert entry.image.read(None)[0, 2:8, 2:8].min() > 0.8
     assert found.nonzero().amax(0).tolist() == [9, 9]
+
+
+# How an image that looks upright is stored, by the number of its orientation.
+STORED = {
+    1: lambda upright: upright,
+    2: lambda upright: upright[:, ::-1],
+    3: lambda upright: upright[::-1, ::-1],
+    4: lambda upright: upright[::-1],
+    5: lambda upright: upright.swapaxes(0, 1),
+    6: lambda upright: upright.swapaxes(0, 1)[::-1],
+    7: lambda upright: upright.swapaxes(0, 1)[::-1, ::-1],
+    8: lambda upright: upright.swapaxes(0, 1)[:, ::-1],
+}
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+@pytest.mark.parametrize("orientation", STORED)
+def test_boxes_and_masks_fit_images_of_every_orientation(
+    tmp_path: Path, orientation: int, suffix: str
+) -> None:
+    upright = np.zeros((40, 80, 3), np.uint8)
+    upright[5:15, 50:70] = 255
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for folder in ("photos", "masks"):
+        (tmp_path / folder).mkdir()
+    stored = np.ascontiguousarray(STORED[orientation](upright))
+    for folder in ("photos", "masks"):
+        Image.fromarray(stored).save(tmp_path / folder / f"a{suffix}", exif=exif)
+    (tmp_path / "t.csv").write_text(f"image,x,y,width,height\na{suffix},50,5,20,10\n")
+    entry = entries(tmp_path / "photos")[f"a{suffix}"]
+    wanted = torch.from_numpy(upright[..., 0] > 0)
+    seen = entry.image.read(None)
+    assert torch.equal(seen[0] > 0.5, wanted)
+    for truth in ("t.csv", "masks"):
+        assert torch.equal(TruthFiles(tmp_path / truth).read(entry, None) == OBJECT, wanted)
+
+
+def test_masks_that_were_replaced_have_another_digest(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "masks" / "dog").mkdir(parents=True)
+    path = tmp_path / "masks" / "dog" / "1.bmp"
+    mask = np.zeros((60, 100), np.uint8)
+    Image.fromarray(mask).save(path)
+    listed = TruthFiles(tmp_path / "masks")
+    before, size, time = listed.digest(), path.stat().st_size, path.stat().st_mtime_ns
+    assert TruthFiles(tmp_path / "masks").digest() == before
+    mask[10:40, 20:60] = 255
+    Image.fromarray(mask).save(path)
+    os.utime(path, ns=(time, time + 10**6))
+    assert path.stat().st_size == size
+    assert TruthFiles(tmp_path / "masks").digest() != before
+    with pytest.raises(UserError, match=r"1\.bmp was changed after it was listed"):
+        listed.read(entries(photos)["dog/1.png"], None)
 
 
 def test_boxes_of_the_images_own_class_count_where_there_are_some(
@@ -308,9 +353,6 @@ BROKEN = {
         (b"\xff\xfe\x00", "could not be read"),
         ('image,x,y,width,height\n"' + "a" * 200_000 + '",1,2,3,4\n', "could not be read as CSV"),
         ("image,x,y,width,height\n", "has no masks and no boxes"),
-    ],
-    "bounding_boxes.txt": [
-        ("1 2 3 4 5\n", "could not be read"),  # no images.txt
     ],
     "a.yaml": [("a: 1", "is no truth: give a folder of masks")],
 }

@@ -23,7 +23,7 @@ from small_models import (
 from sufficit import Classifier, Lax, UserError, explain
 from sufficit.errors import GoneError
 from sufficit.explainers.lax import name_of
-from sufficit.explainers.sources import methods_from
+from sufficit.explainers.words import methods_from
 
 TRAINED = {"recipe": {"keep": 1.0}, "seed": 3, "history": [{"epoch": 1, "msi": 0.25}]}
 
@@ -345,11 +345,9 @@ def test_any_config_loads_or_is_refused(folder: Path, values) -> None:
 
 @pytest.mark.processes
 def test_an_adapter_on_object_storage_is_loaded_bit_for_bit(
-    bucket: str, object_server: ObjectServer
+    bucket: str, object_server: ObjectServer, folder: Path
 ) -> None:
-    assert adapter().save_pretrained(f"{bucket}/birds-lax") is None
-    names = ["README.md", "config.json", "model.safetensors"]
-    assert object_server.keys(f"{bucket}/birds-lax") == names
+    object_server.upload(folder, f"{bucket}/birds-lax")
     assert_same(Lax.from_pretrained(f"{bucket}/birds-lax"), adapter())
     assert name_of(f"{bucket}/birds-lax/") == "birds-lax"
     found = methods_from(f"{bucket}/birds-lax, mine={bucket}/birds-lax")
@@ -373,11 +371,11 @@ def test_an_adapter_on_object_storage_is_not_trusted(
     object_server.upload(folder, place)
     with pytest.raises(UserError, match=f"{place}/model.safetensors could not be read"):
         Lax.from_pretrained(place)
-    adapter().save_pretrained(place)
+    adapter().save_pretrained(folder)
+    object_server.upload(folder, place)
     for name in ("config.json", "model.safetensors"):
         object_server.faults[:] = [denied("GET", name)]
         with pytest.raises(GoneError, match=f"{place}/{name} can't be reached"):
             Lax.from_pretrained(place)
-    object_server.faults[:] = [denied("PUT")]
-    with pytest.raises(GoneError, match="can't be reached"):
+    with pytest.raises(UserError, match=f"cannot write to {bucket}/other: give a local folder"):
         adapter().save_pretrained(f"{bucket}/other")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sufficit.runs.maps import identity
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,7 +28,7 @@ from small_models import (
 from small_runs import FLAGS
 from sufficit import Classifier, UserError, compare, explain, normalize, resize
 from sufficit.explainers import explainer_named
-from sufficit.explainers.sources import sources_from
+from sufficit.explainers.words import sources_from
 from sufficit.runs.maps import identity
 
 with warnings.catch_warnings():

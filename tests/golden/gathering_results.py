@@ -54,8 +54,6 @@ class Result:
 
 def gather(out: Path) -> Result:
     """All that a command left in its folder and that another run must give again."""
-    if (out / "results").is_dir():  # of reproduce, which keeps its runs beside its results
-        out = out / "results"
     result = Result(told=_told(out))
     for kind in ("scores", "curves"):
         found = sorted(out.rglob(f"{kind}.parquet"))

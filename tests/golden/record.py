@@ -6,8 +6,8 @@ that commit out somewhere and run, with its `src` in front of the path:
 
     PYTHONPATH=OLD/src python tests/golden/record.py [CASE ...]
 
-`demo` and `reproduce`, which train an adapter, were recorded again on 2026-11-18 by today's command
-line, because the recipe `robust` trains another one since; their other rows did not change.
+`demo`, which trains an adapter, was recorded again on 2026-11-18 by today's command line, because
+the recipe `robust` trains another one since; its other rows did not change.
 
 COMMANDS are spelled as that commit has them and stay so. IN stands for the folder of inputs that
 make_inputs.py writes. How the pictures themselves were drawn is in `draw_pictures`.
@@ -55,8 +55,6 @@ COMMANDS = {
     "explain": "explain IN/images-4 --model sufficit:digits --device cpu"
     " --method gradcam,finer-cam,sufficit:digits",
     "demo": "demo --images 4 --train-images 128 --no-open",
-    "reproduce": "reproduce synthetic-mnist --quick --device cpu --images 4 --search-images 3"
-    " --train-images 64 --test-images 20 --epochs 1 --lax-epochs 2 --step 0.1 --no-report",
 }
 
 

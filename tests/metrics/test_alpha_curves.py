@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from sufficit.metrics.plan import coarse, make_plan, msi_by_method, spread
 
 from reference import heatmaps_like, small_net
 from sufficit import Classifier, evaluate
-from sufficit.metrics.plan import coarse, make_plan, msi_by_method, spread
 
 SIZE = (8, 6)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from captum.metrics import infidelity as captum_infidelity
 from scipy.stats import pearsonr, spearmanr
+from sufficit.metrics.plan import ask, make_plan
 from torch import Tensor, nn
 
 from small_models import Spy
@@ -16,7 +17,6 @@ from sufficit import Classifier, UserError, evaluate
 from sufficit.metrics import COLUMNS, Evaluation, Metric
 from sufficit.metrics.artefacts import ARTEFACTS
 from sufficit.metrics.further_columns import CELLS, FURTHER, SUBSETS, complexity, sparseness
-from sufficit.metrics.plan import ask, make_plan
 from sufficit.perturbation.bands import top
 from sufficit.perturbation.image_masks import ImageMask
 from sufficit.perturbation.sampling import uniforms

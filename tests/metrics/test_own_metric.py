@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sufficit.metrics.plan import RESERVED
 from torch import nn
 from torchmetrics import MetricCollection
 
 from sufficit import Classifier, Scores, UserError, compare_scores, evaluate
 from sufficit.metrics import COLUMNS, MSI, Evaluation, Metric
-from sufficit.metrics.plan import RESERVED
 from sufficit.perturbation.bands import at_least, show, top
 
 

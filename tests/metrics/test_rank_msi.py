@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sufficit.metrics.plan import make_plan
 from torch import Tensor, nn
 
 from sufficit import Classifier, compare, evaluate
 from sufficit.metrics import Evaluation
 from sufficit.metrics.further_columns import best_shares, coarse_shares, half_sums, halves_of
 from sufficit.metrics.metric import Schedule
-from sufficit.metrics.plan import make_plan
 from sufficit.perturbation.sampling import uniforms
 
 SIZE = (10, 10)

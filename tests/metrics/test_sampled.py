@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sufficit.metrics.conditions import ask_all, make_conditions
+from sufficit.metrics.plan import ask, make_plan
 from torch import Tensor
 from torchmetrics import MetricCollection
 
@@ -12,9 +14,7 @@ from reference import heatmaps_like, intervals, small_net
 from small_models import Spy
 from sufficit import Classifier, UserError, evaluate
 from sufficit.metrics import COLUMNS, METRICS, MSI, Evaluation, Metric
-from sufficit.metrics.conditions import ask_all, make_conditions
 from sufficit.metrics.metric import MeanCurve, area_weights
-from sufficit.metrics.plan import ask, make_plan
 from sufficit.metrics.scores import Scores, read
 from sufficit.perturbation.bands import EVERYTHING, at_least, rest, show, top
 from sufficit.perturbation.predictions import Predictions

@@ -3,6 +3,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from sufficit.metrics.plan import ask, make_plan
 from torch import Tensor, nn
 
 import sufficit.perturbation.bands
@@ -10,7 +11,6 @@ import sufficit.perturbation.predict
 from reference import COLUMNS, heatmaps_like, one_at_a_time, reference_columns, small_net
 from small_models import SmallMemory, Spy
 from sufficit import Classifier, UserError, evaluate, leak
-from sufficit.metrics.plan import ask, make_plan
 from sufficit.perturbation.bands import EVERYTHING, rest, show
 from sufficit.perturbation.fills import FILLS, blur
 from sufficit.perturbation.predict import predict, predict_views

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from sufficit.metrics.plan import make_plan
 
 from sufficit import UserError
-from sufficit.metrics.plan import make_plan
 from sufficit.perturbation.bands import EVERYTHING, Band, hide, rest, show, top
 from sufficit.perturbation.sampling import Sampling, make_sampling, uniforms
 

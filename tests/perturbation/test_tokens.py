@@ -6,13 +6,13 @@ from copy import deepcopy
 
 import pytest
 import torch
+from sufficit.metrics.plan import ask, make_plan
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import ConvStemConfig, VisionTransformer
 
 from reference import COLUMNS, reference_columns
 from small_models import SmallMemory, Traces, cnn, rand, random_images
 from sufficit import Classifier, UserError, evaluate, leak
-from sufficit.metrics.plan import ask, make_plan
 from sufficit.perturbation.bands import ranks, show, top
 from sufficit.perturbation.predict import predict
 from sufficit.perturbation.tokens import distinct_patches, kept_patches, patches_of, token_model

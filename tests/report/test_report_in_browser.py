@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sufficit.metrics.plan import make_plan
 
 from browsing import Tab, in_browser, launched, opened, shot
 from report_content import HOSTILE, coarse_maps, curves_shown, make
-from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import read
 from sufficit.perturbation.predictions import NO_CLASS
 from sufficit.report import Content, MethodScores, write_report

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from sufficit.metrics.conditions import FEW, Condition, make_conditions
+from sufficit.metrics.plan import make_plan
 
 from own_model import MODEL
 from reference import heatmaps_like, small_net
@@ -14,8 +16,6 @@ from small_runs import STEPS, assert_same_rows, config_for, interrupted, rows, r
 from sufficit import Classifier, UserError, evaluate, explain
 from sufficit.metrics import COLUMNS, Metric
 from sufficit.metrics.columns import heading
-from sufficit.metrics.conditions import FEW, Condition, make_conditions
-from sufficit.metrics.plan import make_plan
 from sufficit.perturbation.bands import show
 from sufficit.runs.job import make_job
 from sufficit.runs.results import RunResults

@@ -12,6 +12,7 @@ import pandas
 import pytest
 import torch
 from PIL import Image
+from sufficit.runs.maps import noise
 from torch import Tensor, nn
 
 from own_model import MODEL
@@ -35,7 +36,6 @@ from sufficit.provenance import plain, save_json
 from sufficit.runs import engine, explanations, job
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
-from sufficit.runs.maps import noise
 from sufficit.runs.results import OWN_BEST, RunResults
 from sufficit.runs.store import Store
 

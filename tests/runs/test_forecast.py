@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from sufficit.runs.forecast import forecast
 
 from small_models import Spy
 from small_runs import config_for, run_small, write_photos
@@ -13,7 +14,6 @@ from sufficit import Classifier, UserError, compare
 from sufficit.data.images import drawn, open_images
 from sufficit.runs import forecast as module
 from sufficit.runs.config import QUICK, Workers, config_from
-from sufficit.runs.forecast import forecast
 from sufficit.runs.job import make_job
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from sufficit.runs.explanations import ImageWorker
 
 from digit_images import write_digits
 from small_runs import assert_same_rows, config_for, run_small
@@ -20,12 +21,11 @@ from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images
 from sufficit.files import is_unfinished
 from sufficit.runs.config import RunConfig
-from sufficit.runs.explanations import ImageWorker
 from sufficit.training.validation import ValidationScores, ValidationSet
 
 MODEL = ("--model", "sufficit:digits", "--device", "cpu")
 COARSE = ("--value-step", "0.5", "--percent-step", "0.5")
-COMMANDS = ("compare", "evaluate", "explain", "sanity", "train-lax", "reproduce", "figure", "demo")
+COMMANDS = ("compare", "evaluate", "explain", "sanity", "train-lax", "figure", "demo")
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +40,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def words(command: str, place: Path, out: Path) -> Sequence[object]:
     data = ("--data", place / "digits")
-    small = ("--images", 4, "--train-images", 32)
     return {
         "compare": ("compare", *MODEL, *data, *COARSE, "-m", "gradcam", "--donors", 1),
         "evaluate": ("evaluate", *MODEL, *data, *COARSE, "--heatmaps", place / "maps.npz"),
         "explain": ("explain", place / "digits", *MODEL),
         "sanity": ("sanity", *MODEL, *data, "--methods", "gradcam", "--steps", 1),
         "train-lax": ("train-lax", *MODEL, *data, "--epochs", 1),
-        "reproduce": ("reproduce", "synthetic-mnist", "--quick", *small, "--device", "cpu"),
         "figure": ("figure", place / "run", "--show", "sizes"),
         "demo": ("demo", "--images", 2, "--train-images", 32, "--no-open"),
     }[command] + ("--out", out / "figure.png" if command == "figure" else out)
@@ -81,7 +79,7 @@ def test_a_full_disk_is_one_error_and_leaves_what_was_there(
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    notes = (tmp_path if command == "reproduce" else out) / "notes.txt"
+    notes = out / "notes.txt"
     notes.write_text("my own")
     with no_file_over(0):
         run = sufficit(*words(command, place, out))

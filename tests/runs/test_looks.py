@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pandas
 import pytest
 import torch
+from sufficit.runs.rankings import half_width
 
 from reference import intervals
 from small_runs import StopError, assert_same_rows, config_for, interrupted, run_small
@@ -18,7 +19,6 @@ from sufficit import Classifier, UserError, compare
 from sufficit.data.images import list_images
 from sufficit.runs import engine
 from sufficit.runs.job import look_sizes
-from sufficit.runs.rankings import half_width
 from sufficit.runs.results import RunResults
 from sufficit.runs.store import SCORES, Store
 from sufficit.statistics import Chance, Estimate, estimates_of

@@ -8,6 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sufficit.runs.explanations import MapBatch, Sample, draw_sources
+from sufficit.runs.maps import (
+    MapFile,
+    MapTensor,
+    maps_from_file,
+    noise,
+    pack,
+    unpack,
+)
 from torch import Tensor
 
 from own_model import MODEL
@@ -19,15 +28,6 @@ from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import BadImageError, ImageFile, ImageTensor, list_images
 from sufficit.data.loader import Entry
 from sufficit.explainers.explanation import DrawnMaps
-from sufficit.runs.explanations import MapBatch, Sample, draw_sources
-from sufficit.runs.maps import (
-    MapFile,
-    MapTensor,
-    maps_from_file,
-    noise,
-    pack,
-    unpack,
-)
 from sufficit.runs.store import Store
 
 

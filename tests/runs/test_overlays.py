@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sufficit.runs.overlays import class_number, explain_run, images_in, row_title
 from torch import Tensor
 
 from small_models import Traces
@@ -19,7 +20,6 @@ from sufficit.data.images import list_images, open_images, read_image
 from sufficit.plots import blend
 from sufficit.runs import explanations
 from sufficit.runs.job import Job, make_job
-from sufficit.runs.overlays import class_number, explain_run, images_in, row_title
 
 
 def job_for(photos: Path, unit: int = 4, **more: Any) -> Job:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from sufficit.runs.maps import noise
 from torch import nn
 
 from report_content import Quarters, quarters
@@ -21,7 +22,6 @@ from sufficit.provenance import plain
 from sufficit.report.answer import answer
 from sufficit.report.html import render
 from sufficit.report.interpretation import cautions, readings
-from sufficit.runs.maps import noise
 from sufficit.runs.results import RunResults
 from sufficit.runs.shown import rows_named
 from sufficit.sums import few_images

@@ -388,7 +388,7 @@ def test_a_folder_belongs_to_one_run_at_a_time(photos: Path, tmp_path: Path) -> 
 
     run(make_job(config_for(photos), unit=4), out, progress=tick)
     assert len(found) == 2
-    assert all("belongs to a run (process" in words for words in found)
+    assert all("another run is writing to" in words for words in found)
     run_small(config_for(photos), tmp_path / "alone")
     assert_same_rows(tmp_path / "alone", out, METHODS)
 

@@ -21,7 +21,7 @@ from sufficit.data.digits import synthetic_digits
 from sufficit.data.images import read_image
 from sufficit.sanity import SanityReport, sanity_check
 from sufficit.sanity.checks import Likeness, _verdict
-from sufficit.sanity.randomization import (
+from sufficit.classifier.randomization import (
     Block,
     cascade,
     copied,

@@ -53,6 +53,23 @@ def accelerated(classifier: Classifier, shape: Sequence[int]) -> Classifier:
     return fast
 
 
+class FastCopy:
+    """A compiled copy of a classifier, made when the first images come; pickled without it."""
+
+    def __init__(self, classifier: Classifier, batch_size: int | None = None) -> None:
+        self.classifier, self.batch_size = classifier, batch_size
+        self._made: Classifier | None = None
+
+    def of(self, shape: Sequence[int], usual: int) -> Classifier:
+        """The copy for images [C,H,W], sent in batches of the usual size unless one was given."""
+        if self._made is None:
+            self._made = accelerated(self.classifier, (self.batch_size or usual, *shape))
+        return self._made
+
+    def __getstate__(self) -> dict[str, object]:
+        return vars(self) | {"_made": None}
+
+
 def is_compiled(classifier: Classifier) -> bool:
     """Whether torch.compile made the model, so that every new batch size is compiled anew."""
     return hasattr(classifier.model, "_orig_mod")

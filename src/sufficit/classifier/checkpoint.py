@@ -85,7 +85,7 @@ SAVED_OPTIONS: dict[str, set[str]] = {
     | {"img_size", "in_chans", "num_classes", "num_heads", "output_stride", "patch_size"},
     "transformers": {"image_size", "num_channels", "num_classes", "num_labels"},
     "clip": {"prompts"},
-    "sufficit": {"channels", "folded", "image_size", "num_classes", "width"},
+    "sufficit": {"channels", "num_classes", "width"},
 }
 """The options a saved classifier may have: shapes, and nothing that reads other files."""
 

@@ -100,12 +100,15 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
     weights = None if weights == "none" else weights
     if scheme in SOURCES and name:
         published = weights == "default"
+        if scheme == "torchvision" and published:
+            # Record which weights: another version of torchvision may have another default.
+            name = "@".join((name.partition("@")[0], _torchvision_weights(name).name))
         with seeded(RANDOM_SEED):
             classifier = SOURCES[scheme](name, published, options)
         if weights is not None and not published:
             checkpoint.load_weights(classifier.model, place(weights))
         # A saved classifier must not run code when it is loaded, so this one has no recipe.
-        classifier.recipe = None if scheme == "python" else Recipe(str(source), options)
+        classifier.recipe = None if scheme == "python" else Recipe(f"{scheme}:{name}", options)
         return classifier
     if ".py:" in str(source):
         raise UserError(f"Unknown model {str(source)!r}. Did you mean 'python:{source}'?")
@@ -121,7 +124,7 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
             f"{source} is no folder with {DESCRIPTION} and {WEIGHTS}: for a file of weights give"
             ' the architecture and the file, "torchvision:resnet18" and weights=FILE'
         )
-    if not name and str(source) in _torchvision_names():
+    if not name and str(source).partition("@")[0] in _torchvision_names():
         raise UserError(f"Unknown model {source!r}. Did you mean 'torchvision:{source}'?")
     names = [f"{known}:{'FILE.py:FUNCTION' if known == 'python' else 'NAME'}" for known in SOURCES]
     raise unknown("model", str(source), [*names, "the folder of a saved classifier"])
@@ -186,13 +189,28 @@ def _torchvision_names() -> list[str]:
     return list(models.list_models(module=models))
 
 
-def _from_torchvision(name: str, published: bool, options: dict[str, Any]) -> Classifier:
+def _torchvision_weights(name: str) -> Any:
+    """The set of weights that NAME@WEIGHTS names; the newest for NAME alone."""
+    name, _, chosen = name.partition("@")
     if name not in _torchvision_names():
         raise unknown("torchvision model", name, _torchvision_names())
+    from torchvision import models
+
+    known = models.get_model_weights(name)
+    if not chosen:
+        return known.DEFAULT
+    sets = {one.name: one for one in known}
+    if chosen not in sets:
+        raise unknown(f"set of weights of torchvision:{name}", chosen, sets)
+    return sets[chosen]
+
+
+def _from_torchvision(name: str, published: bool, options: dict[str, Any]) -> Classifier:
+    weights = _torchvision_weights(name)
+    name = name.partition("@")[0]
     _refuse_random(name, published, options)
     from torchvision import models
 
-    weights = models.get_model_weights(name).DEFAULT
     given = weights if published else None
     model = _fetch(name, models.get_model, name, weights=given, **options)
     preset = weights.transforms()
@@ -232,7 +250,7 @@ def _from_transformers(name: str, published: bool, options: dict[str, Any]) -> C
 
 
 def _from_clip(name: str, published: bool, options: dict[str, Any]) -> Classifier:
-    from sufficit.classifier.architectures import check_prompts, zero_shot
+    from sufficit.classifier.zero_shot import check_prompts, zero_shot
 
     transformers = extra("transformers", f"clip:{name}")
     if unknown_options := options.keys() - {"prompts"}:
@@ -284,20 +302,10 @@ def _processor_view(processor: Any) -> View:
 
 
 def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Classifier:
-    if name in SMALL_NETS:
-        _refuse_random(name, published, options)
-        return _read(SMALL_NETS[name]) if published else Classifier(SmallNet(**options))
-    from sufficit.classifier.architectures import MODELS, build  # they import torchvision
-
-    if name in MODELS:
-        if published or not {"num_classes", "image_size"} <= options.keys():
-            raise UserError(
-                f"sufficit:{name} ships without weights: train it with sufficit reproduce, and give"
-                " the folder RUN/classifier that it saves as the model. In Python, give"
-                " weights=FILE or None, num_classes= and image_size="
-            )
-        return Classifier(_fetch(name, build, name, **options))
-    raise unknown("sufficit model", name, [*SMALL_NETS, *MODELS])
+    if name not in SMALL_NETS:
+        raise unknown("sufficit model", name, SMALL_NETS)
+    _refuse_random(name, published, options)
+    return _read(SMALL_NETS[name]) if published else Classifier(SmallNet(**options))
 
 
 def _from_python(name: str, published: bool, options: dict[str, Any]) -> Classifier:
@@ -342,15 +350,15 @@ def known_models() -> Iterator[tuple[str, str]]:
     """Every model with a name, and a line about it."""
     for name in SMALL_NETS:
         yield f"sufficit:{name}", "ships with the package, for the demo"
-    from sufficit.classifier.architectures import MODELS
-
-    for name, model in MODELS.items():
-        yield f"sufficit:{name}", f"to train with sufficit reproduce: {model.about}"
     from torchvision.models import get_model_weights
 
     for name in _torchvision_names():
-        meta = get_model_weights(name).DEFAULT.meta
-        yield f"torchvision:{name}", f"{meta['num_params'] / 1e6:.1f} million weights, ImageNet"
+        known = get_model_weights(name)
+        about = f"{known.DEFAULT.meta['num_params'] / 1e6:.1f} million weights, ImageNet"
+        others = [one.name for one in known if one is not known.DEFAULT]
+        if others:
+            about += f"; {known.DEFAULT.name}, also @{', @'.join(others)}"
+        yield f"torchvision:{name}", about
     try:
         timm = import_module("timm")
     except ImportError:

@@ -12,7 +12,7 @@ from sufficit.outside import literal
 
 COMMANDS = (
     *("compare", "demo", "evaluate", "explain", "figure", "methods", "report"),
-    *("reproduce", "sanity", "serve", "status", "train_lax", "train_twin"),
+    *("sanity", "serve", "status", "train_lax", "train_twin"),
 )
 __all__ = ["app", "main"]
 

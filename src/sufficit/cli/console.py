@@ -16,8 +16,7 @@ from typer.core import TyperCommand
 
 from sufficit import __version__
 from sufficit.errors import UserError
-from sufficit.files import is_remote
-from sufficit.lock import owning
+from sufficit.lock import locked
 from sufficit.outside import literal
 from sufficit.runs.config import RunConfig, Workers
 
@@ -32,7 +31,6 @@ FIRST = {  # command: the options to read first
     "evaluate": ("model", "data", "heatmaps", "alpha_min", "to"),
     "explain": ("model", "methods", "weights", "target", "to"),
     "figure": ("show", "images", "methods", "width", "to"),
-    "reproduce": ("data_word", "quick", "download", "images", "to"),
     "sanity": ("model", "data", "methods", "images", "to"),
     "serve": ("model", "methods", "weights", "example", "port"),
     "train-lax": ("model", "data", "recipe", "epochs", "to"),
@@ -133,7 +131,7 @@ def scored(
 def resumable(folder: Path, kept: Callable[[Path], str] | str = "") -> Iterator[None]:
     """Own the folder of results inside. After Ctrl-C, say what is kept and how to resume."""
     try:
-        with owning(folder):
+        with locked(folder):
             yield
     except KeyboardInterrupt:
         words = kept if isinstance(kept, str) else kept(folder)
@@ -203,7 +201,7 @@ def show_page(page: Path | str, wanted: bool | None = None) -> bool:
         if sys.platform.startswith(("linux", "freebsd")):
             screens = (os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
             wanted = wanted and any(screens)
-    if not wanted or (not isinstance(page, str) and is_remote(page)):
+    if not wanted:
         return False
     address = page if isinstance(page, str) else page.resolve().as_uri()
     opened: list[bool] = []

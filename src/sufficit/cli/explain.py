@@ -14,7 +14,7 @@ from sufficit.runs.config import RunConfig, Workers
 OPTIONS = (
     *("model", "methods", "targets", "layer", "normalize", "weights", "num_classes", "prompts"),
     *("output", "size"),
-    *("on_error", "verify", "device", "precision", "seed"),
+    *("on_error", "device", "precision", "seed"),
 )
 DEFAULTS = {"methods": ("gradcam",), "data": "", "controls": False}
 DEFAULTS |= {"leak": False, "alpha_curve": False}

@@ -87,4 +87,8 @@ def models(
     if not table.rows:
         raise UserError(f"no model's name contains {pattern!r}: try sufficit models")
     out.print(table)
+    out.print(
+        "torchvision:NAME has the newest weights, torchvision:NAME@WEIGHTS those that you name.",
+        highlight=False,
+    )
     out.print("Also transformers:NAME from the hub, a saved one's folder, python:FILE.py:FUNCTION.")

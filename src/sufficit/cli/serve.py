@@ -60,7 +60,7 @@ def serve(
     if missing:
         raise UserError(f"the page needs {', '.join(missing)}: pip install '.[web]'")
     from sufficit import web
-    from sufficit.explainers.sources import methods_from
+    from sufficit.explainers.words import methods_from
     from sufficit.runs.job import load_model
     from sufficit.web.server import bind, is_local, url
 

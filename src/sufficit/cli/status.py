@@ -10,7 +10,6 @@ import typer
 
 from sufficit.cli.console import RESUME, app, out, say
 from sufficit.cli.options import JsonOption
-from sufficit.cli.reproduce import SCORED, stages_done
 from sufficit.files import CHECKPOINT, place, read_json
 from sufficit.outside import literal
 
@@ -74,15 +73,9 @@ def status(
 
 
 def _training(folder: Path) -> dict[str, Any] | None:
-    """How far the training, or those of a table, in a folder are; None if it holds none."""
-    from sufficit.reproduce.table_plan import PLAN
+    """How far the training in a folder is; None if it holds none."""
     from sufficit.training.trainer import read_progress
 
-    if (folder / PLAN).exists():
-        paths, done = sorted(folder.glob(f"**/{CHECKPOINT}")), stages_done(folder)
-        trainings = {path.parent.name: read_progress(path.parent) for path in paths}
-        known = {"stages_done": done, "command": read_json(folder / PLAN).get("command")}
-        return known | {"is_finished": {*SCORED} <= {*done}, "trainings": trainings}
     if (folder / "run.json").exists():
         history = read_json(folder / "run.json").get("history")
         known = {"is_finished": True, "trainings": {"training": {"done": len(history or ())}}}
@@ -98,8 +91,6 @@ def _training(folder: Path) -> dict[str, Any] | None:
 
 def _print_training(found: dict[str, Any]) -> None:
     """A line per training, and how to resume."""
-    if "stages_done" in found:
-        say(f"Stages done: {', '.join(found['stages_done']) or 'none'}")
     for name, one in found["trainings"].items():
         planned = one.get("epochs") or one["done"]
         early = ", stopped early" if one.get("is_over") and one["done"] < planned else ""

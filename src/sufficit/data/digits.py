@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sufficit.data.splits import Split
 from sufficit.errors import UserError
 
 SIDE = 64
@@ -103,15 +102,20 @@ def embedded_digits(held_out: bool) -> tuple[Tensor, Tensor]:
     return strokes[part], torch.from_numpy(classes).long()[part]
 
 
-def compose_all(strokes: Tensor, labels: Tensor, n: int, key: tuple[int, str]) -> Split:
-    """Make n images by (seed, part) on the strokes' device; image i shows digit i, modulo them."""
+def compose_all(
+    strokes: Tensor, labels: Tensor, n: int, key: tuple[int, str]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Make n images by (seed, part) on the strokes' device; image i shows digit i, modulo them.
+
+    Return bytes [n,3,64,64], labels [n] and the digits' pixels, bool [n,64,64].
+    """
     images, masks = [], []
     rows = torch.arange(n, device=labels.device)
     for some in rows.split(_CHUNK):
         made, ink = compose(strokes[some % len(labels), None], some, salt_of(key))
         images.append((made * 255).round().to(torch.uint8))
         masks.append(ink[:, 0] > 0.5)
-    return Split(torch.cat(images), labels[rows % len(labels)], SIDE, torch.cat(masks))
+    return torch.cat(images), labels[rows % len(labels)], torch.cat(masks)
 
 
 def salt_of(key: tuple[int, str]) -> int:

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.data.pictures import FORMATS, BadImageError, read_picture
-from sufficit.errors import GoneError, UserError, warn_user
-from sufficit.files import is_remote, is_unfinished, place
+from sufficit.errors import GoneError, UserError, changed, warn_user
+from sufficit.files import is_remote, is_unfinished, place, version_of
 
 __all__ = ["FORMATS", "BadImageError", "ImageFile", "decode_image", "read_image"]  # for others
 
@@ -85,16 +85,22 @@ class ImageFile:
         """Decode it as the model sees it: [C,H,W] in 0..1."""
         if self.inside or is_remote(self.file):
             return decode_image(BytesIO(self.content()), view)
-        with while_there(self.root, self.path.parent):
-            return read_image(self.path, view)
+        path = self.path
+        with while_there(self.root, path.parent):
+            check_version(path, self.version, self.size)
+            return read_image(path, view)
 
     def content(self) -> bytes:
         """The bytes of its file."""
         if self.fault:
             raise BadImageError(self.fault)
+        path = self.path
         with while_there(self.root):
             try:
-                return self.path.read_bytes()
+                if is_remote(path):
+                    return path.read_object(self.version)
+                check_version(path, self.version, self.size)
+                return path.read_bytes()
             except OSError as error:
                 raise BadImageError(f"can't be opened ({error.strerror})") from error
 
@@ -104,6 +110,18 @@ class ImageFile:
         if self.problem or not (self.size == 0 or self.size > MOST_IMAGE):
             return self.problem
         return f"a file of {self.size} bytes, the limit is {MOST_IMAGE}"
+
+
+def check_version(path: Path, listed: str, size: int = -1) -> None:
+    """Raise if a file was replaced after it was listed with this version and so many bytes.
+
+    An unknown version is "", an unknown size -1.
+    """
+    now = version_of(path)
+    if not listed or not now:  # a file that is gone: its reader says so
+        return
+    if now != listed or (size >= 0 and path.stat().st_size != size):
+        raise changed(path)
 
 
 def is_image(name: str) -> bool:

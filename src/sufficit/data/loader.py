@@ -285,11 +285,11 @@ def _fetch(asked: tuple[Path, Sequence[ImageFile]]) -> list[Download]:
     try:
         with while_there(first.root):
             if first.inside:
-                whole = path.read_range(first.start, last.start + last.size)
+                whole = path.read_range(first.start, last.start + last.size, first.version)
                 places = [one.start - first.start for one in run]
                 contents = [whole[at : at + one.size] for at, one in zip(places, run, strict=True)]
             else:
-                contents = [path.read_bytes()]
+                contents = [path.read_object(first.version)]
     except OSError as error:
         problem = f"can't be opened ({error.strerror})"
     return [

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from sufficit.data.images import KINDS, ImageTensor, SourceImage
 from sufficit.data.loader import Entry, Unit
-from sufficit.errors import GoneError, UserError
-from sufficit.files import is_remote, writing
+from sufficit.errors import UserError
+from sufficit.files import writing
 
 TEXTS = ("name", "folder", "problem", "column", "version")  # of images
 NUMBERS = ("size", "start")
@@ -50,9 +50,7 @@ class Manifest:
 
         self.path, self.numbers, self.target, self.tensors = path, numbers, target, tensors
         try:
-            self._file = parquet.ParquetFile(path.open("rb") if is_remote(path) else path)
-        except GoneError:
-            raise
+            self._file = parquet.ParquetFile(path)
         except (OSError, ValueError) as error:  # pyarrow's errors are both
             raise UserError(
                 f"cannot read {path} ({error}): use another --out, or --overwrite"
@@ -148,11 +146,15 @@ class Units:
     """The images of a run in numbered batches, read from the manifest as they are needed."""
 
     entries: Manifest
-    order: npt.NDArray[np.int64] | None = None  # of the images' numbers
-    part: int | None = None  # only so many units, the first ones
+    order: npt.NDArray[np.int64] | None = None  # the images' numbers; all of them, or some
+
+    @property
+    def images(self) -> int:
+        """The number of all images."""
+        return len(self.entries) if self.order is None else len(self.order)
 
     def __len__(self) -> int:
-        return self.part or math.ceil(len(self.entries) / self.entries.unit)
+        return math.ceil(self.images / self.entries.unit)
 
     def __iter__(self) -> Iterator[Unit]:
         return (self[number] for number in range(len(self)))
@@ -166,7 +168,7 @@ class Units:
 
     def images_in(self, some: Iterable[int]) -> int:
         """The number of images of some units."""
-        unit, n = self.entries.unit, len(self.entries)
+        unit, n = self.entries.unit, self.images
         return sum(min(unit, n - number * unit) for number in some)
 
 

@@ -5,9 +5,11 @@ group is read, and the last few row groups are kept.
 """
 
 import json
+import math
 import re
 import sys
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +23,7 @@ from sufficit.data.image_files import (
     BadImageError,
     ImageFile,
     ahead,
-    check_there,
+    check_version,
     names_in_common,
     while_there,
 )
@@ -30,15 +32,12 @@ from sufficit.files import is_remote, place, version_of
 
 LABELS = ("label", "labels", "fine_label")  # columns that hold labels, unless another is named
 MOST_KEPT = 2**28  # bytes of row groups in memory, if they are more than two
-MOST_GROUP = 2**32  # bytes of the images of a row group
-AT_ONCE = 256  # rows that are read before their size is known
 _SPLIT = re.compile(r"(?:^|[-_./])(train|test|validation|valid|val|dev)(?=[-_./\d])")
 _UNSAFE = r"(^|[/\\])\.\.([/\\]|$)|^[/\\]|^[A-Za-z]:|\x00|^$"  # names that lead out of a folder
 _BYTES = ("binary", "large_binary", "binary_view")
-_LABEL = re.compile(r"u?int\d+|(large_)?string(_view)?")  # types of pyarrow
+_LABEL = re.compile(r"u?int\d+|float|double|(large_)?string(_view)?")  # types of pyarrow
 _groups: dict[tuple[str, str, range], Any] = {}
-"""The images of row groups by file, column and rows, those that were read last at the end: a
-pyarrow array, or the BadImageError that says why they can't be read."""
+"""The images of row groups, a pyarrow array by file, column and rows; the last one read is last."""
 _reading = Lock()
 
 
@@ -51,26 +50,21 @@ class ParquetImage(ImageFile):
 
     def content(self) -> bytes:
         """The bytes in its row."""
-        content = self._stored()
+        with _reading:  # one at a time: threads mostly wait for the same row group
+            found = (key for key in _groups if key[:2] == (self.file, self.column))
+            key = next((key for key in found if self.start in key[2]), None)
+            if key is None:
+                key, images = _read_group(self)
+            else:
+                images = _groups.pop(key)
+            _groups[key] = images
+            while len(_groups) > 2 and sum(one.nbytes for one in _groups.values()) > MOST_KEPT:
+                del _groups[next(iter(_groups))]
+        content: bytes | None = images[self.start - key[2].start].as_py()
         if not content:
             raise BadImageError("no bytes in its row")
         if fault := replace(self, size=len(content)).fault:  # too large
             raise BadImageError(fault)
-        return content
-
-    def _stored(self) -> bytes | None:
-        """What is in its row; its row group is read, or one of the last."""
-        with _reading:  # one at a time: threads mostly wait for the same one
-            own = (k for k in _groups if k[:2] == (self.file, self.column) and self.start in k[2])
-            key = next(own, None)
-            key, images = _read_group(self) if key is None else (key, _groups.pop(key))
-            _groups[key] = images
-            sizes = [getattr(one, "nbytes", 0) for one in _groups.values()]
-            while len(sizes) > 2 and sum(sizes) > MOST_KEPT:
-                del _groups[next(iter(_groups))], sizes[0]
-        if isinstance(images, BadImageError):
-            raise BadImageError(str(images)) from images
-        content: bytes | None = images[self.start - key[2].start].as_py()
         return content
 
 
@@ -161,6 +155,9 @@ def choose_columns(
 ) -> Columns:
     """The columns of a pyarrow schema that hold the images and the labels."""
     features = _features(schema)
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        raise UserError(f"{path} has two columns called {twice[0]!r}: rename one of them")
     fields = {field.name: field.type for field in schema}
     images = {name: found for name, kind in fields.items() if (found := _bytes_in(name, kind))}
     if image_column is None:
@@ -222,14 +219,6 @@ def _rows_of(path: Path, image_column: str | None, label_column: str | None) -> 
         with while_there(path), _opened(path) as table:
             facts = table.metadata
             groups = [facts.row_group(k) for k in range(facts.num_row_groups)]
-            sizes = (
-                one.column(k).total_compressed_size
-                for one in groups
-                for k in range(one.num_columns)
-            )
-            if facts.num_rows > (held := sum(sizes)):  # columns of them would take all memory
-                claim = f"{path} claims {facts.num_rows} rows in {held} bytes"
-                raise UserError(f"{claim}: fetch it again")
             columns = choose_columns(table.schema_arrow, path, image_column, label_column)
             wanted = [name for name in (columns.path, columns.label) if name is not None]
             found = table.read(columns=wanted)
@@ -259,45 +248,22 @@ def _read_group(image: ParquetImage) -> tuple[tuple[str, str, range], Any]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    file, path = image.file, place(image.file)
+    path = place(image.file)
     try:
         with while_there(path), _opened(path) as table:
+            check_version(path, image.version)
             facts = table.metadata
-            ends = list(
-                accumulate(facts.row_group(k).num_rows for k in range(facts.num_row_groups))
-            )
+            counts = [facts.row_group(k).num_rows for k in range(facts.num_row_groups)]
+            ends = list(accumulate(counts))
             number = bisect_right(ends, image.start)
             if number == len(ends):
-                raise BadImageError(f"{file} has {facts.num_rows} rows now: it was changed")
-            rows = range(ends[number - 1] if number else 0, ends[number])
-            try:
-                (found,) = _group_within(table, number, image.column).columns
-                is_struct = pa.types.is_struct(found.type)
-                found = pc.struct_field(found, "bytes") if is_struct else found
-            except BadImageError as error:
-                found = error
-            except (pa.ArrowException, OSError) as error:
-                check_there(path, error)
-                found = BadImageError(f"row group {number} is corrupt ({error})")
+                raise BadImageError(f"{path} has {facts.num_rows} rows now: it was changed")
+            (found,) = table.read_row_group(number, columns=[image.column]).columns
+            if pa.types.is_struct(found.type):
+                found = pc.struct_field(found, "bytes")
     except (pa.ArrowException, OSError) as error:
-        raise BadImageError(f"{file} can't be read ({error})") from error
-    return (file, image.column, rows), found
-
-
-def _group_within(table: Any, group: int, column: str) -> Any:
-    """The images of a row group; BadImageError if they are more than fit.
-
-    A file can hold a large image once and name it in a million rows.
-    """
-    import pyarrow as pa
-
-    batches, total = list[Any](), 0
-    for batch in table.iter_batches(AT_ONCE, row_groups=[group], columns=[column]):
-        batches.append(batch)
-        total += batch.nbytes
-        if total > MOST_GROUP:
-            raise BadImageError(f"row group {group} holds more than {MOST_GROUP} bytes")
-    return pa.Table.from_batches(batches)
+        raise BadImageError(f"row group of {path} can't be read ({error})") from error
+    return (image.file, image.column, range(ends[number] - counts[number], ends[number])), found
 
 
 def _are_names(columns: Sequence[Any]) -> bool:
@@ -315,6 +281,10 @@ def _are_names(columns: Sequence[Any]) -> bool:
 
 def _word(value: Any, names: Sequence[str] | None, path: Path) -> str | None:
     """The word for a label; None if there is none."""
+    if isinstance(value, float):  # whole numbers are stored so where some are missing
+        if not math.isnan(value) and not value.is_integer():
+            raise UserError(f"{path} has label {value}: give class numbers or names as labels")
+        value = None if math.isnan(value) else int(value)
     if value is None or value == "" or (isinstance(value, int) and value < 0):
         return None
     if isinstance(value, int) and names is not None:

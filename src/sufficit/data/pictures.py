@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 # The formats that are decoded, for any suffix: Pillow would run Ghostscript for others.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-MOST_SCANS = 100  # of a JPEG: each is decoded over the whole image; libtiff has the same limit
-MOST_BYTES = 2**30  # of a JPEG or PNG
-LEAST_TILE = 2**22  # pixels that a tile of a TIFF may always have
-TILE_WIDTH, TILE_HEIGHT = 322, 323  # tags of a TIFF
+TIFF_SIZE = (256, 257)  # the tags of width and height, as they are stored
 TURNED = 274  # the tag of EXIF that says how to turn an image
 CRITICAL = (b"PLTE", b"IDAT")  # chunks of a PNG whose checksums Pillow does not check
 SPARE_BYTES, BYTES_PER_PIXEL = 2**29, 24  # memory of a process that decodes
@@ -74,6 +71,8 @@ def upright_size(file: Path | BinaryIO) -> tuple[int, int]:
     """Height and width of an image, turned as its orientation says; no pixel is decoded."""
     with _reading(file) as opened:
         width, height = opened.size
+        if opened.format == "TIFF":  # of which Pillow turns `size`, some versions do not
+            width, height = (opened.tag_v2[tag] for tag in TIFF_SIZE)  # type: ignore[attr-defined]  # of TIFF alone
         return (width, height) if opened.getexif().get(TURNED) in (5, 6, 7, 8) else (height, width)
 
 
@@ -85,7 +84,11 @@ def _reading(
     try:
         with Image.open(file, formats=kinds or FORMATS) as opened:
             _check_size(*opened.size, most_pixels)
-            _check_content(opened)
+            if opened.format == "PNG" and opened.fp is not None:
+                place = opened.fp.tell()
+                opened.fp.seek(0)
+                _check_sums(opened.fp.read())
+                opened.fp.seek(place)
             yield opened
     except BadImageError:
         raise
@@ -104,28 +107,6 @@ def _check_size(width: int, height: int, most_pixels: int | None = None) -> None
         raise LargeImageError(f"too large to open safely ({size})")
 
 
-def _check_content(opened: ImageFile) -> None:
-    """Raise for what Pillow would decode at any cost, or though it is corrupt."""
-    if opened.format == "TIFF":
-        tags, least = opened.tag_v2, opened.width * opened.height  # type: ignore[attr-defined]  # of TIFF alone
-        sides = int(tags.get(TILE_WIDTH, 0)), int(tags.get(TILE_HEIGHT, 0))
-        if sides[0] * sides[1] > max(LEAST_TILE, 4 * least):
-            raise LargeImageError(f"too large to open safely (a tile of {sides[0]} x {sides[1]})")
-    if opened.format not in ("JPEG", "PNG") or opened.fp is None:
-        return
-    place = opened.fp.tell()
-    opened.fp.seek(0)
-    content = opened.fp.read(MOST_BYTES + 1)
-    opened.fp.seek(place)
-    if len(content) > MOST_BYTES:
-        raise LargeImageError(f"too large to open safely (more than {MOST_BYTES} bytes)")
-    if opened.format == "PNG":
-        _check_sums(content)
-    # The two bytes may also be part of other data, so that this count is the most it can be.
-    elif content.count(b"\xff\xda") > MOST_SCANS and _scans(content) > MOST_SCANS:
-        raise LargeImageError(f"too large to open safely (more than {MOST_SCANS} scans)")
-
-
 def _check_sums(content: bytes) -> None:
     """Raise for a PNG with a wrong checksum, as libpng does for chunks it cannot do without."""
     place = 8
@@ -138,22 +119,6 @@ def _check_sums(content: bytes) -> None:
         if kind == b"IEND":
             return
         place = end + 4
-
-
-def _scans(content: bytes) -> int:
-    """The scans of a JPEG, of which each begins with a marker SOS."""
-    place, scans = 2, 0
-    while place + 4 <= len(content) and scans <= MOST_SCANS:
-        if content[place] != 0xFF or content[place + 1] in (0, 0xFF, *range(0xD0, 0xD8)):
-            place = content.find(b"\xff", place + 1)  # inside a scan
-            if place < 0:
-                return scans
-            continue
-        if content[place + 1] == 0xD9:
-            return scans
-        scans += content[place + 1] == 0xDA
-        place += 2 + int.from_bytes(content[place + 2 : place + 4])
-    return scans
 
 
 def _to_mode(image: Image.Image, mode: str, deep: bool) -> Image.Image:

@@ -1,13 +1,10 @@
 """Tar shards in the WebDataset convention: images with their labels, read without unpacking.
 
-Only headers are read to find the images, and every size is checked before it is used. A file whose
-name leads outside the shard, a second file of one name, and a cut are bad images, listed under
-their byte position. The headers are walked by hand: tarfile's own iteration ends silently at a cut
-or corrupt header, reads extended headers of any size, and keeps a record of every member.
+Only headers are read to list the images. A file whose name leads outside the shard, a second file
+of one name, and a cut are bad images, listed under their byte position.
 """
 
 import json
-import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,18 +18,15 @@ from sufficit.data.image_files import (
     ImageFile,
     ahead,
     as_text,
+    check_version,
     names_in_common,
     while_there,
 )
 from sufficit.errors import UserError
 from sufficit.files import is_remote, version_of
 
-BLOCK = tarfile.BLOCKSIZE  # bytes of a header; content is padded to a multiple of it
 AHEAD = 2**22  # bytes of a remote shard per request for headers
-MOST_WORDS = 2**20  # bytes of a label's file, and of an extended header
-MOST_NAME = 4096  # characters of a path, as systems have it
 LABEL_KEYS = ("label", "cls")  # in a .json
-_RECORD = re.compile(rb"(\d{1,7}) ([^=]{1,255})=")  # bounded, so that none takes long to match
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +42,8 @@ class ShardImage(ImageFile):
         with while_there(self.path):
             path = self.path
             if is_remote(path):
-                return path.read_range(self.start, self.start + self.size)
+                return path.read_range(self.start, self.start + self.size, self.version)
+            check_version(path, self.version)
             with path.open("rb") as file:
                 return _content(file, self.start, self.size)
 
@@ -93,7 +88,7 @@ def images_of_shards(paths: Sequence[Path]) -> Iterator[ShardImage]:
                     continue
                 problem = one.cut or (lost and "the shard is cut off before its label") or ""
                 problem = problem or _name_problem(one.name, taken)
-                name = f"at byte {one.offset - BLOCK}" if problem else one.name
+                name = f"at byte {one.offset - tarfile.BLOCKSIZE}" if problem else one.name
                 name = as_text(f"{short}/{name}")
                 yield ShardImage(file, name, label, problem, one.size, version, one.offset)
 
@@ -108,8 +103,6 @@ def _samples_in(path: Path) -> tuple[str, list[tuple[list[_File], str | None]]]:
 
 def _name_problem(name: str, taken: set[str]) -> str:
     """Why a file of this name is refused, or ""; `taken` are the names before it."""
-    if len(name) > MOST_NAME:
-        return f"its name has {len(name)} characters, the limit is {MOST_NAME}"
     path = PureWindowsPath(name)  # it knows both kinds of slashes
     if path.root or ".." in path.parts or "\0" in name:
         return f"its name can't be that of a file below a folder ({name[:100]!r})"
@@ -135,7 +128,7 @@ def _samples(files: Iterator[_File]) -> Iterator[list[_File]]:
 def _label(file: BinaryIO, sample: Sequence[_File]) -> str | None:
     """The word for a sample's class; None if there is none."""
     for one in sample:
-        if one.suffix not in (".cls", ".json") or one.size > MOST_WORDS:
+        if one.suffix not in (".cls", ".json"):
             continue
         content = _content(file, one.offset, one.size)
         if one.suffix == ".cls":
@@ -158,53 +151,30 @@ def _content(file: BinaryIO, offset: int, size: int) -> bytes:
 def _files(file: BinaryIO, shard: Path) -> Iterator[_File]:
     """The regular files of a tar, found by its headers alone."""
     end = file.seek(0, SEEK_END)
-    place, extended = 0, dict[str, str]()
-    while place + BLOCK <= end:
-        block = _content(file, place, BLOCK)
-        if not any(block):
-            return
-        try:
-            header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        except tarfile.HeaderError as error:
+    file.seek(0)
+    place = 0
+    try:
+        # tarfile.open would also accept compressed files, of which no part can be read alone.
+        with tarfile.TarFile(fileobj=file, errors="surrogateescape", encoding="utf-8") as tar:
+            while member := tar.next():
+                tar.members = []  # type: ignore[attr-defined]  # else it keeps a record of each
+                place = tar.offset
+                if member.issparse() or member.size < 0:
+                    raise UserError(f"{shard} holds a sparse file: write it with plain files")
+                if member.offset_data + member.size > end:
+                    cut = f"cut off in {member.name!r}: fetch it again"
+                    yield _File("", member.offset_data, 0, cut)
+                    return
+                hidden = PurePosixPath(member.name).name.startswith((".", "__"))  # by convention
+                if member.isreg() and not hidden:
+                    yield _File(member.name, member.offset_data, member.size)
+            place = tar.offset
+    except tarfile.TarError as error:
+        if place == 0 and end >= tarfile.BLOCKSIZE:
             reason = f"{shard} is no plain tar at byte {place} ({error})"
             raise UserError(f"{reason}: unpack .tar.gz to .tar first") from error
-        extends = header.type in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE)  # the next header
-        size = header.size if extends else int(extended.get("size", header.size))
-        offset, place = place + BLOCK, place + BLOCK * (1 + -(-size // BLOCK))
-        if size < 0 or offset + size > end:
-            yield _File("", offset, 0, f"cut off in {header.name!r}: fetch it again")
-            return
-        if extends:
-            if size > MOST_WORDS:
-                reason = f"{shard} has a name of {size} bytes at byte {offset}"
-                raise UserError(f"{reason}, the limit is {MOST_WORDS}: write shorter names")
-            content = _content(file, offset, size)
-            is_name = header.type == tarfile.GNUTYPE_LONGNAME
-            extended |= {"path": _text(content)} if is_name else _pax_records(content, shard)
-            continue
-        name, extended = extended.get("path", header.name), {}
-        hidden = PurePosixPath(name).name.startswith((".", "__"))  # by the convention
-        if header.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not hidden:
-            yield _File(name, offset, size)
-    yield _File("", place + BLOCK, 0, f"cut off at byte {place}: fetch it again")
-
-
-def _pax_records(content: bytes, shard: Path) -> dict[str, str]:
-    """The path and size that a pax header gives to the file after it."""
-    found, start = dict[str, str](), 0
-    while match := _RECORD.match(content, start):
-        end = start + int(match[1])
-        if end <= match.end():  # no room for a value: not a record
-            break
-        if match[2] in (b"path", b"size"):
-            found[match[2].decode()] = _text(content[match.end() : end - 1])
-        if match[2].startswith(b"GNU.sparse"):
-            raise UserError(f"{shard} holds a sparse file: write it with plain files")
-        start = end
-    if not re.fullmatch(r"[0-9]{1,18}", size := found.get("size", "0")):
-        raise UserError(f"{shard} has a header with size {size[:20]!r}: fetch or write it again")
-    return found
-
-
-def _text(content: bytes) -> str:
-    return content.rstrip(b"\0").decode("utf-8", "surrogateescape")
+    # tarfile ends in silence at a cut or a corrupt header. A whole tar ends with a block of zeros.
+    block = _content(file, place, tarfile.BLOCKSIZE)
+    if len(block) < tarfile.BLOCKSIZE or any(block):
+        cut = f"cut off at byte {place}: fetch it again"
+        yield _File("", place + tarfile.BLOCKSIZE, 0, cut)

@@ -1,15 +1,14 @@
-"""Splits of labelled images: what to train on, what to hold out, what to test on."""
+"""The images of a folder split in two: those to train on, and those held out for validation."""
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.images import ImageSource, open_images
@@ -17,45 +16,6 @@ from sufficit.data.loader import Entry, labels_for
 from sufficit.errors import UserError
 
 FEWEST = 8  # images in a folder to train on
-
-
-@dataclass(frozen=True)
-class Split:
-    """Images as bytes on a device, their labels, and the side at which the model sees them."""
-
-    images: Tensor  # [N,3,h,w] uint8
-    labels: Tensor  # [N]
-    side: int  # a larger image is cropped to its centre, a smaller one is enlarged
-    masks: Tensor | None = None  # [N,h,w] bool, the object's pixels, if they are known
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def part(self, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Some images as the model sees them, and their labels: [n,3,side,side] in 0..1, [n]."""
-        return seen(self.images[rows], self.side), self.labels[rows]
-
-    def pick(self, rows: Tensor) -> "Split":
-        """Some of the images as a split."""
-        return self._each(lambda tensor: tensor[rows.to(tensor.device)])
-
-    def to(self, device: torch.device | str) -> "Split":
-        """The same split on another device."""
-        return self._each(lambda tensor: tensor.to(device))
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "Split":
-        masks = None if self.masks is None else change(self.masks)
-        return Split(change(self.images), change(self.labels), self.side, masks)
-
-
-@dataclass(frozen=True)
-class Sets:
-    """A data set: images to train on, images to test on, the class names."""
-
-    train: Split
-    test: Split
-    classes: tuple[str, ...]
-    source: str  # where the images come from, in words
 
 
 Part = tuple[Entry, ...]
@@ -121,14 +81,6 @@ def how_many(n: int, share: float) -> int:
     return min(256, max(int(share * n), min(8, n // 4)))
 
 
-def held_out(split: Split, n: int, seed: int) -> tuple[Split, Split]:
-    """A split without n images drawn evenly over its classes, and a split of those."""
-    away = evenly(split.labels, n, seed)
-    stays = torch.ones(len(split), dtype=torch.bool)
-    stays[away] = False
-    return split.pick(stays.nonzero().flatten()), split.pick(away)
-
-
 def evenly(
     labels: Sequence[int] | Tensor, n: int, seed: int, *, spare_half: bool = False
 ) -> Tensor:
@@ -149,17 +101,3 @@ def evenly(
         late = spare_half and rank >= sizes[known[row]] // 2
         keys.append((late, rank, place, row))
     return torch.tensor(sorted(row for *_, row in sorted(keys)[:n]), dtype=torch.long)
-
-
-def seen(images: Tensor, side: int) -> Tensor:
-    """The centre of larger images, smaller ones enlarged: [N,3,h,w] bytes -> [N,3,side,side]."""
-    cropped = middle(images, side).float() / 255
-    if cropped.shape[-1] == side:
-        return cropped
-    return F.interpolate(cropped, size=(side, side), mode="bilinear", align_corners=False)
-
-
-def middle(images: Tensor, side: int) -> Tensor:
-    """The centre square of this side, or all of a smaller image: [N,3,h,w]."""
-    top, left = (max(0, (length - side) // 2) for length in images.shape[-2:])
-    return images[..., top : top + side, left : left + side]

@@ -1,6 +1,6 @@
 """Where the object is: masks or boxes from outside, as the model sees the image.
 
-Boxes come by image name: COCO JSON, Pascal VOC XML, CUB-200's lists, CSV. Files may be anyone's:
+Boxes come by image name: COCO JSON, Pascal VOC XML, CSV. Files may be anyone's:
 sizes are limited, and XML with a DOCTYPE is refused, because entities can be expanded to any size
 or read other files.
 """
@@ -38,7 +38,6 @@ MOST_XML = 2**22  # of the XML of one image
 FARTHEST = 1e7  # pixels
 CSV_HEADS = ("image", "x", "y", "width", "height")
 _text_of = partial(str, encoding="utf-8-sig")  # UTF-8 alone shows all that is in a file
-CUB_BOXES, CUB_IMAGES = "bounding_boxes.txt", "images.txt"
 
 
 class TruthError(UserError):
@@ -158,9 +157,9 @@ class TruthFiles:
             raise TruthError(f"its truth in {self.path.name}: {error}") from error
 
     def digest(self) -> str:
-        """What tells this truth from another: names with boxes, or with sizes of the masks."""
+        """What tells this truth from another: names with boxes, or with size and time of masks."""
         known = [
-            (key, one.size if isinstance(one, ImageFile) else [*one])
+            (key, (one.size, one.version) if isinstance(one, ImageFile) else [*one])
             for key, one in sorted(self.records.items())
         ]
         return sha256(repr(known).encode()).hexdigest()[:16]
@@ -253,18 +252,16 @@ def _as_seen(picture: Image.Image, view: View | None) -> Tensor:
 
 def boxes_at(path: Path) -> dict[str, list[Box]] | None:
     """The boxes of a file or folder by image name, None for a folder that has none."""
-    readers = {".json": _read_coco, ".csv": _read_csv, ".txt": _read_cub}
+    readers = {".json": _read_coco, ".csv": _read_csv}
     if path.is_dir():
-        if (path / CUB_BOXES).is_file():
-            return boxes_at(path / CUB_BOXES)
         names = chain(path.glob("*.xml"), path.glob("*/*.xml"))
         if is_remote(path) or next(names, None) is None:
             return None
         rows = _read_voc(path)
     elif path.suffix.lower() not in readers:
         raise UserError(
-            f"{path} is no truth: give a folder of masks or of Pascal VOC .xml, COCO's .json,"
-            f" CUB-200's {CUB_BOXES}, or a .csv with the columns {', '.join(CSV_HEADS)}"
+            f"{path} is no truth: give a folder of masks or of Pascal VOC .xml, COCO's .json, or"
+            f" a .csv with the columns {', '.join(CSV_HEADS)}"
         )
     else:
         rows = readers[path.suffix.lower()](path)
@@ -316,14 +313,6 @@ def _read_voc(folder: Path) -> _Rows:
             yield name, _box(path, left - 1, top - 1, right - left + 1, bottom - top + 1, kind)
 
 
-def _read_cub(path: Path) -> _Rows:
-    names = dict(cub_lines(path.with_name(CUB_IMAGES), 2))
-    for number, sides in cub_lines(path, 5):
-        if number not in names:
-            raise UserError(f"{path}: image {number} is not in {CUB_IMAGES}. Get both again")
-        yield names[number], _box(path, *sides.split())
-
-
 def _read_csv(path: Path) -> _Rows:
     rows = csv.DictReader(StringIO(read_limited(path, MOST_BYTES, _text_of)))
     try:
@@ -334,16 +323,6 @@ def _read_csv(path: Path) -> _Rows:
             yield _text(row["image"]), box
     except csv.Error as error:
         raise UserError(f"{path} could not be read as CSV: {error}") from error
-
-
-def cub_lines(path: Path, words: int) -> Iterator[tuple[str, str]]:
-    """The first word of each line, and the rest."""
-    for line in read_limited(path, MOST_BYTES, _text_of).splitlines():
-        parts = line.split(maxsplit=1 if words == 2 else -1)
-        if parts and len(parts) != words:
-            raise UserError(f"{path}: expected {words} words, got {line[:80]!r}. Get it again")
-        if parts:
-            yield parts[0], " ".join(parts[1:]).strip()
 
 
 def _box(path: Path, *given: Any) -> Box:

@@ -1,25 +1,29 @@
 """Scores of heatmaps: METRICS defines the columns, `evaluate` computes them all in one pass."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from sufficit.metrics.columns import COLUMNS, METRICS
 from sufficit.metrics.leakage import Leak, Pool, leak
-from sufficit.metrics.metric import Metric, Schedule
-from sufficit.metrics.scores import AlphaSearch, Scores, evaluate
+from sufficit.metrics.metric import CellMetric, MapMetric, Metric, Schedule
+from sufficit.metrics.scores import AlphaSearch, Scores
 
 if TYPE_CHECKING:
-    from sufficit.metrics.torchmetrics import MSI, Evaluation, Fidelity, InsertionDeletion, Leakage
+    from sufficit.evaluation import evaluate
+    from sufficit.torchmetrics import MSI, Evaluation, Fidelity, InsertionDeletion, Leakage
 
 __all__ = [
     "COLUMNS",
     "METRICS",
     "MSI",
     "AlphaSearch",
+    "CellMetric",
     "Evaluation",
     "Fidelity",
     "InsertionDeletion",
     "Leak",
     "Leakage",
+    "MapMetric",
     "Metric",
     "Pool",
     "Schedule",
@@ -30,9 +34,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the torchmetrics classes at first use, because torchmetrics is slow to import."""
+    """Import at first use what stands on the metrics, and torchmetrics, which is slow to import."""
     if name not in __all__:
         raise AttributeError(f"module 'sufficit.metrics' has no attribute {name!r}")
-    from sufficit.metrics import torchmetrics
-
-    return getattr(torchmetrics, name)
+    home = "sufficit.evaluation" if name == "evaluate" else "sufficit.torchmetrics"
+    return getattr(import_module(home), name)

@@ -1,4 +1,4 @@
-"""Artefacts of heatmaps: the number of fragments, which is read from the heatmap alone."""
+"""Artefacts of heatmaps: the number of fragments that a mask falls into."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sufficit.metrics.metric import Metric, of_map
+from sufficit.metrics.metric import MapMetric, of_region
 
 
 def fragments(heatmaps: Tensor, alpha_min: float = 0.5) -> Tensor:
@@ -34,6 +34,4 @@ class Fragments:
         return fragments(heatmaps, self.alpha_min)
 
 
-ARTEFACTS: Mapping[str, Metric] = {
-    "fragments": of_map(False, Fragments),
-}
+ARTEFACTS: Mapping[str, MapMetric] = {"fragments": of_region(False, Fragments)}

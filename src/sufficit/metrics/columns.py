@@ -1,22 +1,27 @@
-"""The columns: one entry per metric, with the bands it asks for, and its formula.
+"""The columns that Sufficit has: one entry per metric, with its direction, bands and formula.
 
 To add a metric, add a line to METRICS and its words to columns.toml, or pass your own to
 `evaluate(metrics={name: Metric(...)})`.
 """
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from torch import Tensor
 
-from sufficit.errors import UserError
+from sufficit.errors import UserError, unknown
 from sufficit.metrics.artefacts import ARTEFACTS
-from sufficit.metrics.further_columns import FURTHER, RANK
+from sufficit.metrics.column import CANDIDATE, FURTHER_GROUP, Column, Heading, RankColumn
+from sufficit.metrics.further_columns import FURTHER, RANK, WHOLE_CURVES
 from sufficit.metrics.localization import LOCALIZATION
 from sufficit.metrics.metric import (
     CURVES,
-    Heading,
+    AnyMetric,
+    CellMetric,
+    MapMetric,
     Metric,
     Schedule,
     curve_weights,
@@ -29,56 +34,14 @@ from sufficit.perturbation.bands import Band
 from sufficit.perturbation.predictions import Predictions
 
 ALPHA = "\u03b1"
-UNKNOWN = Heading("", "")
-
-
-def higher_is_better(column: str) -> bool | None:
-    """Return the direction of a column, None where it has none.
-
-    >>> higher_is_better("deletion_pixel_blur"), higher_is_better("msi_mean")
-    (False, True)
-    """
-    if column in OTHER_COLUMNS:
-        return OTHER_COLUMNS[column]
-    return METRICS[repeated(column) or column].higher_is_better
-
-
-def limits(column: str) -> tuple[float, float]:
-    """Return the lowest and highest value that a column can have.
-
-    >>> limits("deletion_pixel_blur"), limits("msi_mean"), limits("fill_drop")
-    ((0.0, 1.0), (-2.0, 1.0), (-inf, inf))
-    """
-    low, high = HEADINGS.get(repeated(column) or column, UNKNOWN).limits
-    return low, high
-
-
-def repeated(column: str, known: Iterable[str] | None = None) -> str | None:
-    """Return the metric that a column is of; other fills and a twin add a suffix to its name.
-
-    >>> repeated("fid_plus_pixel_twin_blur"), repeated("msi"), repeated("leak")
-    ('fid_plus_pixel', 'msi', None)
-    """
-    names = METRICS if known is None else known
-    fitting = [name for name in names if column == name or column.startswith(f"{name}_")]
-    return max(fitting, key=len, default=None)
-
-
-def heading(column: str) -> Heading:
-    """Return the heading of a column or curve; a metric of the user's own is called by its name.
-
-    >>> heading("msi").short, heading("my_metric").long, heading("msi_twin_blur").long
-    ('MSI', 'my_metric', 'MSI (twin, fill blur)')
-    """
-    if column in HEADINGS or (stem := repeated(column)) is None:
-        return HEADINGS.get(column, Heading(column, column))
-    words, key = HEADINGS[stem], column[len(stem) + 1 :]
-    twin = key == "twin" or key.startswith("twin_")
-    fill = key.removeprefix("twin").strip("_") if twin else key
-    fill = "mean" if fill == "mean_fill" else fill
-    where = ", ".join(["twin"] * twin + [f"fill {fill}"] * bool(fill))
-    meaning = f"{words.meaning} Scored with {where.replace('twin', 'the twin')}."
-    return Heading(f"{words.short} {key.replace('_', ' ')}", f"{words.long} ({where})", meaning)
+GROUPS = ("paper", "all")  # words for several columns
+ALPHA_GRID: tuple[float, ...] = tuple(i / 20 for i in range(1, 20))
+TAKEN = (
+    *("image", "target", "clean_accuracy", "calls"),  # columns of tables
+    *("answers", "columns", "headings", "alpha_min", "search", "leaked", "targets"),  # of Scores
+    *("leak_ratio", "clean", "mean", "summary", "nan_counts", "schedule"),
+    *("curves", "mean_curves", "frame", "plot", "_repr_html_", "sampled"),
+)  # names that a metric must not have
 
 
 def alpha_from(value: object, wanted: str = "a number in 0..1") -> float:
@@ -145,11 +108,104 @@ _PAPER: dict[str, Metric] = {
     "mask_penalty": Metric(False, no_bands, mask_penalty, _penalty_bands),
     "msi": Metric(True, no_bands, msi, _penalty_bands, weights=base_weights),
 }
-METRICS: dict[str, Metric] = {**_PAPER, "msi_rank": RANK, **FURTHER, **ARTEFACTS, **LOCALIZATION}
+METRICS: dict[str, AnyMetric] = {
+    **_PAPER,
+    "msi_rank": RANK,
+    **FURTHER,
+    **ARTEFACTS,
+    **LOCALIZATION,
+}
 COLUMNS: tuple[str, ...] = tuple(_PAPER)  # those of the paper's tables, the default
 
-_FOUND = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
-OTHER_COLUMNS: dict[str, bool | None] = {
-    name: words.pop("higher_is_better", None) for name, words in _FOUND["others"].items()
-}  # columns that need more than the plan's predictions: whether higher is better
-HEADINGS = {name: Heading(**words) for part in _FOUND.values() for name, words in part.items()}
+ENDLESS = (-inf, inf)
+_WORDS = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
+HEADINGS: dict[str, Heading] = {
+    name: Heading(**({"group": ""} | words | {"limits": tuple(words.get("limits", ENDLESS))}))
+    for part in _WORDS.values()
+    for name, words in part.items()
+}
+TRUTH_GROUP = "Compared with the truth"
+
+
+def heading_of(name: str, metric: AnyMetric | None = None) -> Heading:
+    """Return the heading of a column or curve; a metric of the user's is called by its name.
+
+    >>> heading_of("msi").short, heading_of("my_metric").long
+    ('MSI', 'my_metric')
+    """
+    known = METRICS.get(name) if metric is None else metric
+    found = HEADINGS.get(name, Heading(name, name))
+    if name in LOCALIZATION:
+        found = replace(found, group=TRUTH_GROUP)
+    elif name in {**FURTHER, **ARTEFACTS}:
+        found = replace(found, group=FURTHER_GROUP)
+    if known is None:
+        return found
+    return replace(found, higher_is_better=known.higher_is_better)
+
+
+def column_of(name: str, metric: Metric, schedule: Schedule) -> Column:
+    """Return a metric of bands as a column."""
+    kind = RankColumn if metric is RANK else Column
+    return kind(name, metric, (schedule,), heading_of(name, metric))
+
+
+def check_metrics(metrics: Mapping[str, AnyMetric] | None) -> dict[str, AnyMetric]:
+    """Return the user's metrics, or raise for what is none and for a name that is taken."""
+    if not isinstance(metrics or {}, Mapping):
+        raise UserError(
+            "metrics must be a dict of your own sufficit.metrics.Metric by name, got"
+            f" {metrics!r:.99}: give columns= for those that Sufficit has"
+        )
+    own = dict(metrics or {})
+    for name, metric in own.items():
+        if not isinstance(metric, Metric | MapMetric | CellMetric):
+            raise UserError(
+                f"metrics must be sufficit.metrics.Metric by name, got {type(metric).__name__} for"
+                f" {name!r}"
+            )
+        taken = name in {*HEADINGS, *TAKEN} or name.startswith("__") or CANDIDATE in name
+        if taken:
+            raise UserError(f"cannot call a metric {name!r}: the name is taken, choose another")
+    return own
+
+
+def metrics_named(
+    columns: Sequence[str] | None,
+    own: Mapping[str, AnyMetric],
+    *,
+    truth: bool,
+    sampled: bool,
+) -> dict[str, AnyMetric]:
+    """Return the metrics that names and groups stand for, by name, each once.
+
+    None stands for the paper's. The user's `own` are added to a group, and the columns that compare
+    with a truth where there is one, unless some of them are named.
+    """
+    words = ["paper"] if columns is None else [columns] if isinstance(columns, str) else columns
+    found: list[str] = []
+    for word in words:
+        if word in GROUPS:
+            group = COLUMNS if word == "paper" else METRICS
+            left_out = {*LOCALIZATION, *(WHOLE_CURVES if sampled else ())}
+            found += [name for name in group if name not in left_out]
+            found += own
+        elif word in LOCALIZATION and not truth:
+            raise UserError(f"{word} compares heatmaps with where the object is: give the truth")
+        elif word in METRICS or word in own:
+            found.append(word)
+        else:
+            raise unknown("column", word, (*GROUPS, *METRICS, *own))
+    if not found:
+        raise UserError("columns must name at least one column, got none: leave it out for all")
+    if truth and not {*found} & {*LOCALIZATION}:
+        found += LOCALIZATION
+    return {name: own[name] if name in own else METRICS[name] for name in dict.fromkeys(found)}
+
+
+def alphas_from(alphas: Sequence[float]) -> list[float]:
+    """Return the values of alpha_min to try, sorted; raise where there is none."""
+    tried = sorted({alpha_from(alpha, 'a number in 0..1 or "search"') for alpha in alphas})
+    if not tried:
+        raise UserError("alphas must name at least one alpha_min in 0..1 to try, got none")
+    return tried

@@ -41,7 +41,7 @@ def compare_scores(
         _check_rows("name", {method: names[method] for method in scores})
     check_equal("alpha_min", {method: found.alpha_min for method, found in scores.items()})
     for name in ("score", "value_step", "percent_step"):
-        check_equal(name, {m: getattr(s.plan.schedules[0], name) for m, s in scores.items()})
+        check_equal(name, {m: getattr(s.schedule, name) for m, s in scores.items()})
     _check_rows("target", {method: found.targets.tolist() for method, found in scores.items()})
     whole = {m: s.answers.of([EVERYTHING], "confidence")[:, 0] for m, s in scores.items()}
     first, *others = scores
@@ -52,7 +52,7 @@ def compare_scores(
                 f" predictions for the whole images differ between {first} and {other}: score both"
                 " on the same images and model"
             )
-    higher = scores[first].plan.higher_is_better(column)
+    higher = scores[first].headings[column].higher_is_better
     if higher is None:
         raise UserError(f"{column} has no better or worse to compare by: choose another column")
     return compare_values(values, column, higher_is_better=higher, controls=controls, seed=seed)

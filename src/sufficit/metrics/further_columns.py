@@ -2,30 +2,27 @@
 
 MSI by rank is sufficiency less area, whatever the scale of a map's values. At a share k of the
 pixels, highest values first: the score with these pixels alone, less the score without them, less
-k. k is the share with the best mean of the method, chosen on other images than those it is read at:
-the images are split in two halves, by seed and name, and each half is read at the k that is best
-for the other.
+k. `pooled.py` says which k is read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from sufficit.metrics.metric import (
     CURVES,
-    Formula,
+    AnyMetric,
+    CellMetric,
     Metric,
     Schedule,
     curve_weights,
-    no_bands,
     of_map,
     weighted,
 )
 from sufficit.perturbation.bands import EVERYTHING, Band
 from sufficit.perturbation.image_masks import ImageMask
 from sufficit.perturbation.predictions import Predictions
-from sufficit.perturbation.sampling import uniforms
 from sufficit.similarity import rank_correlation
 
 CELLS = tuple(ImageMask(4, cell) for cell in range(16))
@@ -85,9 +82,8 @@ def sufficient_share(predictions: Predictions, schedule: Schedule) -> Tensor:
     return shares[right.byte().argmax(1)].masked_fill(scores.isnan().any(1), torch.nan)
 
 
-def single_deletion(predictions: Predictions, schedule: Schedule) -> Tensor:
-    """Rank correlation of each cell's sum with the fall in probability without the cell: [N]."""
-    sums, falls = predictions.sums(CELLS), predictions.falls(CELLS)
+def single_deletion(sums: Tensor, falls: Tensor) -> Tensor:
+    """Rank correlation of each cell's sum with the fall in probability without it: twice -> [N]."""
     found = torch.full((len(sums),), torch.nan, dtype=torch.float64)
     known = (~falls.isnan().any(1)).nonzero()[:, 0]
     if len(known):
@@ -95,51 +91,41 @@ def single_deletion(predictions: Predictions, schedule: Schedule) -> Tensor:
     return found
 
 
-def faithfulness_correlation(predictions: Predictions, schedule: Schedule) -> Tensor:
-    """Pearson's correlation of a map's sum over random cells with the fall without them: [N]."""
-    x, y = (
-        values - values.mean(1, keepdim=True)
-        for values in (predictions.sums(SUBSETS), predictions.falls(SUBSETS))
-    )
+def faithfulness_correlation(sums: Tensor, falls: Tensor) -> Tensor:
+    """Pearson's correlation of a map's sum over random cells with the fall without them: -> [N]."""
+    x = sums - sums.mean(1, keepdim=True)
+    y = falls - falls.mean(1, keepdim=True)
     spreads = x.square().sum(1) * y.square().sum(1)
     # Where all values are one, rounding leaves a spread that is none.
-    flat = (x.abs().amax(1) <= 1e-9 * predictions.sums(SUBSETS).abs().amax(1)) | (spreads == 0)
+    flat = (x.abs().amax(1) <= 1e-9 * sums.abs().amax(1)) | (spreads == 0)
     return ((x * y).sum(1) / spreads.sqrt()).masked_fill(flat, torch.nan)
 
 
-def infidelity(predictions: Predictions, schedule: Schedule) -> Tensor:
-    """Mean squared error of a map's sum over random cells, at its best scale, as the fall: [N].
+def infidelity(sums: Tensor, falls: Tensor) -> Tensor:
+    """Mean squared error of a map's sum over random cells, at its best scale, as the fall: -> [N].
 
     A map in 0..1 has no unit, so the sums are scaled by the factor with the least error.
     """
-    sums, falls = predictions.sums(SUBSETS), predictions.falls(SUBSETS)
-    product, square = (sums * falls).mean(1), sums.square().mean(1)
+    product = (sums * falls).mean(1)
+    square = (sums * sums).mean(1)
     gain = torch.where(square > 0, product.square() / square, 0.0)
     return falls.square().mean(1) - gain
 
 
-def _of_image(higher: bool, formula: Formula, masks: Sequence[ImageMask]) -> Metric:
-    return Metric(higher, no_bands, formula, hides=lambda _: list(masks))
-
-
-FURTHER: Mapping[str, Metric] = {
+FURTHER: Mapping[str, AnyMetric] = {
     "srg": weighted(True, _srg_weights, "confidence"),
     "aopc": Metric(True, lambda _: [EVERYTHING], aopc, weights=_deletion_means),
     "sufficient_share": Metric(False, _insertions, sufficient_share),
     "sparseness": of_map(True, sparseness),
     "complexity": of_map(False, complexity),
-    "single_deletion": _of_image(True, single_deletion, CELLS),
-    "faithfulness_correlation": _of_image(True, faithfulness_correlation, SUBSETS),
-    "infidelity": _of_image(False, infidelity, SUBSETS),
+    "single_deletion": CellMetric(True, CELLS, single_deletion),
+    "faithfulness_correlation": CellMetric(True, SUBSETS, faithfulness_correlation),
+    "infidelity": CellMetric(False, SUBSETS, infidelity),
 }
 WHOLE_CURVES = ("sufficient_share",)
 """Columns that are no weighted sum of scores: they need all masks of a curve for every image."""
-
-
 COARSE = (0.04, 0.1, 0.2, 0.3, 0.5)
 """Shares that are asked for every image, where the others are drawn; to the nearest of the grid."""
-Shares = tuple[float, float]
-"""At which the images of either half are read; NaN if the other is empty."""
 
 
 def coarse_shares(schedule: Schedule) -> list[float]:
@@ -158,12 +144,6 @@ def _rank_pairs(schedule: Schedule) -> dict[float, tuple[Band, Band]]:
     return {share: (kept[share], left[share]) for share in schedule.shares}
 
 
-def halves_of(names: Sequence[str], seed: int) -> Tensor:
-    """Return the half that each image is in, 0 or 1: [N]."""
-    found = [int(uniforms(seed, f"half/{name}", 1)[0] < 0.5) for name in names]
-    return torch.tensor(found, dtype=torch.uint8, device="cpu")
-
-
 def rank_curve(predictions: Predictions, schedule: Schedule) -> Tensor:
     """Return kept less left less k at every share, NaN where not all images were asked: [N,P]."""
     pairs = _rank_pairs(schedule)
@@ -177,47 +157,19 @@ def rank_curve(predictions: Predictions, schedule: Schedule) -> Tensor:
     return curve
 
 
-def half_sums(predictions: Predictions, schedule: Schedule) -> Tensor:
-    """Return sums and counts of the curve over the images of either half: [2,2,P]."""
-    assert predictions.halves is not None  # the plan has msi_rank
-    found = torch.zeros(2, 2, len(schedule.shares), dtype=torch.float64)
-    for some in predictions.pieces():
-        curve = rank_curve(some, schedule)
-        for half in (0, 1):
-            own = curve[some.halves == half]
-            found[half] += torch.stack([own.nansum(0), (~own.isnan()).sum(0).double()])
-    return found
-
-
-def best_shares(sums: Tensor, schedule: Schedule) -> Shares:
-    """Return the share at which either half is read: the best of the other, the smaller of two."""
-    found = []
-    for half in (0, 1):
-        total, count = sums[1 - half]
-        means = (total / count).nan_to_num(-torch.inf)
-        known = bool((count > 0).any())
-        found.append(schedule.shares[int(means.argmax())] if known else float("nan"))
-    return found[0], found[1]
-
-
-def msi_rank(predictions: Predictions, schedule: Schedule) -> Tensor:
-    """The curve of each image at the share that was chosen on the other half: [N]."""
-    assert predictions.halves is not None  # the plan has msi_rank
-    assert schedule.best_shares is not None  # `read` finds them
-    curve, places = rank_curve(predictions, schedule), list(schedule.shares)
-    at = [places.index(k) if k in places else -1 for k in schedule.best_shares]
-    own = torch.stack([curve[:, k] if k >= 0 else curve[:, 0] * torch.nan for k in at], dim=1)
-    return own.gather(1, predictions.halves.long()[:, None])[:, 0]
-
-
 def _rank_asks(schedule: Schedule) -> list[Band]:
     pairs = _rank_pairs(schedule)
     return [band for share in coarse_shares(schedule) for band in pairs[share]]
 
 
 def _rank_weights(schedule: Schedule) -> Mapping[Band, float]:
-    """All bands of both curves, without a weight: a plan that draws bands draws none for these."""
+    """All bands of both curves, without a weight: where bands are drawn, none is for these."""
     return {band: 0.0 for pair in _rank_pairs(schedule).values() for band in pair}
 
 
-RANK = Metric(True, _rank_asks, msi_rank, weights=_rank_weights)
+def _not_of_one_image(predictions: Predictions, schedule: Schedule) -> Tensor:
+    """`msi_rank` reads an image at a share that other images chose: see `pooled.RankShares`."""
+    return torch.full((len(predictions.targets),), torch.nan, dtype=torch.float64)
+
+
+RANK = Metric(True, _rank_asks, _not_of_one_image, weights=_rank_weights)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +17,14 @@ from sufficit.classifier.classifier import (
     check_targets,
 )
 from sufficit.errors import UserError
-from sufficit.metrics.columns import alpha_from, higher_is_better, limits
+from sufficit.metrics.columns import HEADINGS, alpha_from
 from sufficit.perturbation.bands import masks_of, show
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
-from sufficit.perturbation.predict import check_batch_size, predict_views
+from sufficit.perturbation.masked_model import MaskedModel
+from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.predictions import hits
-from sufficit.progress import Progress, bar, stage
+from sufficit.progress import Progress, counting_bar
 from sufficit.statistics import Estimate, estimates_of, ratio, ratio_of
 from sufficit.sums import both, sums_of
 
@@ -73,8 +73,9 @@ class Leak:
     def estimates(self, seed: int = 0) -> dict[str, Estimate]:
         """Return every mean, and `leak_ratio`, with a 95 % interval over the images."""
         values = {name: column.numpy() for name, column in self.columns.items()}
-        directions = {name: higher_is_better(name) for name in values}
-        found = estimates_of(sums_of(values, seed=seed), directions, limits=limits)
+        directions = {name: HEADINGS[name].higher_is_better for name in values}
+        limits = {name: HEADINGS[name].limits for name in values}
+        found = estimates_of(sums_of(values, seed=seed), directions, limits=limits.__getitem__)
         pairs = sums_of(both(values["leak"], values["leak_chance"]), seed=seed)
         return found | {"leak_ratio": ratio_of(pairs)}
 
@@ -89,16 +90,14 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class LeakProbe:
-    """How the leak of a classifier is measured, and the pool that its donors come from."""
+class LeakMeter:
+    """How the leak of a model is measured, and the pool that its donors come from."""
 
-    classifier: Classifier
+    asked: MaskedModel
     alpha_min: float
     donors: int = 16
     seed: int = 0
     noises: int = 4
-    fill: str | Tensor = "black"
-    batch_size: int | None = None
     pool: Pool | None = None  # None: the images whose masks are measured
 
     def check(self, images: Tensor) -> None:
@@ -107,12 +106,13 @@ class LeakProbe:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise UserError(f"{name} must be a whole number, {least} or more, got {value!r}")
-        check_batch_size(self.batch_size)
-        check_fill(self.fill, images)
-        if isinstance(self.fill, Tensor) and self.fill.ndim == 4 and len(self.fill) > 1:
+        fill = self.asked.fill
+        check_batch_size(self.asked.batch_size)
+        check_fill(fill, images)
+        if isinstance(fill, Tensor) and fill.ndim == 4 and len(fill) > 1:
             raise UserError(
-                f"the leak needs one fill for all images, got {list(self.fill.shape)}: pass a name,"
-                " a number, [C] or [C,H,W]"
+                f"the leak needs one fill for all images, got {list(fill.shape)}: pass a name, a"
+                " number, [C] or [C,H,W]"
             )
 
     def leak(
@@ -123,7 +123,6 @@ class LeakProbe:
         *,
         numbers: Sequence[int] | None = None,
         strict: bool = True,
-        tick: Progress | None = None,
     ) -> Leak:
         """Return the leak of images with these numbers among all images, 0, 1, ... by default.
 
@@ -136,19 +135,24 @@ class LeakProbe:
             raise UserError(
                 f"the pool's images must be {wanted} as the others are, got {came}: resize them"
             )
-        if known is None:  # the classes predicted for the whole images
-            every = torch.arange(len(images), device="cpu")
-            whole = torch.ones(1, *images.shape[2:], dtype=torch.bool, device="cpu")
-            given = (self.classifier, images, whole, (every, torch.zeros_like(every)))
-            goals = predict_views(*given, batch_size=self.batch_size).named
-        else:
-            goals = known.cpu()
-        probe = self if self.pool else replace(self, pool=Pool(images, heatmaps, goals))
+        goals = self._predicted(images) if known is None else known.cpu()
+        meter = self if self.pool else replace(self, pool=Pool(images, heatmaps, goals))
         if strict:
             check_classes(goals, goals if self.pool is None else self.pool.targets)
         numbers = range(len(goals)) if numbers is None else numbers
-        found = probe.measure(heatmaps, goals, numbers, tick)
+        found = meter.measure(heatmaps, goals, numbers)
         return found if known is not None else replace(found, calls=found.calls + 1)
+
+    def _predicted(self, images: Tensor) -> Tensor:
+        """The classes predicted for whole images: [N]."""
+        every = torch.arange(len(images), device="cpu")
+        whole = torch.ones(1, *images.shape[2:], dtype=torch.bool, device="cpu")
+        return self.asked.views(images, whole, (every, torch.zeros_like(every))).named
+
+    @property
+    def calls(self) -> int:
+        """Forward passes per image and source, at most."""
+        return 2 * self.donors + 1 + self.noises
 
     @cached_property
     def _pool_classes(self) -> Tensor:
@@ -164,20 +168,17 @@ class LeakProbe:
         return self._classes(blank, heatmaps, views).view(-1, len(blank))
 
     def _classes(
-        self, images: Tensor, heatmaps: Tensor, views: tuple[Tensor, Tensor], **more: Any
+        self,
+        images: Tensor,
+        heatmaps: Tensor,
+        views: tuple[Tensor, Tensor],
+        targets: Tensor | None = None,
     ) -> Tensor:
         """Return the class predicted for each view through the mask M > alpha_min: [T]."""
-        how = {"fill": self.fill, "batch_size": self.batch_size, **more}
-        masks = masks_of(heatmaps, show(self.alpha_min), self.classifier.device)
-        return predict_views(self.classifier, images, masks, views, **how).named
+        masks = masks_of(heatmaps, show(self.alpha_min), self.asked.model.device)
+        return self.asked.views(images, masks, views, targets=targets).named
 
-    def measure(
-        self,
-        heatmaps: Tensor,
-        targets: Tensor,
-        numbers: Sequence[int],
-        tick: Progress | None = None,
-    ) -> Leak:
+    def measure(self, heatmaps: Tensor, targets: Tensor, numbers: Sequence[int]) -> Leak:
         """Return the leak of M methods, method after method: [MN,H,W], [N] -> each [MN].
 
         `numbers` are those of the images among all images; donors are drawn by them. The pool has
@@ -197,14 +198,13 @@ class LeakProbe:
         masks = (second + len(others) * method).flatten()
         donors, counts, goals = first.repeat(m), counts.repeat(m), targets.repeat(m)
 
-        def donor_share(maps: Tensor, masks: Tensor, part: int) -> Tensor:
+        def donor_share(maps: Tensor, masks: Tensor) -> Tensor:
             """Return the share of each image's donors predicted as its target: [MN]."""
-            more = {"targets": goals[owners], "progress": stage(tick, part, 2)}
-            named = self._classes(pool.images, maps, (donors, masks), **more)
+            named = self._classes(pool.images, maps, (donors, masks), goals[owners])
             sums = torch.zeros(len(goals), dtype=torch.float64, device="cpu")
             return sums.index_add_(0, owners, hits(named, goals[owners])) / counts
 
-        own, chance = donor_share(heatmaps, owners, 0), donor_share(pool.heatmaps, masks, 1)
+        own, chance = donor_share(heatmaps, owners), donor_share(pool.heatmaps, masks)
         same = heatmaps is pool.heatmaps
         named = self._pool_classes if same else self._canvas_classes(heatmaps)
         canvas = hits(named, goals[:, None])
@@ -257,10 +257,16 @@ def leak(
     1.0
     """
     check_has_classes(classifier)
-    given = (alpha_from(alpha_min), donors, seed, noises, fill, batch_size)
-    probe = LeakProbe(classifier, *given, checked_pool(pool))
-    with bar("measuring the leak", progress) as tick:
-        return probe.leak(images, heatmaps, targets, tick=tick)
+    meter = LeakMeter(
+        asked=MaskedModel(classifier, fill, batch_size),
+        alpha_min=alpha_from(alpha_min),
+        donors=donors,
+        seed=seed,
+        noises=noises,
+        pool=checked_pool(pool),
+    )
+    with counting_bar("measuring the leak", len(heatmaps) * meter.calls, progress):
+        return meter.leak(images, heatmaps, targets)
 
 
 def draw(target: int, pool_targets: Ints, donors: int, seed: int, number: int) -> tuple[Ints, Ints]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sufficit.data.truth import BOX, OBJECT, with_boxes
 from sufficit.errors import UserError
-from sufficit.metrics.metric import Metric, of_map
+from sufficit.metrics.metric import MapMetric, of_map, of_region
 from sufficit.perturbation.bands import ranks
 from sufficit.similarity import region_overlap
 
@@ -102,10 +102,10 @@ class Overlap:
         return _known(found, truth.cpu())
 
 
-LOCALIZATION: Mapping[str, Metric] = {
-    "iou": of_map(True, Overlap),
-    "pointing": of_map(True, pointing),
-    "energy": of_map(True, energy),
-    "mass_accuracy": of_map(True, mass_accuracy),
-    "rank_accuracy": of_map(True, rank_accuracy),
-}  # columns that need a truth
+LOCALIZATION: Mapping[str, MapMetric] = {
+    "iou": of_region(True, Overlap, needs_truth=True),
+    "pointing": of_map(True, pointing, needs_truth=True),
+    "energy": of_map(True, energy, needs_truth=True),
+    "mass_accuracy": of_map(True, mass_accuracy, needs_truth=True),
+    "rank_accuracy": of_map(True, rank_accuracy, needs_truth=True),
+}

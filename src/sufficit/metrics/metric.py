@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,15 +10,6 @@ from sufficit.perturbation import bands
 from sufficit.perturbation.bands import Band
 from sufficit.perturbation.image_masks import ImageMask
 from sufficit.perturbation.predictions import Measure, Predictions, ScoreKind
-
-
-class Heading(NamedTuple):
-    """What a column or curve is called."""
-
-    short: str  # in a terminal and under a heatmap
-    long: str  # in the report and over a figure
-    meaning: str = ""  # one sentence
-    limits: Sequence[float] = (-inf, inf)  # the lowest and highest value it can have
 
 
 @dataclass(frozen=True)
@@ -55,7 +44,6 @@ class Schedule:
     score: ScoreKind = "accuracy"
     value_step: float = 0.01
     percent_step: float = 0.02
-    best_shares: tuple[float, float] | None = None  # of msi_rank, once they are known
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -87,37 +75,54 @@ Formula = Callable[[Predictions, Schedule], Tensor]  # -> [N]
 
 @dataclass(frozen=True)
 class Metric:
-    """A column: its direction, the bands it needs scores and sizes of, and its formula.
+    """A metric of bands: its direction, the bands it needs scores and sizes of, and its formula.
 
     Bands in `asks` are asked for every image. Those in `weights` may be sampled where calls are
     limited; the formula uses them only through `predictions.total(weights(schedule), ...)`.
-    `measures` are functions of the heatmaps alone, which the formula gets as
-    `predictions.measure(...)`. `hides` are masks of the image, asked once for all methods: the
-    formula gets `predictions.falls(...)` and `predictions.sums(...)`.
     """
 
-    higher_is_better: bool
+    higher_is_better: bool | None
     asks: Callable[[Schedule], list[Band]]
     formula: Formula
     weighs: Callable[[Schedule], list[Band]] = no_bands
     weights: Callable[[Schedule], Mapping[Band, float]] = lambda _: {}
-    measures: Callable[[Schedule], list[Measure]] = lambda _: []
-    hides: Callable[[Schedule], list[ImageMask]] = lambda _: []
 
 
-def of_map(higher: bool, measure: Measure | type) -> Metric:
-    """Return the column that a measure of the heatmap is; a class makes one of an alpha_min."""
+@dataclass(frozen=True)
+class MapMetric:
+    """A metric of the heatmap alone, or of heatmap and truth: no model is asked."""
 
-    def at(schedule: Schedule) -> Measure:
-        found: Measure = measure(schedule.alpha_min) if isinstance(measure, type) else measure
-        return found
+    higher_is_better: bool | None
+    measure: Callable[[Schedule], Measure]  # of an alpha_min
+    needs_truth: bool = False
 
-    return Metric(
-        higher,
-        no_bands,
-        lambda predictions, schedule: predictions.measure(at(schedule)),
-        measures=lambda schedule: [at(schedule)],
-    )
+
+@dataclass(frozen=True)
+class CellMetric:
+    """A metric of image masks: cells of the image are hidden, the same ones for every heatmap.
+
+    The formula gets the sum of each heatmap over the hidden pixels, and the fall of the target's
+    probability without them: twice [N,len(masks)] -> [N].
+    """
+
+    higher_is_better: bool | None
+    masks: tuple[ImageMask, ...]
+    formula: Callable[[Tensor, Tensor], Tensor]
+
+
+AnyMetric = Metric | MapMetric | CellMetric
+
+
+def of_map(higher: bool, measure: Measure, *, needs_truth: bool = False) -> MapMetric:
+    """Return the metric that a measure of the heatmap is, whatever alpha_min is."""
+    return MapMetric(higher, lambda _: measure, needs_truth)
+
+
+def of_region(
+    higher: bool, make: Callable[[float], Measure], *, needs_truth: bool = False
+) -> MapMetric:
+    """Return the metric that a measure of the region at alpha_min is; `make` takes alpha_min."""
+    return MapMetric(higher, lambda schedule: make(schedule.alpha_min), needs_truth)
 
 
 def area_weights(grid: Sequence[float]) -> list[float]:

@@ -7,14 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
-from sufficit.perturbation.fills import rows_of
-from sufficit.perturbation.predict import predict_views
-from sufficit.perturbation.predictions import HIDDEN_ROWS
 from sufficit.perturbation.sampling import uniforms
 
-_GROUP = 32  # images whose masks are in memory at once
 MOST_CELLS = 256  # per side of a grid
 
 
@@ -51,52 +46,28 @@ class ImageMask:
         return order[: self.drawn]
 
 
-def predict_hidden(
-    classifier: Classifier,
-    images: Tensor,
-    heatmaps: Tensor,
-    targets: Tensor,
-    masks: Sequence[ImageMask],
-    *,
-    names: Sequence[str],
-    seed: int,
-    fill: str | Tensor = "black",
-    batch_size: int | None = None,
-) -> dict[str, Tensor]:
-    """Hide each mask in each image and ask the model: [N,C,H,W], [MN,H,W], [N] -> each [MN,V].
+def hidden_pixels(
+    masks: Sequence[ImageMask], size: tuple[int, int], names: Sequence[str], seed: int
+) -> Tensor:
+    """Return which pixels of each image each mask hides: bool [N,V,H,W]."""
+    found = torch.zeros(len(names), len(masks), *size, dtype=torch.bool, device="cpu")
+    for grid in {mask.grid for mask in masks}:
+        found |= _table(masks, grid, names, seed)[..., cells_of(size, grid)]
+    return found
 
-    By their names in `Predictions`. Heatmaps of M methods come one after the other, as everywhere.
-    """
-    size, width = (images.shape[2], images.shape[3]), len(masks)
-    cells = {grid: cells_of(size, grid) for grid in {mask.grid for mask in masks}}
-    named = torch.empty(len(images), width, dtype=torch.int32, device="cpu")
-    confidences = torch.empty(len(images), width, dtype=torch.float32, device="cpu")
-    sums = torch.zeros(len(heatmaps), width, dtype=torch.float64, device="cpu")
-    for start in range(0, len(images), _GROUP):
-        rows = torch.arange(start, min(start + _GROUP, len(images)), device="cpu")
-        hidden = torch.zeros(len(rows), width, *size, dtype=torch.bool, device="cpu")
-        for grid, pixels in cells.items():
-            table = _table(masks, grid, [names[row] for row in rows.tolist()], seed)
-            hidden |= table[..., pixels]
-            for first in range(0, len(heatmaps), len(images)):  # method by method
-                maps = heatmaps[first + start : first + start + len(rows)].cpu().double()
-                own = torch.zeros(len(rows), grid**2, dtype=torch.float64, device="cpu")
-                own.index_add_(1, pixels.flatten(), maps.flatten(1))
-                sums[first + rows] += (table.double() @ own[..., None])[..., 0]
-        views = (rows - start).repeat_interleave(width), torch.arange(len(rows) * width)
-        found = predict_views(
-            classifier,
-            images[start : start + len(rows)],
-            ~hidden.flatten(0, 1).to(classifier.device),
-            views,
-            targets=targets.cpu()[rows].repeat_interleave(width),
-            fill=rows_of(fill, rows.tolist()),
-            batch_size=batch_size,
-        )
-        named[rows] = found.named.view(-1, width).to(named)
-        confidences[rows] = found.confidences.view(-1, width)
-    asked = (one.repeat(len(heatmaps) // len(images), 1) for one in (named, confidences))
-    return dict(zip(HIDDEN_ROWS, (*asked, sums), strict=True))
+
+def sums_over(
+    heatmaps: Tensor, masks: Sequence[ImageMask], names: Sequence[str], seed: int
+) -> Tensor:
+    """Return the sum of each heatmap over the pixels that masks hide: [N,H,W] -> [N,V]."""
+    size = (heatmaps.shape[1], heatmaps.shape[2])
+    maps = heatmaps.cpu().double().flatten(1)
+    found = torch.zeros(len(maps), len(masks), dtype=torch.float64, device="cpu")
+    for grid in {mask.grid for mask in masks}:
+        cells = torch.zeros(len(maps), grid**2, dtype=torch.float64, device="cpu")
+        cells.index_add_(1, cells_of(size, grid).flatten(), maps)
+        found += (_table(masks, grid, names, seed).double() @ cells[..., None])[..., 0]
+    return found
 
 
 def cells_of(size: tuple[int, int], grid: int) -> Tensor:

@@ -23,7 +23,7 @@ from sufficit.perturbation.predictions import (
     only_logit,
     relative,
 )
-from sufficit.progress import Progress
+from sufficit.progress import passed
 
 AnyMasker = Masker | ViewMasker | tokens.TokenMasker
 
@@ -44,8 +44,8 @@ def predict(
     weigh: Sequence[Band] = (),
     fill: str | Tensor = "black",
     batch_size: int | None = None,
-    progress: Progress | None = None,
     drawn: Tensor | None = None,
+    whole: Predictions | None = None,
 ) -> Predictions:
     """Return the model's prediction for every image in every band: [N,C,H,W], [N,H,W] -> [N,B].
 
@@ -53,7 +53,8 @@ def predict(
     targets, the model's own predictions are the targets. Whole images are sent only where a
     target is missing or a band keeps all pixels. Heatmaps of M methods may come in one tensor,
     method after method: [MN,H,W] -> [MN,B]. With `drawn`, numbers of bands, each image is asked its
-    own ones only: [N,K] -> [N,K] or [MN,K].
+    own ones only: [N,K] -> [N,K] or [MN,K]. `whole` are answers for the whole images [N,1], which
+    are then not asked again. Calls count masks that hide something.
     """
     loop = _Loop(classifier, images, fill, batch_size)
     parts: list[Predictions] = []
@@ -64,13 +65,13 @@ def predict(
             if start % n + count <= n:
                 rows = slice(start % n, start % n + count)  # copies nothing
             inputs, hidden = loop.normalized(rows)
-            loop.reports = (progress, start, count, total)
             maps = heatmaps[start : start + count].to(inputs.device, torch.float32)
             spans = runs(maps, [*bands, *weigh])
             chosen, asked = None if drawn is None else drawn[rows], spans[:, : len(bands)]
             if chosen is not None:
                 numbers = chosen.to(spans.device, torch.long)[..., None].expand(-1, -1, 2)
                 asked = asked.gather(1, numbers)
+            loop.whole = None if whole is None else whole.rows(rows)
             wanted = None if targets is None else targets[rows]
             goals, named, confidences, calls = loop.group(
                 inputs, hidden, ranks(maps), asked, wanted
@@ -101,7 +102,6 @@ def predict_views(
     targets: Tensor | None = None,
     fill: str | Tensor = "black",
     batch_size: int | None = None,
-    progress: Progress | None = None,
     score: Score | None = None,
     whole: Tensor | None = None,
 ) -> ViewPredictions:
@@ -128,7 +128,6 @@ def predict_views(
             rows = used[start : start + count].tolist()
             inputs, hidden = loop.normalized(rows)
             here = order[done : ends[start + count - 1]]
-            loop.reports = (progress, done, len(here), len(order))
             seen, through = place[here] - start, views[1][here]
             sent = torch.arange(len(here), device=inputs.device)
             goals = torch.zeros_like(sent) if targets is None else targets[here].to(sent)
@@ -218,10 +217,9 @@ class _Loop:
         wanted = batch_size or usual_batch(classifier, images.shape[1:])
         self.batch_size = min(wanted, self.known.get(self.case, wanted))
         self.highest = -1  # of the target classes
+        self.whole: Predictions | None = None  # answers for the whole images of a group, if known
         # A score of the user's is the only logit.
         self.score: Score = confidence if classifier.score is None else only_logit
-        # To whom progress is reported, images done before this group, in this group, in all.
-        self.reports: tuple[Progress | None, int, int, int] = (None, 0, 0, 0)
 
     def normalized(self, rows: slice | list[int]) -> tuple[Tensor, Tensor]:
         """Return some images and their fill on the device, normalised: twice [N or 1,C,H,W]."""
@@ -251,7 +249,9 @@ class _Loop:
             targets, logits = every.argmax(1), every[whole]
         else:
             targets = targets.to(inputs.device)
-            logits = self.each(inputs if len(whole) == len(inputs) else inputs[whole], self.answer)
+            if self.whole is None:
+                every_image = len(whole) == len(inputs)
+                logits = self.each(inputs if every_image else inputs[whole], self.answer)
         goals = targets[owners]
         masker: AnyMasker
         if self.vit:
@@ -263,11 +263,15 @@ class _Loop:
             given = (inputs, hidden, ranks, those, starts[asked], stops[asked], layout)
             masker = Masker(*given, imputes=self.imputes)
         named, confidences = self.masked(masker, goals, asked)
-        if len(whole):
+        if len(whole) and self.whole is not None and not own_score:
+            seen = whole.cpu()
+            named[~hides] = self.whole.named[seen, 0].to(named)
+            confidences[~hides] = self.whole.confidences[seen, 0].to(confidences)
+        elif len(whole):
             named[~hides], confidences[~hides] = judge(logits, goals[~hides], self.score)
         if own_score:
             named, confidences = relative(confidences, every[owners, 0])
-        place, calls = place.cpu(), owners.bincount(minlength=len(inputs)).cpu()
+        place, calls = place.cpu(), owners[hides].bincount(minlength=len(inputs)).cpu()
         return targets.cpu(), named.cpu()[place], confidences.cpu()[place], calls
 
     def token_masker(
@@ -289,9 +293,7 @@ class _Loop:
             rows = order[start:stop]
             logits = self.answer(masker.batch(start, stop))
             named[rows], confidences[rows] = judge(logits, goals[rows], self.score)
-            progress, before, here, total = self.reports
-            if progress is not None:
-                progress(before + stop / len(order) * here, total)
+            passed(stop - start)
 
         self._in_batches(len(order), one, masker)
         return named, confidences

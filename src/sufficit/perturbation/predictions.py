@@ -7,21 +7,16 @@ curve, A values of alpha_min, H W image, h w features.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from sufficit.perturbation.bands import EVERYTHING, Band
 
-if TYPE_CHECKING:
-    from sufficit.perturbation.image_masks import ImageMask
-
 PIECE = 1024  # images whose predictions are worked on at a time
 NO_CLASS, ANOTHER = -1, -2  # the model returned NaN; some class that is not the target
 ROWS = ("named", "confidences", "shares", "targets", "calls")  # tensors with a row per image
-HIDDEN_ROWS = ("hidden_named", "hidden_confidences", "hidden_sums")
-OTHER_ROWS = ("drawn", "measured", "halves", *HIDDEN_ROWS)  # those that a plan may not need
 HALF = 0.5  # of the whole image's value counts as right, by a score of the user's
 Score = Callable[[Tensor, Tensor], Tensor]
 """Logits [N,C] and targets [N] -> one number per image [N]."""
@@ -47,13 +42,6 @@ class Predictions:
     calls: Tensor  # [N] model calls spent on each image
     drawn: Tensor | None = None  # [N,K] int32, numbers of the bands each image was asked
     counts: Tensor | None = None  # [B] how often each band is drawn, on average
-    measures: tuple[Measure, ...] = ()
-    measured: Tensor | None = None  # [N,len(measures)] what is read from the heatmap alone
-    halves: Tensor | None = None  # [N] uint8, the half of the images that each is in
-    hides: "tuple[ImageMask, ...]" = ()  # masks of the image
-    hidden_named: Tensor | None = None  # [N,len(hides)] int32
-    hidden_confidences: Tensor | None = None  # [N,len(hides)]
-    hidden_sums: Tensor | None = None  # [N,len(hides)] of the heatmap over the hidden pixels
 
     def of(self, bands: Sequence[Band], kind: ScoreKind) -> Tensor:
         """Return the score of each image in some of the bands, in their order: [N,len(bands)].
@@ -118,29 +106,6 @@ class Predictions:
         """Return the share of each image's pixels inside a weighed band: [N]."""
         return self.shares[:, self.weighed.index(band)]
 
-    def measure(self, measure: Measure) -> Tensor:
-        """Return what a measure says of each heatmap: [N]."""
-        assert self.measured is not None  # the plan has measures
-        return self.measured[:, self.measures.index(measure)]
-
-    def falls(self, masks: "Sequence[ImageMask]") -> Tensor:
-        """Return by how much the target's probability falls when masks of the image are hidden.
-
-        [N,len(masks)]; the same for every method.
-        """
-        assert self.hidden_confidences is not None  # the plan has masks of the image
-        hidden = self.hidden_confidences[:, self._hidden(masks)].double()
-        return self.of([EVERYTHING], "confidence") - hidden
-
-    def sums(self, masks: "Sequence[ImageMask]") -> Tensor:
-        """Return the sum of each heatmap over the pixels that masks hide: [N,len(masks)]."""
-        assert self.hidden_sums is not None  # the plan has masks of the image
-        return self.hidden_sums[:, self._hidden(masks)]
-
-    def _hidden(self, masks: "Sequence[ImageMask]") -> list[int]:
-        place = {mask: i for i, mask in enumerate(self.hides)}
-        return [place[mask] for mask in masks]
-
     def rows(self, some: slice | Sequence[int]) -> "Predictions":
         """Return the predictions for some of the images."""
         return replace(self, **{name: getattr(self, name)[some] for name in self.parts})
@@ -148,7 +113,7 @@ class Predictions:
     @property
     def parts(self) -> tuple[str, ...]:
         """The tensors with a row per image."""
-        return (*ROWS, *(name for name in OTHER_ROWS if getattr(self, name) is not None))
+        return ROWS if self.drawn is None else (*ROWS, "drawn")
 
     def pieces(self) -> Iterator["Predictions"]:
         """Yield the predictions for PIECE images at a time."""

@@ -1,6 +1,6 @@
 """Which bands each image is asked, where a few stand for all.
 
-Drawn, and means stay unbiased: a column is a weighted sum of scores over bands; a trapezoid area is
+Means stay unbiased: a column is a weighted sum of scores over bands; a trapezoid area is
 one over the points of its grid. Lay the bands of a curve side by side, each as wide as its weight
 is large, cut the line into strata of equal width, and draw one place in each stratum, uniformly.
 Each band is then drawn c times on average, and the sum of weight / c x score over the bands drawn

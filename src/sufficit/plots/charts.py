@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sufficit.errors import UserError, unknown
-from sufficit.metrics.columns import ALPHA, heading
+from sufficit.metrics.columns import ALPHA, heading_of
 from sufficit.metrics.scores import MethodScores, Scores
 from sufficit.plots import style
 from sufficit.plots.style import HIDE, INK, LINES, QUIET, SHOW, USUAL, Look, axes_for, dress
@@ -48,9 +48,9 @@ def curves_figure(of: Scores, title: str = "") -> "Figure":
         for name in names:
             line = scores.curves[name].grid, scores.curves[name].values
             colour = SHOW if name[0] in "is" else HIDE
-            axis.plot(*line, color=colour, label=heading(name).long, linewidth=1.6)
+            axis.plot(*line, color=colour, label=heading_of(name).long, linewidth=1.6)
             axis.fill_between(*line, color=colour, alpha=0.12, linewidth=0)
-        words = heading(names[0]).long
+        words = heading_of(names[0]).long
         if len(names) > 1:
             words = f"MSI's curves from alpha_min {scores.alpha_min:g}"
             axis.legend(frameon=False, fontsize=8)
@@ -93,7 +93,7 @@ def curve_panel(name: str, scores: Mapping[str, MethodScores], title: str | None
             raise unknown("curve in this run", name, found.curves)
         lines[method] = (found.curves[name].grid, found.curves[name].values)
     kind = next(iter(scores.values())).schedule.score
-    return Panel(heading(name).long if title is None else title, _across(name), kind, lines)
+    return Panel(heading_of(name).long if title is None else title, _across(name), kind, lines)
 
 
 def parts_panel(scores: MethodScores) -> Panel:
@@ -119,7 +119,7 @@ def alpha_panel(
     }
     alpha, of = next(iter(scores.values())).alpha_min, ""
     if not lines and alpha_curve is not None:
-        means, n = alpha_curve["mean_msi"], len(alpha_curve["images"])
+        means, n = alpha_curve["mean_msi"], alpha_curve["images"]
         lines = {m: (alpha_curve["alphas"], means[m]) for m in scores if m in means}
         of = f" ({n} image{'' if n == 1 else 's'})"
     title = f"MSI over alpha_min, compared at {alpha:g}{of}"
@@ -137,7 +137,7 @@ def alpha_figure(
     panel = alpha_panel(scores, alpha_curve)
     if panel is None:
         raise UserError(
-            "this run has MSI at one alpha_min only: run compare again without --no-alpha-curve, or"
+            "this run has MSI at one alpha_min only: run compare again with --checks alpha-curve, or"
             " with --alpha-min search"
         )
     return lines_figure([panel], quiet, look)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import check_images
 from sufficit.errors import UserError
-from sufficit.metrics.columns import heading
+from sufficit.metrics.columns import heading_of
 from sufficit.perturbation.fills import masked
 from sufficit.perturbation.heatmaps import check_heatmaps, resize
 from sufficit.plots.style import INK, USUAL, Look, figure_class
@@ -55,7 +55,7 @@ def score_captions(columns: Mapping[str, Sequence[float]]) -> list[str]:
     ['base 0.50\nMSI +0.25', 'base 0.75\nMSI -0.50']
     """
     lines = [
-        [f"{heading(name).short} {v:{'+.2f' if name == 'msi' else '.2f'}}" for v in values]
+        [f"{heading_of(name).short} {v:{'+.2f' if name == 'msi' else '.2f'}}" for v in values]
         for name, values in columns.items()
     ]
     return ["\n".join(row) for row in zip(*lines, strict=True)]

@@ -3,7 +3,6 @@
 import math
 from typing import NamedTuple
 
-from sufficit.metrics.columns import heading
 from sufficit.metrics.leakage import LIMIT
 from sufficit.report.content import Content
 from sufficit.report.interpretation import joined, leaks, unmarked_words
@@ -38,7 +37,7 @@ def answer(content: Content) -> list[Answer]:
 
 def _best(content: Content) -> tuple[str, str]:
     standing, rivals = content.standing, content.standing.rivals
-    best, top, column = standing.best, standing.leader, heading(standing.column).long
+    best, top, column = standing.best, standing.leader, content.heading(standing.column).long
     most = "highest" if standing.higher_is_better else "lowest"
     found = content.summaries[top][standing.column]
     ends = f" (95 % interval {found.low:.2f} to {found.high:.2f})"
@@ -93,7 +92,7 @@ def _leaking(content: Content) -> tuple[str, str]:
     summary = content.summaries[content.standing.best]
     ratio, laid = summary.get("leak_ratio"), "Laid over images of other classes, its masks make"
     if ratio is None:
-        return UNKNOWN, "Add --leak, with images of two classes or more."
+        return UNKNOWN, "Add --checks default, with images of two classes or more."
     leaking, times = leaks(summary), f"{laid} the model name their class"
     if not math.isfinite(ratio.mean):
         if not leaking:
@@ -107,12 +106,13 @@ def _leaking(content: Content) -> tuple[str, str]:
 
 
 def _ceiling(content: Content) -> tuple[str, str]:
-    found, best = content.ceiling, content.standing.best
-    if found is None or best not in found.get("msi", {}):
-        return UNKNOWN, "Add --ceiling to search each image for the best box."
-    return f"{found['msi'][best]:.2f} of {found['searched']['mean']:.2f}", (
-        f"MSI with the fill {found['fill']} on {found['n']} images, against boxes searched for"
-        " each image with other fills."
+    best = content.summaries[content.standing.best]
+    own, searched = best.get("msi_ceiling"), best.get("ceiling")
+    if own is None or searched is None:
+        return UNKNOWN, "Add --checks default,ceiling to search each image for the best box."
+    return f"{own.mean:.2f} of {searched.mean:.2f}", (
+        f"MSI with a held-out fill on {own.n} images, against boxes searched for each image with"
+        " other fills."
     )
 
 

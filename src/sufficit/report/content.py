@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from sufficit.metrics.column import Heading
+from sufficit.metrics.columns import heading_of
 from sufficit.metrics.scores import MethodScores
 from sufficit.perturbation.predictions import Predictions
 from sufficit.similarity import RankedCondition
@@ -77,6 +79,7 @@ class Content:
     summaries: Mapping[str, Mapping[str, Estimate]]  # method -> column
     standing: Standing
     shown: Shown
+    headings: Mapping[str, Heading] = field(default_factory=dict)  # of the columns
     rows: Mapping[str, "pandas.DataFrame"] = field(default_factory=dict)
     """One row per image, by method, to download; nothing where these are more than MOST_ROWS."""
     classes: Sequence[str] | None = None  # names of the classes
@@ -85,9 +88,7 @@ class Content:
     class_agnostic: Sequence[str] = ()  # methods that draw the same map for every class
     unmarked: Mapping[str, int] = field(default_factory=dict)
     """Images in which a method's map marks nothing at alpha_min, where these are many."""
-    head_check: Mapping[str, Any] | None = None  # rank correlations with a random output layer
     conditions: Sequence[RankedCondition] = ()  # how methods rank with other fills, and for a twin
-    ceiling: Mapping[str, Any] | None = None  # what a search reaches, as in run.json
 
     @property
     def methods(self) -> list[str]:
@@ -109,6 +110,10 @@ class Content:
     def n(self) -> int:
         """The number of images."""
         return self.first.n
+
+    def heading(self, column: str) -> Heading:
+        """What a column, or a curve, is called."""
+        return self.headings.get(column) or heading_of(column)
 
     def class_name(self, number: int) -> str:
         """The name of a class, or its number."""

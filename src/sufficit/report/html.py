@@ -13,7 +13,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from sufficit import plots
-from sufficit.metrics.columns import HEADINGS, heading
+from sufficit.metrics.columns import HEADINGS
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.provenance import plain
 from sufficit.report import interpretation as words
@@ -39,7 +39,7 @@ def render(content: Content) -> str:
     readings, standing = words.readings(content), content.standing
     main = (standing.column, *MAIN)
     known = dict.fromkeys(name for found in content.summaries.values() for name in found)
-    order = dict.fromkeys((*main, *HEADINGS, *known))
+    order = dict.fromkeys((*main, *HEADINGS, *content.headings, *known))
     colours = {m: f"m{k % len(plots.LINES)}" for k, m in enumerate(standing.ranking)}
     intervals = [content.summaries[method][standing.column] for method in content.methods]
     ends = [0.0, *(v for e in intervals for v in (e.low, e.mean, e.high) if math.isfinite(v))]
@@ -57,7 +57,7 @@ def render(content: Content) -> str:
         facts=facts_list(content, alphas, fill),
         columns=[name for name in order if name in known],
         main=main,
-        heading=heading,
+        heading=content.heading,
         alphas=alphas,
         leaks=lambda method: words.leaks(content.summaries[method]),
         lines=answer(content),
@@ -100,7 +100,7 @@ def charts_of(content: Content) -> list[dict[str, Any]]:
             figure = plots.lines_figure([plots.curve_panel(name, known, "")], quiet, CHART)
             kind = content.first.schedule.score
             note = f"Mean {kind} with this share of the top-ranked pixels {what}."
-            found.append(_chart(name, heading(name).long, note, figure))
+            found.append(_chart(name, content.heading(name).long, note, figure))
     return found
 
 

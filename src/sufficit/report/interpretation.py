@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sufficit.metrics.columns import COLUMNS, heading
+from sufficit.metrics.columns import COLUMNS
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.report.content import Content
 from sufficit.similarity import best_changes, correlations, lost_leads
@@ -20,6 +20,7 @@ NEAR = 0.25  # how far from +1, 0 or -1 is still close to it
 LOW_ACCURACY = 0.7
 MANY_NAN = 0.05
 MOST_EMPTY = 0.1  # share of images in which a map may mark nothing
+HEAD = "random_head"
 UNMOVED = 0.9  # rank correlation with the maps of a random output layer
 
 
@@ -138,8 +139,8 @@ def sentences(content: Content) -> Iterator[str]:
         yield "Targets: the model's own predictions."
     if standing.controls and not _unbeaten(standing):
         yield control_words(content)
-    if content.head_check is not None and not _unmoved(content.head_check, standing):
-        yield f"{_random_head(content.head_check)} the maps of all methods change."
+    if _has_head(content) and not _unmoved(content):
+        yield f"{_random_head(content)} the maps of all methods change."
     yield "MSI is near +1 when a small region suffices and nothing else does."
     yield from _by_rank(content)
     if own:
@@ -195,15 +196,20 @@ def _by_rank(content: Content) -> Iterator[str]:
     )
 
 
-def _random_head(check: Mapping[str, Any]) -> str:
-    return f"With random weights in the output layer ({check['layer']}, {check['n']} images)"
+def _has_head(content: Content) -> bool:
+    return any(HEAD in found for found in content.summaries.values())
 
 
-def _unmoved(check: Mapping[str, Any], standing: Standing) -> list[str]:
+def _random_head(content: Content) -> str:
+    counts = [found[HEAD].n for found in content.summaries.values() if HEAD in found]
+    return f"With random weights in the output layer ({max(counts)} images)"
+
+
+def _unmoved(content: Content) -> list[str]:
     """Whose maps do not change when the output layer is made random, in words."""
-    found = check["rank_correlation"]
-    means = {name: one["mean"] or 0 for name, one in found.items()}  # None: constant maps
-    same = [m for m in standing.ranking if means.get(m, 0) >= UNMOVED]
+    means = {m: found[HEAD].mean for m, found in content.summaries.items() if HEAD in found}
+    # A map without order has no correlation, NaN.
+    same = [m for m in content.standing.ranking if means.get(m, 0) >= UNMOVED]
     return [f"{method} (rank correlation {means[method]:.2f})" for method in same]
 
 
@@ -240,7 +246,7 @@ def alpha_note(content: Content) -> str:
     curve, n = content.alpha_curve, content.n
     if curve is None or content.first.alphas is not None:
         return "Mean MSI at every alpha_min tried; the dotted line is the one chosen."
-    count = len(curve["images"])
+    count = curve["images"]
     whole = "the one image" if n == 1 else f"all {n} images"
     which = f"{count} of the {n:,} images, chosen before scoring" if count < n else whole
     finer = content.first.schedule.value_step < curve["value_step"]
@@ -334,14 +340,14 @@ def _remarks(content: Content) -> Iterator[str]:
         worst = max(counts, key=lambda column: counts[column])
         if counts[worst] > MANY_NAN * n:
             yield (
-                f"{method}: {counts[worst]} of {n} images have no {heading(worst).long}, because"
+                f"{method}: {counts[worst]} of {n} images have no {content.heading(worst).long}, because"
                 " the model answered NaN. Means leave them out."
             )
     if _unbeaten(standing):
         yield control_words(content)
-    if (check := content.head_check) and (same := _unmoved(check, standing)):
+    if _has_head(content) and (same := _unmoved(content)):
         stay = "stay: they do not show what this output rests on."
-        yield f"{_random_head(check)} the maps of {joined(same)} {stay}"
+        yield f"{_random_head(content)} the maps of {joined(same)} {stay}"
 
 
 def _unbeaten(standing: Standing) -> bool:

@@ -6,10 +6,6 @@ from collections.abc import Iterator, Sequence
 from rich import box
 from rich.table import Table
 
-from sufficit.metrics.artefacts import ARTEFACTS
-from sufficit.metrics.columns import heading
-from sufficit.metrics.further_columns import FURTHER
-from sufficit.metrics.localization import LOCALIZATION
 from sufficit.outside import html_table, literal
 from sufficit.report.answer import answer
 from sufficit.report.content import Content
@@ -18,7 +14,6 @@ from sufficit.statistics import Estimate
 
 BEST, SAME, CONTROL, AGNOSTIC, UNRANKED = "*", "=", "(c)", "(a)", "(-)"
 WIDTH = 78  # letters of a row
-ELSEWHERE = ("msi_rank", "msi_held_out", "msi_own_best")  # in the first table, or in words
 
 
 def results_table(content: Content) -> Table:
@@ -39,7 +34,7 @@ def results_table(content: Content) -> Table:
     table.caption, table.caption_justify = literal(legend(content)), "left"
     for column in shown:
         room = "  " if column == standing.column else ""
-        table.add_column(f"{_head(column, known[column])}{room}", justify="right", no_wrap=True)
+        table.add_column(f"{_head(content, column, known[column])}{room}", justify="right", no_wrap=True)
     table.add_column("95 % interval", justify="right", no_wrap=True)
     marks = {standing.best: BEST} | dict.fromkeys(standing.not_different, SAME)
     for method in content.methods:
@@ -56,22 +51,20 @@ def results_table(content: Content) -> Table:
 
 def further_tables(content: Content) -> Iterator[Table]:
     """The means of what was asked for besides: other fills and a twin, a truth, further columns."""
-    known = next(iter(content.summaries.values()))
-    groups = {
-        "MSI with other fills, and for a twin": [
-            name for name in known if name.startswith("msi_") and name not in ELSEWHERE
-        ],
-        "Compared with the truth": [name for name in known if name in LOCALIZATION],
-        "Further columns": [name for name in known if name in {**FURTHER, **ARTEFACTS}],
-    }
+    known = {name: one for found in content.summaries.values() for name, one in found.items()}
+    groups: dict[str, list[str]] = {}
+    for name in known:
+        if group := content.heading(name).group:
+            groups.setdefault(group, []).append(name)
     names = [marked(content, method) for method in content.methods]
     for title, columns in groups.items():
-        for number, some in enumerate(_fitting(columns, WIDTH - max(map(len, names)))):
+        for number, some in enumerate(_fitting(content, columns, WIDTH - max(map(len, names)))):
             table = _empty_table("" if number else title)
             for column in some:
-                table.add_column(_head(column, known[column]), justify="right", no_wrap=True)
+                head = _head(content, column, known[column])
+                table.add_column(head, justify="right", no_wrap=True)
             for name, method in zip(names, content.methods, strict=True):
-                cells = [_cell(content.summaries[method][column]) for column in some]
+                cells = [_cell(content.summaries[method].get(column)) for column in some]
                 table.add_row(literal(name), *cells)
             yield table
 
@@ -90,11 +83,11 @@ def _as_html(table: Table, said: Sequence[str] = ()) -> str:
     return html_table(str(table.title or ""), heads, zip(*cells, strict=True), said)
 
 
-def _fitting(columns: Sequence[str], room: int) -> Iterator[list[str]]:
+def _fitting(content: Content, columns: Sequence[str], room: int) -> Iterator[list[str]]:
     """Columns in groups whose heads fit into a row."""
     found: list[str] = []
     for column in columns:
-        if found and sum(len(_head(one)) + 1 for one in (*found, column)) > room:
+        if found and sum(len(_head(content, one)) + 1 for one in (*found, column)) > room:
             yield found
             found = []
         found.append(column)
@@ -107,14 +100,14 @@ def _empty_table(title: str) -> Table:
     return table
 
 
-def _head(column: str, found: Estimate | None = None) -> str:
+def _head(content: Content, column: str, found: Estimate | None = None) -> str:
     better = None if found is None else found.higher_is_better
     arrow = {True: " \u2191", False: " \u2193", None: "  "}[better]
-    return f"{heading(column).short}{arrow}"
+    return f"{content.heading(column).short}{arrow}"
 
 
-def _cell(found: Estimate) -> str:
-    return "-" if math.isnan(found.mean) else f"{found.mean:.3f}"
+def _cell(found: Estimate | None) -> str:
+    return "-" if found is None or math.isnan(found.mean) else f"{found.mean:.3f}"
 
 
 def marked(content: Content, method: str) -> str:
@@ -147,7 +140,7 @@ def legend(content: Content) -> str:
     chance, pairs = standing.chance, len(standing.pairs)
     count = len(standing.ranking)
     most = "highest" if standing.higher_is_better else "lowest"
-    most = f"{BEST} {most} {heading(standing.column).short}"
+    most = f"{BEST} {most} {content.heading(standing.column).short}"
     most += f" of {count} method{'s' if count > 1 else ''}"
     signs = [f"{CONTROL} control"] if content.standing.controls else []
     other = [m for m in content.methods if m not in (*standing.ranking, *standing.controls)]

@@ -16,7 +16,6 @@ from sufficit.files import refuse_secrets, writing
 
 METHODS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
 KINDS = ("accuracy", "confidence")
-CONTROLS = ("random", "center")
 MODEL = (
     *("model", "weights", "num_classes", "prompts", "output", "size", "layer", "device"),
     "precision",
@@ -30,13 +29,24 @@ RANKED = 24  # masks per image from which msi_rank is scored by default
 SAMPLED, SEARCHED = 26, 100
 """Masks per image beyond: a tenth of the work, MSI's interval 1 to 5 % wider."""
 DONORS, FEW_DONORS = 16, 4  # per image, for leakage; few where masks are sampled on many images
-QUICK = {"images": 32, "calls": SAMPLED, "leak": False, "alpha_curve": False}
+CHECKS = {
+    "controls": "score maps that ignore the image, which any method must beat",
+    "fill": "MSI on few masks under a fill that is not among --fills",
+    "leak": "does the shape of a mask reveal the class?",
+    "alpha-curve": "MSI over alpha_min on up to 16 images",
+    "head": "do the maps change when the output layer is made random? On 8 images",
+    "ceiling": "what a search for each image reaches, on up to 64 images; 1,500 passes each",
+}
+DEFAULT_CHECKS = ("controls", "fill", "leak", "alpha-curve")
+CHECK_GROUPS = {"default": DEFAULT_CHECKS, "all": tuple(CHECKS), "none": ()}
+QUICK = {"images": 32, "calls": SAMPLED, "checks": ("controls", "fill")}
 QUICK_WORDS = f"32 images, {SAMPLED} masks per image, no leakage, no curve over alpha_min"
 
-
+# Options are shown by --help ("first"), by --help-all, or set in a RUN.toml alone.
 _input, _method, _scoring, _compute, _output = (
     partial(option, panel=panel) for panel in ("Input", "Methods", "Scoring", "Compute", "Output")
 )
+FIRST, ALL, TOML = "first", "all", "toml"
 
 
 @dataclass(frozen=True)
@@ -45,13 +55,15 @@ class RunConfig:
 
     model: str = _input(
         MISSING,
-        "torchvision:NAME, timm:NAME, transformers:NAME, clip:NAME with --prompts, the folder of a"
+        "torchvision:NAME, timm:NAME, transformers:NAME, clip:NAME with prompts, the folder of a"
         " saved classifier, or your own python:FILE.py:FUNCTION.",
+        shown=FIRST,
     )
     data: str = _input(
         MISSING,
         "Folder of images; class folders give labels. Or tar shards, as in 'web/{000..012}.tar', or"
         " parquet files. Local, s3://, gs://, or hf://datasets/OWNER/NAME.",
+        shown=FIRST,
     )
     methods: tuple[str, ...] = _method(
         METHODS,
@@ -60,15 +72,14 @@ class RunConfig:
         " NAME=SOURCE gives a name.",
         "--methods",
         "-m",
+        shown=FIRST,
     )
     images: int | None = _input(
-        None, "Score so many of the images, drawn by --seed. Default: all.", least=1
+        None, "Score a random subset of so many images. Default: all.", least=1, shown=FIRST
     )
-    quick: bool = _input(False, f"A first look: {QUICK_WORDS}, where you do not say otherwise.")
-    sanity: bool = _method(
-        False, "Also make the output layer random: do the maps change? On up to 8 images."
+    quick: bool = _input(
+        False, f"A first look: {QUICK_WORDS}, where you do not say otherwise.", shown=FIRST
     )
-    controls: bool = _method(True, "Also score the controls random and center.")
     layer: str | None = _method(None, "Feature layer by name; found automatically for most models.")
     normalize: Literal["none", "minmax", "percentile", "rank"] = _method(
         "none",
@@ -78,54 +89,50 @@ class RunConfig:
     truth: str | None = _input(
         None,
         "Where the objects are: a folder of masks named as the images or of Pascal VOC .xml, COCO's"
-        " .json, CUB-200's bounding_boxes.txt, or a .csv. Adds pointing game, IoU and others.",
+        " .json, or a .csv. Adds pointing game, IoU and others.",
     )
     targets: Literal["auto", "label", "prediction"] = _scoring(
-        "auto", "Class to score each image for. auto: labels where there are any."
+        "auto", "Class to score each image for. auto: labels where there are any.", shown=FIRST
     )
-    alpha_min: float | Literal["search"] = _scoring(0.5, "A number in 0..1, or search.")
+    alpha_min: float | Literal["search"] = _scoring(
+        0.5,
+        "Pixels at or above it are marked: a number in 0..1, or search, which finds the best one"
+        " on up to 500 of the images.",
+        shown=FIRST,
+    )
     score: str = _scoring(
         "accuracy",
         "What a masked image scores: accuracy, confidence, or python:FILE.py:FUNCTION, a number per"
         " image from what the model returns.",
     )
-    fill: str = _scoring(
-        "black",
-        "black, mean, blur, noise, road (imputed from neighbours), drop (tokens of a ViT), or an"
-        " image file.",
+    fills: tuple[str, ...] = _scoring(
+        ("black",),
+        "What hidden pixels become: black, mean, blur, noise, road (imputed from neighbours), drop"
+        " (tokens of a ViT). Every column is scored with each, as in black,blur.",
+        shown=FIRST,
     )
-    fills: tuple[str, ...] | None = _scoring(
-        None, "Score every column with each of these fills, as in black,blur; instead of --fill."
-    )
-    held_out_fill: str | None = _scoring(
-        "auto",
-        "Score MSI with this fill as well; same choices as --fill, or none. auto: blur (black if"
-        " the fill is blur) on a few masks per image, unless there are several --fills.",
+    checks: tuple[str, ...] = _scoring(
+        ("default",),
+        f"Trust checks: default ({', '.join(DEFAULT_CHECKS)}), all, none, or a list of"
+        f" {', '.join(CHECKS)}.",
+        shown=FIRST,
     )
     twin: str | None = _scoring(
         None,
         "Also score with this classifier of the same classes, made by train-twin: msi_twin, ...",
     )
-    leak: bool = _scoring(True, "Measure leakage: does the mask shape reveal the class?")
     donors: int | None = _scoring(
         None, f"Images of other classes under each mask, for leakage. Default: {DONORS};"
         f" {FEW_DONORS} with sampled masks on more than {FEW} images.", least=1, most=10**6,
+        shown=TOML,
     )  # fmt: skip
-    alpha_curve: bool = _scoring(
-        True, "MSI over alpha_min on up to 16 images, for half the calls of the scores."
-    )
-    ceiling: bool = _scoring(
-        False,
-        "On up to 64 images, compare with boxes searched for each image, under a fill the search"
-        " does not use. Takes 1,500 calls per image and 25 per method.",
-    )
     columns: tuple[str, ...] | None = _scoring(
         None, "paper (the default), all, or columns by name, as in msi,srg."
     )
     calls: int | Literal["auto", "exact"] = _scoring(
         "auto",
-        "Masks per image: a number (drawn by seed; means stay unbiased) or exact. auto:"
-        f" exact up to {FEW} images, else {SAMPLED}, or {SEARCHED} to search for alpha_min.",
+        "Masks per image: a number (drawn by seed; means stay unbiased), or exact. auto:"
+        f" exact up to {FEW} images, else {SAMPLED}.",
     )
     within: float | None = _scoring(
         None,
@@ -140,59 +147,61 @@ class RunConfig:
         "default", "default (published), none (random), or a .safetensors, .pt or .pth file."
     )
     prompts: tuple[str, ...] | None = _input(
-        None, "Classes of a clip: model, comma-separated, as in 'a cat,a dog'."
+        None, "Classes of a clip: model, comma-separated, as in 'a cat,a dog'.", shown=TOML
     )
     num_classes: int | None = _input(
-        None, "Number of classes, for your own weights.", least=2, most=10**5
+        None, "Number of classes, for your own weights.", least=2, most=10**5, shown=TOML
     )
     output: Literal["logits", "probabilities"] | None = _input(
-        None, "What the model gives; probabilities if it ends in a softmax or a sigmoid."
+        None,
+        "What the model gives; probabilities if it ends in a softmax or a sigmoid.",
+        shown=TOML,
     )
     size: str | None = _input(None, "Input size: 224 or 224x320 (height x width).")
     image_column: str | None = _input(
-        None, "Column of parquet files that holds the images, if there are several."
+        None, "Column of parquet files that holds the images, if there are several.", shown=TOML
     )
     label_column: str | None = _input(
-        None, "Column that holds the labels. Default: label, labels or fine_label."
+        None, "Column that holds the labels. Default: label, labels or fine_label.", shown=TOML
     )
-    on_error: Literal["skip", "stop"] = _input("skip", "What an unreadable image does.")
-    verify: bool = _input(
-        False,
-        "On resume, compare the contents of all finished images, also where size and time are the"
-        " same.",
-    )
-    device: str = _compute("auto", "auto, cpu, cuda, cuda:1 or mps.")
+    on_error: Literal["skip", "stop"] = _input("skip", "What an unreadable image does.", shown=TOML)
+    device: str = _compute("auto", "auto, cpu, cuda, cuda:1 or mps.", shown=FIRST)
     precision: Literal["fp32", "bf16", "fp16"] = _compute(
         "fp32", "Precision of weights and inputs."
     )
     compile: Literal["auto", "on", "off"] = _compute(
         "auto",
         "Score with a compiled copy of the model. auto: on CUDA, in runs that are long enough.",
+        shown=TOML,
     )
     batch_size: int | None = _compute(None, "Masked images per forward pass.", least=1, most=10**6)
     unit_size: int | None = _compute(
         None,
-        "Images per unit of work: what a crash loses, and a file. Default:"
-        f" {UNIT}; an eighth of fewer images if the run takes more than half a minute.",
+        f"Images per checkpoint file. Default: {UNIT}; fewer in short runs.",
         least=1,
         most=10**5,
     )
-    save_heatmaps: bool = _output(False, "Also write METHOD/heatmaps.npz at image size (large).")
+    save_heatmaps: bool = _output(
+        False, "Also write METHOD/heatmaps.npz at image size (large).", shown=TOML
+    )
     log: Literal["tensorboard", "wandb", "mlflow", "csv"] | None = _output(
-        None, "Also log the numbers there: tensorboard, wandb, mlflow (extras), or csv."
+        None,
+        "Also log the numbers there: tensorboard, wandb, mlflow (extras), or csv.",
+        shown=TOML,
     )
     seed: int = _compute(0, "Seed of everything random.", least=0, most=2**63 - 1)
 
     def __post_init__(self) -> None:
-        if self.fills is not None:
-            if self.fills and self.fill not in ("black", self.fills[0]):
-                raise UserError(
-                    f"fill is {self.fill!r} and fills start with {self.fills[0]!r}: give one of the"
-                    " two"
-                )
-            object.__setattr__(self, "fill", (*self.fills, "black")[0])
-        if self.held_out_fill is None:  # a RUN.toml has no word for None
-            object.__setattr__(self, "held_out_fill", "none")
+        if not self.fills:
+            raise UserError("fills must name at least one fill, got none: black is the default")
+        for word in self.checks:
+            if word not in {**CHECKS, **CHECK_GROUPS}:
+                raise unknown("check", word, [*CHECK_GROUPS, *CHECKS])
+
+    @property
+    def wanted_checks(self) -> frozenset[str]:
+        """The checks that are asked for, groups resolved."""
+        return frozenset(one for word in self.checks for one in CHECK_GROUPS.get(word, (word,)))
 
     @property
     def score_kind(self) -> Literal["accuracy", "confidence"]:
@@ -200,30 +209,32 @@ class RunConfig:
         return "accuracy" if self.score == "accuracy" else "confidence"
 
     @property
-    def fill_names(self) -> tuple[str, ...]:
-        """All fills, the first one first; not the held-out fill."""
-        return (self.fill,) if self.fills is None else self.fills
+    def fill(self) -> str:
+        """The first fill."""
+        return self.fills[0]
+
+    @property
+    def most_calls(self) -> int | None:
+        """Masks per image, at most; None for all."""
+        return self.calls if isinstance(self.calls, int) else None
+
+    @property
+    def column_words(self) -> tuple[str, ...]:
+        """The columns that are wanted; msi_rank is one of the usual ones, where masks allow."""
+        if self.columns is not None:
+            return self.columns
+        few = self.most_calls is not None and self.most_calls < RANKED
+        return ("paper",) if few else ("paper", "msi_rank")
 
     def column_options(self) -> dict[str, str | None]:
         """What `open_images` takes of this."""
         return {"image_column": self.image_column, "label_column": self.label_column}
 
-    def plan_options(self) -> dict[str, Any]:
-        """What `metrics.make_plan` takes of this."""
-        names = ("alpha_min", "value_step", "percent_step", "columns", "seed")
-        calls = "exact" if self.calls == "auto" else self.calls
-        found = {name: getattr(self, name) for name in names}
-        found |= {"calls": calls, "truth": self.truth is not None, "score": self.score_kind}
-        if self.columns is None and not (isinstance(calls, int) and calls < RANKED):
-            found["columns"] = ("paper", "msi_rank")
-        return found
-
     def for_images(self, n: int) -> "RunConfig":
         """The config for n images: calls and donors that were left to it."""
         calls = self.calls
         if calls == "auto":
-            few = SEARCHED if self.alpha_min == "search" else SAMPLED
-            calls = "exact" if n <= FEW else few
+            calls = "exact" if n <= FEW else SAMPLED
         sampled = isinstance(calls, int) and n > FEW
         donors = self.donors or (FEW_DONORS if sampled else DONORS)
         return replace(self, calls=calls, donors=donors)
@@ -359,6 +370,7 @@ def _as(value: Any, kind: Any) -> Any:
     if get_origin(kind) is Literal:
         return value if value in get_args(kind) else None
     if get_origin(kind) is tuple:
+        value = value.split(",") if isinstance(value, str) else value
         listed = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
         return tuple(value) if listed else None
     if isinstance(value, bool) != (kind is bool) or (

@@ -1,48 +1,43 @@
-"""One run, the whole chain: images in units, heatmap sources, bands, predictions, results.
+"""A run: every probe on every batch. Read this file first.
 
-Read this file first. `run` starts or resumes a run; `Worker.score` computes one unit.
+`run` starts or resumes a run, `score_unit` computes one unit. Neither knows what is measured:
+`probes_of.py` lists the probes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from sufficit.classifier.acceleration import accelerated
-from sufficit.classifier.classifier import Classifier
+from sufficit.data.batch import Batch
+from sufficit.data.images import ignore_image_warnings
 from sufficit.data.loader import Unit
-from sufficit.errors import GoneError, UserError
-from sufficit.lock import check_owned
-from sufficit.metrics import leakage
-from sufficit.metrics.columns import msi
-from sufficit.metrics.conditions import ask_all
-from sufficit.metrics.further_columns import half_sums
-from sufficit.metrics.plan import msi_by_method
+from sufficit.errors import EmptyHeatmapWarning, SkipError, UserError
 from sufficit.perturbation.bands import EVERYTHING
-from sufficit.perturbation.predict import usual_batch
-from sufficit.perturbation.predictions import NO_CLASS, Predictions
-from sufficit.progress import Progress, bar
+from sufficit.perturbation.masked_model import whole_images
+from sufficit.probes.leak import Donors
+from sufficit.probes.standard import stacked
+from sufficit.progress import Progress, bar, counted
 from sufficit.provenance import plain
-from sufficit.report.content import Choice
-from sufficit.runs.config import DONORS, Workers
-from sufficit.runs.explanations import ImageWorker, MapBatch, Sample, check_contents, quiet
-from sufficit.runs.job import Job
-from sufficit.runs.maps import MapFile, heatmaps_from_file, pack
-from sufficit.runs.merge import OF_SOME, best_alpha, is_precise, msi_tried, stem_of, write_results
-from sufficit.runs.rankings import ceiling_scores
+from sufficit.runs.job import Held, Job
+from sufficit.runs.probes_of import ALPHA_CURVE, alpha_probe, models_of
+from sufficit.runs.reader import skipped_for_nan
 from sufficit.runs.results import RunResults
-from sufficit.runs.store import HEATMAPS, LEAK, PIXELS, SCORES, StageFile, Store, store_in
+from sufficit.runs.store import HELD, UNITS, Store
+from sufficit.runs.table import Search, is_precise, search_in, write_results
+from sufficit.runs.unit_rows import EMPTY, RIGHT, SKIPPED, Notes, Rows
+from sufficit.sources import NOT_FINITE, Maps, draw
 
-if TYPE_CHECKING:
-    from sufficit.runs.distributed import RayCluster
-
-LABELS = {SCORES: "images x methods", LEAK: "measuring leakage", HEATMAPS: "explaining"}
+Score = Callable[[Unit, Unit | None], Rows]
+"""Computes the rows of a unit; the second one is the unit that comes next."""
+Spread = Callable[[Job, Store, Score, Sequence[Unit]], Iterable[Rows]]
+"""Computes units anywhere, in any order."""
+SEARCH = f"{UNITS}/search"  # the folder of the run that finds alpha_min
+SEARCH_IMAGES = 500
 
 
 def run(
@@ -50,69 +45,240 @@ def run(
     out: Path | None,
     *,
     overwrite: bool = False,
-    keep: bool = False,
-    flat: bool = False,
     progress: bool | Progress | None = None,
-    workers: Workers | None = None,
+    spread: "Spread | None" = None,
 ) -> RunResults:
-    """Score every heatmap source on every image, a unit at a time, and write the results.
+    """Score every source on every image by every probe. Run again to resume.
 
-    Run again with the same job and folder, it computes only the units that are missing, and reads
-    the results of a run that is finished. With `keep` that of another job is not replaced. `flat`
-    writes the files of a single source into the folder itself. With `workers` Ray computes the
-    units; the numbers are the same. With `within` in the config it stops when MSI is that precise.
+    If the folder holds the results of this very run, return them.
     """
-    searching = job.config.leak and job.plan.searching  # masks are known only after the search
-    stages = (SCORES, LEAK) if searching else (SCORES,)
-    with opened(job, out, overwrite, workers) as (whole, owned, cluster):
-        key = whole.key()  # once: it reads all weights, and all images in memory
-        if (found := _finished(whole, owned, key, stages, flat=flat, keep=keep)) is not None:
-            return found
-        store = start(whole, owned, key, stages)
-        for size in whole.looks:  # without --within one, at all images
-            part = replace(whole, part=size)
-            compute(Worker(part, store), progress, cluster)
-            if len(part.units) < len(whole.units) and is_precise(part, store):
+    compute = spread or in_this_process
+    with quiet(), closing(job), Store.locked(out, overwrite=overwrite) as owned:
+        key = job.key()  # once: it reads all weights, and all images in memory
+        finished = _finished(job, owned, key)
+        if finished is not None:
+            return finished
+        store = owned.start(key, job.entries)
+        store.clear_failures()
+        search = found_alpha(job, store.folder, compute, progress) if job.is_searching else None
+        job = job if search is None else replace(job, alpha_min=search.best)
+        job = holding(job, store, compute, progress)
+        units = 0
+        for units in job.looks:  # without --within one look, at all units
+            score_missing(job, store, compute, range(units), progress)
+            if job.config.within is not None and is_precise(job, store, units):
                 break
-        tried = msi_tried(part, store, part.sources if part.plan.searching else ())
-        if searching:
-            compute(Worker(part, store, LEAK, best_alpha(part, tried)), progress, cluster)
-        return write_results(part, store, tried, flat=flat, temporary=out is None)
+        return write_results(job, store, range(units), search, temporary=out is None)
 
 
-@contextmanager
-def opened(
-    job: Job, out: Path | None, overwrite: bool, workers: Workers | None
-) -> "Iterator[tuple[Job, Store, RayCluster | None]]":
-    """Own the folder inside, which `overwrite` clears, and have the cluster of the workers."""
-    with quiet(), closing(job), store_in(out) as owned:
-        if overwrite:
-            whole = owned.folder.resolve()
-            for one in job.sources.values():
-                if isinstance(one, MapFile) and whole in one.path.resolve().parents:
-                    raise UserError(
-                        f"--overwrite would delete {one.path} before it is read: move it, or choose"
-                        " another --out"
-                    )
-            owned.clear_units()
-            owned.clear_results()
-        if workers is None:
-            yield job, owned, None
-            return
-        from sufficit.runs.distributed import RayCluster  # which imports Ray
+def score_unit(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
+    """Read, draw, ask: the rows of one unit."""
+    batch, notes = job.reader.read(unit, following)
+    batch, drawn = draw_usable(job, batch, notes)
+    if batch is None:
+        return Rows(unit.number, notes=notes)
+    rows = Rows.of(unit.number, batch, notes)
+    rows.maps = drawn
+    heatmaps = {name: one.at(batch.size) for name, one in drawn.items()}
+    every = range(len(batch))
+    rows.add(known_of(job, batch, drawn, heatmaps), every)
+    for probe in job.probes:
+        places = batch.places(probe.images)
+        if places:
+            some = {name: one[places] for name, one in heatmaps.items()}
+            rows.add(probe(batch.rows(places), some), places)
+    for derived in job.derived:
+        for source, columns in rows.values.items():
+            value = derived.compute(stacked(columns, derived.of))
+            rows.add({source: {derived.name: value}}, every)
+    rows.remark = job.classifier.output_remark
+    return rows
 
-        with RayCluster(workers, job.classifier.device) as cluster:
-            yield replace(job, placed=cluster.device), owned, cluster
+
+def draw_usable(
+    job: Job, batch: Batch | None, notes: Notes
+) -> tuple[Batch | None, dict[str, Maps]]:
+    """Draw every source's maps, without images for which one cannot; these are noted."""
+    while batch is not None and len(batch):
+        try:
+            drawn = draw_all(job, batch)
+        except SkipError as error:
+            reasons = {batch.names[row]: why for row, why in error.reasons.items()}
+            broken = [name for name, why in reasons.items() if why == NOT_FINITE]
+            skipped_for_nan(broken, job.config.on_error)  # raises if the run is to stop
+            notes.setdefault(SKIPPED, {}).update(reasons)
+            batch = batch.rows([k for k in range(len(batch)) if k not in error.reasons])
+            continue
+        for kind, names in _notes_of(batch, drawn).items():
+            notes.setdefault(kind, {}).update(dict.fromkeys(names, ""))
+        return batch, drawn
+    return None, {}
 
 
-def _finished(
-    job: Job, owned: Store, key: Mapping[str, Any], stages: Sequence[str], *, flat: bool, keep: bool
-) -> RunResults | None:
-    """The results of the same job that are in its folder already; to `keep` others is an error."""
-    record = owned.finished(key, job.entries, stages)
-    same = {"flat": flat, "config": plain(asdict(job.config))}
-    if record is None or any(record.get(name) != one for name, one in same.items()):
-        if keep and (owned.folder / "run.json").exists():
+def draw_all(job: Job, batch: Batch) -> dict[str, Maps]:
+    """Draw every source's maps; those of images that are held are drawn already."""
+    held = {} if job.held is None else job.held.places
+    known = [row for row, number in enumerate(batch.numbers) if number in held]
+    if not known:
+        return draw(job.classifier, batch, job.sources)
+    assert job.held is not None  # some are
+    own = {n: m.rows([held[batch.numbers[k]] for k in known]) for n, m in job.held.maps.items()}
+    new = [row for row in range(len(batch)) if row not in known]
+    if not new:
+        return own
+    fresh = draw(job.classifier, batch.rows(new), job.sources)
+    order = sorted(range(len(batch)), key=[*known, *new].__getitem__)
+    return {name: Maps.joined([own[name], fresh[name]], batch.size).rows(order) for name in fresh}
+
+
+def known_of(
+    job: Job, batch: Batch, drawn: dict[str, Maps], heatmaps: dict[str, torch.Tensor]
+) -> dict[str, dict[str, torch.Tensor]]:
+    """What is known of each source's maps before any probe looks at them."""
+    right = whole_images(job.classifier, batch).of([EVERYTHING], "accuracy")[:, 0]
+    return {
+        name: {
+            RIGHT: right,
+            EMPTY: (heatmaps[name].amax((1, 2)) == 0).double(),
+            **one.columns,
+        }
+        for name, one in drawn.items()
+    }
+
+
+def score_missing(
+    job: Job,
+    store: Store,
+    compute: Spread,
+    units: range,
+    progress: bool | Progress | None,
+    *,
+    title: str = "images x methods",
+) -> None:
+    """Score every unit that has no file yet."""
+    done = store.done() & {*units}
+    missing = [job.units[number] for number in units if number not in done]
+    if not missing:
+        return
+    width = len(job.sources)
+    total = job.units.images_in(units) * width
+    before = job.units.images_in(done) * width
+    with bar(title, progress) as tick, store.writer() as write:
+        shown = UnitProgress(tick, before, total, max(1, job.calls))
+        with counted(shown.passed if tick else None):
+            for rows in compute(job, store, partial(score_unit, job), missing):
+                write(rows)
+                shown.done(job.units.images_in([rows.unit]) * width)
+
+
+class UnitProgress:
+    """Moves a bar by units, and within a unit by the forward passes that are done."""
+
+    def __init__(self, tick: Progress | None, before: int, total: int, passes: int) -> None:
+        self.tick, self.before, self.total = tick, before, total
+        self.each = total / passes  # images x methods per forward pass, at least
+        self.inside = 0.0
+
+    def passed(self, images: int) -> None:
+        """Some masked images have passed the model."""
+        self.inside += images * self.each
+        self._show(self.before + self.inside)
+
+    def done(self, images: int) -> None:
+        """A unit is done."""
+        self.before += images
+        self.inside = 0.0
+        self._show(self.before)
+
+    def _show(self, value: float) -> None:
+        if self.tick:
+            self.tick(min(value, self.total), self.total)
+
+
+def in_this_process(job: Job, store: Store, score: Score, units: Sequence[Unit]) -> Iterator[Rows]:
+    """Compute units one after the other; the next one is read meanwhile."""
+    for unit, following in zip(units, [*units[1:], None], strict=True):
+        yield score(unit, following)
+
+
+def holding(job: Job, store: Store, compute: Spread, progress: bool | Progress | None) -> Job:
+    """The job with the images that its probes need before all others, read and explained."""
+    numbers = sorted({number for probe in job.probes for number in getattr(probe, "holds", ())})
+    if not numbers:
+        return job
+    size = job.entries.unit
+    parts = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+    units = [
+        Unit(place, tuple(job.entries[number] for number in part))
+        for place, part in enumerate(parts)
+    ]
+    missing = [unit for unit in units if unit.number not in store.done(HELD)]
+    with bar("images drawn first", progress) as tick:
+        for count, rows in enumerate(compute(job, store, partial(draw_unit, job), missing), 1):
+            store.write(rows, HELD)
+            if tick:
+                tick(count, len(missing))
+    return replace(job, held=read_held(job, store, units))
+
+
+def draw_unit(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
+    """Read and draw a unit, and ask nothing."""
+    batch, notes = job.reader.read(unit, following)
+    batch, drawn = draw_usable(job, batch, notes)
+    if batch is None:
+        return Rows(unit.number, notes=notes)
+    rows = Rows.of(unit.number, batch, notes)
+    rows.maps = drawn
+    heatmaps = {name: one.at(batch.size) for name, one in drawn.items()}
+    rows.add(known_of(job, batch, drawn, heatmaps), range(len(batch)))
+    return rows
+
+
+def read_held(job: Job, store: Store, units: Sequence[Unit]) -> Held | None:
+    """The images that are held, from their files, with their pixels."""
+    kept = [store.read_maps(unit.number, HELD) for unit in units]
+    targets = [store.read(unit.number, HELD).targets for unit in units]
+    kept_with = [(one, own) for one, own in zip(kept, targets, strict=True) if one.names]
+    if not kept_with:
+        return None
+    numbers = tuple(number for one, _ in kept_with for number in one.numbers)
+    batch, _ = job.reader.entries([job.entries[number] for number in numbers])
+    if batch is None or batch.numbers != numbers:
+        raise UserError("images changed while the run reads them: start again with --overwrite")
+    batch = replace(batch, targets=torch.cat([own for _, own in kept_with]))
+    device = batch.images.device
+    maps = {}
+    for source in job.sources:
+        if source.name in kept_with[0][0].maps:
+            parts = [one.maps[source.name] for one, _ in kept_with]
+            joined = Maps.joined(parts, batch.size)
+            maps[source.name] = replace(joined, maps=joined.maps.to(device))
+        else:  # a control, which is drawn again instead of stored
+            maps[source.name] = source.maps(job.classifier, batch)
+    at_size = {name: one.at(batch.size) for name, one in maps.items()}
+    return Held(Donors(batch.for_another_model(), at_size), maps)
+
+
+def found_alpha(
+    job: Job, folder: Path, compute: Spread, progress: bool | Progress | None
+) -> Search:
+    """The alpha_min with the highest mean MSI, found by a first run on a sample of the images."""
+    some = sorted(job.sample(SEARCH_IMAGES))
+    calls = job.search_calls(len(some))
+    probe = alpha_probe(job, models_of(job)[0], coarse=False, calls=calls)
+    first = job.asking_only(some, probe)
+    store = Store(folder / SEARCH).start(first.key(), first.entries)
+    units = range(len(first.units))
+    score_missing(first, store, compute, units, progress, title="searching alpha_min")
+    return search_in(first, store, units, ALPHA_CURVE)
+
+
+def _finished(job: Job, owned: Store, key: dict[str, object]) -> RunResults | None:
+    """The results of this very run, if they are in its folder; raise for another run's."""
+    record = owned.finished(key, job.entries)
+    if record is None:
+        units_there = not owned.is_empty
+        if (owned.folder / "run.json").exists() and not units_there:
             raise UserError(
                 f"{owned.folder} holds a finished run of other settings or images: choose another"
                 " --out, or --overwrite"
@@ -120,235 +286,28 @@ def _finished(
         return None
     try:
         found = RunResults.read(owned.folder, record)
-    except UserError as error:  # it is not complete
-        if keep or isinstance(error, GoneError):
-            raise
+    except UserError:  # it is not complete
+        return None
+    if plain(asdict(job.config)) != record["config"]:
         return None
     owned.remove_units()  # a kill may have left some
     return found
 
 
-def start(job: Job, owned: Store, key: Mapping[str, Any], stages: Sequence[str]) -> Store:
-    """Start or resume the run in its folder; files that were written again must be the same."""
-
-    def check(store: Store, changed: frozenset[int]) -> None:
-        if changed or job.config.verify:
-            check_contents(job, store, stages[0], None if job.config.verify else changed)
-
-    return owned.start(key, job.entries, stages, check)
-
-
-def compute(
-    worker: "Worker", progress: bool | Progress | None, cluster: "RayCluster | None" = None
-) -> None:
-    """Compute every unit that has no file yet, by this worker or by copies of it on a cluster."""
-    job, store = worker.job, worker.store
-    width, numbers = len(job.sources), range(len(job.units))
-    done = store.done(worker.stage) & {*numbers}
-    missing = [number for number in numbers if number not in done]
-    if not missing:
-        return
-    total = job.units.images_in(numbers) * width
-    before = job.units.images_in(done) * width
-    with bar(LABELS[worker.stage], progress) as tick:
-
-        def advance(images: int, note: str = "") -> None:
-            nonlocal before
-            before += images * width
-            check_owned(store.folder)
-            if tick:
-                tick(before, total, note)
-
-        if cluster is not None:
-            cluster.compute(worker, missing, advance)
-            return
-        with ThreadPoolExecutor(1) as pool:  # files are written while the next unit is computed
-            writing = pool.submit(store.write_unit, 0, [])
-            for unit, items in worker.read(job.units[number] for number in missing):
-                inside = _within(tick, before, len(unit) * width, total)
-                files = worker.work(unit, items, inside)
-                writing.result()
-                writing = pool.submit(store.write_unit, unit.number, files)
-                advance(len(unit))
-            writing.result()
+def _notes_of(batch: Batch, drawn: dict[str, Maps]) -> dict[str, list[str]]:
+    """The images of each kind of note that sources make, by name."""
+    found: dict[str, list[str]] = {}
+    for one in drawn.values():
+        for kind, marks in one.notes.items():
+            named = [n for n, marked in zip(batch.names, marks.tolist(), strict=True) if marked]
+            if named:
+                found.setdefault(kind, []).extend(named)
+    return found
 
 
-class Worker(ImageWorker):
-    """Computes units of a stage of one job; for leakage the alpha_min must be known."""
-
-    def __init__(
-        self, job: Job, store: Store, stage: str = SCORES, alpha_min: float | None = None
-    ) -> None:
-        super().__init__(job, store)
-        self.stage = stage
-        self.alpha_min = job.plan.schedules[0].alpha_min if alpha_min is None else alpha_min
-        self._scorers: tuple[Classifier, Classifier | None] | None = None
-        self._choices = [Choice() for _ in job.plan.schedules]  # what may be shown, of each
-
-    def read(self, units: Iterable[Unit]) -> Iterator[tuple[Unit, Sequence[Sample]]]:
-        """Each unit with its images, the next one read ahead; leakage needs no images."""
-        self.draw_donors()
-        leaking = self.stage == LEAK
-        yield from ((unit, ()) for unit in units) if leaking else self.loader.ahead(units)
-
-    def work(
-        self, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
-    ) -> list[StageFile]:
-        """Compute a unit; return its files, of which the last makes it done."""
-        return self.leak(unit) if self.stage == LEAK else self.score(unit, items, tick)
-
-    def score(
-        self, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
-    ) -> list[StageFile]:
-        """Explain and score the images of a unit."""
-        batch, facts = self.batch(unit, items)
-        if batch is None:
-            return [(SCORES, {}, facts)]
-        predictions = self._predicted(batch, tick)
-        named = next(iter(predictions.values())).classes_of([EVERYTHING])[:, 0].tolist()
-        facts["skipped"] |= self.not_finite(
-            [name for name, one in zip(batch.names, named, strict=True) if one == NO_CLASS]
-        )
-        good = [i for i, one in enumerate(named) if one != NO_CLASS]
-        if not good:
-            return [(SCORES, {}, facts)]
-        if len(good) < len(named):  # sources that ask the model nothing did not notice
-            batch = batch.rows(good)
-            predictions = {name: found.rows(good) for name, found in predictions.items()}
-        tensors = {
-            f"{name}/{part}": getattr(found, part)
-            for name, found in predictions.items()
-            for part in found.parts
-        }
-        if not self.job.plan.searching:
-            tensors |= self._leaked(batch.heatmaps, batch.targets, batch.numbers)
-        job, plan = self.job, self.job.plan
-        for kind, numbers in job.samples.items():
-            some = [i for i, number in enumerate(batch.numbers) if number in numbers]
-            if some:
-                part = batch.rows(some)
-                found, calls = self._sampled(kind, part)
-                facts |= {f"{kind}_images": part.names, f"{kind}_calls": calls}
-                tensors |= {f"{name}{OF_SOME[kind]}": values for name, values in found.items()}
-        by_rank = job.sources if plan.ranks else ()  # whose best shares need these sums
-        facts |= {
-            "names": batch.names,
-            "numbers": batch.numbers,
-            "shape": list(batch.images.shape[1:]),
-            "empty": batch.empty,
-            "rank": {n: half_sums(predictions[n], plan.schedules[0]).tolist() for n in by_rank},
-            "stretched": _stretched(items, batch.images),
-            "bad_truths": {item.name: item.problem for item in items if item.problem},
-            "output": self.job.classifier.output_remark,
-        }
-        shown = [self._pixels(batch, predictions)] if "msi" in plan.columns else []
-        return [batch.as_file(job.sources), *shown, (SCORES, tensors, facts)]
-
-    def leak(self, unit: Unit) -> list[StageFile]:
-        """Measure the leakage of a unit's masks, from the heatmaps in the store."""
-        facts = self.store.facts(SCORES, unit.number)
-        tensors: dict[str, Tensor] = {}
-        if facts["names"]:
-            name = f"{next(iter(self.job.sources))}/targets"
-            targets = self.store.read(SCORES, unit.number, names=[name]).tensors[name]
-            kept, device = self.store.read(HEATMAPS, unit.number), self.job.classifier.device
-            maps = heatmaps_from_file(kept, self.job.config.seed, device)
-            ordered = {name: maps[name] for name in self.job.sources}  # as those of the donors
-            tensors = self._leaked(ordered, targets, facts["numbers"])
-        return [(LEAK, tensors, {})]
-
-    def _predicted(self, batch: MapBatch, tick: Progress | None) -> dict[str, Predictions]:
-        """What is said of every source's bands, all asked in one go under each condition."""
-        job, n = self.job, len(batch.targets)
-        maps = torch.cat(list(batch.heatmaps.values()))
-        given = (batch.images, maps, batch.targets, job.plan, job.conditions)
-        size, models = job.config.batch_size, self.scorers(batch.images)
-        how: Any = {"names": batch.names, "tick": tick, "truth": batch.truth}
-        found = ask_all(models, *given, size, **how)
-        return {
-            stem_of(name, key): one.rows(slice(k * n, (k + 1) * n))
-            for key, one in found.items()
-            for k, name in enumerate(batch.maps)
-        }
-
-    def _leaked(
-        self, heatmaps: Mapping[str, Tensor], targets: Tensor, numbers: Sequence[int]
-    ) -> dict[str, Tensor]:
-        """What is stored of the leakage; nothing where it cannot be measured."""
-        if self._probe is None:
-            return {}
-        n, maps = len(targets), torch.cat(list(heatmaps.values()))
-        found = self._probe.measure(maps, targets, numbers)
-        return {
-            f"{name}/leak/{part}": getattr(found, part)[k * n : (k + 1) * n]
-            for k, name in enumerate(heatmaps)
-            for part in leakage.TENSORS
-        }
-
-    def _sampled(self, kind: str, batch: MapBatch) -> tuple[dict[str, Tensor], int]:
-        """MSI at every alpha_min, or with a held-out fill and of searched boxes; the calls."""
-        job, model = self.job, self.scorers(batch.images)[0]
-        if kind == "ceiling":
-            return ceiling_scores(job, model, batch, self.alpha_min)
-        given = (model, batch.images, batch.heatmaps, batch.targets, job.curve_plan)
-        return msi_by_method(*given, fill=job.fill, batch_size=job.config.batch_size)
-
-    def _pixels(self, batch: MapBatch, predictions: Mapping[str, Predictions]) -> StageFile:
-        """The images that are drawn, or among the best, worst or most disputed so far.
-
-        An image that is among those of all images is also among those that came before it, at
-        whatever alpha_min.
-        """
-        job, numbers, kept = self.job, batch.numbers, {*self.job.shown_by_seed}
-        for schedule, choice in zip(job.plan.schedules, self._choices, strict=True):
-            values = {name: msi(predictions[name], schedule).numpy() for name in job.ranked}
-            kept |= choice.add(numbers, values)
-        rows = [row for row, number in enumerate(numbers) if number in kept]
-        pixels = {"pixels": pack(batch.images[rows])}
-        return PIXELS, pixels, {"numbers": [numbers[row] for row in rows]}
-
-    @cached_property
-    def _probe(self) -> leakage.LeakProbe | None:
-        """The donors, and what the model says of their masks over grey and noise.
-
-        None where leakage cannot be measured, because there are not two classes among them.
-        """
-        config, donors = self.job.config, self.donors
-        if donors is None or len(donors.targets.unique()) < 2:
-            return None
-        heatmaps = torch.cat(list(donors.heatmaps.values()))
-        pool = leakage.Pool(donors.images, heatmaps, donors.targets)
-        how: Any = {"fill": self.job.fill, "batch_size": config.batch_size, "pool": pool}
-        model, count = self.scorers(donors.images)[0], config.donors or DONORS
-        probe = leakage.LeakProbe(model, self.alpha_min, count, config.seed, **how)
-        probe.check(donors.images)
-        return probe
-
-    def scorers(self, images: Tensor) -> tuple[Classifier, Classifier | None]:
-        """What answers for masked images: model and twin, as compiled copies where that pays."""
-        if self._scorers is None:
-            job, shape = self.job, images.shape[1:]
-
-            def fast(model: Classifier) -> Classifier:
-                size = job.config.batch_size or usual_batch(model, shape)
-                return accelerated(model, (size, *shape)) if job.compiles else model
-
-            self._scorers = fast(job.classifier), job.twin and fast(job.twin)
-        return self._scorers
-
-
-def _stretched(items: Sequence[Sample], images: Tensor) -> list[str]:
-    """Images whose map of a heatmap file has other proportions than the model's input."""
-    shape = images.shape[2] / images.shape[3]
-    return [
-        item.name
-        for item in items
-        if any(not 0.9 < m.shape[0] / m.shape[1] / shape < 1.1 for m in item.maps.values())
-    ]
-
-
-def _within(tick: Progress | None, done: float, share: float, total: float) -> Progress | None:
-    """The progress of one unit as part of the whole."""
-    if tick is None:
-        return None
-    return lambda part, whole: tick(done + share * part / whole, total)
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings about single files and units: they are counted and reported once."""
+    with ignore_image_warnings(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", EmptyHeatmapWarning)
+        yield

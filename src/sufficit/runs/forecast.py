@@ -10,10 +10,8 @@ import torch
 from sufficit.data.image_files import BadImageError
 from sufficit.errors import UserError
 from sufficit.perturbation.predict import usual_batch
-from sufficit.runs.config import DONORS, FEW, SAMPLED, Workers
+from sufficit.runs.config import FEW, SAMPLED, Workers
 from sufficit.runs.job import Job
-from sufficit.runs.maps import source_facts
-from sufficit.runs.rankings import CALLS
 from sufficit.runs.store import Store
 
 LONG = 30  # seconds from which a run says how long it takes
@@ -37,21 +35,19 @@ def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) 
     """
     if workers is not None and workers.count is None:
         return None  # machines of a cluster
-    images, config = len(job.entries), job.config
+    images = len(job.entries)
+    left = images
     with suppress(UserError):  # nothing may be there yet
         state = None if out is None else Store(out).state()
         if state is not None and state.is_finished:
             return None
-        images -= 0 if state is None else state.done_images
+        left -= 0 if state is None else state.done_images
     speed = images_per_second(job)
     if speed is None:
         return None
-    known = [source_facts(source).get("passes", 1) for source in job.sources.values()]
+    known = [source.facts().passes for source in job.sources]
     drawn = sum(one for one in known if isinstance(one, int))  # a formula, as K + 1, is not counted
-    leaks = 2 * (config.donors or DONORS) + 5 if config.leak else 0
-    calls = images * (drawn + len(job.sources) * (job.masks + leaks))
-    calls += len(job.samples["alpha"]) * len(job.sources) * job.curve_plan.width
-    calls += len(job.samples["ceiling"]) * (CALLS + 25 * len(job.sources))
+    calls = int((images * drawn + job.calls) * left / images)
     seconds = calls / speed / (1 if workers is None else workers.count or 1)
     words = f"This takes about {duration(seconds)}: {calls:,} images through the model, which does"
     words += f" {speed:,.{0 if speed >= 10 else 1}f} per second on {job.device}."
@@ -95,8 +91,7 @@ def _shorter(job: Job) -> str:
     ways += ["--images 50"] if n > 100 else []
     ways += [f"--calls {SAMPLED}"] if config.calls == "exact" and n <= FEW else []
     ways += ["fewer --methods"] if len(job.ranked) > 1 else []
-    ways += ["--no-leak"] if config.leak else []
-    ways += ["no --ceiling"] if config.ceiling else []
+    ways += ["--checks none"] if config.wanted_checks - {"controls"} else []
     gpu = job.classifier.device.type == "cpu" and torch.cuda.is_available()
     ways += ["--device cuda"] if gpu else []
     return f"Shorter: {', '.join(ways)}." if ways else ""

@@ -1,45 +1,61 @@
-"""What a run computes from: config, classifier, images with labels, heatmap sources."""
+"""What a run computes from: config, classifier, images with labels, sources, probes."""
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from sufficit.classifier.acceleration import pays
+from sufficit.classifier.acceleration import FastCopy, pays
 from sufficit.classifier.checkpoint import DESCRIPTION
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest
 from sufficit.classifier.loading import load_classifier
 from sufficit.classifier.source_code import code_digest, code_of, python_function, versions_of
-from sufficit.data.images import BadImageError, ImageSource, drawn, open_images, read_image
+from sufficit.data.images import ImageSource, drawn, open_images
 from sufficit.data.loader import num_classes, numbers_for
 from sufficit.data.manifest import Manifest, Units, listed
 from sufficit.data.truth import Truth, TruthMasks, truth_from
-from sufficit.errors import UserError, unknown, warn_user
-from sufficit.explainers import methods_for
-from sufficit.files import local_file, place
-from sufficit.metrics.conditions import FIRST, Condition, check_twin, make_conditions
-from sufficit.metrics.leakage import POOL, draw_pool
-from sufficit.metrics.plan import Plan, coarse, make_plan, spread
-from sufficit.perturbation.fills import FILLS
+from sufficit.errors import UserError, warn_user
+from sufficit.evaluation import schedules_for
+from sufficit.files import place
+from sufficit.metrics.columns import check_metrics, metrics_named
+from sufficit.metrics.metric import AnyMetric, Schedule
+from sufficit.perturbation.fills import check_fill_name
 from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.tokens import drops, token_model
+from sufficit.probes.band import BandProbe
+from sufficit.probes.leak import Donors
+from sufficit.probes.probe import Probe
+from sufficit.probes.standard import MSI, Derived, Scoring, check_column_names, check_twin
 from sufficit.provenance import plain
-from sufficit.report.content import MOST_SHOWN
-from sufficit.runs.config import CONTROLS, FEWEST_UNITS, LONG, MODEL, UNIT, RunConfig
-from sufficit.runs.maps import GivenMaps, MapTensor, Source, check_name, identity, sources_named
-from sufficit.runs.store import UNIT_SIZE
+from sufficit.runs.config import FEW, FEWEST_UNITS, LONG, MODEL, SEARCHED, UNIT, RunConfig
+from sufficit.runs.probes_of import derived_of, probes_of
+from sufficit.runs.reader import Reader
+from sufficit.runs.store import MAPS, UNIT_SIZE, UNITS
+from sufficit.sources import Maps, MapTensor, Source, check_names, sources_of
 from sufficit.statistics import Chance
 
 FIRST_LOOK = 200  # images; each look has twice as many as the one before
+RESERVED = ("overlays", UNITS, MAPS)  # folders of a run
+
+
+@dataclass(frozen=True)
+class Held:
+    """Images that a probe needs before all others, with the maps of every source."""
+
+    donors: Donors
+    maps: Mapping[str, Maps]  # as they were drawn
+
+    @property
+    def places(self) -> dict[int, int]:
+        """The row of each image, by its number."""
+        return {number: row for row, number in enumerate(self.donors.batch.numbers)}
 
 
 @dataclass(frozen=True)
@@ -49,34 +65,77 @@ class Job:
     config: RunConfig
     classifier: Classifier
     entries: Manifest  # all images, in order, with labels where they are known
-    sources: Mapping[str, Source]  # by name, controls last
+    sources: tuple[Source, ...]  # controls last
     targets: Literal["label", "prediction"]
-    conditions: tuple[Condition, ...] = (FIRST,)  # fills, and the model or its twin
     twin: Classifier | None = None  # answers for masked images too; it draws no heatmaps
-    placed: str | None = None  # the workers' device; None: that of the classifier
-    references: tuple[str, ...] = ()  # sources that are scored but not ranked, as the truth
     truth: Truth | None = None  # where the objects are
-    part: int | None = None  # the units to score, the first ones; None for all
+    metrics: Mapping[str, AnyMetric] = field(default_factory=dict)  # columns of the user's
+    extra: tuple[Probe, ...] = ()  # probes of the user's
+    placed: str | None = None  # the workers' device; None: that of the classifier
+    alpha_min: float | None = None  # once it is known: given, or found by a first run
+    held: Held | None = None  # once it is drawn
+    some: tuple[int, ...] | None = None  # the numbers of the images to score; None for all
+    only: tuple[Probe, ...] | None = None  # the probes of a first run, in place of all
 
     @cached_property
-    def plan(self) -> Plan:
-        """The bands that every heatmap is scored with."""
-        return make_plan(**self.config.plan_options())
-
-    @cached_property
-    def plans(self) -> dict[str, Plan]:
-        """The plan of every condition, by key."""
-        return {condition.key: condition.plan(self.plan) for condition in self.conditions}
+    def schedule(self) -> Schedule:
+        """The points of all curves; while alpha_min is searched for, at its usual value."""
+        config, usual = self.config, RunConfig.alpha_min
+        given = config.alpha_min if isinstance(config.alpha_min, float) else usual
+        alpha = given if self.alpha_min is None else self.alpha_min
+        (found,) = schedules_for([alpha], config.score_kind, config.value_step, config.percent_step)
+        return found
 
     @property
-    def fill(self) -> str | Tensor:
-        """The fill of the first condition, which leakage and the images shown have."""
-        return self.conditions[0].fill
+    def is_searching(self) -> bool:
+        """Whether alpha_min is still to be found."""
+        return self.config.alpha_min == "search" and self.alpha_min is None
+
+    @cached_property
+    def scoring(self) -> Scoring:
+        """The columns that are wanted, and how many masks are asked for them."""
+        config, calls = self.config, self.config.most_calls
+        wanted = metrics_named(
+            config.column_words,
+            self.metrics,
+            truth=self.truth is not None or config.truth is not None,
+            sampled=calls is not None,
+        )
+        return Scoring(wanted, self.schedule, calls, config.seed)
+
+    @cached_property
+    def probes(self) -> list[Probe]:
+        """Every measurement of the run."""
+        if self.only is not None:
+            return [*self.only]
+        found = [*probes_of(self), *self.extra]
+        check_column_names(found, self.derived)
+        return found
+
+    @property
+    def first_probe(self) -> BandProbe | None:
+        """The probe of the columns under the first condition, if any column asks the model."""
+        found = (one for one in self.probes if isinstance(one, BandProbe) and one.key == "")
+        return next(found, None)
+
+    @cached_property
+    def derived(self) -> list[Derived]:
+        """Columns that are computed from others of the same image."""
+        return derived_of(self) if self.only is None else []
 
     @cached_property
     def units(self) -> Units:
         """The images in numbered batches."""
-        return Units(self.entries, None if self.config.within is None else self.order, self.part)
+        if self.some is not None:
+            return Units(self.entries, np.array(self.some, dtype=np.int64))
+        return Units(self.entries, None if self.config.within is None else self.order)
+
+    @cached_property
+    def reader(self) -> Reader:
+        """Reads the images of units."""
+        # Donors of the leak are laid under masks of any image, so that all have one size.
+        one_size = any(getattr(probe, "holds", ()) for probe in self.probes)
+        return Reader(self.classifier, self.truth, self.config.on_error, one_size)
 
     @cached_property
     def order(self) -> npt.NDArray[np.int64]:
@@ -101,84 +160,88 @@ class Job:
         return {} if in_shards else self.entries.numbers or {}
 
     @property
-    def compiles(self) -> bool:
-        """Whether a compiled copy of the model scores the images."""
-        if any(drops(condition.fill) for condition in self.conditions):
-            return False  # a compiled copy has no parts that take tokens
-        calls = len(self.entries) * len(self.sources) * self.masks
-        return pays(self.classifier, self.device, calls, self.config.compile)
-
-    @property
-    def masks(self) -> int:
-        """The masks asked per image and source, at most."""
-        return sum(plan.width for plan in self.plans.values())
+    def calls(self) -> int:
+        """Forward passes on masked images of the whole run, at most."""
+        width = len(self.sources)
+        return sum(
+            (len(self.entries) if probe.images is None else len(probe.images))
+            * (probe.calls * width + probe.calls_once)
+            for probe in self.probes
+        )
 
     @cached_property
-    def curve_plan(self) -> Plan:
-        """The bands of MSI over alpha_min, of images of the sample."""
-        config = self.config
-        return make_plan("search", config.score_kind, coarse(config.value_step), columns=["msi"])
+    def compiles(self) -> bool:
+        """Whether a compiled copy of the model answers for masked images."""
+        if any(drops(fill) for fill in self.config.fills):
+            return False  # a compiled copy has no parts that take tokens
+        plain_job = replace(self, held=None)
+        plain_job.__dict__["compiles"] = False  # the probes of which count the passes
+        return pays(self.classifier, self.device, plain_job.calls, self.config.compile)
+
+    @cached_property
+    def copies(self) -> dict[Classifier, FastCopy]:
+        """What answers for masked images faster than the models themselves, where that pays."""
+        models = [self.classifier, *([] if self.twin is None else [self.twin])]
+        size = self.config.batch_size
+        return {one: FastCopy(one, size) for one in models} if self.compiles else {}
 
     @property
     def device(self) -> str:
         """Where the units are computed."""
         return self.placed or str(self.classifier.device)
 
+    def of_role(self, role: str) -> list[str]:
+        """The names of the sources of a role."""
+        return [source.name for source in self.sources if source.role == role]
+
     @property
     def ranked(self) -> list[str]:
-        """The sources that are compared: all but controls and references."""
-        outside = (*CONTROLS, *self.references)
-        return [name for name in self.sources if name not in outside] or list(self.sources)
+        """The sources that are compared: methods, or all if there is none."""
+        return self.of_role("method") or [source.name for source in self.sources]
 
     @property
     def controls(self) -> list[str]:
         """The sources that any method must beat."""
-        outside = (*self.ranked, *self.references)
-        return [name for name in self.sources if name not in outside]
+        ranked = self.ranked
+        return [name for name in self.of_role("control") if name not in ranked]
 
-    @cached_property
-    def samples(self) -> dict[str, frozenset[int]]:
-        """The images that MSI over alpha_min ("alpha") and the "ceiling" are measured on."""
-        wanted = self.config.alpha_curve and not self.plan.searching and "msi" in self.plan.columns
-        # At most half of what the scores cost, or one image where that costs no more than they.
-        scores, curve = len(self.entries) * self.masks, self.curve_plan.width
-        most = min(16, scores // (2 * curve) or scores // curve) if wanted else 0
-        found = {}
-        for kind, count in {"alpha": most, "ceiling": 64 if self.config.ceiling else 0}.items():
-            some = spread(len(self.entries), count) if count else []
-            # Of images in random order the first, because a run may stop early.
-            early = self.config.within is not None
-            found[kind] = frozenset(self.order[: len(some)].tolist() if early else some)
-        return found
+    def sample(self, most: int) -> frozenset[int]:
+        """Up to so many images, evenly spaced; of images in random order the first ones.
 
-    @cached_property
-    def pool(self) -> list[int]:
-        """The images that leakage draws donors from, chosen by seed before anything is scored."""
-        if not self.config.leak or len(self.entries) < 2:
-            return []
-        return draw_pool(torch.from_numpy(self.entries.labels()), POOL, self.config.seed)
+        A run with `within` may stop early, so that its samples must be among the first images.
+        """
+        images = len(self.entries)
+        count = min(most, images)
+        if self.config.within is not None:
+            return frozenset(self.order[:count].tolist())
+        return frozenset(i * images // count for i in range(count))
 
-    @cached_property
-    def shown_by_seed(self) -> tuple[int, ...]:
-        """Images that may be shown whatever they score, as drawn; some more than are wanted."""
-        return tuple(self.order[: 2 * MOST_SHOWN].tolist())
+    def asking_only(self, images: Sequence[int], probe: Probe) -> "Job":
+        """The job of a first run that puts one probe to some of the images."""
+        return replace(self, some=tuple(images), only=(probe,), truth=None, held=None)
+
+    def search_calls(self, images: int) -> int | None:
+        """Masks per image while alpha_min is searched for; None for all."""
+        if self.config.most_calls is None or images <= FEW:
+            return None
+        return max(self.config.most_calls, SEARCHED)
 
     def close(self) -> None:
-        """Close the heatmap files."""
-        for source in self.sources.values():
-            if isinstance(source, GivenMaps):
-                source.close()
+        """Close the files of the sources."""
+        for source in self.sources:
+            source.close()
 
     def key(self) -> dict[str, Any]:
         """All that must be the same to resume. Model, data and sources count by their content."""
-        other = ["model", "data", "methods", "controls", "save_heatmaps", "weights", "unit_size"]
-        # What comes of the last four is below.
-        other += ["verify", "log", "sanity", "compile", "quick", "twin", "truth"]
+        other = ("model", "data", "methods", "save_heatmaps", "weights", "unit_size", "log")
+        other += ("compile", "quick", "twin", "truth")  # what comes of these is below
         config = {name: one for name, one in asdict(self.config).items() if name not in other}
-        fills = [one.fill for one in self.conditions if isinstance(one.fill, Tensor)]
         classifier = self.classifier
         return config | {
-            "methods": {name: identity(source) for name, source in self.sources.items()},
+            "methods": {source.name: source.digest() for source in self.sources},
+            "metrics": {name: code_digest(one.formula) for name, one in self._own_formulas()},
+            "probes": {probe.key: code_digest(type(probe)) for probe in self.extra},
+            "images scored": self.some,
             "device": self.device,
             "compiled": self.compiles,
             "model": _model_digest(classifier),
@@ -186,8 +249,7 @@ class Job:
             "twin": self.twin and _model_digest(self.twin),
             "layer": self.config.layer or classifier.layer,
             "preprocessing": classifier.view and asdict(classifier.view),
-            "values of fills": digest(*fills),
-            # Files are checked by name, size and version, or by their contents.
+            # Files are checked by name, size and time.
             "images in memory": digest(*(one.pixels for one in self.entries.tensors)),
             "truth": self.truth and self.truth.digest(),
             "class numbers": _digest([self.entries.numbers, self.entries.target]),
@@ -195,6 +257,9 @@ class Job:
             "torch": version("torch"),
             "versions": versions_of(classifier.bare) | {"sufficit": version("sufficit")},
         }
+
+    def _own_formulas(self) -> list[tuple[str, Any]]:
+        return [(name, one) for name, one in self.metrics.items() if hasattr(one, "formula")]
 
 
 def look_sizes(images: int, unit: int) -> list[int]:
@@ -213,10 +278,12 @@ def make_job(
     *,
     classifier: Classifier | None = None,
     images: ImageSource | None = None,
-    sources: Mapping[str, Source] | None = None,
+    sources: Sequence[Source] | None = None,
     unit: int | None = None,
     twin: Classifier | None = None,
     truth: Truth | None = None,
+    metrics: Mapping[str, AnyMetric] | None = None,
+    probes: Sequence[Probe] = (),
 ) -> Job:
     """The job of a config. What is wrong with it is said here, before any image is scored.
 
@@ -224,10 +291,15 @@ def make_job(
     config names.
     """
     config = config if unit is None else replace(config, unit_size=unit)
-    named = sources_named(config) if sources is None else dict(sources)
-    for name in named:
-        check_name(name)
-    plan = make_plan(**config.plan_options())
+    if sources is None:
+        sources = sources_of(
+            config.methods,
+            controls="controls" in config.wanted_checks,
+            layer=config.layer,
+            seed=config.seed,
+            normalize=config.normalize,
+        )
+    check_names(sources, RESERVED)
     if classifier is None:
         classifier = load_model(config, layer=None)  # sources name their layer
     elif config.output not in (None, classifier.output):
@@ -239,39 +311,63 @@ def make_job(
     images = open_images(config.data, **config.column_options()) if images is None else images
     twin = _twin_of(config, twin, classifier, images)
     check_batch_size(config.batch_size)
-    conditions = conditions_of(config, plan, classifier, twin)
-    needing = [name for name in ("within", "ceiling") if getattr(config, name)]
-    if needing and ("msi" not in plan.columns or plan.searching):
-        raise UserError(
-            f"{needing[0]} needs MSI at one alpha_min, from the first image on: add msi to columns,"
-            " and give alpha_min a number instead of search"
-        )
-    masks = len(named) * sum(condition.plan(plan).width for condition in conditions)
-    entries = _in_units(images, config.unit_size, classifier, masks)
+    _check_fills(config, classifier, twin)
+
+    # Images are counted first: how many masks are asked depends on their number.
+    entries = listed(images, config.unit_size or UNIT)
     numbers = numbers_for(classifier, entries.words, entries.loose, images, config.targets)
     if config.images is not None and config.images < len(entries):
-        given_in_memory = (*named.values(), truth)
-        if any(isinstance(one, MapTensor | TruthMasks) for one in given_in_memory):
+        in_memory = any(isinstance(one, MapTensor) for one in sources)
+        if in_memory or isinstance(truth, TruthMasks):
             raise UserError(
                 "images are drawn from data on disk, but heatmaps or truth are in memory: pass"
                 " fewer of both"
             )
         some = drawn(images, config.images, config.seed)
-        entries = _in_units(ImageSource(some), config.unit_size, classifier, masks)
+        entries = listed(some, config.unit_size or UNIT)
     config = config.for_images(len(entries))
-    entries = entries.labelled(numbers)
-    methods = {name: s for name, s in named.items() if not isinstance(s, GivenMaps)}
-    if methods:
-        methods_for(methods, classifier)  # refuses an adapter of another classifier
-    given = [source for source in named.values() if isinstance(source, GivenMaps)]
     truth = truth_from(config.truth) if truth is None else truth
-    names = [entry.image.name for entry in entries] if given or truth else []
-    for source in given:
-        source.check(names)
+    job = Job(
+        config=config,
+        classifier=classifier,
+        entries=entries.labelled(numbers),
+        sources=tuple(sources),
+        targets="prediction" if numbers is None else "label",
+        twin=twin,
+        truth=truth,
+        metrics=check_metrics(metrics),
+        extra=tuple(probes),
+    )
+    job = _in_smaller_units(job)
+    names = [entry.image.name for entry in job.entries]
+    for source in sources:
+        source.check(classifier, names)
     if truth is not None:
         truth.check(names)
-    kind: Literal["label", "prediction"] = "prediction" if numbers is None else "label"
-    return Job(config, classifier, entries, named, kind, conditions, twin, truth=truth)
+    needing = [name for name in ("within",) if getattr(config, name)]
+    needing += [name for name in ("ceiling",) if name in config.wanted_checks]
+    searches = config.alpha_min == "search"
+    if needing and (MSI not in job.scoring.metrics or searches):
+        raise UserError(
+            f"{needing[0]} needs MSI at one alpha_min, from the first image on: add msi to columns,"
+            " and give alpha_min a number instead of search"
+        )
+    if searches and MSI not in job.scoring.metrics:
+        raise UserError('alpha_min="search" maximises MSI: add "msi" to columns')
+    for probe in job.probes:
+        _ = probe.calls  # raises for too few calls
+    return job
+
+
+def _in_smaller_units(job: Job) -> Job:
+    """The job with smaller units where a run is long and has few images, so that it keeps some."""
+    images, classifier = len(job.entries), job.classifier
+    few = -(-images // FEWEST_UNITS)
+    weights = sum(one.numel() for one in classifier.bare.parameters())
+    if job.config.unit_size is not None or few >= UNIT or job.calls * weights < LONG:
+        return job
+    entries = listed([entry.image for entry in job.entries], few)
+    return replace(job, entries=entries.labelled(job.entries.numbers, job.entries.target))
 
 
 def _twin_of(
@@ -307,65 +403,25 @@ def _with_score(
         return config, classifier
     if twin is not None or config.twin is not None or config.targets == "label":
         raise UserError("a score of your own has no classes: leave out --twin and --targets label")
-    if config.leak:
+    checks = tuple(sorted(config.wanted_checks - {"leak"}))
+    if "leak" in config.wanted_checks:
         words = "leak and clean accuracy need classes, which a score of your own has not: left out"
         warn_user(words)
-    return replace(config, targets="prediction", leak=False), classifier
+    return replace(config, targets="prediction", checks=checks), classifier
 
 
-def conditions_of(
-    config: RunConfig, plan: Plan, classifier: Classifier, twin: Classifier | None
-) -> tuple[Condition, ...]:
-    """The fills of a config, those that are images read, under the names that columns have."""
-    held_out, few = config.held_out_fill, config.held_out_fill == "auto"
-    if few:
-        measured = "msi" in plan.columns and len(config.fill_names) == 1
-        held_out = "none" if not measured else "black" if config.fill == "blur" else "blur"
-    models = [classifier, *([] if twin is None else [twin])]
-    fills = [fill_named(word, models) for word in config.fill_names]
-    other = None if held_out in (None, "none") else fill_named(str(held_out), [classifier])
-    given = (plan, fills, other)
-    return make_conditions(*given, names=config.fill_names, twin=twin is not None, few=few)
-
-
-def _in_units(
-    images: ImageSource, size: int | None, classifier: Classifier, masks: int
-) -> Manifest:
-    """The images in units of this size; by default so small that a short run keeps some.
-
-    `masks` are the forward passes per image.
-    """
-    entries = listed(images, size or UNIT)
-    few = -(-len(entries) // FEWEST_UNITS)
-    weights = sum(one.numel() for one in classifier.bare.parameters())
-    if size is None and few < UNIT and len(entries) * masks * weights >= LONG:
-        return listed([entry.image for entry in entries], few)
-    return entries
+def _check_fills(config: RunConfig, classifier: Classifier, twin: Classifier | None) -> None:
+    """Raise for an unknown fill, and for `drop` where a model has no tokens."""
+    for fill in config.fills:
+        check_fill_name(fill)
+        if drops(fill):
+            for model in filter(None, (classifier, twin)):
+                token_model(model)  # raises for a model without tokens
 
 
 def load_model(config: RunConfig, **changed: Any) -> Classifier:
     """The classifier that the options MODEL of a config name, some of them changed."""
     return load_classifier(**{name: getattr(config, name) for name in MODEL} | changed)
-
-
-def fill_named(word: str, models: Sequence[Classifier]) -> str | Tensor:
-    """A fill by name, or the image in a file as the first of the models sees it: [C,H,W]."""
-    for model in models if drops(word) else ():
-        token_model(model)  # raises for a model without tokens
-    if word in FILLS:
-        return word
-    if not place(word).is_file():
-        if "." in word or "/" in word:
-            known = ", ".join(FILLS)
-            raise UserError(
-                f"a fill must be {known} or an image file, there is no file {word}: check the path"
-            )
-        raise unknown("fill", word, [*FILLS, "an image file"])
-    try:
-        with local_file(place(word)) as file:
-            return read_image(file, models[0].view)
-    except BadImageError as error:
-        raise UserError(f"--fill {word}: {error}. Give a readable image") from error
 
 
 def _model_digest(classifier: Classifier) -> str:

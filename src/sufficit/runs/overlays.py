@@ -2,9 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from sufficit import plots
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import ImageFile, ImageSource, class_forms, class_named, list_images
-from sufficit.data.loader import Unit, check_any
+from sufficit.data.loader import check_any
 from sufficit.errors import UserError, unknown
 from sufficit.files import (
     make_folder,
@@ -24,14 +25,13 @@ from sufficit.files import (
     version_of,
     writing,
 )
-from sufficit.progress import Progress
-from sufficit.provenance import provenance, save_json
-from sufficit.runs.config import Workers
-from sufficit.runs.engine import Worker, compute, opened, start
-from sufficit.runs.explanations import Sample
+from sufficit.progress import bar
+from sufficit.provenance import plain, provenance, save_json
+from sufficit.runs.engine import Spread, draw_unit, in_this_process, quiet
 from sufficit.runs.job import Job
-from sufficit.runs.maps import heatmaps_from_file, source_facts
-from sufficit.runs.store import HEATMAPS, StageFile, Store
+from sufficit.runs.shown import heatmaps_of
+from sufficit.runs.store import Store
+from sufficit.runs.unit_rows import EMPTY, SKIPPED, Rows
 
 SHEET_ROWS = 24  # images of a sheet, and of a unit
 
@@ -74,7 +74,7 @@ def explain_run(
     *,
     overwrite: bool = False,
     progress: bool | None = None,
-    workers: Workers | None = None,
+    spread: Spread | None = None,
 ) -> dict[str, Any]:
     """Draw every source's heatmap of every image: sheets, overlays, METHOD.npz, run.json last.
 
@@ -83,80 +83,102 @@ def explain_run(
     earlier: list[str] = []  # the methods of a run of explain that is in the folder
     with suppress(UserError, KeyError, TypeError):
         earlier = list(read_json(out / "run.json")["methods"])
-    with opened(job, out, overwrite, workers) as (placed, owned, cluster):
+    compute = spread or in_this_process
+    job = replace(job, only=())
+    with quiet(), closing(job), Store.locked(out, overwrite=overwrite) as owned:
         if overwrite:  # its files, and nothing else
             remove_folder(out / "overlays")
             sheets = (p for p in out.glob("sheet*.png") if re.fullmatch(r"sheet(-\d+)?", p.stem))
             for path in [*sheets, *(p for p in out.glob("*.npz") if p.stem in earlier)]:
                 path.unlink()
-        store = start(placed, owned, placed.key(), (HEATMAPS,))
-        compute(OverlayWorker(placed, store, HEATMAPS), progress, cluster)
-        facts = [store.facts(HEATMAPS, unit) for unit in range(len(job.units))]
-        skipped = {name: why for one in facts for name, why in one["skipped"].items()}
-        n = sum(len(one["names"]) for one in facts)
-        if not n:
-            store.clear_units()
-        check_any(n, len(skipped), skipped)
-        for name in job.sources:
-            write_heatmaps(out / f"{name}.npz", _heatmaps(store, facts, name, job.config.seed))
-        named = [pair for one in facts for pair in zip(one["names"], one["targets"], strict=True)]
-        empty = {name: sum(one["empty"].get(name, 0) for one in facts) for name in job.sources}
-        record = provenance(asdict(job.config), job.classifier.device, job.classifier.dtype) | {
-            "n": n,
-            "methods": list(job.sources),
-            "sources": {name: source_facts(source) for name, source in job.sources.items()},
-            "targets": dict(named),
-            "empty_heatmaps": empty,
-            "skipped": skipped,
-        }
+        store = owned.start(job.key(), job.entries)
+        units = range(len(job.units))
+        missing = [job.units[number] for number in units if number not in store.done()]
+        total = job.units.images_in(units)
+        done = total - job.units.images_in(unit.number for unit in missing)
+        with bar("explaining", progress) as tick:
+            for rows in compute(job, store, partial(draw_unit, job), missing):
+                _draw_pictures(job, out, rows)
+                store.write(rows)
+                done += job.units.images_in([rows.unit])
+                if tick:
+                    tick(done, total)
+        record = _record(job, store, units)
+        for source in job.sources:
+            write_heatmaps(out / f"{source.name}.npz", _heatmaps(job, store, units, source.name))
         save_json(out / "run.json", record)
         store.clear_units()
     return record
 
 
+def _record(job: Job, store: Store, units: range) -> dict[str, Any]:
+    """What run.json holds; raise if no image could be drawn."""
+    skipped: dict[str, str] = {}
+    targets: dict[str, int] = {}
+    empty = dict.fromkeys((source.name for source in job.sources), 0)
+    for unit in units:
+        rows = store.read(unit)
+        skipped |= rows.notes.get(SKIPPED, {})
+        targets |= dict(zip(rows.names, rows.targets.tolist(), strict=True))
+        for source, columns in rows.values.items():
+            empty[source] += int(columns[EMPTY].sum())
+    if not targets:
+        store.clear_units()
+    check_any(len(targets), len(skipped), skipped)
+    known = provenance(asdict(job.config), job.classifier.device, job.classifier.dtype)
+    return plain(
+        known
+        | {
+            "n": len(targets),
+            "methods": [source.name for source in job.sources],
+            "sources": {source.name: source.facts() for source in job.sources},
+            "targets": targets,
+            "empty_heatmaps": empty,
+            "skipped": skipped,
+        }
+    )
+
+
 def _heatmaps(
-    store: Store, facts: Sequence[Mapping[str, Any]], source: str, seed: int
+    job: Job, store: Store, units: range, source: str
 ) -> Iterator[tuple[str, Tensor]]:
     """Every image's heatmap at the image's size, a unit at a time."""
-    for unit, one in enumerate(facts):
-        if one["names"]:
-            maps = heatmaps_from_file(store.read(HEATMAPS, unit), seed)[source]
-            yield from zip(one["names"], maps, strict=True)
+    for unit in units:
+        kept = store.read_maps(unit)
+        if kept.names:
+            maps = heatmaps_of(kept, job.config.seed)[source]
+            yield from zip(kept.names, maps, strict=True)
 
 
-class OverlayWorker(Worker):
-    """Draws units instead of scoring them."""
+def _draw_pictures(job: Job, out: Path, rows: Rows) -> None:
+    """Write the overlays and the sheet of a unit."""
+    from PIL import Image
 
-    def work(
-        self, unit: Unit, items: Sequence[Sample], tick: Progress | None = None
-    ) -> list[StageFile]:
-        """Overlays and a sheet of a unit, then its heatmaps, which make it done."""
-        batch, facts = self.batch(unit, items)
-        if batch is None:
-            return [(HEATMAPS, {}, facts | {"targets": [], "empty": {}})]
-        from PIL import Image
-
-        classifier, out = self.job.classifier, self.store.folder
-        with torch.no_grad():
-            probabilities = classifier(batch.images).float().softmax(1).cpu()
-        heatmaps = {name: maps.cpu() for name, maps in batch.heatmaps.items()}
-        images, targets = batch.images.cpu(), batch.targets.tolist()
-        overlays = make_folder(out / "overlays")
-        for method, maps in heatmaps.items():
-            for name, image, heatmap in zip(batch.names, images, maps, strict=True):
-                pixels = (plots.blend(image, heatmap) * 255).round().to(torch.uint8).numpy()
-                path = _inside(overlays, f"{name}.{method}.png")
-                make_folder(path.parent)
-                with writing(path) as part:
-                    Image.fromarray(pixels).save(part)
-        titles = [
-            row_title(name, row, target, classifier.classes)
-            for name, row, target in zip(batch.names, probabilities, targets, strict=True)
-        ]
-        sheet = "sheet.png" if unit.number == 0 else f"sheet-{unit.number + 1}.png"
-        plots.save(plots.sheet_figure(images, heatmaps, titles), out / sheet)
-        known = facts | {"targets": targets, "empty": batch.empty}
-        return [batch.as_file(self.job.sources, **known)]
+    if not len(rows):
+        return
+    classifier = job.classifier
+    batch, _ = job.reader.entries([job.entries[number] for number in rows.numbers])
+    assert batch is not None  # it was drawn just now
+    with torch.no_grad():
+        probabilities = classifier(batch.images).float().softmax(1).cpu()
+    size = batch.size
+    heatmaps = {name: one.at(size).cpu() for name, one in rows.maps.items()}
+    images = batch.images.cpu()
+    overlays = make_folder(out / "overlays")
+    for method, maps in heatmaps.items():
+        for name, image, heatmap in zip(rows.names, images, maps, strict=True):
+            pixels = (plots.blend(image, heatmap) * 255).round().to(torch.uint8).numpy()
+            path = _inside(overlays, f"{name}.{method}.png")
+            make_folder(path.parent)
+            with writing(path) as part:
+                Image.fromarray(pixels).save(part)
+    targets = rows.targets.tolist()
+    titles = [
+        row_title(name, row, target, classifier.classes)
+        for name, row, target in zip(rows.names, probabilities, targets, strict=True)
+    ]
+    sheet = "sheet.png" if rows.unit == 0 else f"sheet-{rows.unit + 1}.png"
+    plots.save(plots.sheet_figure(images, heatmaps, titles), out / sheet)
 
 
 def row_title(name: str, probabilities: Tensor, target: int, classes: Sequence[str] | None) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,21 +13,22 @@ from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.data.images import open_images
-from sufficit.errors import GoneError, UserError
+from sufficit.errors import UserError
+from sufficit.evaluation import schedules_for
 from sufficit.files import read_json, safe_name
 from sufficit.loggers import close_logger, log_numbers, logger_named
+from sufficit.metrics.column import Heading
 from sufficit.metrics.metric import MeanCurve
-from sufficit.metrics.plan import make_plan
 from sufficit.metrics.scores import MethodScores
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain, typed
 from sufficit.report.content import MOST_ROWS, Content, Facts, Shown
 from sufficit.report.interpretation import MOST_EMPTY, run_remarks, unmarked_remark
 from sufficit.runs.config import RunConfig, check_values
-from sufficit.runs.maps import heatmaps_from_file
+from sufficit.runs.record import Record
 from sufficit.runs.rows import StoredRows
-from sufficit.runs.shown import read_shown
-from sufficit.runs.store import HEATMAPS, MOST_RECORD, UNITS, Store
+from sufficit.runs.shown import heatmaps_of, read_shown
+from sufficit.runs.store import MAPS, MOST_RECORD, UNITS, Store
 from sufficit.similarity import RankedCondition
 from sufficit.statistics import Estimate, Standing
 from sufficit.sums import few_images
@@ -49,7 +50,7 @@ class RunResults:
     """
 
     folder: Path
-    record: Mapping[str, Any]  # run.json
+    record: Record  # run.json
     config: RunConfig
     summaries: Mapping[str, Mapping[str, Estimate]]  # source -> column -> mean with interval
     standing: Standing | None  # how the sources rank by MSI; None where it was not scored
@@ -62,46 +63,52 @@ class RunResults:
         """What a run wrote into a folder; `record` is given where run.json is not written yet."""
         from safetensors import SafetensorError
 
-        record = _read_record(folder) if record is None else record
+        known = _read_record(folder) if record is None else record
         try:
-            methods = [safe_name(name) for name in record["methods"]]
-            place = {name: folder if record["flat"] else folder / name for name in methods}
-            rows = StoredRows(folder, {n: p / "scores.parquet" for n, p in place.items()})
+            read = Record.read(known)
+            methods = [safe_name(name) for name in read.methods]
+            rows = StoredRows(folder, {n: folder / n / "scores.parquet" for n in methods})
             for name in methods:
-                if rows.count(name) != record["n"]:
-                    raise ValueError(f"{rows.count(name)} of {record['n']} rows of {name}")
-            config = RunConfig(**check_values(record["config"]))
-            known, kind = read_json(folder / "curves.json", MOST_RECORD), config.score_kind
-            curves = {name: _read_curves(known[name], kind) for name in methods}
+                if rows.count(name) != read.n:
+                    raise ValueError(f"{rows.count(name)} of {read.n} rows of {name}")
+            config = RunConfig(**check_values(known["config"]))
+            drawn, kind = read_json(folder / "curves.json", MOST_RECORD), config.score_kind
+            curves = {name: _read_curves(drawn[name], kind) for name in methods}
             summary = read_json(folder / "summary.json", MOST_RECORD)
-            standing = summary.pop("standing", record.get("standing"))
+            standing = summary.pop("standing", None)
             standing = standing and typed(Standing, standing)
-            if record["flat"]:
-                summary = {methods[0]: summary}
             summaries = {name: _read_estimates(summary[name]) for name in methods}
             shown = read_shown(folder, config, methods, rows)
-        except GoneError:
-            raise
         except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
             raise UserError(
                 f"{folder} is not complete ({error}): run it again with --overwrite"
             ) from error
-        return RunResults(folder, record, config, summaries, standing, rows, curves, shown)
+        return RunResults(folder, read, config, summaries, standing, rows, curves, shown)
 
     @property
     def methods(self) -> tuple[str, ...]:
         """The sources, best first, then the controls."""
-        return tuple(self.record["methods"])
+        return tuple(self.record.methods)
 
     @property
     def controls(self) -> tuple[str, ...]:
         """The controls, which are not ranked."""
-        return tuple(self.record["controls"])
+        return tuple(self.record.controls)
 
     @property
     def unranked(self) -> tuple[str, ...]:
         """Controls and references."""
-        return (*self.controls, *self.record["references"])
+        return (*self.controls, *self.record.references)
+
+    @property
+    def headings(self) -> Mapping[str, Heading]:
+        """What the columns are called."""
+        return self.record.columns
+
+    @property
+    def _agnostic(self) -> list[str]:
+        """The sources that draw one map for every class."""
+        return [name for name, one in self.record.sources.items() if one.class_agnostic]
 
     @cached_property
     def unmarked(self) -> dict[str, int]:
@@ -113,20 +120,19 @@ class RunResults:
 
     def labels(self) -> dict[str, str]:
         """What figures call the sources: a control, or one that ignores the class, says so."""
-        agnostic = [n for n, one in self.record["sources"].items() if one["class_agnostic"]]
-        kinds = dict.fromkeys(agnostic, " (class-agnostic)")
+        kinds = dict.fromkeys(self._agnostic, " (class-agnostic)")
         kinds |= dict.fromkeys(self.controls, " (control)")
         return {name: f"{name}{kinds.get(name, '')}" for name in self.methods}
 
     @property
     def alpha_min(self) -> float:
         """Where the sources are compared."""
-        return float(self.record["alpha_min"])
+        return self.record.alpha_min
 
     @property
     def n(self) -> int:
         """The number of images that were scored."""
-        return int(self.record["n"])
+        return self.record.n
 
     @property
     def names(self) -> list[str]:
@@ -141,13 +147,12 @@ class RunResults:
     @property
     def skipped(self) -> dict[str, str]:
         """The first images that were not scored, and why; skipped.csv has all of them."""
-        return {one["name"]: one["reason"] for one in self.record["skipped"]}
+        return {one["name"]: one["reason"] for one in self.record.skipped}
 
     @cached_property
     def conditions(self) -> list[RankedCondition]:
         """How the sources rank with every fill, and for the twin; the first one first."""
-        known = self.record.get("conditions", ())
-        return [typed(RankedCondition, one) for one in known if one["standing"]]
+        return list(self.record.conditions)
 
     @cached_property
     def scores(self) -> dict[str, MethodScores]:
@@ -166,8 +171,10 @@ class RunResults:
 
     def as_json(self) -> dict[str, Any]:
         """The summary that --json prints."""
-        left_out = ("config", "skipped", "class_names", "alpha_curve", "search", "chance")
-        facts = {name: value for name, value in self.record.items() if name not in left_out}
+        left_out = ("skipped", "class_names", "alpha_curve", "search", "chance", "made")
+        own = {one.name: getattr(self.record, one.name) for one in fields(self.record)}
+        made = {name: one for name, one in self.record.made.items() if name != "config"}
+        facts = made | {name: value for name, value in own.items() if name not in left_out}
         columns = {name: self.summaries[name] for name in self.methods}
         facts |= {"unmarked": self.unmarked}
         found: dict[str, Any] = plain({**facts, "columns": columns, "standing": self.standing})
@@ -218,25 +225,29 @@ class RunResults:
             raise UserError(
                 "a report shows MSI on images of one size: score the column msi, with --size"
             )
-        config, record, sources = self.config, self.record, self.record["sources"]
-        known = {name: getattr(config, name) for name in ("model", "data", "seed")}
-        known |= {name: record[name] for name in ("n_skipped", "targets")}
+        config, record = self.config, self.record
         few = self.n * len(self.methods) <= MOST_ROWS
         return Content(
             title=f"{len(self.standing.ranking)} methods on {config.model}",
-            facts=Facts.of(record, **known),
+            facts=Facts.of(
+                record.made,
+                model=config.model,
+                data=config.data,
+                seed=config.seed,
+                n_skipped=record.n_skipped,
+                targets=record.targets,
+            ),
+            headings=record.columns,
             scores=self.scores,
             summaries=self.summaries,
             standing=self.standing,
             rows={method: self.rows[method] for method in self.methods} if few else {},
             shown=self.shown,
-            classes=record["class_names"],
+            classes=record.class_names,
             remarks=self.remarks(),
-            alpha_curve=record.get("alpha_curve"),
+            alpha_curve=record.alpha_curve,
             conditions=self.conditions,
-            ceiling=record.get("ceiling"),
-            head_check=record.get("head_check"),
-            class_agnostic=[n for n, one in sources.items() if one["class_agnostic"]],
+            class_agnostic=self._agnostic,
             unmarked=self.unmarked,
         )
 
@@ -244,35 +255,38 @@ class RunResults:
         """What only the run itself knows and a reader should."""
         record, n = self.record, self.n
         random = self.config.weights == "none"
-        found = run_remarks(n, record["empty_heatmaps"], random_weights=random)
-        empty = record["empty_heatmaps"]  # which have a remark of their own
+        found = run_remarks(n, record.empty_heatmaps, random_weights=random)
+        empty = record.empty_heatmaps  # which have a remark of their own
         dim = {name: k for name, k in self.unmarked.items() if k > empty.get(name, 0)}
         found += [unmarked_remark(n, dim, self.alpha_min)] if dim else []
         # In today's words, which a report compares with; those of an earlier run may differ.
-        found += [words for words in (few_images(n), record.get("sampled")) if words]
-        found += [record["within"]["words"]] if record.get("within") else []
-        found += [record["output_remark"]] if record.get("output_remark") else []
-        if stretched := record["stretched_heatmaps"]:
+        found += [words for words in (few_images(n), record.sampled) if words]
+        found += [record.within["words"]] if record.within else []
+        found += [record.output_remark] if record.output_remark else []
+        if stretched := record.stretched_heatmaps:
             found.append(
-                f"{record['n_stretched']} heatmaps (first {stretched[0]}) have other proportions"
+                f"{record.n_stretched} heatmaps (first {stretched[0]}) have other proportions"
                 " than the model's input and are stretched to it: were they made on the uncropped"
                 " image?"
             )
-        if truth := record.get("truth"):
-            if without := truth["n_without"]:
+        if truth := record.truth:
+            if without := truth.n_without:
                 found.append(
                     f"{without} of {n} images have no truth, or their object is not in the model's"
                     " view: columns that compare with it leave them out."
                 )
-            for name, reason in [*truth["bad"].items()][:1]:
-                found.append(f"The truth of {truth['n_bad']} images is unusable: {name}: {reason}.")
-        if self.config.leak and "leak_ratio" not in self.summaries[self.methods[0]]:
+            for name, reason in [*truth.bad.items()][:1]:
+                found.append(f"The truth of {truth.n_bad} images is unusable: {name}: {reason}.")
+        if (
+            "leak" in self.config.wanted_checks
+            and "leak_ratio" not in self.summaries[self.methods[0]]
+        ):
             found.append("Leakage was not measured: all images it could use are of one class.")
         return found
 
     def answers(self) -> list[str]:
         """The remarks that are no warnings: that the run is as precise as it was asked to be."""
-        found = self.record.get("within")
+        found = self.record.within
         return [found["words"]] if found and found["reached"] else []
 
     @property
@@ -282,7 +296,7 @@ class RunResults:
 
     def class_names(self, rows: Sequence[int]) -> list[str]:
         """The target classes of some images, by name where the run knows names."""
-        known = self.record["class_names"] or []
+        known = self.record.class_names or []
         targets = self.rows.some(self.methods[0], rows, ["target"])["target"].tolist()
         return [known[k] if k < len(known) else f"class {k}" for k in targets]
 
@@ -296,7 +310,7 @@ class RunResults:
         missing = [name for name in names if name not in found]
         if missing:
             raise UserError(f"{missing[0]} is not in {root}: give --data the folder it is in now")
-        view = self.record.get("preprocessing")
+        view = self.record.preprocessing
         seen = None if view is None else View(**view)
         return torch.stack([found[name].read(seen) for name in names])
 
@@ -305,14 +319,14 @@ class RunResults:
         if self.shown is not None and {*rows} <= {*self.shown.rows}:
             places = [self.shown.rows.index(row) for row in rows]
             return {method: self.shown.heatmaps[method][places] for method in methods}
-        store, names = Store(self.folder, str(self.record.get("run", ""))), self.names_of(rows)
+        store, names = Store(self.folder, self.record.run), self.names_of(rows)
         wanted, found = {*names}, dict[str, dict[str, Tensor]]()
-        for unit in sorted(store.done(HEATMAPS)):
-            facts = store.facts(HEATMAPS, unit)
-            if not wanted & {*facts["names"]}:
+        for unit in sorted(store.done(place=MAPS)):
+            kept = store.read_maps(unit)
+            if not wanted & {*kept.names}:
                 continue
-            drawn = heatmaps_from_file(store.read(HEATMAPS, unit), self.config.seed)
-            for i, name in enumerate(facts["names"]):
+            drawn = heatmaps_of(kept, self.config.seed)
+            for i, name in enumerate(kept.names):
                 if name in wanted:
                     found[name] = {method: drawn[method][i] for method in methods}
         missing = wanted - {*found}
@@ -327,18 +341,18 @@ class RunResults:
         shown = self.shown
         columns = self.rows.columns(name)
         frame = self.rows.some(name, shown.rows if shown else (), ["target", *columns])
-        plan = make_plan(**self.config.plan_options())
-        schedule = replace(plan.schedules[0], alpha_min=self.alpha_min)
-        searched = self.record.get("search")
+        config, searched = self.config, self.record.search
+        (schedule,) = schedules_for(
+            [self.alpha_min], config.score_kind, config.value_step, config.percent_step
+        )
         tried = None
         if searched is not None:
-            tried = dict(zip(searched["alphas"], searched["mean_msi"][name], strict=True))
-        clean = self.record["clean_accuracy"]
+            tried = dict(zip(searched.alphas, searched.mean_msi[name], strict=True))
         return MethodScores(
             n=self.n,
             columns={c: torch.tensor(frame[c].to_numpy(np.float64)) for c in columns},
             targets=torch.tensor(frame["target"].to_numpy(np.int64)),
-            clean=float("nan") if clean is None else clean,
+            clean=self.record.clean_accuracy,
             alpha_min=self.alpha_min,
             schedule=schedule,
             curves=self.curves[name],
@@ -355,7 +369,7 @@ def _read_record(folder: Path) -> Mapping[str, Any]:
             advice = "run the same command again to resume it"
         raise UserError(f"{folder} holds no finished run: {advice}")
     record: dict[str, Any] = read_json(folder / "run.json", MOST_RECORD)
-    if not {"methods", "flat", "config"} <= record.keys():
+    if not {"methods", "columns", "config"} <= record.keys():
         raise UserError(f"{folder} holds a run of another kind or version: give a run of compare")
     return record
 

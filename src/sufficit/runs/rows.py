@@ -2,24 +2,25 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sufficit.data.heatmap_files import heatmap_writer
-from sufficit.errors import GoneError, UserError
+from sufficit.errors import UserError
 from sufficit.files import make_folder, writing
-from sufficit.metrics.metric import Curve
-from sufficit.metrics.scores import Scores
+from sufficit.metrics.metric import CURVES, Curve, Schedule, curves_of
 from sufficit.outside import csv_cell
-from sufficit.runs.store import UnitFile
-from sufficit.sums import Sums, both
+from sufficit.probes.band import CURVE, BandProbe
+from sufficit.runs.unit_rows import Rows
+from sufficit.sums import Floats
 
 if TYPE_CHECKING:
     import pandas
@@ -33,71 +34,53 @@ KINDS = ("accuracy", "confidence")
 ESTIMATES = b"estimates"  # in the metadata of scores.parquet, where images were asked some masks
 
 
-def joined(units: Sequence[UnitFile], *, without: tuple[str, ...] = ()) -> UnitFile:
-    """The rows of several units as one; `without` are ends of names of tensors that have others."""
-    names = [name for name in units[0].tensors if not name.endswith(without)]
-    rows = ("names", "numbers")
-    facts = {key: [one for unit in units for one in unit.facts[key]] for key in rows}
-    return UnitFile({n: torch.cat([unit.tensors[n] for unit in units]) for n in names}, facts)
-
-
-def grouped(
-    units: Iterable[tuple[int, UnitFile]], images: int
-) -> Iterator[list[tuple[int, UnitFile]]]:
-    """Units in groups of so many images or more: a large group costs hardly more than a small."""
-    group: list[tuple[int, UnitFile]] = []
-    for one in units:
-        group.append(one)
-        if sum(len(kept.facts["names"]) for _, kept in group) >= images:
-            yield group
-            group = []
-    if group:
-        yield group
-
-
-class SourceTotals:
-    """Writes scores.parquet, curves.parquet and heatmaps.npz of a source, and holds its sums."""
+class SourceWriter:
+    """Writes scores.parquet, curves.parquet and heatmaps.npz of a source, and its mean curves."""
 
     def __init__(
-        self, place: Path, scores: Scores, closing: ExitStack, *, seed: int, heatmaps: bool
+        self,
+        place: Path,
+        closing: ExitStack,
+        *,
+        schedule: Schedule,
+        asked: BandProbe | None,
+        heatmaps: bool,
     ) -> None:
         make_folder(place)
+        self._place, self._schedule, self._asked = place, schedule, asked
         self._rows = closing.enter_context(table_writer(place / "scores.parquet", SCORES_GROUP))
-        self._curves = closing.enter_context(table_writer(place / "curves.parquet", CURVES_GROUP))
-        self._place = place
+        self._curves = None
+        if asked is not None and asked.keeps_answers:
+            path = place / "curves.parquet"
+            self._curves = closing.enter_context(table_writer(path, CURVES_GROUP))
         self._map = None
         if heatmaps:
             self._map = closing.enter_context(heatmap_writer(place / "heatmaps.npz"))
-        self.columns = Sums([*scores.columns], seed=seed)
-        self.leaked = Sums(["own", "chance"], seed=seed) if "leak" in scores.columns else None
-        self.facts = Sums(["clean_accuracy", "calls"], seed=seed)
-        self._sums: dict[tuple[str, str], tuple[Any, Any]] = {}  # of a curve's kind, with counts
-        self._grids: dict[str, tuple[float, ...]] = {}
+        self._sums: dict[str, Tensor] = {}  # of a curve's kind: sum and count at each point
 
-    def add(self, names: Sequence[str], numbers: Sequence[int], scores: Scores) -> None:
-        """Write the rows of a unit and add them up."""
+    def add(
+        self, names: Sequence[str], targets: npt.NDArray[np.int64], columns: Mapping[str, Floats]
+    ) -> None:
+        """Write the rows of some images."""
         import pyarrow
 
-        frame, curves = scores.frame(), scores.curves()
-        values = {name: frame[name].to_numpy() for name in frame.columns}
-        self.columns.add(numbers, values)
-        self.facts.add(numbers, values)
-        if self.leaked is not None:
-            self.leaked.add(numbers, both(values["leak"], values["leak_chance"]))
-        frame.insert(0, "image", list(names))
-        table = pyarrow.Table.from_pandas(frame, preserve_index=False)
-        if scores.sampled:  # said where the values are, as run.json and the report say it
-            known = table.schema.metadata or {}
-            table = table.replace_schema_metadata({**known, ESTIMATES: b"each image's values"})
+        known: dict[str, Any] = {"image": list(names), "target": targets}
+        known |= {"clean_accuracy": columns["clean_accuracy"]}
+        known |= {"calls": columns["calls"].astype(np.int64)}
+        scores = {name: values for name, values in columns.items() if name not in known}
+        table = pyarrow.table(known | scores)
+        if self._curves is None:  # said where the values are, as run.json and the report say it
+            table = table.replace_schema_metadata({ESTIMATES: b"each image's values"})
         self._rows(table)
-        self._curves(_curves_table(curves, names))
-        for name, curve in curves.items():
-            self._grids[name] = curve.grid
-            for kind in KINDS:
-                drawn: Tensor = getattr(curve, kind)
-                total, count = self._sums.get((name, kind), (0, 0))
-                total, count = total + drawn.nansum(0), count + (~drawn.isnan()).sum(0)
-                self._sums[name, kind] = total, count
+
+    def add_curves(self, rows: Rows, source: str) -> None:
+        """Add up the curves of a unit; write those of each image where all masks were asked."""
+        for name, curve in rows.curves.get(source, {}).items():
+            self._sums[name] = self._sums.get(name, torch.zeros_like(curve)) + curve
+        if self._curves is not None and source in rows.answers:
+            assert self._asked is not None
+            answers = self._asked.kept(rows.answers[source])
+            self._curves(_curves_table(curves_of(answers, self._schedule), rows.names))
 
     def add_maps(self, names: Sequence[str], maps: Tensor) -> None:
         """Write the heatmaps of a unit: [n,H,W]."""
@@ -108,11 +91,12 @@ class SourceTotals:
 
     def mean_curves(self) -> dict[str, dict[str, Any]]:
         """Every curve averaged over the images, NaN left out, as curves.json holds it."""
-        return {
-            name: {"grid": list(grid)}
-            | {k: (self._sums[name, k][0] / self._sums[name, k][1]).tolist() for k in KINDS}
-            for name, grid in self._grids.items()
-        }
+        found: dict[str, dict[str, Any]] = {}
+        for key, (total, count) in self._sums.items():
+            name, _, kind = key.removeprefix(CURVE).rpartition(".")
+            curve = found.setdefault(name, {"grid": [*CURVES[name](self._schedule)]})
+            curve[kind] = (total / count).tolist()
+        return found
 
 
 def _curves_table(curves: Mapping[str, Curve], names: Sequence[str]) -> "pyarrow.Table":
@@ -263,8 +247,6 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
                 parquet.ParquetFile(opened) as rows,
             ):
                 yield rows
-        except GoneError:
-            raise
         except (OSError, ArrowException, ValueError) as error:
             reason = " ".join(str(error).split())  # pyarrow's may have several lines
             raise UserError(

@@ -4,33 +4,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sufficit import plots
+from sufficit.data.image_files import in_0_1
 from sufficit.errors import UserError, unknown
-from sufficit.metrics.plan import ask, make_plan
-from sufficit.perturbation.fills import check_fill
+from sufficit.explainers import EXPLAINERS
+from sufficit.metrics.column import Columns
+from sufficit.perturbation.bands import EVERYTHING, Band
 from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.perturbation.predictions import ROWS, Predictions
-from sufficit.report.content import Choice, Shown
+from sufficit.probes.band import BandProbe
+from sufficit.report.content import MOST_SHOWN, Choice, Shown
 from sufficit.runs.config import RunConfig
 from sufficit.runs.job import Job
-from sufficit.runs.maps import heatmaps_from_file, unpack
 from sufficit.runs.rows import StoredRows
-from sufficit.runs.store import (
-    HEATMAPS,
-    PIXELS,
-    SCORES,
-    Store,
-    UnitFile,
-    read_tensors,
-    save_tensors,
-)
+from sufficit.runs.store import Store, StoredMaps, read_tensors, save_tensors
+from sufficit.sources import CONTROLS, Maps, noise
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,59 +33,101 @@ if TYPE_CHECKING:
 
 
 SHOWN = "shown.safetensors"
+STEP = 0.05  # of the slider, where a run asks some masks of each image only
 
 
 def write_shown(
-    job: Job, store: Store, choice: Choice, places: npt.NDArray[np.int64]
+    job: Job, store: Store, choice: Choice, numbers: Sequence[int], units: Sequence[int]
 ) -> dict[str, str]:
-    """Write the pixels, maps and predictions of the images to show; return them with reasons.
+    """Write the pixels, maps and answers of the images to show; return them with reasons.
 
-    `places` has the number and the unit of every image that was scored, in the order of the rows.
+    `numbers` and `units` are those of every image that was scored, in the order of the rows.
     """
-    numbers, units = places.T
-    drawn = [number for number in job.shown_by_seed if number in numbers]
-    parts: dict[str, list[Tensor]] = {}
-    shown, facts = dict[str, str](), dict[str, Any](reasons=[], numbers=[], rows=[])
-    for number, reason in choice.chosen(drawn).items():
-        row = int(np.flatnonzero(numbers == number)[0])
-        pixels = store.read(PIXELS, units[row])
-        # A worker whose processor rounds otherwise may have kept another of two images that tie.
-        if number not in pixels.facts["numbers"]:
-            continue
-        maps = store.read(HEATMAPS, units[row])
-        wanted = [f"{name}/{part}" for name in job.sources for part in ROWS]
-        scores = store.read(SCORES, units[row], names=wanted)
-        place = maps.facts["numbers"].index(number)
-        kept = {name: one[place] for name, one in (maps.tensors | scores.tensors).items()}
-        kept["pixels"] = pixels.tensors["pixels"][pixels.facts["numbers"].index(number)]
-        for name, tensor in kept.items():
-            parts.setdefault(name, []).append(tensor)
-        facts |= {name: maps.facts[name] for name in ("final", "controls", "shape")}
-        for name, value in (("reasons", reason), ("numbers", number), ("rows", row)):
-            facts[name].append(value)
-        shown[maps.facts["names"][place]] = reason
-    tensors = {name: torch.stack(some) for name, some in parts.items()}
-    if isinstance(job.fill, Tensor):
-        tensors["fill"] = job.fill
-    if job.plan.sampling is not None:
-        tensors |= _curves_of_shown(job, UnitFile(tensors, facts))
+    probe = job.first_probe
+    if probe is None:
+        return {}
+    row_of = {number: row for row, number in enumerate(numbers)}
+    some = islice((one for one in job.order.tolist() if one in row_of), 2 * MOST_SHOWN)
+    chosen = choice.chosen(some)
+    rows = [row_of[number] for number in chosen]
+    batch, _ = job.reader.entries([job.entries[number] for number in chosen])
+    if batch is None or batch.numbers != tuple(chosen):
+        return {}  # an image has gone since it was scored
+    places = {number: units[row] for number, row in zip(chosen, rows, strict=True)}
+    kept = _stored_maps(store, places)
+    if probe.keeps_answers:
+        answers = _stored_answers(store, places)
+    else:  # a small run of whole curves, for images that were asked a few masks
+        probe = _coarse(job, probe)
+        maps = heatmaps_of(kept, job.config.seed)
+        ordered = {source.name: maps[source.name].to(batch.images.device) for source in job.sources}
+        answers = _by_source(probe.answers(batch, ordered), [*ordered])
+    tensors = {f"maps/{name}": one.maps for name, one in kept.maps.items()}
+    for source, parts in answers.items():
+        tensors |= {f"answers/{source}/{part}": values for part, values in parts.items()}
+    tensors["pixels"] = pack(batch.images.cpu())
+    facts = {
+        "rows": rows,
+        "numbers": batch.numbers,
+        "reasons": [*chosen.values()],
+        "final": {name: one.final for name, one in kept.maps.items()},
+        "shape": list(batch.images.shape[1:]),
+        "bands": [_as_list(band) for band in (EVERYTHING, *probe.bands)],
+        "sizes": [_as_list(band) for band in probe.sizes],
+    }
     save_tensors(store.folder / SHOWN, tensors, facts)
-    return shown
+    return dict(zip(batch.names, chosen.values(), strict=True))
 
 
-def _curves_of_shown(job: Job, kept: UnitFile) -> dict[str, Tensor]:
-    """Predictions for the whole curves of images that were asked a few masks."""
-    images, device = unpack(kept.tensors["pixels"]), job.classifier.device
-    maps = heatmaps_from_file(kept, job.config.seed)
-    drawn = torch.cat([maps[name] for name in job.sources])
-    targets = kept.tensors[f"{job.ranked[0]}/targets"]
-    plan = replace(job.plan.of_bands(), calls=None)
-    given = (job.classifier, images.to(device), drawn.to(device), targets, plan)
-    found = ask(*given, job.fill, batch_size=job.config.batch_size)
+def _as_list(band: Band) -> list[str | float]:
+    return [band.axis, band.low, band.high]
+
+
+def _coarse(job: Job, probe: BandProbe) -> BandProbe:
+    """A probe of the curves that the viewer draws, in coarse steps and with all of their masks."""
+    schedule = replace(job.schedule, value_step=max(STEP, job.config.value_step))
+    wanted = ("msi", "insertion_pixel", "deletion_pixel")
+    columns = [column for column in job.scoring.columns if column.name in wanted]
+    coarse = tuple(replace(column, schedules=(schedule,)) for column in columns)
+    return replace(probe, columns=coarse, most=None, curves=None)
+
+
+def _by_source(found: Predictions, sources: Sequence[str]) -> dict[str, Columns]:
+    """Answers for all sources, one after the other, by source and part."""
+    n = len(found.targets) // len(sources)
     return {
-        f"{name}/{part}": getattr(found, part)[k * len(images) : (k + 1) * len(images)]
-        for k, name in enumerate(job.sources)
-        for part in ROWS
+        source: {part: getattr(found, part)[k * n : (k + 1) * n] for part in ROWS}
+        for k, source in enumerate(sources)
+    }
+
+
+def _stored_maps(store: Store, units: Mapping[int, int]) -> StoredMaps:
+    """The maps of some images, in their order; `units` has the unit of each by its number."""
+    parts: dict[str, list[Maps]] = {}
+    shape: Sequence[int] = ()
+    for number, unit in units.items():
+        found = store.read_maps(unit)
+        shape = found.shape
+        place = found.numbers.index(number)
+        for name, one in found.maps.items():
+            parts.setdefault(name, []).append(one.rows([place]))
+    size = (shape[1], shape[2])
+    maps = {name: Maps.joined(some, size) for name, some in parts.items()}
+    return StoredMaps((), tuple(units), maps, shape)
+
+
+def _stored_answers(store: Store, units: Mapping[int, int]) -> dict[str, Columns]:
+    """What the model said of some images, as the run kept it."""
+    parts: dict[str, dict[str, list[Tensor]]] = {}
+    for number, unit in units.items():
+        rows = store.read(unit, answers=True)
+        place = rows.numbers.index(number)
+        for source, own in rows.answers.items():
+            for part, values in own.items():
+                parts.setdefault(source, {}).setdefault(part, []).append(values[place])
+    return {
+        source: {part: torch.stack(values) for part, values in own.items()}
+        for source, own in parts.items()
     }
 
 
@@ -102,34 +138,56 @@ def read_shown(
     if not (folder / SHOWN).exists():
         return None
     kept = read_tensors(folder / SHOWN)
-    tensors: dict[str, Any] = kept.tensors
-    facts, maps = kept.facts, heatmaps_from_file(kept, config.seed)
-    images, counts = unpack(tensors["pixels"]), {len(t) for n, t in tensors.items() if n != "fill"}
-    if counts != {len(facts["rows"])}:
-        raise ValueError(f"{SHOWN} holds {sorted(counts)} images and {len(facts['rows'])} rows")
-    for found in maps.values():
+    tensors, facts = kept.tensors, kept.facts
+    images = unpack(tensors["pixels"])
+    if len(images) != len(facts["rows"]):
+        raise ValueError(f"{SHOWN} holds {len(images)} images and {len(facts['rows'])} rows")
+    maps = {n: Maps(tensors[f"maps/{n}"], final) for n, final in facts["final"].items()}
+    stored = StoredMaps((), tuple(facts["numbers"]), maps, facts["shape"])
+    heatmaps = heatmaps_of(stored, config.seed)
+    for found in heatmaps.values():
         check_heatmaps(found, images)
-    if "fill" in tensors:
-        check_fill(tensors["fill"], images)
-    plan = make_plan(**config.plan_options() | {"calls": "exact"})
-    predictions = {
-        name: Predictions(
-            bands=plan.asks,
-            weighed=plan.weighs,
-            **{part: tensors[f"{name}/{part}"] for part in ROWS},
-        )
-        for name in methods
-    }
+    bands, sizes = (
+        tuple(Band(axis, low, high) for axis, low, high in facts[name])
+        for name in ("bands", "sizes")
+    )
+    predictions = {}
+    for name in methods:
+        parts = {part: tensors[f"answers/{name}/{part}"] for part in ROWS}
+        predictions[name] = Predictions(bands=bands, weighed=sizes, **parts)
     return Shown(
-        tuple(facts["rows"]),
-        rows.some(methods[0], facts["rows"], ["image"])["image"].tolist(),
-        images,
-        {name: maps[name] for name in methods},
+        rows=tuple(facts["rows"]),
+        names=rows.some(methods[0], facts["rows"], ["image"])["image"].tolist(),
+        images=images,
+        heatmaps={name: heatmaps[name] for name in methods},
         chosen="the best, the worst, the most disputed, and some drawn by the seed",
         reasons=tuple(facts["reasons"]),
         predictions=predictions,
-        fill=tensors.get("fill", config.fill),
+        fill=config.fill,
     )
+
+
+def heatmaps_of(kept: StoredMaps, seed: int) -> dict[str, Tensor]:
+    """Every source's heatmaps at the images' size, controls drawn again: source -> [N,H,W]."""
+    size = (kept.shape[1], kept.shape[2])
+    found = {name: one.at(size) for name, one in kept.maps.items()}
+    blank = torch.empty(len(kept.numbers), *kept.shape)
+    for control in CONTROLS:
+        is_noise = control == "random"
+        drawn = noise(size, seed, kept.numbers) if is_noise else EXPLAINERS[control].draw(blank)
+        found[control] = drawn
+    return found
+
+
+def pack(images: Tensor) -> Tensor:
+    """Images as bytes where that loses nothing, else as they are: [N,C,H,W]."""
+    scaled = (images * 255).round().clamp(0, 255).to(torch.uint8)
+    return scaled if torch.equal(unpack(scaled), images) else images
+
+
+def unpack(pixels: Tensor) -> Tensor:
+    """What was packed, as float in 0..1, as an image file is decoded: [N,C,H,W]."""
+    return in_0_1(pixels) if pixels.dtype == torch.uint8 else pixels
 
 
 KINDS = ("sheet", "curves", "alpha", "sizes")
@@ -171,7 +229,7 @@ def draw(
     if show == "curves":
         return plots.methods_figure(scores, quiet, curves, look)
     if show == "alpha":
-        curve = results.record.get("alpha_curve")
+        curve = results.record.alpha_curve
         if curve is not None:
             curve = {**curve, "mean_msi": {labels[m]: msi for m, msi in curve["mean_msi"].items()}}
         return plots.alpha_figure(scores, curve, quiet, look)
@@ -195,10 +253,10 @@ def _captions(
     results: "RunResults", rows: Sequence[int], columns: Sequence[str], maps: Mapping[str, Tensor]
 ) -> dict[str, list[str]]:
     """What is written under each map: its scores."""
-    values = {m: results.rows.some(m, rows, columns) for m in maps}
+    values = {method: results.rows.some(method, rows, columns) for method in maps}
     return {
-        m: plots.score_captions({c: found[c].tolist() for c in columns})
-        for m, found in values.items()
+        method: plots.score_captions({column: found[column].tolist() for column in columns})
+        for method, found in values.items()
     }
 
 

@@ -22,7 +22,7 @@ from sufficit.data.image_files import ignore_image_warnings
 from sufficit.data.loader import ImageLoader, check_any, decode_entry
 from sufficit.errors import EmptyHeatmapWarning
 from sufficit.explainers import CAMS, Methods, explain_all, methods_for
-from sufficit.explainers.sources import methods_from
+from sufficit.explainers.words import methods_from
 from sufficit.files import make_folder, writing
 from sufficit.outside import as_csv
 from sufficit.progress import bar
@@ -31,8 +31,8 @@ from sufficit.runs.config import RunConfig
 from sufficit.runs.job import Job, make_job
 from sufficit.runs.maps import GivenMaps
 from sufficit.runs.results import RunResults
-from sufficit.sanity import randomization
-from sufficit.sanity.randomization import STEPS, randomise
+from sufficit.classifier import randomization
+from sufficit.classifier.randomization import STEPS, randomise
 from sufficit.seeds import seeded
 from sufficit.similarity import estimate, rank_correlation, structural_similarity
 from sufficit.statistics import Estimate

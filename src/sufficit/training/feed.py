@@ -22,7 +22,6 @@ from sufficit.classifier.classifier import (
     check_range,
     check_targets,
 )
-from sufficit.data.splits import Split
 from sufficit.errors import UserError
 from sufficit.seeds import unmoved
 from sufficit.training.batch import Batch
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
 Target = Literal["label", "prediction", "model"]
 """Labels; the classifier's own predictions; its probabilities (labels may be missing)."""
-SHARE = 0.4  # of the free memory of a GPU, for features, which are there twice for a moment
-MEMORY = 2 * 2**30  # bytes for features on other devices
 Loader = Iterable[Any]
 keeping_randomness = unmoved
 
@@ -219,31 +216,6 @@ def cache_features(
         found = [batch.to(device) for batch in feed.batches(0)]
     whole = Batch.joined(found)
     return Shuffled(whole.rows, len(whole.targets), whole.targets.device, len(found[0].targets))
-
-
-@torch.no_grad()
-def loader_for(
-    classifier: Classifier, split: Split, batch_size: int, limit: int | None = None
-) -> Shuffled:
-    """Batches with features that are computed once, where these fit into the device's memory."""
-    images, device = split.part(slice(0, 1))[0], classifier.device
-    layers = classifier.stage_layers(images)
-    stages, _ = classifier.stages(images, layers)
-    free = SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else MEMORY
-    order = (len(split), split.labels.device, batch_size, limit)
-    if sum(stage.nbytes for stage in stages) * len(split) > free:
-        return Shuffled(split.part, *order)
-    starts = range(0, len(split), batch_size)
-    parts = (split.part(slice(start, start + batch_size))[0] for start in starts)
-    found = [classifier.stages(part, layers) for part in parts]
-    every = [torch.cat(stage) for stage in zip(*(stages for stages, _ in found), strict=True)]
-    first = torch.cat([logits.topk(2, dim=1).indices for _, logits in found])
-
-    def take(rows: Tensor) -> Batch:
-        features = tuple(stage[rows].float() for stage in every)
-        return Batch(*split.part(rows), features, first[rows], layers)
-
-    return Shuffled(take, *order)
 
 
 def mixed_seed(seed: int, epoch: int, rank: int) -> int:

@@ -85,15 +85,10 @@ _ROBUST = LaxRecipe(
     fills=_FILLS,
     stages=3,
 )
-_PAPER = LaxRecipe(entropy=5, schedule="constant", epochs=500)
 RECIPES: dict[str, LaxRecipe] = {
     "robust": _ROBUST,
     "crisp": replace(_ROBUST, donors=1.4, size=2.5, decide=2, contrast=4),
     "paper": LaxRecipe(entropy=5),
-    "paper-synthetic-mnist": _PAPER,
-    "paper-cub200": replace(_PAPER, lr=1e-4),
-    "paper-cifar10": replace(_PAPER, entropy=2, upsample=2),
-    "paper-cifar10-vit": replace(_PAPER, entropy=2, epochs=350),
     "l1": LaxRecipe(size=5),
 }
 

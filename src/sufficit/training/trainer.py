@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from sufficit.classifier.checkpoint import load_tensors
 from sufficit.errors import UserError, cannot_resume
-from sufficit.files import CHECKPOINT, local_file, make_folder, writing
-from sufficit.lock import owning
+from sufficit.files import CHECKPOINT, make_folder, writing
+from sufficit.lock import locked
 from sufficit.loggers import log_numbers
 from sufficit.progress import Progress, Tick, bar
 from sufficit.provenance import resume_command, surroundings
@@ -144,7 +144,7 @@ class Trainer:
             self.log(row)
         # Of several processes, the one that starts the others owns the folder.
         alone = self.out if self.fabric.world_size == 1 else None
-        owned = nullcontext() if alone is None else owning(alone)
+        owned = nullcontext() if alone is None else locked(alone)
         try:
             with owned, bar(title, progress if self.fabric.is_global_zero else False) as tick:
                 while not self.over():
@@ -248,8 +248,8 @@ def read_checkpoint(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | 
     path = out / CHECKPOINT
     if not path.exists():
         return None
-    with local_file(path) as file, _in_words(f"Cannot read {path}"):
-        saved: dict[str, Any] = load_tensors(file)
+    with _in_words(f"Cannot read {path}"):
+        saved: dict[str, Any] = load_tensors(path)
         before, state = dict(saved["settings"]), TrainingState(**saved["state"])
         epochs = [row["epoch"] for row in state.history]
         if len(epochs) != state.epoch or epochs != [*range(1, len(epochs) + 1)]:
@@ -264,8 +264,8 @@ def read_checkpoint(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | 
 
 def read_progress(out: Path) -> dict[str, Any]:
     """How far the training in a folder is, by its checkpoint, and the command that resumes it."""
-    with local_file(out / CHECKPOINT) as file, _in_words(f"Cannot read {out / CHECKPOINT}"):
-        saved = load_tensors(file)
+    with _in_words(f"Cannot read {out / CHECKPOINT}"):
+        saved = load_tensors(out / CHECKPOINT)
         done = int(saved["state"]["epoch"])
         course = dict(saved["course"])
     return {"done": done, **course, "command": saved["command"]}

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
+from sufficit.evaluation import evaluate
 from sufficit.explainers import EXPLAINERS, Method, explain
 from sufficit.metrics.artefacts import ARTEFACTS
 from sufficit.metrics.leakage import LIMIT, leak_warning
-from sufficit.metrics.scores import Scores, evaluate
+from sufficit.metrics.scores import Scores
 from sufficit.report.interpretation import MOST_EMPTY, joined
 from sufficit.statistics import compare_values
 

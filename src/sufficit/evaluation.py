@@ -1,0 +1,370 @@
+"""`evaluate`: ask the model about all bands of some heatmaps, compute every column from them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from sufficit.classifier.classifier import Classifier, check_classifier
+from sufficit.data.batch import Batch
+from sufficit.errors import UserError, unknown, warn_user
+from sufficit.metrics.column import CANDIDATE, Column, Heading
+from sufficit.metrics.columns import (
+    ALPHA_GRID,
+    HEADINGS,
+    METRICS,
+    alpha_from,
+    alphas_from,
+    check_metrics,
+    metrics_named,
+    msi,
+)
+from sufficit.metrics.leakage import Leak, LeakMeter, check_classes, checked
+from sufficit.metrics.localization import checked_truth
+from sufficit.metrics.metric import AnyMetric, Schedule
+from sufficit.metrics.pooled import RankShares
+from sufficit.metrics.scores import AlphaSearch, Scores, worst_of
+from sufficit.perturbation.bands import grid
+from sufficit.perturbation.fills import check_fill
+from sufficit.perturbation.masked_model import MaskedModel, said_of_whole
+from sufficit.perturbation.predict import check_batch_size
+from sufficit.perturbation.predictions import NO_CLASS, Predictions, ScoreKind
+from sufficit.probes.band import BandProbe
+from sufficit.probes.probe import CALLS, Probe
+from sufficit.probes.standard import (
+    MSI,
+    AskedModel,
+    Derived,
+    Scoring,
+    asked_models,
+    check_column_names,
+    check_twin,
+    column_probes,
+    derived_columns,
+    groups_of,
+    held_out_probe,
+    stacked,
+    word_of,
+)
+from sufficit.progress import Progress, counting_bar
+
+Fill = str | Tensor
+ONE = "heatmaps"  # the only source
+
+
+def evaluate(
+    classifier: Classifier,
+    images: Tensor,
+    heatmaps: Tensor,
+    targets: Tensor | None = None,
+    *,
+    alpha_min: float | Literal["search"] = 0.5,
+    score: ScoreKind | Callable[[Any], Tensor] = "accuracy",
+    fill: Fill = "black",
+    value_step: float = 0.01,
+    percent_step: float = 0.02,
+    batch_size: int | None = None,
+    columns: Sequence[str] | None = None,
+    metrics: Mapping[str, AnyMetric] | None = None,
+    alphas: Sequence[float] = ALPHA_GRID,
+    held_out_fill: Fill | None = None,
+    leak_donors: int = 0,
+    seed: int = 0,
+    progress: bool | Progress | None = None,
+    calls: int | Literal["exact"] = "exact",
+    names: Sequence[str] | None = None,
+    fills: Sequence[Fill] | None = None,
+    twin: Classifier | None = None,
+    truth: Tensor | None = None,
+) -> Scores:
+    """Score heatmaps of images, both in 0..1: [N,C,H,W], [N,H,W] -> one value per image and column.
+
+    - `classifier`: the model that is asked; it is left as it was.
+    - `images`: floats in 0..1, [N,C,H,W]; `heatmaps`: floats in 0..1, [N,H,W].
+    - `targets`: the class of each image, [N]. Without them, the model's own predictions.
+    - `alpha_min`: pixels at or above it are marked. "search" tries `alphas` and takes the one with
+      the highest mean MSI.
+    - `score`: what a masked image scores: "accuracy", "confidence", or a function from what the
+      model returns to one number per image, of which masked images score their share.
+    - `fill`: what hidden pixels become: black, mean, blur, noise, road, drop, or a tensor.
+    - `value_step`, `percent_step`: steps of the curves.
+    - `batch_size`: masked images per forward pass; chosen for the device if left out.
+    - `columns`: names of columns, "paper" (the default) or "all".
+    - `metrics`: your own columns, {name: Metric}.
+    - `held_out_fill`: score MSI with this fill as well: `msi_held_out`.
+    - `leak_donors`: measure the leak over so many images of other classes per image.
+    - `seed`: of everything that is drawn.
+    - `progress`: a bar; by default when the work takes long in a terminal. Or a function of
+      (done, total).
+    - `calls`: masks per image and fill, drawn by the seed and the image's name; means stay
+      unbiased, the value of an image is an estimate. "exact" asks all of them.
+    - `names`: of the images; their numbers by default.
+    - `fills`: in place of `fill`: score every column with each: `msi` with the first, `msi_blur`
+      with the second, `msi_mean` and `msi_worst` over all.
+    - `twin`: a classifier of the same classes that is asked the same masks: `msi_twin`.
+    - `truth`: masks [N,H,W] above 0 on the object; adds pointing game, IoU and others.
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+    >>> _ = nn.init.zeros_(model[2].bias), nn.init.eye_(model[2].weight)
+    >>> images = torch.zeros(1, 3, 4, 4)
+    >>> images[:, 1, 0, 0] = 1                              # the one pixel that makes it class 1
+    >>> scores = evaluate(Classifier(model), images, images[:, 1])
+    >>> scores.msi, scores.calls
+    (tensor([0.9275], dtype=torch.float64), tensor([32]))
+    """
+    check_classifier(classifier)
+    if callable(score):
+        classifier = classifier.with_score(score)
+        score = "confidence"
+    goals = checked(images, heatmaps, targets)
+    if classifier.score is not None and (goals is not None or leak_donors or twin is not None):
+        raise UserError(
+            "a score of your own has no classes: leave out targets, leak_donors and twin"
+        )
+    own = check_metrics(metrics)
+    most = calls_from(calls)
+    wanted = metrics_named(columns, own, truth=truth is not None, sampled=most is not None)
+    where = checked_truth(truth, heatmaps)
+    check_names(names, len(images))
+    check_batch_size(batch_size)
+    tried = [alpha_min] if alpha_min != "search" else alphas_from(alphas)
+    schedules = schedules_for(tried, score, value_step, percent_step)
+    if alpha_min == "search" and MSI not in wanted:
+        raise UserError('alpha_min="search" maximises MSI: add "msi" to columns')
+    used = fills_from(fill, fills)
+    models = asked_models(classifier, used, twin=twin, batch_size=batch_size)
+    if twin is not None:
+        check_twin(classifier, twin)
+    held_out = _held_out(classifier, held_out_fill, used, batch_size, measured=MSI in wanted)
+    for asked in [one.asked for one in models] + [one for one in (held_out,) if one is not None]:
+        check_fill(asked.fill, images)
+    meter = LeakMeter(models[0].asked, 0.0, leak_donors, seed)
+    if leak_donors:  # raise now what the leak would raise after the scoring
+        meter.check(images)
+        if goals is not None:
+            check_classes(goals, goals)
+
+    scoring = Scoring(wanted, schedules[0], most, seed)
+    probes, derived = _probes(scoring, models, held_out, held_out_fill)
+    check_column_names(probes, derived)
+    search = _searching(scoring, models[0], schedules) if alpha_min == "search" else None
+    total = sum(probe.calls + probe.calls_once for probe in probes)
+    total += meter.calls if leak_donors else 0
+    total += search.calls if search is not None else 0
+    with counting_bar("scoring", total * len(images), progress):
+        batch = batch_of(classifier, images, goals, names=names, truth=where)
+        found = None
+        if search is not None:
+            said = search.answers(batch, {ONE: heatmaps})
+            found = search_of(said, schedules)
+            scoring = replace(scoring, schedule=replace(schedules[0], alpha_min=found.best))
+            probes, derived = _probes(scoring, models, held_out, held_out_fill)
+        scores = _scored(scoring, probes, derived, models, batch, heatmaps)
+        _warn_of_nan(scores, own_score=classifier.score is not None)
+        if found is not None:
+            scores = replace(scores, search=found, calls=scores.calls + said.calls)
+        if not leak_donors:
+            return scores
+        if goals is None and len(scores.targets.unique()) == 1:
+            warn_user("no leak: the model's predictions are all of one class")
+            return scores
+        meter = replace(meter, alpha_min=scores.alpha_min)
+        return with_leak(scores, meter.leak(images, heatmaps, scores.targets))
+
+
+def batch_of(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor | None,
+    *,
+    names: Sequence[str] | None = None,
+    numbers: Sequence[int] | None = None,
+    truth: Tensor | None = None,
+) -> Batch:
+    """Return images as a batch, with what the classifier says of the whole images."""
+    whole = said_of_whole(classifier, images, targets)
+    places = range(len(images)) if numbers is None else numbers
+    return Batch(
+        images=images,
+        targets=whole.targets,
+        names=tuple(names or map(str, places)),
+        numbers=tuple(places),
+        truth=truth,
+        known={("whole", classifier): whole},
+    )
+
+
+def schedules_for(
+    alphas: Sequence[object], score: str, value_step: float, percent_step: float
+) -> list[Schedule]:
+    """Return a schedule for each alpha_min, or raise for a bad value, score or step."""
+    if score not in ("accuracy", "confidence"):
+        raise unknown("score", str(score), ("accuracy", "confidence"))
+    for step in (value_step, percent_step):
+        grid(step)  # raises for a bad step
+    kind: ScoreKind = "accuracy" if score == "accuracy" else "confidence"
+    words = 'a number in 0..1 or "search"'
+    return [Schedule(alpha_from(alpha, words), kind, value_step, percent_step) for alpha in alphas]
+
+
+def calls_from(calls: object) -> int | None:
+    """Return the most masks per image, None for all; raise for anything else."""
+    if calls == "exact":
+        return None
+    if type(calls) is not int:
+        raise UserError(
+            f'calls must be a whole number or "exact", got {calls!r}: such as 26 masks per image'
+        )
+    return calls
+
+
+def fills_from(fill: Fill, fills: Sequence[Fill] | None) -> list[Fill]:
+    """Return the fills that are given one way or the other, or raise if both ways differ."""
+    if fills is None:
+        return [fill]
+    if isinstance(fills, str | Tensor):
+        raise UserError(f"fills must be a list, got {type(fills).__name__}: one fill is fill=")
+    if fills and isinstance(fill, str) and fill not in ("black", *fills[:1]):
+        raise UserError(f"fill is {fill!r} and fills start with {fills[0]!r}: give one of the two")
+    return [*fills]
+
+
+def check_names(names: Sequence[str] | None, n: int) -> None:
+    """Raise unless there is one name per image, or none at all."""
+    if names is not None and (isinstance(names, str) or len(names) != n):
+        came = repr(names) if isinstance(names, str) else len(names)
+        raise UserError(f"names must hold one name per image, {n} in all, got {came}: list them")
+
+
+def search_of(answers: Predictions, schedules: Sequence[Schedule]) -> AlphaSearch:
+    """Return MSI at every alpha_min tried."""
+    values = answers.by_piece(
+        lambda some: {MSI: torch.stack([msi(some, schedule) for schedule in schedules], dim=1)}
+    )
+    return AlphaSearch(tuple(schedule.alpha_min for schedule in schedules), values[MSI])
+
+
+def with_leak(scores: Scores, leaked: Leak) -> Scores:
+    """Return scores with the columns of the leak added."""
+    return replace(
+        scores,
+        columns={**scores.columns, **leaked.columns},
+        headings={**scores.headings, **{name: HEADINGS[name] for name in leaked.columns}},
+        calls=scores.calls + leaked.calls,
+        leaked=leaked,
+    )
+
+
+def _held_out(
+    classifier: Classifier,
+    held_out: Fill | None,
+    fills: Sequence[Fill],
+    batch_size: int | None,
+    *,
+    measured: bool,
+) -> MaskedModel | None:
+    """Return the model with the held-out fill, or raise where it makes no sense."""
+    if held_out is None:
+        return None
+    if not measured:
+        raise UserError('held_out_fill scores MSI a second time: add "msi" to columns')
+    if isinstance(held_out, str) and held_out in [f for f in fills if isinstance(f, str)]:
+        raise UserError(f"fill and held_out_fill are both {held_out!r}: hold another fill out")
+    return MaskedModel(classifier, held_out, batch_size)
+
+
+def _probes(
+    scoring: Scoring,
+    models: Sequence[AskedModel],
+    held_out: MaskedModel | None,
+    fill: Fill | None,
+) -> tuple[list[Probe], list[Derived]]:
+    """Return the probes of all columns, and the columns derived from theirs."""
+    probes = column_probes(scoring, models, curves=False, keeps=False)
+    if held_out is not None:
+        probes.append(held_out_probe(scoring, held_out, word_of(fill or ""), few=False))
+    measured = MSI in scoring.metrics
+    derived = derived_columns(models, held_out=held_out is not None) if measured else []
+    return probes, derived
+
+
+def _searching(scoring: Scoring, first: AskedModel, schedules: Sequence[Schedule]) -> BandProbe:
+    """Return the probe of MSI at every alpha_min that is tried."""
+    heading = Heading("MSI", "MSI over alpha_min")
+    column = Column("msi_alpha", METRICS[MSI], tuple(schedules), heading)  # type: ignore[arg-type]
+    return BandProbe(first.asked, (column,), most=scoring.calls, seed=scoring.seed)
+
+
+def _scored(
+    scoring: Scoring,
+    probes: Sequence[Probe],
+    derived: Sequence[Derived],
+    models: Sequence[AskedModel],
+    batch: Batch,
+    heatmaps: Tensor,
+) -> Scores:
+    """Put heatmaps to every probe; join what they find."""
+    found: dict[str, Tensor] = {}
+    calls = torch.zeros(len(batch), dtype=torch.long)
+    answers: list[Predictions] = []
+    for probe in probes:
+        if isinstance(probe, BandProbe):
+            said = probe.answers(batch, {ONE: heatmaps})
+            answers.append(said)
+            found |= said.by_piece(probe.values)
+            calls += said.calls + probe.counts_whole
+            continue
+        for name, values in probe(batch, {ONE: heatmaps})[ONE].items():
+            if name.startswith(CALLS):
+                calls += values.long()
+            else:
+                found[name] = values
+    first = answers[0] if answers else models[0].asked.ask(batch, heatmaps, [])
+    columns = _settled(found, batch.names, scoring.seed)
+    for one in derived:
+        columns[one.name] = one.compute(stacked(columns, one.of))
+    headings = {name: one for probe in probes for name, one in probe.headings.items()}
+    headings |= {one.name: one.heading for one in derived}
+    scores = Scores(first, {}, headings, scoring.schedule, calls)
+    order = dict.fromkeys([*scoring.metrics, *headings])
+    ordered = {name: columns[name] for name in order if name in columns}
+    scores = replace(scores, columns=ordered)
+    means = scores.mean()
+    worst = groups_of(models) if MSI in scoring.metrics else {}
+    for end, some in worst.items():
+        name = f"msi_worst{end}"
+        scores.columns[name] = columns[worst_of(some, means)]
+        headings[name] = HEADINGS[name]
+    return scores
+
+
+def _settled(columns: Mapping[str, Tensor], names: Sequence[str], seed: int) -> dict[str, Tensor]:
+    """Return the columns; those that have candidates as the images together choose them."""
+    values = {name: one.numpy() for name, one in columns.items()}
+    shares = RankShares(seed)
+    shares.add(names, values)
+    ranked = {n: torch.from_numpy(v) for n, v in shares.settle(names, values).items()}
+    return {n: one for n, one in columns.items() if CANDIDATE not in n} | ranked
+
+
+def _warn_of_nan(scores: Scores, *, own_score: bool) -> None:
+    """Warn, once, of predictions that are NaN."""
+    named = scores.answers.named
+    broken = named == NO_CLASS
+    n = int(broken.sum())
+    if not n:
+        return
+    gave = "the model gave NaN"
+    check = "its weights, its precision, and what it returns for an image that is all fill"
+    if own_score:
+        gave = "your score gave no share of the whole image"
+        check = "that it is finite, and not 0 for whole images"
+    images = f"{int(broken.any(1).sum())} of {len(broken)} images"
+    warn_user(
+        f"{gave} for {n} of {broken.numel()} predictions, in {images}. Their columns are NaN"
+        f" and left out of means (nan_counts counts them): check {check}",
+        RuntimeWarning,
+    )

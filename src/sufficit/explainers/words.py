@@ -1,0 +1,124 @@
+"""Heatmap sources by word: a method's name, an adapter, a Python function, a heatmap file."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+
+from torch import Tensor
+
+from sufficit.classifier.classifier import Classifier
+from sufficit.classifier.source_code import python_function, run_user_code
+from sufficit.errors import UserError, unknown
+from sufficit.explainers.explainer import of_library, split_word
+from sufficit.explainers.explanation import Method, OwnMethod
+from sufficit.explainers.lax import OURS, Lax, name_of
+from sufficit.explainers.registry import EXPLAINERS, explainer_named
+from sufficit.files import place, safe_name
+
+FILE_SUFFIXES = (".npz", ".safetensors")
+
+
+@dataclass(frozen=True)
+class HeatmapFileSource:
+    """A file of heatmaps that were drawn elsewhere."""
+
+    path: Path
+
+
+Named = Method | HeatmapFileSource
+"""What a word may name."""
+
+
+def sources_from(words: str | Iterable[str]) -> dict[str, Named]:
+    """Heatmap sources by name, from words or from one text with commas between them.
+
+    A word is the name of a method, with options as in `finer-cam:nearest=5`; the folder of a LAX
+    adapter, or `sufficit:digits`; `python:FILE.py:FUNCTION`, a function (classifier, images,
+    targets) -> [N,H,W]; or a heatmap file. Each has its own name, and `NAME=WORD` gives it another.
+
+    >>> sources_from("gradcam, old=maps/gradcam.npz")
+    {'gradcam': 'gradcam', 'old': HeatmapFileSource(path=PosixPath('maps/gradcam.npz'))}
+    """
+    listed = words.split(",") if isinstance(words, str) else words
+    given: dict[str, str] = {}
+    found: dict[str, Named] = {}
+    for word in filter(None, map(str.strip, listed)):
+        if word in given.values():
+            raise UserError(f"the method {word} is given twice: leave one out")
+        name, source = source_from(word)
+        if name in found:
+            wrong = f"two methods are called {name} ({given[name]}, {word})"
+            bare = word.removeprefix(f"{name}=")
+            raise UserError(f"{wrong}: write NAME={bare} to give one of them another name")
+        given[name], found[name] = word, source
+    return found
+
+
+def methods_from(words: str | Iterable[str]) -> dict[str, Method]:
+    """The same for commands that draw heatmaps, which take no heatmap file.
+
+    >>> methods_from("gradcam, layercam")
+    {'gradcam': 'gradcam', 'layercam': 'layercam'}
+    """
+    found: dict[str, Method] = {}
+    for name, source in sources_from(words).items():
+        if isinstance(source, HeatmapFileSource):
+            wrong = f"{source.path} holds finished heatmaps, where a method that draws them must be"
+            raise UserError(f"{wrong}: score the file with sufficit evaluate or sufficit compare")
+        found[name] = source
+    return found
+
+
+def source_from(word: str) -> tuple[str, Named]:
+    """The name and the heatmap source of one word."""
+    name, equals, rest = word.partition("=")
+    if not equals or any(sign in name for sign in ("/", "\\", ":")) or place(word).exists():
+        name, rest = "", word  # the sign is part of a path
+    if not rest.strip():
+        raise UserError(f"{word} names no source: write NAME=SOURCE, such as mine=gradcam")
+    usual, source = _unnamed(rest)
+    chosen = safe_name(name if rest != word else usual)
+    if chosen in EXPLAINERS and source != chosen:
+        remedy = f"write NAME={rest} to give {rest} its own"
+        raise UserError(f"{chosen!r} is the name of another method: {remedy}")
+    return chosen, source
+
+
+def _unnamed(word: str) -> tuple[str, Named]:
+    if split_word(word)[0] in EXPLAINERS or of_library(word):
+        explainer_named(word)  # raises for unknown options
+        return re.sub(r"[:/\\]+", "-", word), word
+    if word.startswith("python:"):
+        return word.rpartition(":")[2], _python_method(word.removeprefix("python:"))
+    path = place(word)
+    if path.is_dir() or word.startswith(OURS):
+        return name_of(word), Lax.from_pretrained(word)
+    if path.suffix in FILE_SUFFIXES:
+        return path.stem, HeatmapFileSource(path)
+    if word == "lax":
+        raise UserError(
+            "lax is trained for each model: give the folder of its adapter, --methods PATH. Make"
+            " one with sufficit train-lax; sufficit:digits ships for the model of that name"
+        )
+    if path.suffix == ".npy" or path.is_file():
+        wrong = f"heatmaps must be a .npz or .safetensors file, got {path.name}"
+        raise UserError(f"{wrong}: save one array [h,w] per image, keyed by the image's name")
+    if "/" in word:
+        raise UserError(f"no LAX adapter or heatmap file at {word}: check the path")
+    places = ["the folder of a LAX adapter", "python:FILE.py:FUNCTION", "a heatmap file"]
+    places += ["captum:NAME", "zennit:NAME"]
+    raise unknown("method", word, [*places, *EXPLAINERS])
+
+
+def _python_method(name: str) -> OwnMethod:
+    """The user's function as a method whose errors name the function and the line."""
+    function = python_function(name)
+
+    @wraps(function)
+    def draw(classifier: Classifier, images: Tensor, targets: Tensor) -> Tensor:
+        heatmaps: Tensor = run_user_code(name, lambda: function(classifier, images, targets))
+        return heatmaps
+
+    return draw

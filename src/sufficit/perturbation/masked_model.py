@@ -1,0 +1,130 @@
+"""A model, and what it sees in place of hidden pixels: the only way to ask about masked images."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sufficit.classifier.acceleration import FastCopy
+from sufficit.classifier.classifier import Classifier
+from sufficit.data.batch import Batch
+from sufficit.perturbation.bands import EVERYTHING, Band
+from sufficit.perturbation.fills import rows_of
+from sufficit.perturbation.predict import predict, predict_views, usual_batch
+from sufficit.perturbation.predictions import NO_CLASS, Predictions, Score, ViewPredictions
+from sufficit.perturbation.sampling import Sampling
+
+Fill = str | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedModel:
+    """A classifier with one fill for hidden pixels."""
+
+    model: Classifier
+    fill: Fill = "black"
+    batch_size: int | None = None
+    faster: FastCopy | None = None  # of the model, for masked images
+
+    def runner(self, images: Tensor) -> Classifier:
+        """What masked images are sent to: the model, or its faster copy."""
+        if self.faster is None:
+            return self.model
+        shape = tuple(images.shape[1:])
+        return self.faster.of(shape, usual_batch(self.model, shape))
+
+    def ask(
+        self,
+        batch: Batch,
+        heatmaps: Tensor,
+        bands: Sequence[Band],
+        *,
+        sizes: Sequence[Band] = (),
+        drawing: Sampling | None = None,
+        seed: int = 0,
+    ) -> Predictions:
+        """Answers for bands of heatmaps of M sources, one after the other: [MN,H,W] -> [MN,1+B].
+
+        The whole image comes first and is taken from the batch. `sizes` are bands of which only the
+        size is wanted. With `drawing` each image is asked some of the bands, drawn by seed and
+        name: the same ones for every model, fill and source.
+        """
+        whole = whole_images(self.model, batch)
+        drawn = None if drawing is None else drawing.draw(batch.names, seed)
+        found = predict(
+            self.runner(batch.images),
+            batch.images,
+            heatmaps,
+            batch.targets,
+            bands,
+            weigh=sizes,
+            fill=self.fill,
+            batch_size=self.batch_size,
+            drawn=drawn,
+            whole=whole,
+        )
+        sources = len(heatmaps) // len(batch)
+        answers = replace(
+            found,
+            bands=(EVERYTHING, *bands),
+            named=torch.cat([whole.named.repeat(sources, 1), found.named], dim=1),
+            confidences=torch.cat([whole.confidences.repeat(sources, 1), found.confidences], dim=1),
+        )
+        if drawing is None or found.drawn is None:
+            return answers
+        # The whole image is band 0 now, so the numbers of the others move by one.
+        numbers = F.pad(found.drawn + 1, (1, 0))
+        return replace(answers, drawn=numbers, counts=F.pad(drawing.counts, (1, 0), value=1.0))
+
+    def views(
+        self,
+        images: Tensor,
+        masks: Tensor,
+        views: tuple[Tensor, Tensor],
+        *,
+        targets: Tensor | None = None,
+        score: Score | None = None,
+        whole: Tensor | None = None,
+    ) -> ViewPredictions:
+        """Answers for any of the images through any of the masks: [N,C,H,W], [M,H,W] -> [T].
+
+        `views` are the numbers of image and mask of each view, each [T]; targets are [T] too.
+        `score` takes the place of the confidence. `whole` are the `whole_values` of the images,
+        where they are known: [N].
+        """
+        return predict_views(
+            self.runner(images),
+            images,
+            masks,
+            views,
+            targets=targets,
+            fill=self.fill,
+            batch_size=self.batch_size,
+            score=score,
+            whole=whole,
+        )
+
+    def over(self, images: Sequence[int]) -> "MaskedModel":
+        """The same for some of the images, where each image has a fill of its own."""
+        return replace(self, fill=rows_of(self.fill, list(images)))
+
+
+def whole_images(model: Classifier, batch: Batch) -> Predictions:
+    """What a model says of the whole images, asked once however many probes there are."""
+    return batch.remember(
+        ("whole", model), lambda: said_of_whole(model, batch.images, batch.targets)
+    )
+
+
+def said_of_whole(model: Classifier, images: Tensor, targets: Tensor | None) -> Predictions:
+    """Class and confidence of whole images: [N,1]. Without targets, predictions are the targets."""
+    no_maps = torch.zeros(len(images), *images.shape[2:])
+    return predict(model, images, no_maps, targets, [EVERYTHING])
+
+
+def finite(answers: Predictions) -> list[bool]:
+    """Whether the model gave numbers for each whole image."""
+    found: list[bool] = (answers.classes_of([EVERYTHING])[:, 0] != NO_CLASS).tolist()
+    return found

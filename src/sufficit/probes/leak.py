@@ -1,0 +1,75 @@
+"""Lay masks over images of other classes: does their shape alone reveal the class?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from sufficit.data.batch import Batch
+from sufficit.metrics.column import Heading
+from sufficit.metrics.columns import HEADINGS
+from sufficit.metrics.leakage import TENSORS, LeakMeter, Pool
+from sufficit.perturbation.masked_model import MaskedModel
+from sufficit.probes.probe import CALLS, ProbeBase, SourceRows, by_source
+
+COLUMNS = tuple(f"leak_{name}".replace("_donors", "") for name in TENSORS if name != "calls")
+RATIO = "leak_ratio"
+
+
+@dataclass(frozen=True)
+class Donors:
+    """The images that donors are drawn from, and the heatmaps of every source for them."""
+
+    batch: Batch
+    maps: Mapping[str, Tensor]  # each [P,H,W]
+
+
+@dataclass(frozen=True)
+class LeakProbe(ProbeBase):
+    """The leak of each mask. The images it `holds` are read and explained before all others."""
+
+    asked: MaskedModel
+    alpha_min: float
+    donors: int
+    seed: int = 0
+    holds: frozenset[int] = frozenset()  # the numbers of the images that donors are drawn from
+    held: Donors | None = None  # those images, once they are drawn
+    key: str = "leak"
+
+    @property
+    def headings(self) -> Mapping[str, Heading]:  # type: ignore[override]  # computed here
+        """The columns of the leak."""
+        return {name: HEADINGS[name] for name in COLUMNS}
+
+    @property
+    def ratios(self) -> Mapping[str, tuple[str, str]]:  # type: ignore[override]
+        """The leak over its chance level."""
+        return {RATIO: ("leak", "leak_chance")}
+
+    @property
+    def calls(self) -> int:  # type: ignore[override]
+        """Forward passes per image and source, at most."""
+        return LeakMeter(self.asked, self.alpha_min, self.donors, self.seed).calls
+
+    @cached_property
+    def _meter(self) -> LeakMeter | None:
+        """The meter with its pool; None if there are no donors of another class."""
+        if self.held is None or len(self.held.batch.targets.unique()) < 2:
+            return None
+        heatmaps = torch.cat([*self.held.maps.values()])
+        pool = Pool(self.held.batch.images, heatmaps, self.held.batch.targets)
+        meter = LeakMeter(self.asked, self.alpha_min, self.donors, self.seed, pool=pool)
+        meter.check(pool.images)
+        return meter
+
+    def __call__(self, batch: Batch, maps: Mapping[str, Tensor]) -> SourceRows:
+        """Measure the leak; nothing where it cannot be measured."""
+        if self._meter is None:
+            return {}
+        # The pool has the maps of the same sources, in the same order.
+        assert self.held is not None
+        ordered = {name: maps[name] for name in self.held.maps}
+        found = self._meter.measure(torch.cat([*ordered.values()]), batch.targets, batch.numbers)
+        return by_source(found.columns | {CALLS + self.key: found.calls.double()}, ordered)

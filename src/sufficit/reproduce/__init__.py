@@ -1,1 +1,0 @@
-"""What `reproduce.py` is made of: the tables, what is asked, stages, files, words."""

@@ -1,0 +1,644 @@
+"""The end of a run: rows are added up, pooled columns are chosen, tables and record are written.
+
+Two passes over the units: sums choose the pooled columns, then everything is written. Memory grows
+by 8 bytes per image.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from sufficit.classifier.fingerprint import fingerprint
+from sufficit.data.loader import check_any
+from sufficit.files import writing
+from sufficit.metrics.column import CANDIDATE, Heading, candidates_of
+from sufficit.metrics.columns import HEADINGS
+from sufficit.metrics.leakage import leak_warning
+from sufficit.metrics.localization import LOCALIZATION
+from sufficit.metrics.pooled import RANK_STEM, RankShares
+from sufficit.metrics.scores import worst_of
+from sufficit.outside import as_csv
+from sufficit.probes.probe import CALLS
+from sufficit.probes.probe import RIGHT as RIGHT_UNDER
+from sufficit.probes.standard import groups_of
+from sufficit.provenance import plain, save_json
+from sufficit.report.content import Choice
+from sufficit.runs.config import write_toml
+from sufficit.runs.job import Job
+from sufficit.runs.probes_of import ALPHA_CURVE, models_of
+from sufficit.runs.reader import BAD_TRUTH
+from sufficit.runs.record import Record, SearchRecord, TruthRecord
+from sufficit.runs.results import RunResults
+from sufficit.runs.rows import SourceWriter, csv_writer
+from sufficit.runs.shown import write_shown
+from sufficit.runs.store import Store
+from sufficit.runs.unit_rows import EMPTY, RIGHT, SKIPPED, Rows
+from sufficit.similarity import RankedCondition, correlations
+from sufficit.sources import STRETCHED
+from sufficit.statistics import Estimate, estimates_of, ratio_of, standing_of
+from sufficit.sums import Floats, Sums, both, few_images, with_pairs
+
+TOGETHER = 4096  # images that are added up at a time, at least, where there are so many
+NAMED = 1000  # noted images, at most, that run.json names
+OWN_BEST = "msi_own_best"  # MSI of a source at the alpha_min that is best for it alone
+FACTS = (RIGHT, "calls")  # columns that are no scores
+Table = dict[str, dict[str, Floats]]  # source -> column -> [n]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows of several units, joined."""
+
+    units: Sequence[int]
+    names: Sequence[str]
+    numbers: Sequence[int]
+    targets: np.ndarray[Any, Any]
+    table: Table
+    rows: Sequence[Rows]
+
+
+def groups(store: Store, units: range, *, answers: bool = False) -> Iterator[Group]:
+    """The rows of all units, some thousand images at a time; units without images are left out."""
+    waiting: list[Rows] = []
+    for unit in units:
+        rows = store.read(unit, answers=answers)
+        waiting.append(rows)
+        if sum(map(len, waiting)) >= TOGETHER:
+            yield _joined(waiting)
+            waiting = []
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(parts: Sequence[Rows]) -> Group:
+    some = [rows for rows in parts if len(rows)]
+    columns = {(s, n): None for rows in some for s, own in rows.values.items() for n in own}
+    table: Table = {}
+    for source, name in columns:
+        # A probe of some images may have looked at none of a unit.
+        found = [
+            own[name].numpy() if name in (own := rows.values.get(source, {})) else _nan(len(rows))
+            for rows in some
+        ]
+        table.setdefault(source, {})[name] = np.concatenate(found)
+    return Group(
+        units=[rows.unit for rows in some for _ in rows.names],
+        names=[name for rows in some for name in rows.names],
+        numbers=[number for rows in some for number in rows.numbers],
+        targets=np.concatenate([np.zeros(0, np.int64), *(rows.targets.numpy() for rows in some)]),
+        table=table,
+        rows=parts,
+    )
+
+
+def _nan(n: int) -> Floats:
+    return np.full(n, np.nan)
+
+
+# Choices that need all images
+
+
+@dataclass(frozen=True)
+class Search:
+    """MSI at every alpha_min that was tried, on a sample of the images."""
+
+    alphas: tuple[float, ...]
+    means: Mapping[str, tuple[float, ...]]  # by source
+    own: Mapping[str, Estimate]  # MSI of a source where it is best for it alone
+    ranked: Sequence[str]
+    images: int
+
+    @property
+    def best(self) -> float:
+        """The value with the highest mean over the ranked sources, the smaller of two."""
+        means = np.mean([self.means[name] for name in self.ranked], axis=0)
+        return self.alphas[int(np.nan_to_num(means, nan=-np.inf).argmax())]
+
+    def own_best(self, source: str) -> float:
+        """The value that is best for a source alone."""
+        means = np.nan_to_num(np.array(self.means[source]), nan=-np.inf)
+        return self.alphas[int(means.argmax())]
+
+
+def search_in(job: Job, store: Store, units: range, stem: str) -> Search:
+    """What a first run found of the candidates of a column."""
+    sums: dict[str, Sums] = {}
+    names: dict[str, float] = {}
+    images = 0
+    for group in groups(store, units):
+        images += len(group.names)
+        for source, columns in group.table.items():
+            names = names or candidates_of(stem, columns)
+            own = sums.setdefault(source, Sums([*names], seed=job.config.seed))
+            own.add(group.numbers, {name: columns[name] for name in names})
+    means = {source: tuple(own.means().tolist()) for source, own in sums.items()}
+    found = Search(tuple(names.values()), means, {}, job.ranked, images)
+    limits = HEADINGS["msi"].limits
+    best = {}
+    for source, own in sums.items():
+        column = next(n for n, alpha in names.items() if alpha == found.own_best(source))
+        best[source] = estimates_of(own, {column: True}, limits=lambda _: limits)[column]
+    return replace(found, own=best)
+
+
+def is_precise(job: Job, store: Store, units: int) -> bool:
+    """Whether the intervals of all ranked sources' MSI are as narrow as `within` asks."""
+    sums = {name: Sums(["msi"], seed=job.config.seed) for name in job.ranked}
+    for group in groups(store, range(units)):
+        for name, own in sums.items():
+            own.add(group.numbers, {"msi": group.table[name]["msi"]})
+    known = [estimates_of(own, {"msi": True}, job.chance)["msi"] for own in sums.values()]
+    return half_width(known) <= (job.config.within or 0)
+
+
+def half_width(found: Sequence[Estimate]) -> float:
+    """Half the width of the widest interval; NaN where one is unknown."""
+    return float(np.max([(one.high - one.low) / 2 for one in found]))
+
+
+# What is added up
+
+
+class First(dict[str, str]):
+    """The first NAMED images of a kind with the reason of each, and the number of all."""
+
+    n = 0
+
+    def add(self, found: Mapping[str, str]) -> None:
+        """Count images, and keep some."""
+        self.n += len(found)
+        self |= dict(islice(found.items(), NAMED - len(self)))
+
+
+@dataclass
+class SourceSums:
+    """The sums of one source."""
+
+    columns: Sums
+    ratios: dict[tuple[str, str], Sums]  # of two columns
+    writer: SourceWriter
+    calls: float = 0.0
+    empty: int = 0
+
+
+@dataclass
+class Totals:
+    """What all units say, added up."""
+
+    sources: dict[str, SourceSums] = field(default_factory=dict)
+    conditions: dict[str, Sums] = field(default_factory=dict)  # of each ranked column, with pairs
+    condition_calls: dict[str, float] = field(default_factory=dict)
+    right: dict[str, tuple[float, int]] = field(default_factory=dict)  # hits on whole images
+    candidates: dict[str, Sums] = field(default_factory=dict)  # by source
+    notes: dict[str, First] = field(default_factory=dict)
+    shapes: set[tuple[int, ...]] = field(default_factory=set)  # no more than two
+    remark: str = ""
+    choice: Choice = field(default_factory=Choice)
+    numbers: list[int] = field(default_factory=list)
+    units: list[int] = field(default_factory=list)  # of each row
+    skip: Callable[[Sequence[str]], None] | None = None  # writes a skipped image down
+
+    @property
+    def n(self) -> int:
+        """The number of images that were scored."""
+        return len(self.numbers)
+
+    def noted(self, kind: str) -> First:
+        """The images of a kind of note."""
+        return self.notes.setdefault(kind, First())
+
+
+def write_results(
+    job: Job, store: Store, units: range, search: Search | None, *, temporary: bool
+) -> RunResults:
+    """Add up the units; write rows, curves, summary and record. The units are deleted at the end."""
+    store.clear_earlier()
+    out = store.folder
+    shares = _rank_shares(job, store, units)
+    totals = _totals(job, store, units, shares)
+    headings = headings_of(job)
+    summaries = {name: _summary(job, own, headings, totals.numbers) for name, own in totals.sources.items()}
+    worst = _add_worst(job, summaries, headings)
+    if search is not None:
+        headings[OWN_BEST] = HEADINGS[OWN_BEST]
+        for name, own in search.own.items():
+            summaries[name][OWN_BEST] = own
+    ranked = _ranked(job, totals)
+    standing = ranked[0].standing if ranked else None
+    order = [*(standing.ranking if standing else job.ranked)]
+    order += [source.name for source in job.sources if source.name not in order]
+    write_toml(out / "RUN.toml", job.config)
+    shown: dict[str, str] = {}
+    if standing is not None and len(totals.shapes) == 1:
+        shown = write_shown(job, store, totals.choice, totals.numbers, totals.units)
+    summary: dict[str, Any] = plain({name: summaries[name] for name in order})
+    if standing is not None:
+        summary["standing"] = asdict(standing)
+        _write_pairs(job, store, ranked)
+    save_json(out / "summary.json", summary)
+    curves = {name: totals.sources[name].writer.mean_curves() for name in order}
+    save_json(out / "curves.json", curves)
+    record = _record(job, totals, headings, order, summaries)
+    record = replace(
+        record,
+        run=store.run,
+        shown=shown,
+        worst_fill=worst,
+        rank_shares={name: list(own.best) for name, own in shares.items() if own.shares},
+        conditions=ranked,
+        rank_correlations=correlations(ranked),
+        within=_within_outcome(job, totals.n, summaries),
+        search=None if search is None else _search_record(search),
+    )
+    known = record.as_json(job)
+    results = RunResults.read(out, known)
+    save_json(out / "run.json", known)
+    if temporary:
+        return replace(results, rows=results.rows.in_memory())
+    store.remove_units()
+    return results
+
+
+def headings_of(job: Job) -> dict[str, Heading]:
+    """The heading of every column of the table, the paper's columns first."""
+    found = {name: one for probe in job.probes for name, one in probe.headings.items()}
+    found |= {name: one for source in job.sources for name, one in source.headings.items()}
+    found |= {one.name: one.heading for one in job.derived}
+    order = dict.fromkeys([*job.scoring.metrics, *found])
+    return {name: found[name] for name in order if name in found}
+
+
+def _rank_shares(job: Job, store: Store, units: range) -> dict[str, RankShares]:
+    """The share of pixels at which each source is read by rank, chosen by all images."""
+    found = {source.name: RankShares(job.config.seed) for source in job.sources}
+    if RANK_STEM not in job.scoring.metrics:
+        return found
+    for group in groups(store, units):
+        for source, own in found.items():
+            own.add(group.names, group.table.get(source, {}))
+    return found
+
+
+def _totals(
+    job: Job, store: Store, units: range, shares: Mapping[str, RankShares]
+) -> Totals:
+    """Write the rows of every source, and add up all that the units hold."""
+    totals = Totals()
+    headings = headings_of(job)
+    exact = job.scoring.calls is None
+    with ExitStack() as closing:
+        for group in groups(store, units, answers=exact):
+            for rows in group.rows:
+                _add_notes(totals, rows, store, closing)
+            if not group.names:
+                continue
+            visible = {
+                source: _visible(columns, headings, shares[source], group)
+                for source, columns in group.table.items()
+            }
+            for source, columns in visible.items():
+                if source not in totals.sources:
+                    totals.sources[source] = _new_sums(job, store, source, columns, closing)
+                _add_source(totals.sources[source], group, source, columns)
+                _add_candidates(totals, job, source, group)
+            _add_conditions(totals, job, group, visible)
+            if "msi" in headings:
+                ranked = {name: visible[name]["msi"] for name in job.ranked}
+                totals.choice.add(group.numbers, ranked)
+            totals.numbers += group.numbers
+            totals.units += group.units
+        if not totals.n:  # whoever repairs the files starts again: nothing here is worth a resume
+            store.clear_units()
+        skipped = totals.noted(SKIPPED)
+        check_any(totals.n, skipped.n, skipped)
+        if job.config.save_heatmaps:
+            _save_heatmaps(job, store, units, totals)
+    return totals
+
+
+def _visible(
+    columns: Mapping[str, Floats],
+    headings: Mapping[str, Heading],
+    shares: RankShares,
+    group: Group,
+) -> dict[str, Floats]:
+    """The columns that tables show: facts first, then scores in the order of their headings."""
+    settled = shares.settle(group.names, columns) if shares.shares else {}
+    own = {name: values for name, values in columns.items() if CANDIDATE not in name} | settled
+    calls = sum(
+        (np.nan_to_num(values) for name, values in columns.items() if _is_counted(name)),
+        start=np.zeros(len(group.names)),
+    )
+    found = {RIGHT: own[RIGHT], "calls": calls}
+    return found | {name: own[name] for name in headings if name in own}
+
+
+def _is_counted(column: str) -> bool:
+    """Whether a column holds forward passes of a probe that sees every image."""
+    sampled = ("alpha-curve", "ceiling")
+    return column.startswith(CALLS) and column.removeprefix(CALLS) not in sampled
+
+
+def _new_sums(
+    job: Job, store: Store, source: str, columns: Mapping[str, Floats], closing: ExitStack
+) -> SourceSums:
+    seed = job.config.seed
+    writer = SourceWriter(
+        store.folder / source,
+        closing,
+        schedule=job.schedule,
+        asked=job.first_probe,
+        heatmaps=job.config.save_heatmaps,
+    )
+    ratios = {
+        parts: Sums(["own", "chance"], seed=seed)
+        for probe in job.probes
+        for parts in probe.ratios.values()
+        if {*parts} <= {*columns}
+    }
+    scored = [name for name in columns if name not in FACTS]
+    return SourceSums(Sums([*scored, *FACTS], seed=seed), ratios, writer)
+
+
+def _add_source(
+    sums: SourceSums, group: Group, source: str, columns: Mapping[str, Floats]
+) -> None:
+    whole = {name: columns.get(name, _nan(len(group.names))) for name in sums.columns.columns}
+    sums.columns.add(group.numbers, whole)
+    for (over, under), own in sums.ratios.items():
+        own.add(group.numbers, both(columns[over], columns[under]))
+    ordered = {name: whole[name] for name in [*FACTS, *whole]}
+    sums.writer.add(group.names, group.targets, ordered)
+    for rows in group.rows:
+        sums.writer.add_curves(rows, source)
+    calls = (v for n, v in group.table[source].items() if n.startswith(CALLS))
+    sums.calls += float(sum(np.nansum(values) for values in calls))
+    sums.empty += int(np.nansum(group.table[source][EMPTY]))
+
+
+def _add_candidates(totals: Totals, job: Job, source: str, group: Group) -> None:
+    """Add up the candidates that nothing chooses among, such as those of a curve over alpha_min."""
+    found = candidates_of(ALPHA_CURVE, group.table[source])
+    if not found:
+        return
+    own = totals.candidates.setdefault(source, Sums([*found], seed=job.config.seed))
+    own.add(group.numbers, {name: group.table[source][name] for name in own.columns})
+
+
+def _add_conditions(
+    totals: Totals, job: Job, group: Group, visible: Mapping[str, Mapping[str, Floats]]
+) -> None:
+    """Add up what ranks the sources under each condition."""
+    tested = (*job.ranked, *job.controls)
+    for probe in job.probes:
+        for condition in probe.conditions:
+            pairs = with_pairs({name: visible[name][condition.column] for name in tested})
+            seed = job.config.seed
+            sums = totals.conditions.setdefault(condition.key, Sums([*pairs], seed=seed))
+            sums.add(group.numbers, pairs)
+            calls = [own.get(CALLS + condition.key, np.zeros(1)) for own in group.table.values()]
+            before = totals.condition_calls.get(condition.key, 0.0)
+            totals.condition_calls[condition.key] = before + sum(map(np.nansum, calls))
+            first = group.table[job.sources[0].name]
+            hits = first.get(RIGHT_UNDER + condition.key, _nan(1))
+            total, count = totals.right.get(condition.key, (0.0, 0))
+            known = total + float(np.nansum(hits)), count + int((~np.isnan(hits)).sum())
+            totals.right[condition.key] = known
+
+
+def _add_notes(totals: Totals, rows: Rows, store: Store, closing: ExitStack) -> None:
+    """Add what a unit says besides its rows; skipped images are written down."""
+    for kind, found in rows.notes.items():
+        if kind == SKIPPED and found:
+            if totals.skip is None:
+                path = store.folder / "skipped.csv"
+                totals.skip = closing.enter_context(csv_writer(path, ["image", "reason"]))
+            for one in found.items():
+                totals.skip(one)
+        totals.noted(kind).add(found)
+    if rows.shape and len(totals.shapes) < 2:
+        totals.shapes |= {rows.shape}
+    totals.remark = totals.remark or rows.remark
+
+
+def _save_heatmaps(job: Job, store: Store, units: range, totals: Totals) -> None:
+    """Write the heatmaps of every source at the images' size."""
+    from sufficit.runs.shown import heatmaps_of
+
+    for unit in units:
+        if len(store.read(unit)):
+            kept = store.read_maps(unit)
+            for name, maps in heatmaps_of(kept, job.config.seed).items():
+                if name in totals.sources:
+                    totals.sources[name].writer.add_maps(kept.names, maps)
+
+
+# Means, ranks, record
+
+
+def _summary(
+    job: Job, own: SourceSums, headings: Mapping[str, Heading], numbers: Sequence[int]
+) -> dict[str, Estimate]:
+    """The mean and interval of every column of a source, and its ratios."""
+    names = [name for name in own.columns.columns if name not in FACTS]
+    directions = {name: headings[name].higher_is_better for name in names}
+    limits = {name: headings[name].limits for name in names}
+    found = estimates_of(own.columns, directions, job.chance, limits.__getitem__)
+    for probe in job.probes:
+        if probe.images is not None:  # others were not to have a value
+            outside = own.columns.n - len(probe.images & {*numbers})
+            for name in {*probe.headings} & {*found}:
+                lacking = max(0, found[name].n_nan - outside)
+                found[name] = replace(found[name], n_nan=lacking)
+    ratios = {parts: n for probe in job.probes for n, parts in probe.ratios.items()}
+    return found | {ratios[parts]: ratio_of(sums, job.chance) for parts, sums in own.ratios.items()}
+
+
+def _add_worst(
+    job: Job, summaries: Mapping[str, dict[str, Estimate]], headings: dict[str, Heading]
+) -> dict[str, dict[str, str]]:
+    """Add MSI with the worst fill to every source's summary; return the columns it is from."""
+    found: dict[str, dict[str, str]] = {}
+    for end, columns in groups_of(models_of(job)).items() if "msi" in headings else ():
+        headings[f"msi_worst{end}"] = HEADINGS[f"msi_worst{end}"]
+        for name, own in summaries.items():
+            lowest = worst_of(columns, {column: own[column].mean for column in columns})
+            own[f"msi_worst{end}"] = own[lowest]
+            found.setdefault(f"msi_worst{end}", {})[name] = lowest
+    return found
+
+
+def _ranked(job: Job, totals: Totals) -> list[RankedCondition]:
+    """How the sources rank under every condition, the first one first."""
+    found = []
+    for probe in job.probes:
+        for condition in probe.conditions:
+            hits, images = totals.right[condition.key]
+            sums = totals.conditions[condition.key]
+            standing = standing_of(
+                sums, job.ranked, condition.column, job.chance, job.controls
+            )
+            one = RankedCondition(
+                key=condition.key,
+                fill=condition.fill,
+                twin=condition.twin,
+                masks=condition.masks,
+                model_calls=int(totals.condition_calls[condition.key]),
+                clean_accuracy=hits / images if images else float("nan"),
+                standing=standing,
+            )
+            found.append(one)
+    return found
+
+
+def _write_pairs(job: Job, store: Store, ranked: Sequence[RankedCondition]) -> None:
+    """Write one row per condition and pair, with how its interval and p-value were made."""
+    import pandas
+
+    frames = [one.standing.frame().assign(**asdict(one.standing.chance)) for one in ranked]
+    for frame, one in zip(frames, ranked, strict=True):
+        frame.insert(0, "column", one.standing.column)
+    with writing(store.folder / "pairs.csv") as part:
+        part.write_text(as_csv(pandas.concat(frames)), encoding="utf-8")
+
+
+def _record(
+    job: Job,
+    totals: Totals,
+    headings: Mapping[str, Heading],
+    order: Sequence[str],
+    summaries: Mapping[str, Mapping[str, Estimate]],
+) -> Record:
+    """What run.json holds besides config and provenance."""
+    classifier = job.classifier
+    skipped, stretched = totals.noted(SKIPPED), totals.noted(STRETCHED)
+    leaks = {n: leak_warning(s) for n, s in summaries.items() if "leak_ratio" in s}
+    clean = totals.sources[order[0]].columns.means([RIGHT])[0]
+    ratios = {name: HEADINGS.get(name, Heading(name, name)) for one in job.probes for name in one.ratios}
+    return Record(
+        n=totals.n,
+        n_skipped=skipped.n,
+        targets=job.targets,
+        clean_accuracy=float(clean),
+        alpha_min=job.schedule.alpha_min,
+        methods=list(order),
+        columns={**headings, **ratios},
+        sources={source.name: source.facts() for source in job.sources},
+        controls=job.controls,
+        references=[s.name for s in job.sources if s.name not in (*job.ranked, *job.controls)],
+        model_calls=int(sum(own.calls for own in totals.sources.values())),
+        empty_heatmaps={n: own.empty for n, own in totals.sources.items() if own.empty},
+        n_stretched=stretched.n,
+        stretched_heatmaps=list(stretched),
+        truth=_truth(job, totals, summaries),
+        leak_ratio={n: s["leak_ratio"].mean for n, s in summaries.items() if "leak_ratio" in s},
+        leak_warnings={name: words for name, words in leaks.items() if words},
+        skipped=[{"name": name, "reason": why} for name, why in skipped.items()],
+        output=classifier.output,
+        output_remark=totals.remark,
+        preprocessing=classifier.view and asdict(classifier.view),
+        class_folders=dict(job.class_folders),
+        class_names=_class_names(job),
+        sampled=_sampled(job),
+        few_images=few_images(totals.n),
+        seed=job.config.seed,
+        chance=job.chance,
+        alpha_curve=_alpha_curve(job, totals),
+        twin=_twin(job, totals),
+    )
+
+
+def _alpha_curve(job: Job, totals: Totals) -> dict[str, Any] | None:
+    """Mean MSI over alpha_min on the sample that the probe looked at."""
+    if not totals.candidates:
+        return None
+    first = next(iter(totals.candidates.values()))
+    alphas = [*candidates_of(ALPHA_CURVE, [*first.columns]).values()]
+    probe = next(one for one in job.probes if one.key == "alpha-curve")
+    images = probe.images or frozenset()
+    return {
+        "images": sum(number in images for number in totals.numbers),
+        "alphas": alphas,
+        "value_step": job.config.value_step if job.is_searching else max(0.05, job.config.value_step),
+        "mean_msi": {name: own.means().tolist() for name, own in totals.candidates.items()},
+    }
+
+
+def _twin(job: Job, totals: Totals) -> dict[str, Any] | None:
+    if job.twin is None:
+        return None
+    hits, images = totals.right.get("twin", (0.0, 0))
+    return {
+        "model": job.config.twin,
+        "fingerprint": asdict(fingerprint(job.twin)),
+        "clean_accuracy": hits / images if images else None,
+    }
+
+
+def _search_record(search: Search) -> SearchRecord:
+    return SearchRecord(
+        alphas=list(search.alphas),
+        mean_msi={name: list(means) for name, means in search.means.items()},
+        own_alpha_min={name: search.own_best(name) for name in search.means},
+        images=search.images,
+    )
+
+
+def _sampled(job: Job) -> str | None:
+    """What a reader must know of a run that asks some of the masks."""
+    probe = next((one for one in job.probes if one.key == ""), None)
+    if job.scoring.calls is None or getattr(probe, "drawing", None) is None:
+        return None
+    masks = len(getattr(probe, "bands", ())) + 1
+    return (
+        f"Each image was asked at most {job.scoring.calls} of {masks} masks, drawn by seed: means,"
+        " intervals and tests account for it, scores of a single image are estimates."
+    )
+
+
+def _truth(
+    job: Job, totals: Totals, summaries: Mapping[str, Mapping[str, Estimate]]
+) -> TruthRecord | None:
+    """Of how many images the truth is known, and what is wrong with that of others."""
+    columns = [name for name in job.scoring.metrics if name in LOCALIZATION]
+    if not columns:
+        return None
+    bad = totals.noted(BAD_TRUTH)
+    without = next(iter(summaries.values()))[columns[0]].n_nan
+    return TruthRecord(job.config.truth, without, bad.n, dict(bad))
+
+
+def _class_names(job: Job) -> list[str] | None:
+    """Names of the classes: the model's own, or those of the class folders."""
+    folders = job.class_folders
+    if job.classifier.classes is not None or not folders:
+        return None if job.classifier.classes is None else list(job.classifier.classes)
+    known = {number: folder for folder, number in folders.items()}
+    return [known.get(number, f"class {number}") for number in range(max(known) + 1)]
+
+
+def _within_outcome(
+    job: Job, n: int, summaries: Mapping[str, Mapping[str, Estimate]]
+) -> dict[str, Any] | None:
+    """What run.json says of a run with `within`: None without."""
+    within, sizes, units = job.config.within, job.looks, job.units
+    if within is None:
+        return None
+    half = half_width([summaries[name]["msi"] for name in job.ranked])
+    total = len(job.entries)
+    reached = half <= within
+    if reached:
+        words = f"MSI of every method is known to ± {half:.2g} (--within {within:g}) from {n:,} of"
+        words += f" {total:,} images, in random order."
+    else:
+        words = f"All {total:,} images are scored, and MSI is known to ± {half:.2g} only, not to ±"
+        words += f" {within:g} (--within): that takes about {n * (half / within) ** 2:,.0f} images."
+    if len(sizes) > 1:
+        words += f" Intervals and tests allow for up to {len(sizes)} looks at the results."
+    known = {"target": within, "half_width": half, "reached": reached, "images": n, "of": total}
+    looks = [units.images_in(range(size)) for size in sizes]
+    return known | {"looks": looks, "words": words}

@@ -1,0 +1,70 @@
+"""The rows of one unit: what probes and sources found of its images. This is what a run stores."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sufficit.data.batch import Batch
+from sufficit.metrics.column import Columns
+from sufficit.probes.band import ANSWERS
+from sufficit.probes.probe import SourceRows
+from sufficit.sources import Maps
+
+RIGHT, EMPTY = "clean_accuracy", "empty@"  # what the engine itself knows of each image
+Notes = dict[str, dict[str, str]]  # kind -> image -> what is to be said of it
+SKIPPED = "skipped"
+
+
+@dataclass
+class Rows:
+    """A row per image and source; NaN where a probe did not look."""
+
+    unit: int
+    names: tuple[str, ...] = ()
+    numbers: tuple[int, ...] = ()
+    targets: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    shape: tuple[int, ...] = ()  # of the images: C, H, W
+    notes: Notes = field(default_factory=dict)
+    remark: str = ""  # what is wrong with what the model gives
+    values: dict[str, Columns] = field(default_factory=dict)  # source -> column -> [n]
+    curves: dict[str, Columns] = field(default_factory=dict)  # source -> curve -> sum, count [2,P]
+    answers: dict[str, Columns] = field(default_factory=dict)  # source -> part -> [n,...]
+    maps: dict[str, Maps] = field(default_factory=dict)  # as they were drawn
+
+    @classmethod
+    def of(cls, unit: int, batch: Batch, notes: Notes) -> "Rows":
+        """The rows of a batch, before any probe looked."""
+        return cls(
+            unit=unit,
+            names=batch.names,
+            numbers=batch.numbers,
+            targets=batch.targets.cpu(),
+            shape=tuple(batch.images.shape[1:]) if len(batch) else (),
+            notes=notes,
+        )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def add(self, found: SourceRows, places: Sequence[int]) -> None:
+        """Add what a probe found of the images at some places."""
+        for source, columns in found.items():
+            for name, values in columns.items():
+                if name.startswith(ANSWERS):
+                    part = name.removeprefix(ANSWERS)
+                    self.answers.setdefault(source, {})[part] = values.cpu()
+                elif values.ndim == 2:  # a curve: its mean over images is wanted
+                    drawn = values.double().cpu()
+                    total, count = drawn.nansum(0), (~drawn.isnan()).sum(0).double()
+                    self.curves.setdefault(source, {})[name] = torch.stack([total, count])
+                else:
+                    column = torch.full((len(self),), torch.nan, dtype=torch.float64)
+                    column[list(places)] = values.double().cpu()
+                    self.values.setdefault(source, {})[name] = column
+
+    def note(self, kind: str, found: Mapping[str, str]) -> None:
+        """Say something of some images."""
+        if found:
+            self.notes.setdefault(kind, {}).update(found)

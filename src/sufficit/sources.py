@@ -1,0 +1,416 @@
+"""Heatmap sources: whatever gives a map per image. The words that name them are read elsewhere."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sufficit.classifier.classifier import Classifier
+from sufficit.classifier.fingerprint import digest
+from sufficit.classifier.source_code import code_digest, code_of
+from sufficit.data.batch import Batch
+from sufficit.data.heatmap_files import HeatmapError, HeatmapFile
+from sufficit.data.image_files import BadImageError
+from sufficit.errors import NotFiniteError, SkipError, UserError
+from sufficit.explainers import EXPLAINERS, Explainer, explainer_named, methods_for
+from sufficit.explainers.explanation import DrawnMaps, draw_all
+from sufficit.explainers.explanation import Method as AnyMethod
+from sufficit.explainers.lax import Lax
+from sufficit.explainers.registry import full_word, word_of
+from sufficit.explainers.words import HeatmapFileSource, source_from, sources_from
+from sufficit.files import safe_name
+from sufficit.metrics.column import Columns, Heading
+from sufficit.perturbation.heatmaps import check_range, normalize, resize
+
+Role = Literal["method", "control", "reference"]
+"""A method is ranked; it must beat the controls; a reference is scored and not ranked."""
+CONTROLS = ("random", "center")
+STRETCHED = "stretched"  # a note: a map of other proportions than the image
+NOT_FINITE = "the model gives NaN or infinite values for it"
+_opening = Lock()
+
+
+@dataclass(frozen=True)
+class Maps(DrawnMaps):
+    """Heatmaps as a source drew them, and what it has to say of each image."""
+
+    columns: Columns = field(default_factory=dict)  # of the source's own, each [N]
+    notes: Mapping[str, Tensor] = field(default_factory=dict)  # which images have a note: bool [N]
+
+    def rows(self, some: Sequence[int]) -> "Maps":
+        """Those of some of the images."""
+        places = list(some)
+        return Maps(
+            maps=self.maps[places],
+            final=self.final,
+            columns={name: values[places] for name, values in self.columns.items()},
+            notes={name: marks[places] for name, marks in self.notes.items()},
+        )
+
+    @staticmethod
+    def joined(parts: Sequence["Maps"], size: tuple[int, int]) -> "Maps":
+        """Those of several batches, one after the other."""
+        first = parts[0]
+        if len({(part.maps.shape[1:], part.final) for part in parts}) > 1:
+            parts = [Maps(part.at(size), True, part.columns, part.notes) for part in parts]
+        return Maps(
+            maps=torch.cat([part.maps for part in parts]),
+            final=parts[0].final,
+            columns={n: torch.cat([part.columns[n] for part in parts]) for n in first.columns},
+            notes={n: torch.cat([part.notes[n] for part in parts]) for n in first.notes},
+        )
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """What results record of a source."""
+
+    kind: str  # method, adapter, function or heatmaps
+    class_agnostic: bool = False  # it draws one map for every class
+    passes: int | str = 0  # forward passes per image, a backward pass counted as two
+    method: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sign: str = "none"
+    reference: str = ""
+
+
+class Source(Protocol):
+    """Whatever gives heatmaps."""
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+
+    @property
+    def role(self) -> Role:
+        """Whether it is ranked."""
+
+    @property
+    def headings(self) -> Mapping[str, Heading]:
+        """The columns of its own that its maps bring."""
+
+    def maps(self, model: Classifier, batch: Batch) -> Maps:
+        """Draw a map per image. Raise SkipError for images that have none."""
+
+    def check(self, model: Classifier, names: Sequence[str]) -> None:
+        """Raise before a run for what cannot work."""
+
+    def digest(self) -> str:
+        """Tell it from another source of the same name: a run is resumed with the same ones."""
+
+    def facts(self) -> SourceFacts:
+        """What results record of it."""
+
+    def close(self) -> None:
+        """Close its files."""
+
+
+class SourceBase:
+    """What most sources leave as it is. A source of your own gives `name`, `maps` and `digest`."""
+
+    name: str
+    role: Role = "method"
+    headings: Mapping[str, Heading] = {}
+
+    def check(self, model: Classifier, names: Sequence[str]) -> None:
+        """Accept any model and images."""
+
+    def facts(self) -> SourceFacts:
+        """Say that it is a source of the user's."""
+        return SourceFacts("function")
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Method(SourceBase):
+    """A method of Sufficit or a library, an adapter, or a function of the user's."""
+
+    name: str
+    method: AnyMethod
+    layer: str | None = None
+    seed: int = 0
+    role: Role = "method"
+
+    def maps(self, model: Classifier, batch: Batch) -> Maps:
+        """Draw, or remember what was drawn together with others."""
+        draw_together(model, batch, [self])
+        found: Maps = batch.known[model, self]  # type: ignore[assignment]  # drawn just now
+        return found
+
+    def check(self, model: Classifier, names: Sequence[str]) -> None:
+        """Raise for an adapter of another model, or a method that the model has nothing for."""
+        methods_for({self.name: self.method}, model)
+
+    def digest(self) -> str:
+        """The word with its options, the weights of an adapter, the code of a function."""
+        method = self.method
+        if isinstance(method, str):
+            known = explainer_named(method)
+            library = known.reference if known.extra else ""  # with its version
+            return "/".join(filter(None, [full_word(method), library]))
+        if isinstance(method, tuple):
+            return full_word(word_of(*method))
+        # All of the code: a function may call others.
+        found = [code_digest(method) or getattr(method, "__qualname__", type(method).__name__)]
+        if isinstance(method, partial):
+            values = (*method.args, *(value for _, value in sorted(method.keywords.items())))
+            found += [repr(one) for one in values if isinstance(one, str | float | int)]
+        if isinstance(method, nn.Module):
+            found += [code_of(method), digest(*method.state_dict().values())]
+        return "/".join(filter(None, found))
+
+    def facts(self) -> SourceFacts:
+        """Kind, options, what becomes of the sign, and what it costs."""
+        method = word_of(*self.method) if isinstance(self.method, tuple) else self.method
+        if isinstance(method, str | Explainer):
+            known = explainer_named(method) if isinstance(method, str) else method
+            word = method if isinstance(method, str) else known.description
+            return SourceFacts(kind="method", method=word, **known.facts())
+        if isinstance(method, Lax):
+            return SourceFacts("adapter", class_agnostic=method.classes is None, passes=1)
+        return SourceFacts("function", getattr(method, "class_agnostic", False) is True)
+
+
+@dataclass(frozen=True)
+class Control(SourceBase):
+    """A map that ignores the image: noise by seed and number of the image, or a blob."""
+
+    name: str
+    seed: int = 0
+    role: Role = "control"
+
+    def maps(self, model: Classifier, batch: Batch) -> Maps:
+        """Draw the control; the noise of an image does not depend on its batch."""
+        if self.name == "random":
+            drawn = noise(batch.size, self.seed, batch.numbers).to(batch.images.device)
+        else:
+            drawn = EXPLAINERS[self.name].draw(batch.images)
+        return Maps(drawn, final=True)
+
+    def digest(self) -> str:
+        """Its name; the seed is a setting of the run."""
+        return self.name
+
+    def facts(self) -> SourceFacts:
+        """A method that costs nothing."""
+        return SourceFacts(kind="method", method=self.name, **EXPLAINERS[self.name].facts())
+
+
+@dataclass(frozen=True, eq=False)
+class MapTensor(SourceBase):
+    """Heatmaps in memory, one per image of the run, in the order of the images."""
+
+    name: str
+    tensor: Tensor  # [N,h,w], in 0..1 if not normalised
+    normalize: str = "none"
+    role: Role = "method"
+
+    def maps(self, model: Classifier, batch: Batch) -> Maps:
+        """The maps of the batch's images, by their numbers."""
+        some = self.tensor[list(batch.numbers)].float()
+        return Maps(normalize(some, self.normalize).to(batch.images.device), final=True)
+
+    def check(self, model: Classifier, names: Sequence[str]) -> None:
+        """Raise unless there is a finite map for every image, in 0..1 if it is taken as it is."""
+        if self.tensor.ndim != 3 or len(self.tensor) != len(names):
+            raise UserError(
+                f"heatmaps must be [N,h,w] with N = {len(names)} images, got"
+                f" {list(self.tensor.shape)}: give one map per image"
+            )
+        if self.normalize == "none":
+            check_range(self.tensor, list(names), ', or pass normalize="minmax"')
+        elif not self.tensor.isfinite().all():
+            raise UserError("heatmaps must be finite, got NaN or infinite values: replace them")
+
+    def digest(self) -> str:
+        """The values."""
+        return f"{digest(self.tensor)}, normalize {self.normalize}"
+
+    def facts(self) -> SourceFacts:
+        """Heatmaps from elsewhere."""
+        return SourceFacts("heatmaps")
+
+
+@dataclass(eq=False)
+class MapFile(SourceBase):
+    """A heatmap file: one map per image, found by the image's name."""
+
+    name: str
+    path: Path
+    normalize: str = "none"
+    role: Role = "method"
+    _opened: HeatmapFile | None = field(default=None, repr=False)
+
+    @property
+    def file(self) -> HeatmapFile:
+        """The open file; each process opens it once."""
+        with _opening:  # several threads read
+            self._opened = self._opened or HeatmapFile(self.path)
+            return self._opened
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_opened": None}
+
+    def close(self) -> None:
+        """Close the file; it opens again when it is read."""
+        if self._opened is not None:
+            self._opened.__exit__()
+        self._opened = None
+
+    def check(self, model: Classifier, names: Sequence[str]) -> None:
+        """Raise where no image has a map, or a key fits two images."""
+        with closing(self):
+            keys = [self.file.key(name) for name in names]
+            if not any(key is not None for key in keys):
+                raise UserError(
+                    f"{self.path} has a heatmap for none of the {len(names)} images. Images are"
+                    f" named like {names[0]!r}, its keys like"
+                    f" {(self.file.keys or ['(none)'])[0]!r}: use the image names as keys"
+                )
+
+    def maps(self, model: Classifier, batch: Batch) -> Maps:
+        """Read the maps of the batch's images; skip images without a usable one."""
+        found: list[Tensor] = []
+        wrong: dict[int, str] = {}
+        for row, name in enumerate(batch.names):
+            try:
+                found.append(self.read(name))
+            except (BadImageError, HeatmapError, OSError) as error:
+                wrong[row] = str(error)
+        if wrong:
+            raise SkipError(f"{self.path} lacks heatmaps of {len(wrong)} images", wrong)
+        shape = batch.size[0] / batch.size[1]
+        stretched = [not 0.9 < one.shape[0] / one.shape[1] / shape < 1.1 for one in found]
+        if len({one.shape for one in found}) > 1:  # a file may hold maps of several sizes
+            found = [resize(one[None], batch.size)[0] for one in found]
+        maps = torch.stack(found).to(batch.images.device)
+        return Maps(maps, final=True, notes={STRETCHED: torch.tensor(stretched)})
+
+    def read(self, name: str) -> Tensor:
+        """The map of an image: [h,w] in 0..1."""
+        key = self.file.key(name)
+        if key is None:
+            raise BadImageError(f"no heatmap: {self.path.name} has no such key")
+        found = self.file.read(key)[None]
+        if not found.isfinite().all():
+            raise BadImageError(f"its heatmap in {self.path.name} has NaN or infinite values")
+        found = normalize(found, self.normalize)
+        check_range(found, [name], ", or pass --normalize minmax")
+        return found[0]
+
+    def digest(self) -> str:
+        """The contents of the file."""
+        return f"{self.file.digest()}, normalize {self.normalize}"
+
+    def facts(self) -> SourceFacts:
+        """Heatmaps from elsewhere."""
+        return SourceFacts("heatmaps")
+
+
+def draw(model: Classifier, batch: Batch, sources: Sequence[Source]) -> dict[str, Maps]:
+    """Draw every source's maps. Methods of one layer share a forward pass.
+
+    Raise SkipError, with the rows and reasons, for images that a source has no map for.
+    """
+    draw_together(model, batch, [one for one in sources if isinstance(one, Method)])
+    return {source.name: source.maps(model, batch) for source in sources}
+
+
+def draw_together(model: Classifier, batch: Batch, methods: Sequence[Method]) -> None:
+    """Draw methods of one layer by one pass; the batch remembers their maps."""
+    shared: dict[tuple[str | None, int], list[Method]] = {}
+    for method in methods:
+        if (model, method) not in batch.known:
+            shared.setdefault((method.layer, method.seed), []).append(method)
+    for (layer, seed), some in shared.items():
+        try:
+            drawn = draw_all(
+                model,
+                batch.images,
+                batch.targets,
+                {method.name: method.method for method in some},
+                layer=layer,
+                seed=seed,
+                progress=False,
+                names=batch.names,
+            )
+        except NotFiniteError as error:
+            raise SkipError(str(error), dict.fromkeys(error.images, NOT_FINITE)) from error
+        for method in some:
+            one = drawn[method.name]
+            batch.known[model, method] = Maps(one.maps, one.final)
+
+
+def noise(size: tuple[int, int], seed: int, numbers: Sequence[int]) -> Tensor:
+    """Uniform noise per pixel by seed and image number: -> [N,H,W]."""
+    dice = [np.random.default_rng([seed, number]) for number in numbers]
+    return torch.from_numpy(np.stack([one.random(size, dtype=np.float32) for one in dice]))
+
+
+Given = AnyMethod | HeatmapFileSource | Tensor | Source
+"""What a user may give as a source: words, options, adapters, functions, heatmaps, a Source."""
+
+
+def source_of(
+    name: str, given: Given, *, layer: str | None = None, seed: int = 0, normalize: str = "none"
+) -> Source:
+    """Return what a user gave as a source of this name; words are read as on the command line."""
+    read = source_from(given)[1] if isinstance(given, str) else given
+    if isinstance(read, str) and read in CONTROLS:
+        return Control(read, seed)
+    if isinstance(read, Tensor):
+        return MapTensor(name, read, normalize)
+    if isinstance(read, HeatmapFileSource):
+        return MapFile(name, read.path, normalize)
+    if isinstance(read, tuple):
+        return Method(name, word_of(*read), layer, seed)
+    if hasattr(read, "maps") and hasattr(read, "digest"):
+        source: Source = read
+        return source
+    return Method(name, read, layer, seed)
+
+
+def sources_of(
+    given: Mapping[str, Given] | Sequence[str],
+    *,
+    controls: bool = True,
+    layer: str | None = None,
+    seed: int = 0,
+    normalize: str = "none",
+) -> tuple[Source, ...]:
+    """Return the sources of a run: those that a user gave, by name or as words, then controls."""
+    named = given if isinstance(given, Mapping) else sources_from(given)
+    if not named:
+        raise UserError(f"no method given: name one or more of {', '.join(EXPLAINERS)}")
+    found = [
+        source_of(name, one, layer=layer, seed=seed, normalize=normalize)
+        for name, one in named.items()
+    ]
+    for source in found:
+        if source.name in CONTROLS and not isinstance(source, Control):
+            raise UserError(
+                f"{source.name!r} is the name of a control: give the source another name"
+            )
+    ranked = [source for source in found if not isinstance(source, Control)]
+    wanted = [one for one in CONTROLS if controls or one in named]
+    return (*ranked, *(Control(one, seed) for one in wanted))
+
+
+def check_names(sources: Sequence[Source], reserved: Sequence[str]) -> None:
+    """Raise for two sources of one name, and for names of the run's own files."""
+    names = [source.name for source in sources]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"two sources are called {twice!r}: give one of them another name")
+    for name in names:
+        ends = (".json", ".csv", ".html", ".png", ".toml")
+        if safe_name(name) in reserved or name.endswith(ends):
+            raise UserError(f"{name!r} is a file of every run: give the source another name")
