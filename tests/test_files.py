@@ -1,15 +1,19 @@
 """Files are whole or absent; names are safe; results go where they can be written."""
 
 import json
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
+import sufficit
 from sufficit.cli.console import app
 from sufficit.errors import UserError
-from sufficit.files import check_output, is_unfinished, make_folder, writing
+from sufficit.files import check_output, is_unfinished, make_folder, temporary_folder, writing
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -98,3 +102,24 @@ def test_a_name_as_long_as_names_may_be_can_be_written(tmp_path: Path) -> None:
         part.write_text("1")
         assert is_unfinished(part.name)
     assert [found.name for found in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.processes
+def test_the_temporary_folder_of_a_killed_process_is_deleted_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = (
+        "import os, signal\n"
+        "from sufficit.files import temporary_folder\n"
+        "temporary_folder()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    source = str(Path(sufficit.__file__).parents[1])
+    env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": source}
+    subprocess.run([sys.executable, "-c", code], env=env, check=False)
+    (left,) = tmp_path.iterdir()
+    (tmp_path / "other").mkdir()
+    own = [temporary_folder(), temporary_folder()]
+    assert not left.exists()
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "other", *own])

@@ -20,7 +20,7 @@ import numpy as np
 import photographs
 import torch
 import torch.nn.functional as F
-from fills import SCORED, gaussian
+from fills import SCORED, enlarged, gaussian
 from torch import Tensor
 
 STEP = 192 if torch.cuda.is_available() else 4  # photographs in one forward pass for features
@@ -40,7 +40,7 @@ def describe(network: networks.Network, photos: photographs.Photographs) -> tupl
 
 def at_image_size(maps: Tensor) -> Tensor:
     """Resize maps [N,h,w] to 224 px."""
-    return F.interpolate(maps[:, None].float(), size=224, mode="bilinear")[:, 0]
+    return enlarged(maps)
 
 
 def vit_cams(network: networks.Network, photos: photographs.Photographs, targets: Tensor) -> dict[str, Tensor]:

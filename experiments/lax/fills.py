@@ -5,6 +5,7 @@
 """
 
 import math
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,20 @@ def gaussian(images: Tensor, sigma: float) -> Tensor:
     """Blur [...,H,W] by a Gaussian of `sigma` pixels."""
     matrix = _blur_matrix(images.shape[-1], sigma).to(images.device)
     return matrix @ images @ matrix.mT
+
+
+@lru_cache
+def bilinear_matrix(small: int, large: int, device: str) -> Tensor:
+    """Return the matrix that resizes a line of pixels as `F.interpolate` does: [large,small]."""
+    line = torch.eye(small)[:, None]
+    resized = F.interpolate(line, size=large, mode="linear")[:, 0]
+    return resized.T.contiguous().to(device)
+
+
+def enlarged(x: Tensor, side: int = 224) -> Tensor:
+    """Resize [...,h,h] bilinearly; two matrix products, far faster on a GPU than interpolation."""
+    matrix = bilinear_matrix(x.shape[-1], side, str(x.device))
+    return matrix @ x.float() @ matrix.mT
 
 
 def noise(images: Tensor) -> Tensor:
@@ -73,12 +88,12 @@ def fill_of(name: str, images: Tensor, donors: Tensor) -> Tensor:
 
 def _smooth_noise(images: Tensor) -> Tensor:
     coarse = torch.rand(len(images), 3, 28, 28, device=images.device)
-    return F.interpolate(coarse, size=images.shape[-1], mode="bilinear")
+    return enlarged(coarse, images.shape[-1])
 
 
 def _other_colours(images: Tensor) -> Tensor:
     others = images[torch.randperm(len(images), device=images.device)]
-    return F.interpolate(F.interpolate(others, size=12, mode="area"), size=224, mode="bilinear")
+    return enlarged(F.interpolate(others, size=12, mode="area"), images.shape[-1])
 
 
 def _flat(images: Tensor) -> Tensor:

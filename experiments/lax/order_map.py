@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from fills import enlarged
 from networks import Features, Network
 from torch import Tensor, nn
 
@@ -79,7 +80,7 @@ class OrderMap(nn.Module):
 
 def at_image_size(z: Tensor) -> Tensor:
     """Resize maps [N,1,h,w] to the image and divide each by its spread: [N,224,224]."""
-    z = F.interpolate(z.float(), size=SIDE, mode="bilinear")[:, 0]
+    z = enlarged(z, SIDE)[:, 0]
     return z / (z.std((1, 2), keepdim=True) + 1e-4)
 
 

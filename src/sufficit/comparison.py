@@ -74,7 +74,7 @@ def compare(
     """Score every heatmap source on the same images and test which differences are significant.
 
     - `classifier`: the model that is asked; it is left as it was.
-    - `images`: a tensor [N,C,H,W] in 0..1, or a folder or tar shards as the command line takes them.
+    - `images`: a tensor [N,C,H,W] in 0..1, or a folder or tar shards as --data takes them.
     - `methods`: words as in `--methods`, or a dict that names sources: a word, a method with its
       options as in ("finer-cam", {"nearest": 5}), a trained Lax, a function (classifier, images,
       targets) -> [N,H,W], heatmaps [N,H,W], or a Source of your own.

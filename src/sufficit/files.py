@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir, mkdtemp
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast, overload
 
@@ -262,6 +262,16 @@ def _sweep(folder: Path) -> None:
             found = _PART.fullmatch(path.name)
             if found and found[1] == _NODE and has_ended(int(found[2])):
                 path.unlink(missing_ok=True)
+
+
+def temporary_folder() -> Path:
+    """A new temporary folder; those that killed processes of this machine left are deleted."""
+    mine = f"sufficit-{_NODE}-{os.getpid()}-"
+    for path in Path(gettempdir()).glob(f"sufficit-{_NODE}-*-*"):
+        process = path.name.split("-")[2]
+        if not path.name.startswith(mine) and process.isdecimal() and has_ended(int(process)):
+            shutil.rmtree(path, ignore_errors=True)
+    return Path(mkdtemp(prefix=mine))
 
 
 def has_ended(process: int) -> bool:

@@ -364,7 +364,7 @@ def source_of(
     name: str, given: Given, *, layer: str | None = None, seed: int = 0, normalize: str = "none"
 ) -> Source:
     """Return what a user gave as a source of this name; words are read as on the command line."""
-    read = source_from(given)[1] if isinstance(given, str) else given
+    read: Any = source_from(given)[1] if isinstance(given, str) else given
     if isinstance(read, str) and read in CONTROLS:
         return Control(read, seed)
     if isinstance(read, Tensor):

@@ -11,13 +11,13 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from sufficit.runs.maps import MapFile
 from sufficit.runs.overlays import explain_run
 
 from own_model import MODEL
 from shard_files import png, write_shard
 from sufficit import UserError
 from sufficit.data import image_files, shards
+from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import (
     BadImageError,
     ImageSource,
@@ -162,18 +162,18 @@ def test_a_second_file_of_one_name_is_a_bad_picture(tmp_path: Path) -> None:
             picture.read(None)
     assert len(list_images(tmp_path)) == 6, "another shard has names of its own"
     np.savez(tmp_path / "maps.npz", a=np.ones((2, 2)), b=np.ones((2, 2)))
-    maps = MapFile(tmp_path / "maps.npz")
 
     def read(entry: Entry) -> Item:
-        maps.read(entry)
-        return Item(entry, entry.image.read(None))
+        item = Item(entry, entry.image.read(None))
+        assert maps.key(item.name) is not None
+        return item
 
     loader = ImageLoader(read)
-    items = loader.items([Entry(number, image) for number, image in enumerate(found)])
+    with HeatmapFile(tmp_path / "maps.npz") as maps:
+        items = loader.items([Entry(number, image) for number, image in enumerate(found)])
     assert [item.name for item in items] == ["a.tar/a.png", "a.tar/b.png"]
     told = [f"a second file of this name in the shard ({name!r})" for name in ("a.png", "./b.png")]
     assert list(loader.skipped.values()) == told
-    maps.close()
 
 
 def names_and_rows(tmp_path: Path, out: str, **more: object) -> tuple[list[str], dict[str, str]]:

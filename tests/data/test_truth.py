@@ -224,6 +224,9 @@ def test_masks_that_were_replaced_have_another_digest(photos: Path, tmp_path: Pa
     os.utime(path, ns=(time, time + 10**6))
     assert path.stat().st_size == size
     assert TruthFiles(tmp_path / "masks").digest() != before
+    elsewhere = pickle.loads(pickle.dumps(listed))
+    with pytest.raises(UserError, match="masks was changed after it was listed"):
+        elsewhere.digest()
     with pytest.raises(UserError, match=r"1\.bmp was changed after it was listed"):
         listed.read(entries(photos)["dog/1.png"], None)
 

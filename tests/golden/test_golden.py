@@ -20,7 +20,8 @@ CAMS = "gradcam,gradcam++,layercam,kpca-cam,finer-cam"
 LAX = record.LAX  # an adapter of version 0.1
 DIGITS = ["--model", "sufficit:digits", "--device", "cpu"]
 COARSE = ["--value-step", "0.1", "--percent-step", "0.2"]
-TWO = [*DIGITS, *COARSE, "--methods", "gradcam,layercam", "--no-alpha-curve"]
+TWO = [*DIGITS, *COARSE, "--methods", "gradcam,layercam"]
+LEAK = ["--checks", "controls,leak"]
 CASES: dict[str, list[str]] = {
     "compare": [
         *(
@@ -42,11 +43,11 @@ CASES: dict[str, list[str]] = {
             "--methods",
             f"gradcam,layercam,{LAX}",
         ),
-        "--no-alpha-curve",
+        *LEAK,
     ],
     "evaluate": [
-        *("evaluate", *DIGITS, "--data", "IN/images-12", "--heatmaps", "IN/hills.npz", "--leak"),
-        *("--held-out-fill", "blur", "--score", "confidence"),
+        *("evaluate", *DIGITS, "--data", "IN/images-12", "--heatmaps", "IN/hills.npz"),
+        *("--checks", "leak", "--score", "confidence"),
         *("--value-step", "0.05", "--percent-step", "0.1"),
     ],
     "evaluate-search": [
@@ -59,8 +60,7 @@ CASES: dict[str, list[str]] = {
     ],
     "many": [
         *("compare", *DIGITS, *COARSE, "--data", "IN/images-16"),
-        *("--methods", "gradcam,layercam,kpca-cam"),
-        *("--no-alpha-curve", "--no-controls", "--no-leak"),
+        *("--methods", "gradcam,layercam,kpca-cam", "--checks", "none"),
     ],
     "held-out-noise": [
         *("compare", *TWO, "--data", "IN/images-6", "--held-out-fill", "noise", "--seed", "5"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from sufficit.cli.console import app, out, print_skipped, resumable, say, scored, warn
-from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, run_options
+from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, run_options, shown_options
 from sufficit.files import check_output, place
 from sufficit.loggers import check_log
 from sufficit.outside import literal
@@ -16,7 +16,7 @@ from sufficit.runs.config import RunConfig, Workers
 if TYPE_CHECKING:
     from sufficit.runs.results import RunResults
 
-OPTIONS = tuple(RunConfig.__dataclass_fields__)
+OPTIONS = shown_options()
 REPORT = "report.html"  # the last file that is written
 
 
@@ -33,37 +33,25 @@ def compare(
 
     Run the same command again to resume an interrupted run.
 
+    --help-all lists every option.
+
     **Examples**
 
     sufficit compare --model torchvision:resnet50 --data photos --methods gradcam,layercam
 
     sufficit compare --model saved/birds --data birds --methods gradcam,birds-lax,maps.npz
 
-    sufficit compare --model saved/birds --data birds --methods mine=python:mine.py:my_method
-
-    sufficit compare --config sufficit-compare/RUN.toml --seed 1 --out again
-
-    sufficit compare --model timm:resnet50 --data 'web/{000..099}.tar' --targets prediction
-
-    sufficit compare --model saved/birds --data birds --within 0.01
-
     sufficit compare --model torchvision:resnet50 --data photos --quick
     """
     out_folder, data = place(to), place(config.data)
-    undrawn = not (out_folder / REPORT).exists()  # a kill after the results; `run` reads them
-    check_output(out_folder, [data], overwrite=overwrite or undrawn, command="compare")
+    check_output(out_folder, [data], overwrite=overwrite, command="compare")
     check_log(config.log, out_folder)
-    how: Any = {"as_json": as_json, "overwrite": overwrite, "workers": workers}
     with resumable(out_folder):
-        job, results = scored(config, out_folder, **how)
-        if config.sanity:
-            from sufficit.sanity.checks import with_head_check
-
-            results = with_head_check(results, job)
+        results = scored(config, out_folder, as_json=as_json, overwrite=overwrite, workers=workers)
         results.log()
-        if results.shown is not None:
+        if results.shown is not None and not (out_folder / REPORT).exists():
             write_pictures(results, out_folder)
-    print_skipped(results.skipped, results.record["n_skipped"])
+    print_skipped(results.skipped, results.record.n_skipped)
     if as_json:
         typer.echo(json.dumps(results.as_json(), indent=2, allow_nan=False))
         return

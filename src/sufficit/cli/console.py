@@ -21,12 +21,14 @@ from sufficit.outside import literal
 from sufficit.runs.config import RunConfig, Workers
 
 if TYPE_CHECKING:
-    from sufficit.runs.job import Job
     from sufficit.runs.results import RunResults
 
 
 FIRST = {  # command: the options to read first
-    "compare": ("model", "data", "methods", "images", "to"),
+    "compare": (
+        *("model", "data", "methods", "to", "images", "quick", "targets", "alpha_min", "fills"),
+        *("checks", "device", "toml"),
+    ),
     "demo": ("photos", "weights", "images", "open_report", "to"),
     "evaluate": ("model", "data", "heatmaps", "alpha_min", "to"),
     "explain": ("model", "methods", "weights", "target", "to"),
@@ -36,6 +38,7 @@ FIRST = {  # command: the options to read first
     "train-lax": ("model", "data", "recipe", "epochs", "to"),
     "train-twin": ("model", "data", "weights", "epochs", "to"),
 }
+SHORT = ("compare",)  # commands with many options
 MAIN, REST = "Most used", "More"
 PANELS = (MAIN, "Input", "Methods", "Training", "Scoring", "Compute", REST, "Output")
 BY_NAME = {  # options that a command declares itself
@@ -52,10 +55,16 @@ BY_NAME = {  # options that a command declares itself
 
 
 class PanelCommand(TyperCommand):
-    """A command whose help has its panels in one order, and that takes each option once."""
+    """A command whose help has its panels in one order, and that takes each option once.
+
+    The help of a command in SHORT has the options in FIRST alone; --help-all has the others too.
+    """
+
+    shows_all = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse an option that is given twice, of which the first would be lost silently."""
+        self.shows_all = "--help-all" in args
         _, _, order = self.make_parser(ctx).parse_args([*args])
         once = [one for one in order if not getattr(one, "multiple", True)]
         for option in once:
@@ -74,6 +83,8 @@ class PanelCommand(TyperCommand):
         for one in options:
             known = getattr(one, "rich_help_panel", None) or BY_NAME.get(one.name, REST)
             one.rich_help_panel = MAIN if one.name in first else known
+            if self.name in SHORT and one.name != "help":
+                one.hidden = one.name not in first and not self.shows_all
 
         def place(one: Any) -> tuple[int, int]:
             own = one.rich_help_panel
@@ -89,7 +100,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help", "--help-all"]},
 )
 RESUME = "Run the same command again to resume."
 out, err = Console(emoji=False), Console(stderr=True, emoji=False)
@@ -112,19 +123,20 @@ def scored(
     as_json: bool,
     overwrite: bool,
     workers: Workers | None,
-    flat: bool = False,
-) -> "tuple[Job, RunResults]":
-    """Make the job of a config and run it in a folder; where it is long, say how long it takes."""
+) -> "RunResults":
+    """Run a config in a folder; where it is long, say how long it takes."""
     from sufficit.runs.engine import run
     from sufficit.runs.forecast import LONG, forecast
     from sufficit.runs.job import make_job
+    from sufficit.runs.workers import spreading
 
     job = make_job(config)
     found = None if as_json else forecast(job, None if overwrite else folder, workers)
     if found is not None and found.seconds >= LONG:
         err.print(literal(found.words), soft_wrap=True, highlight=False)
-    how: Any = {"overwrite": overwrite, "progress": False if as_json else None, "flat": flat}
-    return job, run(job, folder, keep=True, workers=workers, **how)
+    progress = False if as_json else None
+    with spreading(workers, job) as spread:
+        return run(job, folder, overwrite=overwrite, progress=progress, spread=spread)
 
 
 @contextmanager

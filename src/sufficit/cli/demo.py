@@ -98,7 +98,7 @@ def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":
     from sufficit.explainers import CAMS
     from sufficit.runs.engine import run
     from sufficit.runs.job import make_job
-    from sufficit.runs.maps import MapTensor, Source, with_controls
+    from sufficit.sources import Given, MapTensor, sources_of
 
     out.print("This takes two to three minutes on two cores; a bar shows the time left.")
     out.print(f"[bold]1[/] Drawing {n} images: a digit somewhere in noise, among random boxes.")
@@ -112,12 +112,12 @@ def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":
     learned = train(classifier, trained_on, seed)
     question = "does what a heatmap marks suffice, and does the rest not?"
     out.print(f"[bold]4[/] Scoring LAX and {len(CAMS)} other methods: {question}")
-    sources: dict[str, Source] = {LEARNED: learned, **{name: name for name in CAMS}}
-    sources[TRUTH] = MapTensor(around(digits.masks))
+    truth = MapTensor(TRUTH, around(digits.masks), role="reference")
+    named: dict[str, Given] = {LEARNED: learned, **{name: name for name in CAMS}, TRUTH: truth}
     config = RunConfig(
         model="sufficit:digits",
         data="synthetic digits",
-        methods=tuple(sources),
+        methods=tuple(named),
         value_step=0.02,  # half as fine as usual, in half of the time
         percent_step=0.04,
         donors=DONORS,
@@ -126,10 +126,15 @@ def run_demo(folder: Path, n: int, seed: int, trained_on: int) -> "RunResults":
     )
     names = [f"digit-{i:04d}" for i in range(n)]
     images = ImageSource.from_tensors(digits.images, names, digits.labels)
-    scored = with_controls(sources, wanted=True)
-    given: Any = {"classifier": classifier, "images": images, "sources": scored, "unit": BATCH}
-    job = make_job(config, truth=TruthMasks(digits.masks), **given)
-    return run(replace(job, references=(TRUTH,)), folder, overwrite=True)
+    job = make_job(
+        config,
+        classifier=classifier,
+        images=images,
+        sources=sources_of(named, seed=seed),
+        unit=BATCH,
+        truth=TruthMasks(digits.masks),
+    )
+    return run(job, folder, overwrite=True)
 
 
 def run_photos(folder: Path, model: str, weights: str, seed: int) -> "RunResults":
@@ -153,8 +158,7 @@ def run_photos(folder: Path, model: str, weights: str, seed: int) -> "RunResults
         targets="prediction",
         value_step=0.05,  # a fifth as fine as usual, in a fifth of the time
         percent_step=0.1,
-        leak=False,  # four images say nothing of it
-        alpha_curve=False,
+        checks=("controls", "fill"),  # four images say nothing of leakage
         seed=seed,
     )
     job = make_job(config, classifier=classifier, images=images, unit=2)

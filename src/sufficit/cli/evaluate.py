@@ -3,12 +3,12 @@
 import json
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sufficit.cli.console import app, out, print_skipped, resumable, say, scored, table, warn
-from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, run_options
+from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, run_options, shown_options
 from sufficit.files import check_output, place
 from sufficit.outside import literal
 from sufficit.runs.config import RunConfig, Workers
@@ -18,13 +18,10 @@ if TYPE_CHECKING:
 
     from sufficit.runs.results import RunResults
 
-NOT_OF_A_FILE = (
-    *("methods", "controls", "layer", "sanity", "quick", "alpha_curve", "ceiling"),
-    *("save_heatmaps", "log"),
-)  # options of compare
-OPTIONS = tuple(name for name in RunConfig.__dataclass_fields__ if name not in NOT_OF_A_FILE)
-DEFAULTS = {"leak": False, "calls": "exact", "held_out_fill": "none"}
-DEFAULTS |= {"controls": False, "alpha_curve": False}
+NOT_OF_A_FILE = ("methods", "layer", "quick")  # options of compare
+OPTIONS = shown_options(*NOT_OF_A_FILE)
+DEFAULTS = {"checks": ("none",), "calls": "exact"}
+SOURCE = "heatmaps"
 
 
 @app.command()
@@ -58,48 +55,44 @@ def evaluate(
 
     sufficit evaluate --model timm:resnet50 --data photos --heatmaps a.npz --json > scores.json
 
-    sufficit evaluate --model saved/birds --data birds --heatmaps a.npz --leak --held-out-fill blur
+    sufficit evaluate --model saved/birds --data birds --heatmaps a.npz --checks leak,fill
     """
-    config = replace(config, methods=(f"heatmaps={heatmaps}",))
+    config = replace(config, methods=(f"{SOURCE}={heatmaps}",))
     out_folder, data = place(to), place(config.data)
-    from sufficit.runs.store import UNITS
-
-    unread = (out_folder / UNITS).exists()  # a kill after the results; `run` reads them
-    check_output(out_folder, [data], overwrite=overwrite or unread, command="evaluate")
-    how: Any = {"as_json": as_json, "overwrite": overwrite, "workers": workers}
+    check_output(out_folder, [data], overwrite=overwrite, command="evaluate")
     with resumable(out_folder):
-        _, results = scored(config, out_folder, flat=True, **how)
-    print_skipped(results.skipped, results.record["n_skipped"])
+        results = scored(config, out_folder, as_json=as_json, overwrite=overwrite, workers=workers)
+    print_skipped(results.skipped, results.record.n_skipped)
     if as_json:
         typer.echo(json.dumps(results.as_json(), indent=2, allow_nan=False))
         return
     out.print(_summary_table(results))
-    if results.record["targets"] == "label":
-        clean = f"{results.record['clean_accuracy']:.1%}"
+    if results.record.targets == "label":
+        clean = f"{results.record.clean_accuracy:.1%}"
         out.print(f"Targets: the labels. The model classifies {clean} of whole images correctly.")
-        if results.record["clean_accuracy"] < 0.5:
+        if results.record.clean_accuracy < 0.5:
             warn("the model misses most labels: are they its own classes?")
     else:
         out.print("Targets: the model's own predictions.")
     for answer in results.answers():
         say(answer)
-    for remark in (*results.remarks(), *results.record["leak_warnings"].values()):
+    for remark in (*results.remarks(), *results.record.leak_warnings.values()):
         if remark not in results.answers():
             warn(remark)
     if verbose:
-        calls = results.rows.column("heatmaps", "calls")
+        calls = results.rows.column(SOURCE, "calls")
         out.print(f"Model calls: {int(calls.sum())}, {calls.min()} to {calls.max()} per image.")
     say(f"Results: {out_folder}. For a report: sufficit report {out_folder}", soft_wrap=True)
 
 
 def _summary_table(results: "RunResults") -> "Table":
     """One row per column: direction, mean, interval."""
-    searched = " (searched)" if "search" in results.record else ""
+    searched = " (searched)" if results.record.search else ""
     images = f"{results.n} image{'s' if results.n > 1 else ''}"
     title = f"{images}, alpha_min {results.alpha_min:g}{searched}"
     heads = ("column", "better", "mean", "95 % interval")
     drawn = table(title, heads, left=2, title_style="bold")
-    for name, found in results.summaries["heatmaps"].items():
+    for name, found in results.summaries[SOURCE].items():
         interval = "-" if math.isnan(found.low) else f"{found.low:.3f} .. {found.high:.3f}"
         nan = f" ({found.n_nan} NaN)" if found.n_nan else ""
         arrow = {True: "higher", False: "lower", None: "-"}[found.higher_is_better]

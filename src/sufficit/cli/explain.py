@@ -13,11 +13,10 @@ from sufficit.runs.config import RunConfig, Workers
 
 OPTIONS = (
     *("model", "methods", "targets", "layer", "normalize", "weights", "num_classes", "prompts"),
-    *("output", "size"),
-    *("on_error", "device", "precision", "seed"),
+    *("output", "size", "on_error"),
+    *("device", "precision", "seed"),
 )
-DEFAULTS = {"methods": ("gradcam",), "data": "", "controls": False}
-DEFAULTS |= {"leak": False, "alpha_curve": False}
+DEFAULTS = {"methods": ("gradcam",), "data": "", "checks": ("none",)}
 
 
 @app.command()
@@ -59,19 +58,19 @@ def explain(
     check_output(out_folder, given_images, overwrite=overwrite, command="explain")
     from sufficit.report.interpretation import run_remarks
     from sufficit.runs.job import load_model, make_job
-    from sufficit.runs.maps import sources_named
     from sufficit.runs.overlays import SHEET_ROWS, class_number, explain_run, images_in
+    from sufficit.runs.workers import spreading
 
-    sources, source = sources_named(config), images_in(given_images)
+    source = images_in(given_images)
     classifier = load_model(config, layer=None)
     if target is not None:
         config = replace(config, targets="prediction")
-    job = make_job(config, classifier=classifier, images=source, sources=sources, unit=SHEET_ROWS)
+    job = make_job(config, classifier=classifier, images=source, unit=SHEET_ROWS)
     if target is not None:
         number = class_number(target, classifier.classes)
         job = replace(job, entries=job.entries.labelled(target=number), targets="label")
-    with resumable(out_folder):
-        record = explain_run(job, out_folder, overwrite=overwrite, workers=workers)
+    with resumable(out_folder), spreading(workers, job) as spread:
+        record = explain_run(job, out_folder, overwrite=overwrite, spread=spread)
     print_skipped(record["skipped"])
     for remark in run_remarks(record["n"], record["empty_heatmaps"]):
         warn(remark)

@@ -3,14 +3,22 @@
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field
 from functools import partial, wraps
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
 from sufficit.files import place
-from sufficit.runs.config import RunConfig, Workers, config_from, kinds_of, read_toml
+from sufficit.runs.config import TOML as TOML_ONLY
+from sufficit.runs.config import (
+    RunConfig,
+    config_from,
+    kinds_of,
+    read_toml,
+    read_workers,
+    workers_from,
+)
 
 FIELDS = RunConfig.__dataclass_fields__
 _keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
@@ -36,6 +44,33 @@ OverwriteOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print the summary as JSON only.", rich_help_panel="Output")
 ]
+WORKERS = {
+    "workers": _keyword(
+        "workers",
+        annotation=Annotated[
+            str | None,
+            typer.Option(
+                "--workers",
+                help="Processes that Ray starts on this machine, or the cluster to join: auto,"
+                " HOST:PORT or ray://HOST:PORT.",
+                rich_help_panel="Compute",
+            ),
+        ],
+        default=None,
+    ),
+    "unit_timeout": _keyword(
+        "unit_timeout",
+        annotation=Annotated[
+            float | None,
+            typer.Option(
+                "--unit-timeout",
+                help="Replace a worker that computes a unit for more seconds than this.",
+                rich_help_panel="Compute",
+            ),
+        ],
+        default=None,
+    ),
+}
 TOML = Annotated[
     str | None,
     typer.Option(
@@ -62,7 +97,7 @@ def run_options(
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters
         options = [_parameter(FIELDS[name], changed) for name in names]
-        workers = {one.name: _parameter(one) for one in fields(Workers) if "workers" in own}
+        workers = WORKERS if "workers" in own else {}
         further = {one: _parameter(one) for kind in more for one in _fields(kind)}
         made = {"config", "workers", "further"}
         kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.values() if p.name not in made]
@@ -74,10 +109,9 @@ def run_options(
             file = values.pop("toml", None)
             config = config_from({**changed, **(read_toml(place(file)) if file else {}), **given})
             if workers:
-                chosen = {field: values.pop(option.name) for field, option in workers.items()}
-                asked = Workers(**chosen)  # also without --workers, so that a wrong one is refused
-                distributed = asked.count is not None or asked.address is not None
-                values["workers"] = asked if distributed else None
+                chosen = {name: values.pop(name) for name in workers}
+                table = (read_workers(place(file)) if file else {}) | _given(ctx, chosen)
+                values["workers"] = workers_from(table)
             if further:
                 found = {one.name: _plain(one, values.pop(p.name)) for one, p in further.items()}
                 values["further"] = found
@@ -93,11 +127,22 @@ def run_options(
     return decorate
 
 
+def _given(ctx: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are on the command line."""
+    return {name: one for name, one in values.items() if was_given(ctx, name)}
+
+
 def _fields(kind: Any) -> list[Field[Any]]:
     """The fields of a dataclass that are options, its own before those it inherits."""
     found = kind.__dataclass_fields__
     names = (name for owner in kind.__mro__ for name in getattr(owner, "__annotations__", ()))
     return [found[name] for name in names if found[name].metadata.get("help")]
+
+
+def shown_options(*without: str) -> tuple[str, ...]:
+    """The options of runs that have a flag; others are set in a RUN.toml."""
+    with_flag = (name for name, one in FIELDS.items() if one.metadata["shown"] != TOML_ONLY)
+    return tuple(name for name in with_flag if name not in without)
 
 
 def was_given(ctx: typer.Context, name: str) -> bool:

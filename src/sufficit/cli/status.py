@@ -42,9 +42,8 @@ def status(
         return
     store = Store(folder)
     state = store.state()
-    stage = next((name for name, done in state.done.items() if done < state.units), "")
-    left = state.units - state.done.get(stage, state.units)
-    speed, idle = (store.pace(stage) if stage else None) or (None, None)
+    left = state.units - state.done
+    speed, idle = store.pace() or (None, None)
     size = state.images / max(1, state.units)
     rates = {
         "images_per_second": round(speed * size, 3) if speed else None,
@@ -57,8 +56,7 @@ def status(
     if state.is_finished:
         out.print(f"Finished: {state.images} images.")
         return
-    for name, done in state.done.items():
-        out.print(f"{name}: {done} of {state.units} units")
+    out.print(f"{state.done} of {state.units} units")
     out.print(f"{state.done_images} of {state.images} images")
     if speed and idle is not None:
         ahead, ago = (timedelta(seconds=round(s)) for s in (left / speed, idle))

@@ -12,7 +12,6 @@ from hashlib import sha256
 from importlib.util import find_spec
 from itertools import islice, pairwise
 from pathlib import Path
-from tempfile import mkdtemp
 from threading import Lock
 from typing import Any
 
@@ -22,7 +21,7 @@ import numpy.typing as npt
 from sufficit.data.images import KINDS, ImageTensor, SourceImage
 from sufficit.data.loader import Entry, Unit
 from sufficit.errors import UserError
-from sufficit.files import writing
+from sufficit.files import temporary_folder, writing
 
 TEXTS = ("name", "folder", "problem", "column", "version")  # of images
 NUMBERS = ("size", "start")
@@ -179,7 +178,7 @@ def listed(images: Iterable[SourceImage], unit: int) -> Manifest:
             "a run lists its images and writes its results with pyarrow, which is not installed:"
             " pip install pyarrow"
         )
-    path = Path(mkdtemp(prefix="sufficit-")) / MANIFEST
+    path = temporary_folder() / MANIFEST
     try:
         found = Manifest(path, tensors=_write(path, images, unit))
     except BaseException:

@@ -217,6 +217,7 @@ def _rows_of(path: Path, image_column: str | None, label_column: str | None) -> 
 
     try:
         with while_there(path), _opened(path) as table:
+            version = version_of(path)  # before it is read: what is read is not newer
             facts = table.metadata
             groups = [facts.row_group(k) for k in range(facts.num_row_groups)]
             columns = choose_columns(table.schema_arrow, path, image_column, label_column)
@@ -232,7 +233,7 @@ def _rows_of(path: Path, image_column: str | None, label_column: str | None) -> 
     paths = None
     if columns.path is not None:
         paths = pc.struct_field(found.column(columns.path.removesuffix(".path")), "path")
-    return _Rows(columns, images, paths, labels, version_of(path))
+    return _Rows(columns, images, paths, labels, version)
 
 
 @contextmanager

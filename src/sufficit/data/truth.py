@@ -8,7 +8,7 @@ or read other files.
 import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import sha256
 from io import BytesIO, StringIO
@@ -28,7 +28,7 @@ from sufficit.data.image_files import SUFFIXES, BadImageError, ImageFile, images
 from sufficit.data.images import ImageTensor, plain_name
 from sufficit.data.loader import Entry
 from sufficit.data.pictures import read_mask, seen, upright_size
-from sufficit.errors import UserError
+from sufficit.errors import UserError, changed
 from sufficit.files import is_remote, place, read_json, read_limited
 
 OBJECT, BOX = 2, 1  # in a truth: the object's pixels, the others in its box; 0 is outside
@@ -83,9 +83,11 @@ class TruthFiles:
     """Masks in a folder, or boxes in files, found by the name of the image."""
 
     path: Path
+    known: str = field(default="", compare=False)  # the digest in the process that sent it here
 
-    def __getstate__(self) -> dict[str, Path]:
-        return {"path": self.path}  # each process reads the files once
+    def __getstate__(self) -> dict[str, Any]:
+        # Each process reads the files once, and must find the same ones.
+        return {"path": self.path, "known": self.digest()}
 
     @cached_property
     def records(self) -> Mapping[str, ImageFile | Sequence[Box]]:
@@ -97,6 +99,8 @@ class TruthFiles:
             found = {image.name: image for image in images_below(self.path, set())}
         if not found:
             raise UserError(f"{self.path} has no masks and no boxes: give a folder that has some")
+        if self.known and _digest(found) != self.known:
+            raise changed(self.path)
         return found
 
     @cached_property
@@ -158,11 +162,15 @@ class TruthFiles:
 
     def digest(self) -> str:
         """What tells this truth from another: names with boxes, or with size and time of masks."""
-        known = [
-            (key, (one.size, one.version) if isinstance(one, ImageFile) else [*one])
-            for key, one in sorted(self.records.items())
-        ]
-        return sha256(repr(known).encode()).hexdigest()[:16]
+        return _digest(self.records)
+
+
+def _digest(records: Mapping[str, ImageFile | Sequence[Box]]) -> str:
+    known = [
+        (key, (one.size, one.version) if isinstance(one, ImageFile) else [*one])
+        for key, one in sorted(records.items())
+    ]
+    return sha256(repr(known).encode()).hexdigest()[:16]
 
 
 Truth = TruthMasks | TruthFiles

@@ -137,7 +137,7 @@ def alpha_figure(
     panel = alpha_panel(scores, alpha_curve)
     if panel is None:
         raise UserError(
-            "this run has MSI at one alpha_min only: run compare again with --checks alpha-curve, or"
+            "this run has MSI at one alpha_min only: run compare again with --checks default, or"
             " with --alpha-min search"
         )
     return lines_figure([panel], quiet, look)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 from sufficit.metrics.columns import COLUMNS
 from sufficit.metrics.leakage import LIMIT, leak_warning
@@ -339,9 +338,10 @@ def _remarks(content: Content) -> Iterator[str]:
         counts = {c: one.n_nan for c, one in summary.items() if c in COLUMNS} or {"msi": 0}
         worst = max(counts, key=lambda column: counts[column])
         if counts[worst] > MANY_NAN * n:
+            column = content.heading(worst).long
             yield (
-                f"{method}: {counts[worst]} of {n} images have no {content.heading(worst).long}, because"
-                " the model answered NaN. Means leave them out."
+                f"{method}: {counts[worst]} of {n} images have no {column}, because the model"
+                " answered NaN. Means leave them out."
             )
     if _unbeaten(standing):
         yield control_words(content)

@@ -34,7 +34,9 @@ def results_table(content: Content) -> Table:
     table.caption, table.caption_justify = literal(legend(content)), "left"
     for column in shown:
         room = "  " if column == standing.column else ""
-        table.add_column(f"{_head(content, column, known[column])}{room}", justify="right", no_wrap=True)
+        table.add_column(
+            f"{_head(content, column, known[column])}{room}", justify="right", no_wrap=True
+        )
     table.add_column("95 % interval", justify="right", no_wrap=True)
     marks = {standing.best: BEST} | dict.fromkeys(standing.not_different, SAME)
     for method in content.methods:

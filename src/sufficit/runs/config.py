@@ -300,7 +300,13 @@ def check_values(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The options a RUN.toml sets."""
+    """The options that a RUN.toml sets, those of workers aside."""
+    content = {name: one for name, one in _read_table(path).items() if name != "workers"}
+    return check_values(content, f" in {path.name}")
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    """What a TOML file holds."""
     try:
         if path.exists() and not path.is_file():
             raise OSError(0, "not a file")
@@ -314,7 +320,33 @@ def read_toml(path: Path) -> dict[str, Any]:
         content = tomllib.loads(text.decode())
     except (ValueError, RecursionError) as error:  # broken TOML, text or numbers
         raise UserError(f"{path} is not valid TOML ({error}): fix or remove it") from error
-    return check_values(content, f" in {path.name}")
+    return content
+
+
+def read_workers(path: Path) -> dict[str, Any]:
+    """The table [workers] of a RUN.toml: workers, unit_timeout, gpus and cpus."""
+    found = _read_table(path).get("workers", {})
+    known = ("workers", "unit_timeout", "gpus", "cpus")
+    for name in found if isinstance(found, Mapping) else ():
+        if name not in known:
+            raise unknown(f"option of [workers] in {path.name}", name, known)
+    return dict(found)
+
+
+def workers_from(values: Mapping[str, Any]) -> "Workers | None":
+    """The workers of plain values; None where units are computed in this process.
+
+    `workers` is a number, or the address of a cluster.
+
+    >>> workers_from({"workers": "4"}), workers_from({"workers": "auto"}).address
+    (Workers(count=4, address=None, gpus=None, cpus=1.0, unit_timeout=None), 'auto')
+    """
+    word = values.get("workers")
+    rest = {name: one for name, one in values.items() if name != "workers" and one is not None}
+    number = str(word).isdecimal()
+    count = int(word) if number and word is not None else None
+    found = Workers(count, None if number or word is None else str(word), **rest)
+    return None if word is None else found  # also refuses a wrong time without workers
 
 
 def write_toml(path: Path, config: RunConfig) -> None:

@@ -233,8 +233,9 @@ class Job:
 
     def key(self) -> dict[str, Any]:
         """All that must be the same to resume. Model, data and sources count by their content."""
-        other = ("model", "data", "methods", "save_heatmaps", "weights", "unit_size", "log")
-        other += ("compile", "quick", "twin", "truth")  # what comes of these is below
+        # What comes of these is below.
+        other = {"model", "data", "methods", "save_heatmaps", "weights", "unit_size", "log"}
+        other |= {"compile", "quick", "twin", "truth"}
         config = {name: one for name, one in asdict(self.config).items() if name not in other}
         classifier = self.classifier
         return config | {

@@ -126,7 +126,7 @@ def _record(job: Job, store: Store, units: range) -> dict[str, Any]:
         store.clear_units()
     check_any(len(targets), len(skipped), skipped)
     known = provenance(asdict(job.config), job.classifier.device, job.classifier.dtype)
-    return plain(
+    found: dict[str, Any] = plain(
         known
         | {
             "n": len(targets),
@@ -137,11 +137,10 @@ def _record(job: Job, store: Store, units: range) -> dict[str, Any]:
             "skipped": skipped,
         }
     )
+    return found
 
 
-def _heatmaps(
-    job: Job, store: Store, units: range, source: str
-) -> Iterator[tuple[str, Tensor]]:
+def _heatmaps(job: Job, store: Store, units: range, source: str) -> Iterator[tuple[str, Tensor]]:
     """Every image's heatmap at the image's size, a unit at a time."""
     for unit in units:
         kept = store.read_maps(unit)

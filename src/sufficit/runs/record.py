@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from sufficit.metrics.column import Heading
@@ -96,5 +97,5 @@ class Record:
 
 def _limits(values: Sequence[float | None]) -> tuple[float, float]:
     """Limits as JSON has them: null where there is none."""
-    low, high = (None if one is None or one != one else one for one in values)
+    low, high = (None if one is None or isnan(one) else one for one in values)
     return (-float("inf") if low is None else low, float("inf") if high is None else high)

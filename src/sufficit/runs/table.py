@@ -215,13 +215,15 @@ class Totals:
 def write_results(
     job: Job, store: Store, units: range, search: Search | None, *, temporary: bool
 ) -> RunResults:
-    """Add up the units; write rows, curves, summary and record. The units are deleted at the end."""
+    """Add up the units; write rows, curves, summary, record; delete the units at the end."""
     store.clear_earlier()
     out = store.folder
     shares = _rank_shares(job, store, units)
     totals = _totals(job, store, units, shares)
     headings = headings_of(job)
-    summaries = {name: _summary(job, own, headings, totals.numbers) for name, own in totals.sources.items()}
+    summaries = {
+        name: _summary(job, own, headings, totals.numbers) for name, own in totals.sources.items()
+    }
     worst = _add_worst(job, summaries, headings)
     if search is not None:
         headings[OWN_BEST] = HEADINGS[OWN_BEST]
@@ -283,9 +285,7 @@ def _rank_shares(job: Job, store: Store, units: range) -> dict[str, RankShares]:
     return found
 
 
-def _totals(
-    job: Job, store: Store, units: range, shares: Mapping[str, RankShares]
-) -> Totals:
+def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShares]) -> Totals:
     """Write the rows of every source, and add up all that the units hold."""
     totals = Totals()
     headings = headings_of(job)
@@ -364,9 +364,7 @@ def _new_sums(
     return SourceSums(Sums([*scored, *FACTS], seed=seed), ratios, writer)
 
 
-def _add_source(
-    sums: SourceSums, group: Group, source: str, columns: Mapping[str, Floats]
-) -> None:
+def _add_source(sums: SourceSums, group: Group, source: str, columns: Mapping[str, Floats]) -> None:
     whole = {name: columns.get(name, _nan(len(group.names))) for name in sums.columns.columns}
     sums.columns.add(group.numbers, whole)
     for (over, under), own in sums.ratios.items():
@@ -479,9 +477,7 @@ def _ranked(job: Job, totals: Totals) -> list[RankedCondition]:
         for condition in probe.conditions:
             hits, images = totals.right[condition.key]
             sums = totals.conditions[condition.key]
-            standing = standing_of(
-                sums, job.ranked, condition.column, job.chance, job.controls
-            )
+            standing = standing_of(sums, job.ranked, condition.column, job.chance, job.controls)
             one = RankedCondition(
                 key=condition.key,
                 fill=condition.fill,
@@ -518,7 +514,9 @@ def _record(
     skipped, stretched = totals.noted(SKIPPED), totals.noted(STRETCHED)
     leaks = {n: leak_warning(s) for n, s in summaries.items() if "leak_ratio" in s}
     clean = totals.sources[order[0]].columns.means([RIGHT])[0]
-    ratios = {name: HEADINGS.get(name, Heading(name, name)) for one in job.probes for name in one.ratios}
+    ratios = {
+        name: HEADINGS.get(name, Heading(name, name)) for one in job.probes for name in one.ratios
+    }
     return Record(
         n=totals.n,
         n_skipped=skipped.n,
@@ -540,7 +538,7 @@ def _record(
         skipped=[{"name": name, "reason": why} for name, why in skipped.items()],
         output=classifier.output,
         output_remark=totals.remark,
-        preprocessing=classifier.view and asdict(classifier.view),
+        preprocessing=None if classifier.view is None else asdict(classifier.view),
         class_folders=dict(job.class_folders),
         class_names=_class_names(job),
         sampled=_sampled(job),
@@ -563,7 +561,9 @@ def _alpha_curve(job: Job, totals: Totals) -> dict[str, Any] | None:
     return {
         "images": sum(number in images for number in totals.numbers),
         "alphas": alphas,
-        "value_step": job.config.value_step if job.is_searching else max(0.05, job.config.value_step),
+        "value_step": job.config.value_step
+        if job.is_searching
+        else max(0.05, job.config.value_step),
         "mean_msi": {name: own.means().tolist() for name, own in totals.candidates.items()},
     }
 

@@ -8,7 +8,6 @@ all be in memory, and share no forward pass between methods.
 
 import warnings
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,27 +16,25 @@ from markupsafe import Markup
 from torch import Tensor
 
 from sufficit import plots
+from sufficit.classifier import randomization
 from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
+from sufficit.classifier.randomization import STEPS, randomise
 from sufficit.data.image_files import ignore_image_warnings
-from sufficit.data.loader import ImageLoader, check_any, decode_entry
+from sufficit.data.loader import check_any
 from sufficit.errors import EmptyHeatmapWarning
 from sufficit.explainers import CAMS, Methods, explain_all, methods_for
 from sufficit.explainers.words import methods_from
 from sufficit.files import make_folder, writing
 from sufficit.outside import as_csv
 from sufficit.progress import bar
-from sufficit.provenance import plain, provenance, save_json
+from sufficit.provenance import provenance, save_json
 from sufficit.runs.config import RunConfig
-from sufficit.runs.job import Job, make_job
-from sufficit.runs.maps import GivenMaps
-from sufficit.runs.results import RunResults
-from sufficit.classifier import randomization
-from sufficit.classifier.randomization import STEPS, randomise
+from sufficit.runs.job import make_job
+from sufficit.runs.unit_rows import SKIPPED
 from sufficit.seeds import seeded
 from sufficit.similarity import estimate, rank_correlation, structural_similarity
 from sufficit.statistics import Estimate
 from sufficit.sums import few_images
-from sufficit.training.folder_images import stacked
 from sufficit.training.validation import predictions
 
 if TYPE_CHECKING:
@@ -214,33 +211,6 @@ def sanity_check(
     return SanityReport(tuple(found), goals.cpu(), threshold, seed)
 
 
-def with_head_check(results: RunResults, job: Job) -> RunResults:
-    """The results of a run with --sanity and what becomes of the maps when the output layer is
-    random, one step of the cascade on a few of the images shown; also in run.json.
-    """
-    shown = results.shown
-    methods: Any = {
-        name: source
-        for name, source in job.sources.items()
-        if name in job.ranked and not isinstance(source, GivenMaps)
-    }
-    if shown is None or not methods:
-        return results
-    images = shown.images[:CHECKED].to(job.classifier.device)
-    targets, seed = shown.predictions[job.ranked[0]].targets[:CHECKED], job.config.seed
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", EmptyHeatmapWarning)  # the run has counted them
-        given = (job.classifier, images, targets, methods)
-        report = sanity_check(*given, layer=job.config.layer, done=1, seed=seed, progress=False)
-    found = {one.method: estimate(one.rank_correlation, seed=seed) for one in report.cascade}
-    layer = report.cascade[0].layer
-    check = plain({"layer": layer, "n": len(images), "rank_correlation": found})
-    results = replace(results, record={**results.record, "head_check": check})
-    if results.folder.exists():  # not that of a run in memory
-        save_json(results.folder / "run.json", results.record)
-    return results
-
-
 @dataclass(frozen=True)
 class FolderSanity:
     """The report on a folder, and the images it is about."""
@@ -258,26 +228,23 @@ def check_folder(
     steps: int = STEPS,
 ) -> FolderSanity:
     """Check methods on images that the config's seed draws from its data."""
-    methods: Any = methods_from(config.methods)
-    job = make_job(replace(config, leak=False), classifier=classifier, sources=methods)
-    loader = ImageLoader(partial(decode_entry, classifier.view), config.on_error)
+    methods: Methods = methods_from(config.methods)
+    job = make_job(replace(config, checks=("none",)), classifier=classifier)
     with ignore_image_warnings():
-        items = loader.items(job.entries)
-    check_any(len(items), len(loader.skipped), loader.skipped)
-    images, labels = stacked(items)
-    known = None if job.targets == "prediction" else labels
+        batch, notes = job.reader.entries([*job.entries])
+    skipped = notes[SKIPPED]
+    check_any(0 if batch is None else len(batch), len(skipped), skipped)
+    assert batch is not None  # there are images
     report = sanity_check(
         classifier,
-        images,
-        known,
+        batch.images,
+        batch.targets,
         methods,
         steps=steps,
         layer=config.layer,
         seed=config.seed,
     )
-    names = [item.name for item in items]
-    kind = "prediction" if known is None else "label"
-    return FolderSanity(report, names, kind, dict(loader.skipped))
+    return FolderSanity(report, list(batch.names), job.targets, dict(skipped))
 
 
 def save_sanity(

@@ -88,7 +88,7 @@ class ImageForm(BaseModel):
     alpha_min: float = Field(
         float(RunConfig.alpha_min), ge=0, le=1, description="Pixels above it count as marked."
     )
-    fill: Fill = Field(RunConfig.fill, description="Replaces hidden pixels.")
+    fill: Fill = Field(RunConfig.fills[0], description="Replaces hidden pixels.")
     value_step: float | None = Field(None, ge=LEAST_STEP, le=0.5, description=STEP_HELP)
 
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
+from sufficit.evaluation import evaluate
 from sufficit.explainers import CAMS, EXPLAINERS, Explainer, explain_all, methods_for
 from sufficit.explainers.explanation import Methods
 from sufficit.explainers.registry import explainer_named
 from sufficit.metrics.metric import Schedule
-from sufficit.metrics.scores import evaluate
 from sufficit.perturbation import bands
 from sufficit.perturbation.fills import FILLS
 from sufficit.perturbation.tokens import drops, token_model
