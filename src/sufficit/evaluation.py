@@ -120,10 +120,7 @@ def evaluate(
         classifier = classifier.with_score(score)
         score = "confidence"
     goals = checked(images, heatmaps, targets)
-    if classifier.score is not None and (goals is not None or leak_donors or twin is not None):
-        raise UserError(
-            "a score of your own has no classes: leave out targets, leak_donors and twin"
-        )
+    _check_own_score(classifier, asks_class=any((goals is not None, leak_donors, twin)))
     own = check_metrics(metrics)
     most = calls_from(calls)
     wanted = metrics_named(columns, own, truth=truth is not None, sampled=most is not None)
@@ -139,21 +136,16 @@ def evaluate(
     if twin is not None:
         check_twin(classifier, twin)
     held_out = _held_out(classifier, held_out_fill, used, batch_size, measured=MSI in wanted)
-    for asked in [one.asked for one in models] + [one for one in (held_out,) if one is not None]:
-        check_fill(asked.fill, images)
-    meter = LeakMeter(models[0].asked, 0.0, leak_donors, seed)
-    if leak_donors:  # raise now what the leak would raise after the scoring
-        meter.check(images)
-        if goals is not None:
-            check_classes(goals, goals)
+    for one in [*(model.asked for model in models), *filter(None, [held_out])]:
+        check_fill(one.fill, images)
+    meter = _meter(models[0], images, goals, leak_donors, seed)
 
     scoring = Scoring(wanted, schedules[0], most, seed)
     probes, derived = _probes(scoring, models, held_out, held_out_fill)
     check_column_names(probes, derived)
     search = _searching(scoring, models[0], schedules) if alpha_min == "search" else None
     total = sum(probe.calls + probe.calls_once for probe in probes)
-    total += meter.calls if leak_donors else 0
-    total += search.calls if search is not None else 0
+    total += sum(one.calls for one in (meter, search) if one is not None)
     with counting_bar("scoring", total * len(images), progress):
         batch = batch_of(classifier, images, goals, names=names, truth=where)
         found = None
@@ -166,13 +158,34 @@ def evaluate(
         _warn_of_nan(scores, own_score=classifier.score is not None)
         if found is not None:
             scores = replace(scores, search=found, calls=scores.calls + said.calls)
-        if not leak_donors:
+        if meter is None:
             return scores
         if goals is None and len(scores.targets.unique()) == 1:
             warn_user("no leak: the model's predictions are all of one class")
             return scores
         meter = replace(meter, alpha_min=scores.alpha_min)
         return with_leak(scores, meter.leak(images, heatmaps, scores.targets))
+
+
+def _check_own_score(classifier: Classifier, *, asks_class: bool) -> None:
+    """Raise where a score of the user's meets what needs classes."""
+    if classifier.score is not None and asks_class:
+        raise UserError(
+            "a score of your own has no classes: leave out targets, leak_donors and twin"
+        )
+
+
+def _meter(
+    first: AskedModel, images: Tensor, targets: Tensor | None, donors: int, seed: int
+) -> LeakMeter | None:
+    """Return what measures the leak, if it is wanted; raise now what it would raise later."""
+    if not donors:
+        return None
+    meter = LeakMeter(first.asked, 0.0, donors, seed)
+    meter.check(images)
+    if targets is not None:
+        check_classes(targets, targets)
+    return meter
 
 
 def batch_of(

@@ -1,7 +1,7 @@
 """Lay masks over images of other classes: does their shape alone reveal the class?"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -12,18 +12,10 @@ from sufficit.metrics.column import Heading
 from sufficit.metrics.columns import HEADINGS
 from sufficit.metrics.leakage import TENSORS, LeakMeter, Pool
 from sufficit.perturbation.masked_model import MaskedModel
-from sufficit.probes.probe import CALLS, ProbeBase, SourceRows, by_source
+from sufficit.probes.probe import CALLS, Donors, ProbeBase, SourceRows, by_source
 
 COLUMNS = tuple(f"leak_{name}".replace("_donors", "") for name in TENSORS if name != "calls")
 RATIO = "leak_ratio"
-
-
-@dataclass(frozen=True)
-class Donors:
-    """The images that donors are drawn from, and the heatmaps of every source for them."""
-
-    batch: Batch
-    maps: Mapping[str, Tensor]  # each [P,H,W]
 
 
 @dataclass(frozen=True)
@@ -52,6 +44,10 @@ class LeakProbe(ProbeBase):
     def calls(self) -> int:  # type: ignore[override]
         """Forward passes per image and source, at most."""
         return LeakMeter(self.asked, self.alpha_min, self.donors, self.seed).calls
+
+    def holding(self, held: Donors) -> "LeakProbe":
+        """Return the probe with its donors."""
+        return replace(self, held=held)
 
     @cached_property
     def _meter(self) -> LeakMeter | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -57,8 +57,23 @@ class Probe(Protocol):
     def ratios(self) -> Mapping[str, tuple[str, str]]:
         """Ratios of two columns' means that belong into the table: name -> over, under."""
 
+    @property
+    def holds(self) -> frozenset[int]:
+        """The numbers of images that it needs with their heatmaps before any other."""
+
+    def holding(self, held: "Donors") -> "Probe":
+        """Return the probe with the images that it holds, read and explained."""
+
     def __call__(self, batch: Batch, maps: Mapping[str, Tensor]) -> SourceRows:
         """Measure finished heatmaps at the images' size, each [N,H,W]."""
+
+
+@dataclass(frozen=True)
+class Donors:
+    """Images with the heatmaps of every source for them."""
+
+    batch: Batch
+    maps: Mapping[str, Tensor]  # each [P,H,W]
 
 
 class ProbeBase:
@@ -80,6 +95,12 @@ class ProbeBase:
     headings: Mapping[str, Heading] = {}
     conditions: Sequence[Condition] = ()
     ratios: Mapping[str, tuple[str, str]] = {}
+    holds: frozenset[int] = frozenset()
+
+    def holding(self, held: Donors) -> "Probe":
+        """Return the probe itself: it holds nothing."""
+        found: Any = self
+        return found  # type: ignore[no-any-return]  # a subclass gives the call
 
 
 def by_source(stacked: Columns, maps: Mapping[str, Tensor]) -> SourceRows:

@@ -13,7 +13,7 @@ from sufficit.errors import SkipError, UserError
 from sufficit.metrics.column import Columns
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.masked_model import whole_images
-from sufficit.probes.leak import Donors
+from sufficit.probes.probe import Donors
 from sufficit.progress import Progress, bar
 from sufficit.runs.job import Held, Job
 from sufficit.runs.reader import skipped_for_nan
@@ -98,7 +98,7 @@ def known_of(
 
 def holding(job: Job, store: Store, compute: Spread, progress: bool | Progress | None) -> Job:
     """The job with the images that its probes need before all others, read and explained."""
-    numbers = sorted({number for probe in job.probes for number in getattr(probe, "holds", ())})
+    numbers = sorted({number for probe in job.probes for number in probe.holds})
     if not numbers:
         return job
     size = job.entries.unit

@@ -30,8 +30,7 @@ from sufficit.perturbation.fills import check_fill_name
 from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.tokens import drops, token_model
 from sufficit.probes.band import BandProbe
-from sufficit.probes.leak import Donors
-from sufficit.probes.probe import Probe
+from sufficit.probes.probe import Donors, Probe
 from sufficit.probes.standard import MSI, Derived, Scoring, check_column_names, check_twin
 from sufficit.provenance import plain
 from sufficit.runs.config import FEW, FEWEST_UNITS, LONG, MODEL, SEARCHED, UNIT, RunConfig
@@ -110,7 +109,9 @@ class Job:
             return [*self.only]
         found = [*probes_of(self), *self.extra]
         check_column_names(found, self.derived)
-        return found
+        if self.held is None:
+            return found
+        return [one.holding(self.held.donors) if one.holds else one for one in found]
 
     @property
     def first_probe(self) -> BandProbe | None:
@@ -134,7 +135,7 @@ class Job:
     def reader(self) -> Reader:
         """Reads the images of units."""
         # Donors of the leak are laid under masks of any image, so that all have one size.
-        one_size = any(getattr(probe, "holds", ()) for probe in self.probes)
+        one_size = any(probe.holds for probe in self.probes)
         return Reader(self.classifier, self.truth, self.config.on_error, one_size)
 
     @cached_property

@@ -122,7 +122,6 @@ def _leak(job: "Job", asked: MaskedModel) -> LeakProbe:
         donors=job.config.donors or DONORS,
         seed=job.config.seed,
         holds=frozenset(pool),
-        held=None if job.held is None else job.held.donors,
     )
 
 
