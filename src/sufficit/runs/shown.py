@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = "shown.safetensors"
-STEP = 0.05  # of the slider, where a run asks some masks of each image only
+STEP = 0.1  # of the slider, where a run asks some masks of each image only
 
 
 def write_shown(
