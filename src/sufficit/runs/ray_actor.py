@@ -20,8 +20,9 @@ from sufficit.classifier.source_code import is_installed
 from sufficit.data.images import SourceImage
 from sufficit.data.loader import Unit
 from sufficit.errors import UserError
-from sufficit.runs.engine import Score, quiet
+from sufficit.runs.engine import quiet
 from sufficit.runs.job import Job
+from sufficit.runs.spread import Score
 from sufficit.runs.unit_rows import Rows
 
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")

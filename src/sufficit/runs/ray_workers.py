@@ -15,10 +15,10 @@ from sufficit.data.images import ImageTensor, SourceImage
 from sufficit.data.loader import Unit, check_sizes
 from sufficit.errors import UserError, warn_user
 from sufficit.runs.config import Workers
-from sufficit.runs.engine import Score
 from sufficit.runs.job import Job
 from sufficit.runs.ray_actor import Place, Problem, Shipment, UnitActor, ship, short
 from sufficit.runs.ray_cluster import RayCluster, WorkerWarning
+from sufficit.runs.spread import Score
 from sufficit.runs.store import Store
 from sufficit.runs.unit_rows import Rows
 
