@@ -15,6 +15,7 @@ from sufficit.runs.config import Workers, config_from
 from sufficit.runs.engine import run
 from sufficit.runs.job import Job, make_job
 from sufficit.runs.results import RunResults
+from sufficit.runs.store import MAPS
 from sufficit.runs.workers import spreading
 from sufficit.sources import sources_of
 
@@ -124,5 +125,5 @@ def rows(out: Path) -> dict[str, bytes]:
     patterns = ("*/*.parquet", "*/heatmaps.npz", "summary.json", "pairs.csv", "curves.json")
     found = sorted(path for pattern in patterns for path in out.glob(pattern))
     # Each map carries the digest of its run, which differs by nothing here.
-    found += sorted((out / "maps").glob("*"))
+    found += sorted((out / MAPS).glob("*"))
     return {str(path.relative_to(out)): path.read_bytes() for path in found}
