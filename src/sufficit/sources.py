@@ -54,6 +54,15 @@ class Maps(DrawnMaps):
             notes={name: marks[places] for name, marks in self.notes.items()},
         )
 
+    def to(self, device: str) -> "Maps":
+        """The same on another device."""
+        return Maps(
+            maps=self.maps.to(device),
+            final=self.final,
+            columns={name: values.to(device) for name, values in self.columns.items()},
+            notes={name: marks.to(device) for name, marks in self.notes.items()},
+        )
+
     @staticmethod
     def joined(parts: Sequence["Maps"], size: tuple[int, int]) -> "Maps":
         """Those of several batches, one after the other."""

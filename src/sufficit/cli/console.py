@@ -135,7 +135,7 @@ def scored(
     if found is not None and found.seconds >= LONG:
         err.print(literal(found.words), soft_wrap=True, highlight=False)
     progress = False if as_json else None
-    with spreading(workers, job) as spread:
+    with spreading(workers, job) as (job, spread):
         return run(job, folder, overwrite=overwrite, progress=progress, spread=spread)
 
 

@@ -69,7 +69,7 @@ def explain(
     if target is not None:
         number = class_number(target, classifier.classes)
         job = replace(job, entries=job.entries.labelled(target=number), targets="label")
-    with resumable(out_folder), spreading(workers, job) as spread:
+    with resumable(out_folder), spreading(workers, job) as (job, spread):
         record = explain_run(job, out_folder, overwrite=overwrite, spread=spread)
     print_skipped(record["skipped"])
     for remark in run_remarks(record["n"], record["empty_heatmaps"]):

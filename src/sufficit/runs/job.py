@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any, Literal
@@ -75,6 +75,12 @@ class Job:
     held: Held | None = None  # once it is drawn
     some: tuple[int, ...] | None = None  # the numbers of the images to score; None for all
     only: tuple[Probe, ...] | None = None  # the probes of a first run, in place of all
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a worker needs: probes that are made, and no list of images; units hold theirs."""
+        state = {one.name: getattr(self, one.name) for one in fields(self)}
+        made = {name: getattr(self, name) for name in ("probes", "derived", "reader")}
+        return state | made | {"entries": None}
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -23,13 +23,12 @@ from sufficit.provenance import plain, save_json
 from sufficit.runs.unit_rows import Rows
 from sufficit.sources import CONTROLS, Maps
 
-UNITS, MAPS = "units", "maps"  # folders: one while a run lasts, one for good
+UNITS, MAPS = "units", "drawn"  # folders: one while a run lasts, one for good
 UNIT, HELD = "unit", "held"  # kinds of files
 KEY, UNIT_SIZE, RUN = "key.json", "images per unit", "run"
 ROW_FILES = ("scores.parquet", "curves.parquet", "heatmaps.npz")  # of each source
 FILES = (
-    *("run.json", *ROW_FILES),
-    *("summary.json", "curves.json", "pairs.csv", "skipped.csv", "shown.safetensors"),
+    *("run.json", "summary.json", "curves.json", "pairs.csv", "skipped.csv", "shown.safetensors"),
     *("RUN.toml", "report.html", "sheet.png", "curves.png"),
 )
 MOST_RECORD = 2**28  # bytes of a run.json
