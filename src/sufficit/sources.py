@@ -22,6 +22,7 @@ from sufficit.errors import NotFiniteError, SkipError, UserError
 from sufficit.explainers import EXPLAINERS, Explainer, explainer_named, methods_for
 from sufficit.explainers.explanation import DrawnMaps, draw_all
 from sufficit.explainers.explanation import Method as AnyMethod
+from sufficit.explainers.guard import call_guarded
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.registry import full_word, word_of
 from sufficit.explainers.words import HeatmapFileSource, source_from, sources_from
@@ -322,7 +323,23 @@ def draw(model: Classifier, batch: Batch, sources: Sequence[Source]) -> dict[str
     Raise SkipError, with the rows and reasons, for images that a source has no map for.
     """
     draw_together(model, batch, [one for one in sources if isinstance(one, Method)])
-    return {source.name: source.maps(model, batch) for source in sources}
+    return {source.name: drawn_by(source, model, batch) for source in sources}
+
+
+def drawn_by(source: Source, model: Classifier, batch: Batch) -> Maps:
+    """The maps of a source. One of the user's must leave the model as it was."""
+    if isinstance(source, Method | Control | MapTensor | MapFile):
+        return source.maps(model, batch)
+    return call_guarded(
+        f"source {source.name}",
+        source,
+        lambda rows: source.maps(model, batch.rows(rows)),
+        lambda parts: Maps.joined(parts, batch.size),
+        classifier=model,
+        images=batch.images,
+        names=batch.names,
+        seed=getattr(source, "seed", 0),
+    )
 
 
 def draw_together(model: Classifier, batch: Batch, methods: Sequence[Method]) -> None:

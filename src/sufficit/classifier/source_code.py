@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from sufficit.errors import UserError
+from sufficit.errors import NotFiniteError, SkipError, UserError
 
 OURS = Path(__file__).parents[1]
 Result = TypeVar("Result")
@@ -128,9 +128,9 @@ def run_user_code(name: str, run: Callable[[], Result]) -> Result:
     """What the user's code returns; what it raises becomes one line that says where."""
     try:
         return run()
-    except torch.OutOfMemoryError:
-        raise  # the caller may retry with a smaller batch
-    except Exception as error:
+    except (torch.OutOfMemoryError, NotFiniteError, SkipError):
+        raise  # the caller may retry with a smaller batch, or without some images
+    except (Exception, SystemExit) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{last.filename}, line {last.lineno}"
         raise UserError(f"{name} raised {type(error).__name__}: {error} ({place})") from error

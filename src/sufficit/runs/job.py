@@ -30,6 +30,7 @@ from sufficit.perturbation.fills import check_fill_name
 from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.tokens import drops, token_model
 from sufficit.probes.band import BandProbe
+from sufficit.probes.guarded import GuardedProbe
 from sufficit.probes.probe import Donors, Probe
 from sufficit.probes.standard import MSI, Derived, Scoring, check_column_names, check_twin
 from sufficit.provenance import plain
@@ -107,7 +108,10 @@ class Job:
         """Every measurement of the run."""
         if self.only is not None:
             return [*self.only]
-        found = [*probes_of(self), *self.extra]
+        guarded: list[Any] = [
+            GuardedProbe(one, self.classifier, self.config.seed) for one in self.extra
+        ]
+        found = [*probes_of(self), *guarded]
         check_column_names(found, self.derived)
         if self.held is None:
             return found
