@@ -1,6 +1,7 @@
 """What a user may add to a run without any other change: probes, a source, a column."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import ClassVar
 
 import torch
@@ -68,6 +69,25 @@ class Redrawn(ProbeBase):
             again = explain(self.model, batch.images.flip(3), batch.targets, name, progress=False)
             found[name] = {"mirror_map": rank_correlation(maps[name], again.flip(2))}
         return found
+
+
+class OtherHead(ProbeBase):
+    """Does a method draw another map for a copy of the model whose last layer is turned around?"""
+
+    key = "other head"
+    headings: ClassVar[Mapping[str, Heading]] = {
+        "other_head": Heading("other head", "Rank correlation with the map of another head")
+    }
+
+    def __init__(self, model: Classifier, layer: str, method: str, images: Sample = None) -> None:
+        self.model, self.layer, self.method, self.images = model, layer, method, images
+
+    def __call__(self, batch: Batch, maps: Mapping[str, Tensor]) -> SourceRows:
+        copied = self.model.over(deepcopy(self.model.model))
+        with torch.no_grad():
+            copied.model.get_parameter(f"{self.layer}.weight").neg_()
+        again = explain(copied, batch.images, batch.targets, self.method, progress=False)
+        return {self.method: {"other_head": rank_correlation(maps[self.method], again)}}
 
 
 class Edges(SourceBase):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import sufficit.probes
-from extensions import TOP_QUARTER, Mirrored, Redrawn
+from extensions import TOP_QUARTER, Mirrored, OtherHead, Redrawn
 from small_models import rand, small_vit
 from sufficit import Classifier
 from sufficit.data.batch import Batch
@@ -120,7 +120,11 @@ class Case:
         sources = {"grey": grey} if self.model == "vit" else {"gradcam": "gradcam", "mine": grey}
         extra: list[Probe] = []
         if self.own:
-            extra = [Mirrored(self.classifier), Redrawn(self.classifier, ("gradcam",))]
+            extra = [
+                Mirrored(self.classifier),
+                Redrawn(self.classifier, ("gradcam",)),
+                OtherHead(self.classifier, "5", "gradcam"),
+            ]
         labels = None if self.model == "score" else LABELS
         return make_job(
             config,
