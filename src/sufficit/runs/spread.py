@@ -66,5 +66,6 @@ class UnitProgress:
 
 def in_this_process(job: Job, store: Store, score: Score, units: Sequence[Unit]) -> Iterator[Rows]:
     """Compute units one after the other; the next one is read meanwhile."""
-    for unit, following in zip(units, [*units[1:], None], strict=True):
-        yield score(unit, following)
+    following = [*units[1:], None]
+    for place, unit in enumerate(units):  # of which there may be none
+        yield score(unit, following[place])
