@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, Protocol
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest
-from sufficit.classifier.source_code import code_digest, code_of
+from sufficit.classifier.source_code import code_of, identity_of
 from sufficit.data.batch import Batch
 from sufficit.data.heatmap_files import HeatmapError, HeatmapFile
 from sufficit.data.image_files import BadImageError
@@ -22,6 +21,7 @@ from sufficit.errors import NotFiniteError, SkipError, UserError
 from sufficit.explainers import EXPLAINERS, Explainer, explainer_named, methods_for
 from sufficit.explainers.explanation import DrawnMaps, draw_all
 from sufficit.explainers.explanation import Method as AnyMethod
+from sufficit.explainers.guard import call_guarded
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.registry import full_word, word_of
 from sufficit.explainers.words import HeatmapFileSource, source_from, sources_from
@@ -168,11 +168,10 @@ class Method(SourceBase):
             return "/".join(filter(None, [full_word(method), library]))
         if isinstance(method, tuple):
             return full_word(word_of(*method))
-        # All of the code: a function may call others.
-        found = [code_digest(method) or getattr(method, "__qualname__", type(method).__name__)]
-        if isinstance(method, partial):
-            values = (*method.args, *(value for _, value in sorted(method.keywords.items())))
-            found += [repr(one) for one in values if isinstance(one, str | float | int)]
+        if isinstance(method, Explainer):
+            parts = [identity_of(method.draw), identity_of(method.score)]
+            return "/".join([method.description, str(dict(method.chosen)), *parts])
+        found = [identity_of(method)]
         if isinstance(method, nn.Module):
             found += [code_of(method), digest(*method.state_dict().values())]
         return "/".join(filter(None, found))
@@ -331,7 +330,23 @@ def draw(model: Classifier, batch: Batch, sources: Sequence[Source]) -> dict[str
     Raise SkipError, with the rows and reasons, for images that a source has no map for.
     """
     draw_together(model, batch, [one for one in sources if isinstance(one, Method)])
-    return {source.name: source.maps(model, batch) for source in sources}
+    return {source.name: drawn_by(source, model, batch) for source in sources}
+
+
+def drawn_by(source: Source, model: Classifier, batch: Batch) -> Maps:
+    """The maps of a source. One of the user's must leave the model as it was."""
+    if isinstance(source, Method | Control | MapTensor | MapFile):
+        return source.maps(model, batch)
+    return call_guarded(
+        f"source {source.name}",
+        source,
+        lambda rows: source.maps(model, batch.rows(rows)),
+        lambda parts: Maps.joined(parts, batch.size),
+        classifier=model,
+        images=batch.images,
+        names=batch.names,
+        seed=getattr(source, "seed", 0),
+    )
 
 
 def draw_together(model: Classifier, batch: Batch, methods: Sequence[Method]) -> None:
@@ -383,8 +398,13 @@ def source_of(
     if isinstance(read, tuple):
         return Method(name, word_of(*read), layer, seed)
     if hasattr(read, "maps") and hasattr(read, "digest"):
-        source: Source = read
-        return source
+        source: Any = read
+        if source.name != name:
+            raise UserError(
+                f"a source calls itself {source.name!r} and is given as {name!r}: use one name"
+            )
+        found: Source = source
+        return found
     return Method(name, read, layer, seed)
 
 

@@ -3,16 +3,12 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 
-from torch import Tensor
-
-from sufficit.classifier.classifier import Classifier
-from sufficit.classifier.source_code import python_function, run_user_code
+from sufficit.classifier.source_code import python_function
 from sufficit.errors import UserError, unknown
 from sufficit.explainers.explainer import of_library, split_word
-from sufficit.explainers.explanation import Method, OwnMethod
+from sufficit.explainers.explanation import Method
 from sufficit.explainers.lax import OURS, Lax, name_of
 from sufficit.explainers.registry import EXPLAINERS, explainer_named
 from sufficit.files import place, safe_name
@@ -91,7 +87,7 @@ def _unnamed(word: str) -> tuple[str, Named]:
         explainer_named(word)  # raises for unknown options
         return re.sub(r"[:/\\]+", "-", word), word
     if word.startswith("python:"):
-        return word.rpartition(":")[2], _python_method(word.removeprefix("python:"))
+        return word.rpartition(":")[2], python_function(word.removeprefix("python:"))
     path = place(word)
     if path.is_dir() or word.startswith(OURS):
         return name_of(word), Lax.from_pretrained(word)
@@ -110,15 +106,3 @@ def _unnamed(word: str) -> tuple[str, Named]:
     places = ["the folder of a LAX adapter", "python:FILE.py:FUNCTION", "a heatmap file"]
     places += ["captum:NAME", "zennit:NAME"]
     raise unknown("method", word, [*places, *EXPLAINERS])
-
-
-def _python_method(name: str) -> OwnMethod:
-    """The user's function as a method whose errors name the function and the line."""
-    function = python_function(name)
-
-    @wraps(function)
-    def draw(classifier: Classifier, images: Tensor, targets: Tensor) -> Tensor:
-        heatmaps: Tensor = run_user_code(name, lambda: function(classifier, images, targets))
-        return heatmaps
-
-    return draw
