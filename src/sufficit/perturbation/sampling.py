@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sufficit.errors import UserError
 from sufficit.perturbation.bands import Band, family
@@ -45,6 +46,11 @@ class Sampling:
     def width(self) -> int:
         """How many bands are drawn per image, a band drawn twice counted twice."""
         return len(self.always) + sum(line.strata for line in self.lines)
+
+    @property
+    def counts_with_whole(self) -> Tensor:
+        """The same with the whole image before the bands, which every image is asked: [1+B]."""
+        return F.pad(self.counts, (1, 0), value=1.0)
 
     def draw(self, names: Sequence[str], seed: int) -> Tensor:
         """Return the numbers of the bands to ask each image: N -> int32 [N,K].

@@ -11,7 +11,7 @@ from sufficit.data.batch import Batch, Sample
 from sufficit.metrics.column import CANDIDATE, Column, Columns, Heading
 from sufficit.metrics.metric import Schedule, curves_of
 from sufficit.perturbation.bands import EVERYTHING, Band, family
-from sufficit.perturbation.masked_model import MaskedModel, whole_images
+from sufficit.perturbation.masked_model import MaskedModel
 from sufficit.perturbation.predictions import ROWS, Predictions
 from sufficit.perturbation.sampling import Sampling, make_sampling
 from sufficit.probes.probe import CALLS, RIGHT, Condition, ProbeBase, SourceRows, by_source
@@ -126,7 +126,7 @@ class BandProbe(ProbeBase):
         answers = self.answers(batch, maps)
         found = answers.by_piece(self._rows)
         found[CALLS + self.key] = (answers.calls + self.counts_whole).double()
-        right = whole_images(self.asked.model, batch).of([EVERYTHING], "accuracy")[:, 0]
+        right = self.asked.whole(batch).of([EVERYTHING], "accuracy")[:, 0]
         found[RIGHT + self.key] = right.repeat(len(maps))
         if self.keeps_answers:
             found |= {ANSWERS + name: getattr(answers, name) for name in ROWS}
@@ -134,7 +134,9 @@ class BandProbe(ProbeBase):
 
     def kept(self, parts: Columns) -> Predictions:
         """Answers that were kept by their parts."""
-        return Predictions(bands=(EVERYTHING, *self.bands), weighed=self.sizes, **parts)
+        bands = (EVERYTHING, *self.bands)
+        counts = None if self.drawing is None else self.drawing.counts_with_whole
+        return Predictions(bands=bands, weighed=self.sizes, counts=counts, **parts)
 
     def _rows(self, some: Predictions) -> Columns:
         found = self.values(some)
