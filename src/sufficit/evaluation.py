@@ -158,7 +158,6 @@ def evaluate(
             scoring = replace(scoring, schedule=replace(schedules[0], alpha_min=found.best))
             probes, derived = _probes(scoring, models, held_out)
         scores = _scored(scoring, probes, derived, models, batch, heatmaps)
-        _warn_of_nan(scores, own_score=classifier.score is not None)
         if found is not None:
             scores = replace(scores, search=found, calls=scores.calls + said.calls)
         if meter is None:
@@ -346,6 +345,7 @@ def _scored(
             else:
                 found[name] = values
     first = answers[0] if answers else models[0].asked.ask(batch, heatmaps, [])
+    _warn_of_nan(answers or [first], own_score=models[0].asked.model.score is not None)
     columns = settled(found, halves_of(batch.names, scoring.seed))
     for one in derived:
         columns[one.name] = one.compute(stacked(columns, one.of))
@@ -379,10 +379,9 @@ def in_order(
     return {name: columns[name] for name in order if name in columns}
 
 
-def _warn_of_nan(scores: Scores, *, own_score: bool) -> None:
-    """Warn, once, of predictions that are NaN."""
-    named = scores.answers.named
-    broken = named == NO_CLASS
+def _warn_of_nan(answers: Sequence[Predictions], *, own_score: bool) -> None:
+    """Warn, once, of predictions that are NaN, with any fill."""
+    broken = torch.cat([one.named == NO_CLASS for one in answers], dim=1)
     n = int(broken.sum())
     if not n:
         return

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sufficit.data.batch import Batch, Sample
+from sufficit.errors import UserError
 from sufficit.metrics.column import CANDIDATE, Column, Columns, Heading
 from sufficit.metrics.metric import Schedule, curves_of
 from sufficit.perturbation.bands import EVERYTHING, Band, family
@@ -85,6 +86,11 @@ class BandProbe(ProbeBase):
         """
         if self.most is None or self.most > len(self.bands):
             return None
+        if self.most < self.least:
+            raise UserError(
+                f"calls must be {self.least} or more for these columns, got {self.most}: ask more"
+                " masks per image, or choose fewer columns"
+            )
         weights, always = self._weights
         return make_sampling(self.bands, weights, always - {EVERYTHING}, self.most - 1)
 
