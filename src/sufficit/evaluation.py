@@ -148,9 +148,7 @@ def evaluate(
     total = sum(probe.calls + probe.calls_once for probe in probes)
     total += sum(one.calls for one in (meter, search) if one is not None)
     with counting_bar("scoring", total * len(images), progress):
-        batch = batch_of(
-            classifier, images, goals, names=names, truth=where, batch_size=batch_size
-        )
+        batch = batch_of(classifier, images, goals, names=names, truth=where, batch_size=batch_size)
         found = None
         if search is not None:
             said = search.answers(batch, {ONE: heatmaps})

@@ -50,12 +50,24 @@ def test_the_curves_are_those_of_a_search_per_method(score: str) -> None:
 
 
 def test_a_comparison_has_the_curve_of_a_few_images() -> None:
-    """As many as cost half the scores at most; each method's is that of a search over them."""
+    """Evenly spaced images, so many that they cost half of the scores at most."""
     images = torch.rand(60, 3, *SIZE, generator=torch.Generator().manual_seed(2))
     targets = torch.arange(60) % 3
-    maps = {kind: heatmaps_like(kind, 60, SIZE) for kind in ("random", "tied")}
+    maps = {"one": heatmaps_like("random", 60, SIZE), "two": heatmaps_like("tied", 60, SIZE)}
     classifier = Classifier(small_net(seed=2))
     found = compare(classifier, images, maps, targets, checks=("alpha-curve",))
-    curve = found.record["alpha_curve"]
-    assert curve["images"] == CURVE_IMAGES
-    assert np.shape(curve["msi"]["tied"]) == (len(ALPHA_GRID),)
+    curve = found.record.alpha_curve
+    assert curve["alphas"] == [*ALPHA_GRID]
+    assert 8 < curve["images"] <= CURVE_IMAGES
+    rows = [i * 60 // curve["images"] for i in range(curve["images"])]
+    for name, heatmaps in maps.items():
+        wanted = evaluate(
+            classifier, images[rows], heatmaps[rows], targets[rows], alpha_min="search",
+            value_step=0.05, columns=["msi"],
+        )  # fmt: skip
+        np.testing.assert_allclose(curve["mean_msi"][name], wanted.search.means, atol=1e-6)
+        spent = found.rows[name]["calls"].to_numpy()
+        exact = evaluate(classifier, images, heatmaps, targets).calls.numpy()
+        more = spent - exact
+        assert np.flatnonzero(more).tolist() == rows
+        assert more.sum() <= exact.sum() / 2
