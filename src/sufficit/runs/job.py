@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -25,7 +25,7 @@ from sufficit.errors import UserError, warn_user
 from sufficit.evaluation import schedules_for
 from sufficit.files import place
 from sufficit.metrics.columns import check_metrics, metrics_named
-from sufficit.metrics.metric import AnyMetric, Schedule
+from sufficit.metrics.metric import AnyMetric, MapMetric, Schedule
 from sufficit.perturbation.fills import check_fill_name
 from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.tokens import drops, token_model
@@ -247,7 +247,7 @@ class Job:
         classifier = self.classifier
         return config | {
             "methods": {source.name: source.digest() for source in self.sources},
-            "metrics": {name: code_digest(one.formula) for name, one in self._own_formulas()},
+            "metrics": {name: code_digest(_formula(one)) for name, one in self.metrics.items()},
             "probes": {probe.key: code_digest(type(probe)) for probe in self.extra},
             "images scored": self.some,
             "device": self.device,
@@ -266,8 +266,10 @@ class Job:
             "versions": versions_of(classifier.bare) | {"sufficit": version("sufficit")},
         }
 
-    def _own_formulas(self) -> list[tuple[str, Any]]:
-        return [(name, one) for name, one in self.metrics.items() if hasattr(one, "formula")]
+
+def _formula(metric: AnyMetric) -> Callable[..., Any]:
+    """What a metric computes, whatever it computes it from."""
+    return metric.measure if isinstance(metric, MapMetric) else metric.formula
 
 
 def look_sizes(images: int, unit: int) -> list[int]:

@@ -23,7 +23,7 @@ from sufficit.provenance import plain, save_json
 from sufficit.runs.unit_rows import Rows
 from sufficit.sources import CONTROLS, Maps
 
-UNITS, MAPS = "units", "maps"  # folders: one while a run lasts, one for good
+UNITS, MAPS = "units", "kept-maps"  # folders: one while a run lasts, one for good
 UNIT, HELD = "unit", "held"  # kinds of files
 KEY, UNIT_SIZE, RUN = "key.json", "images per unit", "run"
 ROW_FILES = ("scores.parquet", "curves.parquet", "heatmaps.npz")  # of each source
