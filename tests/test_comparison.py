@@ -16,6 +16,7 @@ from sufficit import Classifier, Lax, UserError, View, evaluate, explain
 from sufficit.comparison import compare
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images, read_image
+from sufficit.metrics.metric import AnyMetric, MapMetric
 from sufficit.runs.job import make_job
 from sufficit.sources import MapFile
 
@@ -321,3 +322,15 @@ def test_options_of_a_method_belong_to_the_run_and_are_recorded(
     ]
     assert keys[1] == keys[2] == "finer-cam:nearest=3:reading=weighted"
     assert len({*keys}) == 3
+
+
+def test_a_formula_of_ones_own_that_changes_is_another_run(place: Path) -> None:
+    config = config_for(place / "photos")
+
+    def keyed(metric: AnyMetric) -> Any:
+        return make_job(config, metrics={"own": metric}).key()["metrics"]["own"]
+
+    brightest = MapMetric(True, lambda _: lambda heatmaps, _: heatmaps.amax((1, 2)))
+    darkest = MapMetric(True, lambda _: lambda heatmaps, _: heatmaps.amin((1, 2)))
+    assert keyed(brightest) == keyed(replace(brightest))
+    assert keyed(brightest) != keyed(darkest)
