@@ -194,23 +194,33 @@ class Control(SourceBase):
 
     name: str
     seed: int = 0
-    role: Role = "control"
+    alias_of: str = ""  # the control that a user gave under another name, to rank it
+
+    @property
+    def word(self) -> str:
+        """Which control it is."""
+        return self.alias_of or self.name
+
+    @property
+    def role(self) -> Role:  # type: ignore[override]  # computed here
+        """Whether it is ranked."""
+        return "method" if self.alias_of else "control"
 
     def maps(self, model: Classifier, batch: Batch) -> Maps:
         """Draw the control; the noise of an image does not depend on its batch."""
-        if self.name == "random":
+        if self.word == "random":
             drawn = noise(batch.size, self.seed, batch.numbers).to(batch.images.device)
         else:
-            drawn = EXPLAINERS[self.name].draw(batch.images)
+            drawn = EXPLAINERS[self.word].draw(batch.images)
         return Maps(drawn, final=True)
 
     def digest(self) -> str:
-        """Its name; the seed is a setting of the run."""
-        return self.name
+        """Its word; the seed is a setting of the run."""
+        return self.word
 
     def facts(self) -> SourceFacts:
         """A method that costs nothing."""
-        return SourceFacts(kind="method", method=self.name, **EXPLAINERS[self.name].facts())
+        return SourceFacts(kind="method", method=self.word, **EXPLAINERS[self.word].facts())
 
 
 @dataclass(frozen=True, eq=False)
@@ -390,7 +400,7 @@ def source_of(
     """Return what a user gave as a source of this name; words are read as on the command line."""
     read: Any = source_from(given)[1] if isinstance(given, str) else given
     if isinstance(read, str) and read in CONTROLS:
-        return Control(read, seed)
+        return Control(name, seed, alias_of="" if name == read else read)
     if isinstance(read, Tensor):
         return MapTensor(name, read, normalize)
     if isinstance(read, HeatmapFileSource):
@@ -425,11 +435,11 @@ def sources_of(
         for name, one in named.items()
     ]
     for source in found:
-        if source.name in CONTROLS and not isinstance(source, Control):
+        if source.name in CONTROLS and not (isinstance(source, Control) and not source.alias_of):
             raise UserError(
                 f"{source.name!r} is the name of a control: give the source another name"
             )
-    ranked = [source for source in found if not isinstance(source, Control)]
+    ranked = [source for source in found if source.name not in CONTROLS]
     wanted = [one for one in CONTROLS if controls or one in named]
     return (*ranked, *(Control(one, seed) for one in wanted))
 

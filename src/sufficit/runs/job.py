@@ -152,7 +152,13 @@ class Job:
         """Reads the images of units."""
         # Donors of the leak are laid under masks of any image, so that all have one size.
         one_size = any(probe.holds for probe in self.probes)
-        return Reader(self.classifier, self.truth, self.config.on_error, one_size)
+        return Reader(
+            classifier=self.classifier,
+            truth=self.truth,
+            on_error=self.config.on_error,
+            one_size=one_size,
+            batch_size=self.config.batch_size,
+        )
 
     @cached_property
     def order(self) -> npt.NDArray[np.int64]:
