@@ -120,7 +120,7 @@ def compare(
     folder = None if out is None else place(out)
     if folder is not None:
         folders = [] if isinstance(images, Tensor) else [place(images)]
-        check_output(folder, folders, overwrite=overwrite, command="compare")
+        check_output(folder, folders, command="compare")
     check_log(config.log, folder)
     job = make_job(
         config,

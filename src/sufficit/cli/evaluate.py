@@ -25,7 +25,7 @@ SOURCE = "heatmaps"
 
 
 @app.command()
-@run_options(*OPTIONS, defaults=DEFAULTS)
+@run_options(*OPTIONS, defaults=DEFAULTS, toml=True)
 def evaluate(
     config: RunConfig,
     workers: Workers | None,
@@ -59,7 +59,7 @@ def evaluate(
     """
     config = replace(config, methods=(f"{SOURCE}={heatmaps}",))
     out_folder, data = place(to), place(config.data)
-    check_output(out_folder, [data], overwrite=overwrite, command="evaluate")
+    check_output(out_folder, [data], command="evaluate")
     with resumable(out_folder):
         results = scored(config, out_folder, as_json=as_json, overwrite=overwrite, workers=workers)
     print_skipped(results.skipped, results.record.n_skipped)

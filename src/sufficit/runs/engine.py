@@ -197,7 +197,8 @@ class UnitProgress:
 
 def in_this_process(job: Job, store: Store, score: Score, units: Sequence[Unit]) -> Iterator[Rows]:
     """Compute units one after the other; the next one is read meanwhile."""
-    for unit, following in zip(units, [*units[1:], None], strict=True):
+    for place, unit in enumerate(units):
+        following = units[place + 1] if place + 1 < len(units) else None
         yield score(unit, following)
 
 
@@ -276,19 +277,12 @@ def found_alpha(
 def _finished(job: Job, owned: Store, key: dict[str, object]) -> RunResults | None:
     """The results of this very run, if they are in its folder; raise for another run's."""
     record = owned.finished(key, job.entries)
-    if record is None:
-        units_there = not owned.is_empty
-        if (owned.folder / "run.json").exists() and not units_there:
-            raise UserError(
-                f"{owned.folder} holds a finished run of other settings or images: choose another"
-                " --out, or --overwrite"
-            )
+    if record is None or plain(asdict(job.config)) != record["config"]:
+        owned.check_free()
         return None
     try:
         found = RunResults.read(owned.folder, record)
     except UserError:  # it is not complete
-        return None
-    if plain(asdict(job.config)) != record["config"]:
         return None
     owned.remove_units()  # a kill may have left some
     return found
