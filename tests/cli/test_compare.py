@@ -26,7 +26,6 @@ from sufficit.runs.results import RunResults
 from sufficit.runs.store import UNIT, Store
 from sufficit.runs.unit_rows import Rows
 
-
 NO_LEAK = ("--checks", "controls,fill,alpha-curve")
 
 

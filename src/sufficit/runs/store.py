@@ -316,7 +316,7 @@ class Store:
 
     def check_free(self) -> None:
         """Raise if the folder holds a finished run, whose files this run would replace."""
-        # Maps outlast their run; units of a run that a kill ended are resumed or refused by `start`.
+        # Maps outlast their run. Units that a kill left are resumed, or refused by `start`.
         resumed = any((self.folder / UNITS).rglob("[!.]*.safetensors"))
         if (self.folder / "run.json").exists() and not resumed:
             raise UserError(
