@@ -318,6 +318,16 @@ class Store:
         entries.save(self.manifest)  # the images may have been moved
         return store
 
+    def check_free(self) -> None:
+        """Raise if the folder holds a finished run, whose files this run would replace."""
+        # Maps outlast their run. Units that a kill left are resumed, or refused by `start`.
+        resumed = any((self.folder / UNITS).rglob("[!.]*.safetensors"))
+        if (self.folder / "run.json").exists() and not resumed:
+            raise UserError(
+                f"{self.folder} holds a finished run of other settings or images: choose another"
+                " --out, or --overwrite"
+            )
+
     def finished(self, key: Mapping[str, Any], entries: Manifest) -> dict[str, Any] | None:
         """The record of this very run, if it is finished: same settings, same images."""
         try:
