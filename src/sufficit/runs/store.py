@@ -92,11 +92,6 @@ class Store:
         return {int(one[1]) for one in found if one}
 
     @property
-    def has_started(self) -> bool:
-        """Whether a run has started here and not ended."""
-        return (self.folder / UNITS / KEY).exists()
-
-    @property
     def is_empty(self) -> bool:
         """Whether no unit is done."""
         places = (self.folder / UNITS, self.folder / MAPS)
