@@ -204,8 +204,8 @@ def fit(answers: Answers, fills: tuple[str, ...], share: float = 0.0) -> Tensor:
 
     A size suffices if the region gives the target with every fill (and, with `share`, at least so
     much of the whole image's probability). Kept and rest are averaged over fills and over a size
-    and its two neighbours, ends repeated; the highest kept - rest / 2 - size among those that suffice
-    wins, ties the smaller. In integers, so that ties are ties.
+    and its two neighbours, ends repeated; the highest kept - rest / 2 - size among those that
+    suffice wins, ties the smaller. In integers, so that ties are ties.
     """
     kept = torch.stack([answers.kept[fill] for fill in fills]).long()
     rest = torch.stack([answers.rest[fill] for fill in fills]).long()

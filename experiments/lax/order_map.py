@@ -33,7 +33,7 @@ class OrderMap(nn.Module):
     Args:
         network: Whose features are read.
         width: Channels of the top-down path.
-        cells: Cells per side of the map: 28, or 56 with features of stride 4 (of a ViT's third block).
+        cells: Cells per side of the map: 28, or 56 with features of stride 4 (a ViT's third block).
         query: Whether the class's row of the head, projected, is compared with every cell.
         extra: Channels of further evidence at 14 cells.
     """
@@ -102,7 +102,7 @@ def mask_of_size(z: Tensor, size: Tensor, tau: float, hard: bool = False) -> Ten
     """Cut out each map's top share: z [N,H,W], size [N] -> mask [N,H,W] whose mean is the size.
 
     The threshold is found by bisection; its gradient is the implicit one, under which the mean of
-    the soft mask stays where it is. With `hard` the mask is 0 or 1 and has the soft mask's gradient.
+    the soft mask stays where it is. With `hard` the mask is 0 or 1, with the soft mask's gradient.
     """
     flat = z.flatten(1)
     with torch.no_grad():

