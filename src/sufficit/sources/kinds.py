@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -24,15 +24,15 @@ from sufficit.explainers.explanation import DrawnMaps, draw_all
 from sufficit.explainers.explanation import Method as AnyMethod
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.registry import full_word, word_of
-from sufficit.explainers.words import HeatmapFileSource, source_from, sources_from
-from sufficit.files import safe_name
 from sufficit.metrics.column import Columns, Heading
+from sufficit.perturbation.bands import ranks
 from sufficit.perturbation.heatmaps import check_range, normalize, resize
 
 Role = Literal["method", "control", "reference"]
 """A method is ranked; it must beat the controls; a reference is scored and not ranked."""
 CONTROLS = ("random", "center")
 STRETCHED = "stretched"  # a note: a map of other proportions than the image
+EDGE = 0.005  # how far values of a cut map are from 1 inside, and from 0 outside
 NOT_FINITE = "the model gives NaN or infinite values for it"
 _opening = Lock()
 
@@ -43,6 +43,13 @@ class Maps(DrawnMaps):
 
     columns: Columns = field(default_factory=dict)  # of the source's own, each [N]
     notes: Mapping[str, Tensor] = field(default_factory=dict)  # which images have a note: bool [N]
+    shares: Tensor | None = None  # [N] of the pixels that a cut map marks; None: it is not cut
+
+    def at(self, size: tuple[int, int]) -> Tensor:
+        """The finished heatmaps at the image's size: [N,H,W] in 0..1; float64 where they are cut."""
+        if self.shares is None:
+            return super().at(size)
+        return cut_at(resize(self.maps, size), self.shares.to(self.maps.device))
 
     def rows(self, some: Sequence[int]) -> "Maps":
         """Those of some of the images."""
@@ -52,6 +59,7 @@ class Maps(DrawnMaps):
             final=self.final,
             columns={name: values[places] for name, values in self.columns.items()},
             notes={name: marks[places] for name, marks in self.notes.items()},
+            shares=None if self.shares is None else self.shares[places],
         )
 
     @staticmethod
@@ -59,12 +67,17 @@ class Maps(DrawnMaps):
         """Those of several batches, one after the other."""
         first = parts[0]
         if len({(part.maps.shape[1:], part.final) for part in parts}) > 1:
-            parts = [Maps(part.at(size), True, part.columns, part.notes) for part in parts]
+            # The order of a cut map is kept; a finished map is an order too.
+            parts = [
+                replace(part, maps=resize(part.maps, size) if part.shares is not None else part.at(size), final=True)
+                for part in parts
+            ]
         return Maps(
             maps=torch.cat([part.maps for part in parts]),
             final=parts[0].final,
             columns={n: torch.cat([part.columns[n] for part in parts]) for n in first.columns},
             notes={n: torch.cat([part.notes[n] for part in parts]) for n in first.notes},
+            shares=None if first.shares is None else torch.cat([p.shares for p in parts if p.shares is not None]),
         )
 
 
@@ -108,6 +121,9 @@ class Source(Protocol):
     def facts(self) -> SourceFacts:
         """What results record of it."""
 
+    def methods(self) -> "list[Method]":
+        """The methods whose maps it reads, so that those of one layer share a forward pass."""
+
     def close(self) -> None:
         """Close its files."""
 
@@ -125,6 +141,10 @@ class SourceBase:
     def facts(self) -> SourceFacts:
         """Say that it is a source of the user's."""
         return SourceFacts("function")
+
+    def methods(self) -> "list[Method]":
+        """Read no method."""
+        return []
 
     def close(self) -> None:
         """Close nothing."""
@@ -145,6 +165,10 @@ class Method(SourceBase):
         draw_together(model, batch, [self])
         found: Maps = batch.known[model, self]  # type: ignore[assignment]  # drawn just now
         return found
+
+    def methods(self) -> "list[Method]":
+        """Be drawn with others."""
+        return [self]
 
     def check(self, model: Classifier, names: Sequence[str]) -> None:
         """Raise for an adapter of another model, or a method that the model has nothing for."""
@@ -321,7 +345,7 @@ def draw(model: Classifier, batch: Batch, sources: Sequence[Source]) -> dict[str
 
     Raise SkipError, with the rows and reasons, for images that a source has no map for.
     """
-    draw_together(model, batch, [one for one in sources if isinstance(one, Method)])
+    draw_together(model, batch, [one for source in sources for one in source.methods()])
     return {source.name: source.maps(model, batch) for source in sources}
 
 
@@ -350,67 +374,26 @@ def draw_together(model: Classifier, batch: Batch, methods: Sequence[Method]) ->
             batch.known[model, method] = Maps(one.maps, one.final)
 
 
+def cut_at(order: Tensor, shares: Tensor) -> Tensor:
+    """Maps that mark the first share of the pixels by rank: [N,H,W], [N] -> float64 [N,H,W].
+
+    Values fall by rank from 1 to 0.995 inside and from 0.005 to 0 outside, so that alpha_min 0.5
+    marks exactly the region, and the order of all pixels stays. Float32 could not tell apart as
+    many values so near to 1.
+
+    >>> cut_at(torch.tensor([[[0.3, 0.9], [0.1, 0.7]]]), torch.tensor([0.5])) >= 0.5
+    tensor([[[False,  True],
+             [False,  True]]])
+    """
+    pixels = order[0].numel()
+    places = ranks(order).double()
+    inside = (shares.double() * pixels + 0.5).floor()[:, None, None]
+    marked = 1 - EDGE * places / inside.clamp(min=1)
+    rest = EDGE * (pixels - places) / (pixels - inside).clamp(min=1)
+    return torch.where(places < inside, marked, rest.clamp(max=EDGE))
+
+
 def noise(size: tuple[int, int], seed: int, numbers: Sequence[int]) -> Tensor:
     """Uniform noise per pixel by seed and image number: -> [N,H,W]."""
     dice = [np.random.default_rng([seed, number]) for number in numbers]
     return torch.from_numpy(np.stack([one.random(size, dtype=np.float32) for one in dice]))
-
-
-Given = AnyMethod | HeatmapFileSource | Tensor | Source
-"""What a user may give as a source: words, options, adapters, functions, heatmaps, a Source."""
-
-
-def source_of(
-    name: str, given: Given, *, layer: str | None = None, seed: int = 0, normalize: str = "none"
-) -> Source:
-    """Return what a user gave as a source of this name; words are read as on the command line."""
-    read: Any = source_from(given)[1] if isinstance(given, str) else given
-    if isinstance(read, str) and read in CONTROLS:
-        return Control(read, seed)
-    if isinstance(read, Tensor):
-        return MapTensor(name, read, normalize)
-    if isinstance(read, HeatmapFileSource):
-        return MapFile(name, read.path, normalize)
-    if isinstance(read, tuple):
-        return Method(name, word_of(*read), layer, seed)
-    if hasattr(read, "maps") and hasattr(read, "digest"):
-        source: Source = read
-        return source
-    return Method(name, read, layer, seed)
-
-
-def sources_of(
-    given: Mapping[str, Given] | Sequence[str],
-    *,
-    controls: bool = True,
-    layer: str | None = None,
-    seed: int = 0,
-    normalize: str = "none",
-) -> tuple[Source, ...]:
-    """Return the sources of a run: those that a user gave, by name or as words, then controls."""
-    named = given if isinstance(given, Mapping) else sources_from(given)
-    if not named:
-        raise UserError(f"no method given: name one or more of {', '.join(EXPLAINERS)}")
-    found = [
-        source_of(name, one, layer=layer, seed=seed, normalize=normalize)
-        for name, one in named.items()
-    ]
-    for source in found:
-        if source.name in CONTROLS and not isinstance(source, Control):
-            raise UserError(
-                f"{source.name!r} is the name of a control: give the source another name"
-            )
-    ranked = [source for source in found if not isinstance(source, Control)]
-    wanted = [one for one in CONTROLS if controls or one in named]
-    return (*ranked, *(Control(one, seed) for one in wanted))
-
-
-def check_names(sources: Sequence[Source], reserved: Sequence[str]) -> None:
-    """Raise for two sources of one name, and for names of the run's own files."""
-    names = [source.name for source in sources]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"two sources are called {twice!r}: give one of them another name")
-    for name in names:
-        ends = (".json", ".csv", ".html", ".png", ".toml")
-        if safe_name(name) in reserved or name.endswith(ends):
-            raise UserError(f"{name!r} is a file of every run: give the source another name")
